@@ -1,0 +1,72 @@
+"""Unison: TensorFlow's distribution system on JAX.
+
+Strategies run one program on several replicas; variables know how their copies relate; Keras
+models built in a strategy's scope train on all of its devices. `unison.tf` is the drop-in face
+for tf.distribute programs.
+
+Importing this package starts no backend and changes nothing in another library.
+"""
+
+import importlib
+import sys
+
+from unison.cells import VariableAggregation, VariableSynchronization
+from unison.collectives import ReduceOp, all_gather, all_reduce, broadcast
+from unison.runtime.devices import set_logical_cpu_devices
+from unison.strategies import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    ReplicaContext,
+    Strategy,
+    ValueContext,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from unison.strategies.base import observe_scopes
+from unison.values import Mirrored, PerReplica
+from unison.variables import Variable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Mirrored",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "Strategy",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "set_logical_cpu_devices",
+]
+
+
+class _KerasOnDemand:
+    """Brings in `unison.keras` with the first scope of a program that uses Keras."""
+
+    def opened(self) -> None:
+        if "keras" in sys.modules:
+            importlib.import_module("unison.keras")
+
+    def closed(self) -> None:
+        fails_anyway = sys.exc_info()[0] is not None
+        if "keras" in sys.modules and "unison.keras" not in sys.modules and not fails_anyway:
+            raise RuntimeError(
+                "Keras was imported for the first time inside strategy.scope(), too late for the "
+                "strategy to see what was built there. Import keras before the scope is entered."
+            )
+
+
+observe_scopes(_KerasOnDemand())

@@ -1,0 +1,336 @@
+"""A cell: the copies of one variable on the replicas of one strategy.
+
+`unison.Variable` and Keras' variables both keep their value in a `Cell`, so that everything
+above (lifting, programs, the Keras trainer) knows one kind of state only.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import threading
+import weakref
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.placement import Placement, shards_in_order
+
+logger = logging.getLogger("unison")
+
+_live: weakref.WeakSet[Cell] = weakref.WeakSet()
+_live_lock = threading.Lock()
+_serial_numbers = itertools.count()
+
+
+def live_cells(placement: Placement) -> list[Cell]:
+    """Returns the cells with a value that a program on `placement` can read, oldest first.
+
+    They are those of the same devices, and those with a single copy.
+    """
+    with _live_lock:
+        cells = list(_live)
+    readable = [
+        cell
+        for cell in cells
+        if cell.array is not None
+        and (cell.placement.num_replicas == 1 or cell.placement == placement)
+    ]
+    return sorted(readable, key=lambda cell: cell.serial_number)
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable are brought together (`tf.VariableSynchronization`).
+
+    Attributes:
+        AUTO: `ON_WRITE` under a mirrored strategy.
+        NONE: One copy, owned locally; refused under a mirrored strategy.
+        ON_WRITE: Every update is combined over the replicas; all copies stay equal.
+        ON_READ: Replicas update their own copy; reading outside the replicas combines them.
+    """
+
+    AUTO = "auto"
+    NONE = "none"
+    ON_WRITE = "on_write"
+    ON_READ = "on_read"
+
+
+class VariableAggregation(enum.Enum):
+    """How the replicas' updates or copies are combined (`tf.VariableAggregation`).
+
+    Attributes:
+        NONE: They are not combined: each replica updates its own copy.
+        SUM: The sum over the replicas.
+        MEAN: The mean over the replicas.
+        ONLY_FIRST_REPLICA: The first replica's value.
+    """
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+    ONLY_FIRST_TOWER = "only_first_replica"
+
+
+class Layout(enum.Enum):
+    """How a cell's copies are stored."""
+
+    #: One array with a whole, equal copy on every device.
+    MIRRORED = "mirrored"
+    #: One array with a leading replica axis: the copies differ.
+    LOCAL = "local"
+    #: One array whose first axis is divided between the devices: each has its rows only.
+    SHARDED = "sharded"
+    #: Mirrored, but a random stream: a replica sees it offset by its index (see `Lift`).
+    STREAM = "stream"
+
+
+class Cell:
+    """The stored copies of a variable.
+
+    Args:
+        placement: The replicas' devices.
+        value: The initial value; every copy starts with it.
+        synchronization: Decides the layout: `ON_READ` copies are `Layout.LOCAL`.
+        aggregation: How copies are combined when read, and updates when written.
+        name: The variable's name, for messages.
+        stream: Whether the value is the state of a random stream, `(seed, counter)`.
+        divergent_aggregation: How copies are combined when read, once replicas have written
+            different values to a cell without aggregation. Default: the first copy is read, and
+            a warning says so.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_divergent_aggregation",
+        "_exposed",
+        "aggregation",
+        "layout",
+        "name",
+        "placement",
+        "serial_number",
+        "synchronization",
+    )
+
+    #: How often any cell changed its layout: a program that was compiled at another count must
+    #: look whether its cells did.
+    layout_changes: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        placement: Placement,
+        value: Any,
+        *,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+        name: str,
+        stream: bool = False,
+        divergent_aggregation: VariableAggregation | None = None,
+    ):
+        self.placement = placement
+        self.synchronization = synchronization
+        self.aggregation = aggregation
+        self.name = name
+        self.serial_number = next(_serial_numbers)
+        self._divergent_aggregation = divergent_aggregation
+        self.layout = Layout.STREAM if stream else Layout.MIRRORED
+        self._array: jax.Array | None = None
+        self._exposed = False
+        if synchronization is VariableSynchronization.ON_READ:
+            self.layout = Layout.LOCAL
+        if value is not None:
+            self._array = self._place(value)
+        with _live_lock:
+            _live.add(self)
+
+    @property
+    def is_on_read(self) -> bool:
+        return self.synchronization is VariableSynchronization.ON_READ
+
+    @property
+    def array(self) -> jax.Array | None:
+        """The stored array in its layout; None while a program owns it."""
+        return self._array
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one copy."""
+        assert self._array is not None
+        shape = self._array.shape[1:] if self.layout is Layout.LOCAL else self._array.shape
+        return jax.ShapeDtypeStruct(shape, self._array.dtype)
+
+    def stored(self) -> jax.Array:
+        """Returns the stored array for a program that only reads it.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        if self._array is None or self._array.is_deleted():
+            raise RuntimeError(
+                f"The value of variable {self.name!r} is not here: a program that failed, or that "
+                "is still running, took it. Assign the variable, or restore a checkpoint."
+            )
+        return self._array
+
+    def take(self) -> jax.Array:
+        """Returns the stored array for a program that may donate it.
+
+        Where a reader may still hold (part of) the buffer, the program gets a copy: what a
+        reader got never changes or vanishes under it.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        array = self.stored()
+        if self._exposed:
+            array = self._array = self._concrete(jnp.copy(array))
+            self._exposed = False
+        return array
+
+    def put(self, array: jax.Array | None) -> None:
+        """Stores `array`, which has the cell's layout."""
+        self._array = array
+        self._exposed = False
+
+    def read(self) -> jax.Array | None:
+        """Returns the value outside the replicas: any copy, or the copies combined.
+
+        Raises:
+            ValueError: The copies are `ON_READ` and have no aggregation.
+            RuntimeError: A program that failed took the value.
+        """
+        with LAUNCH_LOCK:
+            if self._array is None:
+                return None
+            array = self.stored()
+            if self.layout is Layout.LOCAL:
+                return jnp.asarray(self.combine(array))
+            if self.layout is Layout.SHARDED:
+                return jnp.asarray(np.asarray(array))
+            self._exposed = True
+            return array.addressable_data(0)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the value outside the replicas as an array of the caller's own.
+
+        Raises:
+            ValueError: The copies are `ON_READ` and have no aggregation.
+            RuntimeError: A program that failed, or is still running, took the value.
+        """
+        with LAUNCH_LOCK:
+            return np.array(self.combine(self.stored()))
+
+    def combine(self, stored: jax.Array) -> np.ndarray:
+        """Returns the copies in `stored`, an array of this cell's layout, as one value."""
+        if self.layout is Layout.SHARDED:
+            return np.asarray(stored)
+        if self.layout is not Layout.LOCAL:
+            return np.asarray(stored.addressable_data(0))
+        if self.is_on_read and self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"Variable {self.name!r} is ON_READ without an aggregation: outside the replicas "
+                "its copies have no common value. Create it with aggregation=SUM, MEAN or "
+                "ONLY_FIRST_REPLICA, or combine the copies with strategy.reduce(op, variable)."
+            )
+        copies = _copies(stored)
+        if self.aggregation is VariableAggregation.SUM and self.is_on_read:
+            return np.sum(copies, axis=0, dtype=_accumulator(stored.dtype)).astype(stored.dtype)
+        if self.aggregation is VariableAggregation.MEAN:
+            return np.mean(copies, axis=0, dtype=_accumulator(stored.dtype)).astype(stored.dtype)
+        return copies[0]
+
+    def copies(self) -> list[np.ndarray]:
+        """Returns every replica's copy.
+
+        Raises:
+            RuntimeError: A program that failed, or is still running, took the value.
+        """
+        with LAUNCH_LOCK:
+            array = self.stored()
+            if self.layout is Layout.LOCAL:
+                return _copies(array)
+            return [np.array(self.combine(array)) for _ in self.placement.devices]
+
+    def assign(self, value: Any) -> None:
+        """Assigns from outside the replicas.
+
+        An `ON_READ` `SUM` cell divides the value between the copies, as TF does, so that
+        reading gives the value back (for integers, the quotient's floor times the replicas).
+        """
+        divides = self.is_on_read and self.aggregation is VariableAggregation.SUM
+        if divides and self.placement.num_replicas > 1:
+            value = jnp.asarray(value)
+            count = self.placement.num_replicas
+            value = value // count if jnp.issubdtype(value.dtype, jnp.integer) else value / count
+        with LAUNCH_LOCK:
+            self.put(self._place(value))
+
+    def _place(self, value: Any) -> jax.Array:
+        """Returns copies of `value` in the cell's layout."""
+        if self.layout is Layout.LOCAL:
+            return self._concrete(self.placement.repeat(value))
+        if self.layout is Layout.SHARDED:
+            return self._concrete(self.placement.spread(jnp.copy(value)))
+        return self._concrete(self.placement.mirror(value))
+
+    def _concrete(self, array: jax.Array) -> jax.Array:
+        if isinstance(array, jax.core.Tracer):
+            raise RuntimeError(
+                f"Variable {self.name!r} is used while JAX traces a function (jax.jit, jax.grad, "
+                "jax.lax.scan, ...) outside strategy.run, where its value cannot change. Do it "
+                "outside that function, or run the function with strategy.run."
+            )
+        return array
+
+    def shard(self) -> None:
+        """Divides the rows of a mirrored cell, which must be divisible, between the devices."""
+        if self.layout is Layout.MIRRORED:
+            self._change_layout(Layout.SHARDED)
+
+    def localize(self) -> None:
+        """Gives each replica a copy of its own, because replicas are about to write different
+        values without aggregation.
+        """
+        if self.layout is Layout.LOCAL:
+            return
+        if self._divergent_aggregation is not None:
+            self.aggregation = self._divergent_aggregation
+        elif self.placement.num_replicas > 1:
+            logger.warning(
+                "Variable %r has no aggregation and is written by %d replicas: each replica now "
+                "updates its own copy, and outside the replicas the first one is read. If the "
+                "copies should stay equal, create it with aggregation=SUM, MEAN or "
+                "ONLY_FIRST_REPLICA.",
+                self.name,
+                self.placement.num_replicas,
+            )
+        self._change_layout(Layout.LOCAL)
+
+    def _change_layout(self, layout: Layout) -> None:
+        with LAUNCH_LOCK:
+            value = None if self._array is None else self.numpy()
+            self.layout = layout
+            self._array = None if value is None else self._place(value)
+            self._exposed = False
+            Cell.layout_changes += 1
+
+
+def has_cell(value: Any) -> bool:
+    """Whether `value` is a variable: something that keeps its value in a cell."""
+    return isinstance(getattr(value, "cell", None), Cell)
+
+
+def _copies(stored: jax.Array) -> list[np.ndarray]:
+    # By NumPy: a variable may be read while somebody else's function is traced.
+    return [np.array(shard)[0] for shard in shards_in_order(stored)]
+
+
+def _accumulator(dtype: Any) -> Any:
+    """The dtype in which values of `dtype` are added: NumPy adds halves as halves."""
+    is_half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype(np.float32) if is_half else dtype

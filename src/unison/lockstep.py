@@ -1,0 +1,318 @@
+"""Replicas with different shapes in one program.
+
+XLA programs have static shapes and every device runs the same program, yet the last batch of an
+epoch may leave the replicas with different numbers of examples, one of them with none. Padding
+would show: a function may count its examples. So the function is traced once for each *class* of
+replicas (those with equal shapes: at most three in practice), the traces are cut at their
+collective operations, and the pieces are woven into one program: between two collectives each
+device takes the branch of its class (`lax.switch`), and the collectives themselves are shared by
+all. No computation is repeated and nothing is padded but what crosses a collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from unison.runtime.placement import REPLICA_AXIS
+
+#: Operations that name an axis, and yet need no other device.
+_LOCAL_OPERATIONS = frozenset("axis_index pvary pcast".split())
+#: Calls whose body may be inlined, with the parameter that holds it.
+_INLINED_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+
+class LockstepError(ValueError):
+    """The replicas' traces do not meet in the same collective operations."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ByClass:
+    """A result whose shape depends on the replica's class: one array a class.
+
+    On a device, only the array of the device's own class holds the result.
+    """
+
+    arrays: tuple[jax.Array, ...]
+
+
+def run_in_lockstep(
+    bodies: Sequence[Callable[..., Any]],
+    class_of_replica: Sequence[int],
+    axis_name: str = REPLICA_AXIS,
+) -> Callable[..., Any]:
+    """Returns a function that computes, on replica r, what `bodies[class_of_replica[r]]` would.
+
+    To be called where the replica axis is bound (inside `jax.shard_map`), with arguments of equal
+    shapes on all replicas. Its result is a tree like those of the bodies; leaves that differ in
+    shape between the classes are `ByClass`.
+
+    Raises:
+        LockstepError: The bodies perform different collective operations, or one inside a loop
+            or a conditional, or their results differ in structure.
+    """
+    if len(bodies) == 1:
+        return bodies[0]
+
+    def run(*args: Any) -> Any:
+        flat_args, args_tree = jax.tree.flatten(args)
+        trees = []
+        traces = []
+        for body in bodies:
+
+            def flat_body(*flat: Any, body: Callable[..., Any] = body) -> list[Any]:
+                results, tree = jax.tree.flatten(body(*jax.tree.unflatten(args_tree, flat)))
+                trees.append(tree)
+                return results
+
+            traces.append(_Trace.of(jax.make_jaxpr(flat_body)(*flat_args)))
+        if len(set(trees)) > 1:
+            raise LockstepError(
+                f"The function must return the same structure on all replicas. Received: {trees}"
+            )
+        _check_meeting_points(traces)
+        own_class = jnp.asarray(class_of_replica)[lax.axis_index(axis_name)]
+        return jax.tree.unflatten(trees[0], _weave(traces, own_class, flat_args))
+
+    return run
+
+
+@dataclasses.dataclass
+class _Operation:
+    """An equation whose variables are replaced by slots of one flat program."""
+
+    equation: jex.JaxprEqn
+    inputs: list[int]
+    outputs: list[int]
+
+
+class _Trace:
+    """A traced body as a flat list of operations, cut after each collective.
+
+    Attributes:
+        segments: Lists of operations; every segment but the last ends before a collective.
+        meetings: The collectives between the segments.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self.avals: dict[int, Any] = {}
+        self.constants: dict[int, Any] = {}
+        self.arguments: list[int] = []
+        self.results: list[int] = []
+        self.segments: list[list[_Operation]] = [[]]
+        self.meetings: list[_Operation] = []
+
+    @classmethod
+    def of(cls, closed: jex.ClosedJaxpr) -> _Trace:
+        trace = cls()
+        trace.arguments = [trace._slot(var.aval) for var in closed.jaxpr.invars]
+        trace.results = trace._emit(closed.jaxpr, closed.consts, trace.arguments)
+        return trace
+
+    def _slot(self, aval: Any) -> int:
+        number = next(self._numbers)
+        self.avals[number] = aval
+        return number
+
+    def _constant(self, value: Any, aval: Any) -> int:
+        number = self._slot(aval)
+        self.constants[number] = value
+        return number
+
+    def _emit(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], arguments: list[int]) -> list[int]:
+        """Appends the operations of `jaxpr`; returns the slots of its results."""
+        slots = dict(zip(jaxpr.invars, arguments, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            slots[var] = self._constant(value, var.aval)
+
+        def slot(atom: Any) -> int:
+            return (
+                self._constant(atom.val, atom.aval)
+                if isinstance(atom, jex.Literal)
+                else slots[atom]
+            )
+
+        for equation in jaxpr.eqns:
+            inputs = [slot(atom) for atom in equation.invars]
+            name = equation.primitive.name
+            if _is_collective(equation):
+                outputs = [self._slot(var.aval) for var in equation.outvars]
+                self.meetings.append(_Operation(equation, inputs, outputs))
+                self.segments.append([])
+            elif not _has_collectives(equation):
+                outputs = [self._slot(var.aval) for var in equation.outvars]
+                self.segments[-1].append(_Operation(equation, inputs, outputs))
+            elif name in _INLINED_CALLS:
+                inner = equation.params[_INLINED_CALLS[name]]
+                if isinstance(inner, jex.ClosedJaxpr):
+                    outputs = self._emit(inner.jaxpr, inner.consts, inputs)
+                else:
+                    outputs = self._emit(inner, (), inputs)
+            else:
+                raise LockstepError(
+                    f"A collective operation inside {name!r} (a loop or a conditional) cannot be "
+                    "shared by replicas whose shapes differ. Move it out, or give every replica "
+                    "the same shapes (drop the uneven last batch)."
+                )
+            slots.update(zip(equation.outvars, outputs, strict=True))
+        return [slot(atom) for atom in jaxpr.outvars]
+
+    def needed_after(self, segment: int) -> list[int]:
+        """Returns the slots that are computed up to `segment`, and used after the collective
+        that follows it.
+        """
+        computed = {
+            slot for ops in self.segments[: segment + 1] for op in ops for slot in op.outputs
+        }
+        later = [op for ops in self.segments[segment + 1 :] for op in ops]
+        used = {slot for op in [*later, *self.meetings[segment + 1 :]] for slot in op.inputs}
+        return sorted(computed & (used | set(self.results)))
+
+
+def _is_collective(equation: jex.JaxprEqn) -> bool:
+    if equation.primitive.name in _LOCAL_OPERATIONS:
+        return False
+    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+    return any(isinstance(axis, str) for axis in (axes if isinstance(axes, tuple) else (axes,)))
+
+
+def _has_collectives(equation: jex.JaxprEqn) -> bool:
+    return any(
+        _is_collective(inner) or _has_collectives(inner)
+        for jaxpr in jex.jaxprs_in_params(equation.params)
+        for inner in jaxpr.eqns
+    )
+
+
+def _check_meeting_points(traces: Sequence[_Trace]) -> None:
+    first, *others = (
+        [_Meeting.of(operation, trace) for operation in trace.meetings] for trace in traces
+    )
+    for other in others:
+        if other == first:
+            continue
+        pairs = itertools.zip_longest(first, other)
+        here, there = next(pair for pair in pairs if pair[0] != pair[1])
+        raise LockstepError(
+            "Replicas with different shapes must perform the same collective operations on values "
+            f"of the same shapes. One replica performs {here or 'none'}, another "
+            f"{there or 'none'}. Reduce over the batch before the collective operation, or give "
+            "every replica the same shapes (drop the uneven last batch)."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Meeting:
+    """What must be equal for replicas to share a collective operation."""
+
+    name: str
+    operands: tuple[str, ...]
+    parameters: str
+
+    @classmethod
+    def of(cls, operation: _Operation, trace: _Trace) -> _Meeting:
+        avals = [trace.avals[slot] for slot in operation.inputs]
+        parameters = sorted(operation.equation.params.items())
+        return cls(
+            operation.equation.primitive.name,
+            tuple(f"{aval.dtype}[{','.join(map(str, aval.shape))}]" for aval in avals),
+            ", ".join(f"{name}={value}" for name, value in parameters if value is not None),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} of {', '.join(self.operands)} ({self.parameters})"
+
+
+def _weave(traces: Sequence[_Trace], own_class: jax.Array, args: Sequence[Any]) -> list[Any]:
+    """Runs the traces' segments as the branches of switches, with the collectives between."""
+    known: list[dict[int, Any]] = [
+        {**trace.constants, **dict(zip(trace.arguments, args, strict=True))} for trace in traces
+    ]
+    for index, meetings in enumerate(zip(*(trace.meetings for trace in traces), strict=True)):
+        kept = [trace.needed_after(index) for trace in traces]
+        shared = [meeting.inputs for meeting in meetings]
+        operands, kept_values = _switch(traces, index, own_class, known, shared, kept)
+        for values, slots, arrays in zip(known, kept, kept_values, strict=True):
+            values.update(zip(slots, arrays, strict=True))
+        outputs = _evaluate(meetings[0].equation, operands)
+        for values, meeting in zip(known, meetings, strict=True):
+            values.update(zip(meeting.outputs, outputs, strict=True))
+
+    results = [trace.results for trace in traces]
+    avals = [
+        [trace.avals[slot] for slot in slots] for trace, slots in zip(traces, results, strict=True)
+    ]
+    alike = [len({(a.shape, a.dtype) for a in leaf}) == 1 for leaf in zip(*avals, strict=True)]
+    shared = [_pick(slots, alike, True) for slots in results]
+    differing = [_pick(slots, alike, False) for slots in results]
+    common, own = _switch(traces, len(traces[0].meetings), own_class, known, shared, differing)
+    by_class = map(ByClass, zip(*own, strict=True))
+    common_leaves = iter(common)
+    return [next(common_leaves) if same else next(by_class) for same in alike]
+
+
+def _switch(
+    traces: Sequence[_Trace],
+    segment: int,
+    own_class: jax.Array,
+    known: Sequence[dict[int, Any]],
+    shared: Sequence[list[int]],
+    own: Sequence[list[int]],
+) -> tuple[list[Any], list[list[Any]]]:
+    """Runs one segment of the device's class.
+
+    Returns the values of the slots `shared[class]`, which have the same shapes in all classes,
+    and for every class those of `own[class]`, which are filler on devices of other classes.
+    """
+
+    def branch_of(index: int) -> Callable[[], Any]:
+        def branch() -> Any:
+            values = dict(known[index])
+            for operation in traces[index].segments[segment]:
+                inputs = [values[slot] for slot in operation.inputs]
+                outputs = _evaluate(operation.equation, inputs)
+                values.update(zip(operation.outputs, outputs, strict=True))
+            kept = [
+                [
+                    values[slot] if other == index else _filler(traces[other].avals[slot])
+                    for slot in own[other]
+                ]
+                for other in range(len(traces))
+            ]
+            return [values[slot] for slot in shared[index]], kept
+
+        return branch
+
+    return lax.switch(own_class, [branch_of(index) for index in range(len(traces))])
+
+
+def _evaluate(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+    primitive = equation.primitive
+    outputs = primitive.bind(*inputs, **primitive.get_bind_params(equation.params))
+    return outputs if primitive.multiple_results else [outputs]
+
+
+def _filler(aval: Any) -> jax.Array:
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _pick(slots: Sequence[int], flags: Sequence[bool], wanted: bool) -> list[int]:
+    return [slot for slot, flag in zip(slots, flags, strict=True) if flag is wanted]

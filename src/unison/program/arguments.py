@@ -1,0 +1,150 @@
+"""What is passed to `strategy.run`: each leaf's description, and what the program gets for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from unison.cells import has_cell
+from unison.program.compiling import MIRRORED, PER_REPLICA
+from unison.program.identity import ById
+from unison.runtime.placement import Placement
+from unison.values import Mirrored, PerReplica, is_numeric
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Static:
+    """A leaf that is part of the program, not of its input."""
+
+    key: Any
+    value: Any = dataclasses.field(compare=False)
+
+    spec: ClassVar[PartitionSpec] = MIRRORED
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """An array that every replica gets."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool = False
+
+    spec: ClassVar[PartitionSpec] = MIRRORED
+
+    def aval(self, replica: int) -> jax.ShapeDtypeStruct:
+        del replica
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+
+    def of_replica(self, stored: Any, replica: int) -> Any:
+        del replica
+        return stored
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stacked:
+    """One array a replica, all of one shape, stacked along a leading axis."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    spec: ClassVar[PartitionSpec] = PER_REPLICA
+
+    def aval(self, replica: int) -> jax.ShapeDtypeStruct:
+        del replica
+        return jax.ShapeDtypeStruct(self.shape[1:], self.dtype)
+
+    def of_replica(self, stored: Any, replica: int) -> Any:
+        del replica
+        return stored[0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ragged:
+    """One array a replica, of different shapes; stored padded to the largest."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: Any
+
+    spec: ClassVar[PartitionSpec] = PER_REPLICA
+
+    def aval(self, replica: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shapes[replica], self.dtype)
+
+    def of_replica(self, stored: Any, replica: int) -> Any:
+        return stored[0][tuple(slice(size) for size in self.shapes[replica])]
+
+
+def describe(leaf: Any, placement: Placement) -> tuple[Any, Any]:
+    """Returns the leaf's description and what is passed to the program (None if static).
+
+    Raises:
+        TypeError: The leaf is nothing that a program can take.
+        RuntimeError: The leaf is traced: this call is inside a function that JAX transforms.
+    """
+    if isinstance(leaf, Mirrored):
+        leaf = leaf.values[0]
+    if isinstance(leaf, PerReplica):
+        stacked = leaf.stacked(placement)
+        if stacked is not None:
+            return Stacked(stacked.shape, stacked.dtype), stacked
+        return _pad(leaf, placement)
+    if isinstance(leaf, jax.Array):
+        if isinstance(leaf, jax.core.Tracer):
+            raise RuntimeError(INSIDE_A_TRANSFORMATION)
+        if leaf.sharding != placement.mirrored:
+            leaf = jax.device_put(leaf, placement.mirrored)
+        # Random keys have no weak type.
+        return Whole(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)), leaf
+    if isinstance(leaf, bool | str | bytes):
+        return Static((type(leaf), leaf), leaf), None
+    if isinstance(leaf, int | float | complex) and not isinstance(leaf, np.generic):
+        return Whole((), jnp.result_type(type(leaf)), weak_type=True), leaf
+    if isinstance(leaf, np.ndarray | np.generic) and is_numeric(leaf.dtype):
+        return Whole(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)), leaf
+    if has_cell(leaf):
+        return Static(ById(leaf), leaf), None
+    raise TypeError(
+        "run() takes arrays, numbers, strings, variables and PerReplica values, in any nesting. "
+        f"Received: {leaf!r} of type {type(leaf).__name__}. Let the function close over other "
+        "objects (functools.partial, a lambda) instead of taking them as arguments."
+    )
+
+
+INSIDE_A_TRANSFORMATION = (
+    "strategy.run() compiles the function that it gets, and cannot be called inside a function "
+    "that JAX traces (jax.jit, jax.grad, jax.vmap, ...). Call it from plain Python, and use the "
+    "transformation inside the function that it runs."
+)
+
+
+def _pad(value: PerReplica, placement: Placement) -> tuple[Ragged, jax.Array]:
+    parts = [np.asarray(part) for part in value.values]
+    if len({(part.ndim, part.dtype) for part in parts}) > 1:
+        raise TypeError(
+            "The components of a PerReplica value must have one rank and one dtype. Received: "
+            f"{[f'{part.dtype}{list(part.shape)}' for part in parts]}"
+        )
+    largest = np.max([part.shape for part in parts], axis=0)
+    padded = np.zeros((len(parts), *largest), parts[0].dtype)
+    for row, part in zip(padded, parts, strict=True):
+        row[tuple(slice(size) for size in part.shape)] = part
+    dtype = jax.dtypes.canonicalize_dtype(padded.dtype)
+    return Ragged(tuple(part.shape for part in parts), dtype), placement.spread(padded)
+
+
+def classes_of(descriptions: Sequence[Any], num_replicas: int) -> tuple[list[int], list[int]]:
+    """Groups the replicas by the shapes they get.
+
+    Returns the class of every replica, and for every class the first replica in it.
+    """
+    ragged = [description for description in descriptions if isinstance(description, Ragged)]
+    shapes = [tuple(leaf.shapes[replica] for leaf in ragged) for replica in range(num_replicas)]
+    distinct = list(dict.fromkeys(shapes))
+    return [distinct.index(shape) for shape in shapes], [shapes.index(shape) for shape in distinct]

@@ -1,0 +1,382 @@
+"""`ProgramCache`: finds the variables a function touches, compiles once a signature, and runs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+from unison.cells import Cell, Layout, has_cell, live_cells
+from unison.lifting import Lift, current_lift, enter_replica, leave_replica
+from unison.lockstep import ByClass, LockstepError, run_in_lockstep
+from unison.lowering import lower_for_cpu
+from unison.program.arguments import INSIDE_A_TRANSFORMATION, Static, classes_of, describe
+from unison.program.compiling import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
+from unison.program.identity import identity
+from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.values import PerReplica, is_distributed
+
+logger = logging.getLogger("unison")
+
+#: Contexts that other rooms want around every trace (Keras' lifting scope is one).
+tracing_contexts: list[Callable[[Lift], AbstractContextManager[Any]]] = []
+
+#: A function that was traced this often without ever being reused is warned about.
+_RETRACES_TO_WARN = 8
+
+
+@dataclasses.dataclass
+class _Trace:
+    """A function as traced for the replicas of one class.
+
+    Attributes:
+        jaxpr: Maps the values of `cells` and the arguments, on one replica, to the leaves of the
+            result and the new values of `written`.
+        cells: The cells whose values it uses; None for an input that it does not use.
+        structure: The structure of the result.
+        written: The cells that it wrote, in order.
+        diverging: The mirrored cells whose copies may now differ.
+    """
+
+    jaxpr: ClosedJaxpr
+    cells: list[Cell | None]
+    structure: Any
+    written: list[Cell]
+    diverging: list[Cell]
+
+    def __call__(
+        self, values: dict[Cell, jax.Array], leaves: list[jax.Array]
+    ) -> tuple[list[jax.Array], dict[Cell, jax.Array]]:
+        """Returns the leaves of the result, and the new values of the written cells."""
+        inputs = [0 if cell is None else values[cell] for cell in self.cells]
+        outputs = [
+            # Of a constant, the jaxpr may return the bare number.
+            output if isinstance(output, jax.Array) else jnp.asarray(output, aval.dtype)
+            for output, aval in zip(
+                jaxpr_as_fun(self.jaxpr)(*inputs, *leaves), self.jaxpr.out_avals, strict=True
+            )
+        ]
+        count = len(outputs) - len(self.written)
+        return outputs[:count], dict(zip(self.written, outputs[count:], strict=True))
+
+
+@dataclasses.dataclass
+class _Program:
+    """A compiled program, the cells it lifts, and how its results are put together.
+
+    Attributes:
+        read: The cells that are only read.
+        written: The cells that are overwritten.
+        execute: Maps the stored arrays of `written` and `read`, and the arguments, to the
+            results and the new stored arrays of `written`.
+        structure: The structure of the function's result.
+        results: Where its leaves are; known once the program has been executed.
+        layouts: The cells' layouts when the program was compiled, and `Cell.layout_changes` then.
+    """
+
+    read: list[Cell]
+    written: list[Cell]
+    execute: Callable[..., Any]
+    structure: Any
+    results: _Results
+    layouts: tuple[list[Layout], int]
+
+    def fits(self) -> bool:
+        """Whether the cells still have the layouts that the program was compiled for."""
+        layouts, changes = self.layouts
+        if changes == Cell.layout_changes:
+            return True
+        changes = Cell.layout_changes
+        if [cell.layout for cell in (*self.read, *self.written)] != layouts:
+            return False
+        self.layouts = (layouts, changes)
+        return True
+
+
+@dataclasses.dataclass
+class _Results:
+    """Where the leaves of a program's result are among its outputs."""
+
+    #: For every leaf and replica, the index of the output that holds the value.
+    holders: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+
+
+class ProgramCache:
+    """Traces, compiles, caches and runs the functions given to `strategy.run`.
+
+    It may be used by several threads; they compile one after the other, and the programs that
+    they launch see the variables as if one followed the other.
+
+    Args:
+        placement: The replicas' devices.
+        replica_context: Makes the context manager in which functions are traced.
+        capacity: How many compiled programs are kept; the least recently used one goes first.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        replica_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        capacity: int = 256,
+    ):
+        self._placement = placement
+        self._replica_context = replica_context
+        self._capacity = capacity
+        self._programs: collections.OrderedDict[Any, _Program] = collections.OrderedDict()
+        self._retraces: collections.Counter[Any] = collections.Counter()
+        #: How many programs have been traced; a steady state does not change it.
+        self.trace_count = 0
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __call__(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        if current_lift() is not None:
+            raise RuntimeError(
+                "strategy.run() cannot be called inside a function that strategy.run is tracing, "
+                "not even in merge_call: the replicas run already. Call the function itself."
+            )
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+        described = [describe(leaf, self._placement) for leaf in leaves]
+        descriptions = tuple([description for description, _ in described])
+        operands = [operand for _, operand in described]
+        key = (identity(function), structure, descriptions)
+        # The lock guards the cache, and that what one program takes no other one takes.
+        with LAUNCH_LOCK:
+            program = self._programs.get(key)
+            if program is None or not program.fits():
+                program = self._compile(function, structure, descriptions)
+                self._programs[key] = program
+                self._warn_of_retracing(function)
+                if len(self._programs) > self._capacity:
+                    self._programs.popitem(last=False)
+            self._programs.move_to_end(key)
+            outputs = self._execute(program, operands)
+        results = [self._result(outputs, holders) for holders in program.results.holders]
+        return jax.tree.unflatten(program.structure, results)
+
+    def _execute(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
+        kept = [self._lend(cell) for cell in program.read]
+        donated = [cell.take() for cell in program.written]
+        outputs, new_values = program.execute(donated, kept, operands)
+        if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
+            raise RuntimeError(INSIDE_A_TRANSFORMATION)
+        for cell, value in zip(program.written, new_values, strict=True):
+            cell.put(value)
+        return outputs
+
+    def _lend(self, cell: Cell) -> jax.Array:
+        if self._is_own(cell):
+            return cell.stored()
+        return jax.device_put(cell.read(), self._placement.mirrored)
+
+    def _result(self, outputs: list[jax.Array], holders: tuple[int, ...]) -> Any:
+        if len(holders) == 1:
+            return outputs[holders[0]].addressable_data(0)
+        if len(set(holders)) == 1:
+            return PerReplica.from_stacked(outputs[holders[0]], self._placement)
+        slices = {holder: self._placement.slices(outputs[holder]) for holder in set(holders)}
+        return PerReplica([slices[holder][replica] for replica, holder in enumerate(holders)])
+
+    def _warn_of_retracing(self, function: Callable[..., Any]) -> None:
+        code = getattr(function, "__code__", type(function))
+        self._retraces[code] += 1
+        if self._retraces[code] == _RETRACES_TO_WARN:
+            logger.warning(
+                "%s has been traced and compiled %d times. A new program is made for every new "
+                "shape, dtype, string or Boolean among the arguments, and for every new object "
+                "that the function closes over. Pass what changes from step to step as arrays or "
+                "numbers, and keep the shapes.",
+                getattr(function, "__qualname__", function),
+                _RETRACES_TO_WARN,
+            )
+
+    # -- tracing ---------------------------------------------------------------------------
+
+    def _compile(
+        self, function: Callable[..., Any], structure: Any, descriptions: Sequence[Any]
+    ) -> _Program:
+        self.trace_count += 1
+        placement = self._placement
+        class_of_replica, first_of_class = classes_of(descriptions, placement.num_replicas)
+        traces = [
+            self._trace(function, structure, descriptions, replica) for replica in first_of_class
+        ]
+        structures = [trace.structure for trace in traces]
+        if len(set(structures)) > 1:
+            raise LockstepError(
+                "The function must return the same structure on all replicas. Received: "
+                f"{structures}"
+            )
+        for cell in _in_order(trace.diverging for trace in traces):
+            cell.localize()
+        written = _in_order(trace.written for trace in traces)
+        touched = _in_order(filter(None, trace.cells) for trace in traces)
+        read = [cell for cell in touched if cell not in written]
+        results = _Results()
+        is_alone = placement.num_replicas == 1
+
+        def body(
+            position: int, donated: list, kept: list, operands: list
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
+            """Computes what a replica of the class at `position` does."""
+            pieces = zip([*written, *read], [*donated, *kept], strict=True)
+            values = {cell: self._enter(cell, piece) for cell, piece in pieces}
+            leaves = [
+                description.of_replica(operand, first_of_class[position])
+                for description, operand in zip(descriptions, operands, strict=True)
+                if not isinstance(description, Static)
+            ]
+            outputs, new = traces[position](values, leaves)
+            return outputs, [leave_replica(cell, new.get(cell, values[cell])) for cell in written]
+
+        def program(donated: list, kept: list, operands: list) -> tuple[list, list]:
+            bodies = [functools.partial(body, position) for position in range(len(traces))]
+            leaves, new = run_in_lockstep(bodies, class_of_replica)(donated, kept, operands)
+            outputs: list[jax.Array] = []
+            results.holders = []
+            for leaf in leaves:
+                arrays = leaf.arrays if isinstance(leaf, ByClass) else (leaf,)
+                of_class = [len(outputs) + index % len(arrays) for index in range(len(traces))]
+                results.holders.append(tuple(of_class[index] for index in class_of_replica))
+                outputs.extend(arrays)
+            if not outputs and not new:
+                # Of a program without outputs, XLA runs the effects (printing) on one device only.
+                outputs.append(jnp.zeros((), bool))
+            return [output if is_alone else output[None] for output in outputs], new
+
+        if placement.devices[0].platform == "cpu":
+            program = lower_for_cpu(program)
+        execute = compile_replicas(
+            placement,
+            program,
+            in_specs=(
+                [cell_spec(cell) for cell in written],
+                [self._spec(cell) for cell in read],
+                [description.spec for description in descriptions],
+            ),
+            out_specs=(
+                MIRRORED if is_alone else PER_REPLICA,
+                [cell_spec(cell) for cell in written],
+            ),
+            donate=(0,),
+        )
+        layouts = [cell.layout for cell in (*read, *written)]
+        return _Program(
+            read, written, execute, structures[0], results, (layouts, Cell.layout_changes)
+        )
+
+    def _trace(
+        self,
+        function: Callable[..., Any],
+        structure: Any,
+        descriptions: Sequence[Any],
+        replica: int,
+        may_create: bool = True,
+    ) -> _Trace:
+        """Traces the function once, as `replica` runs it.
+
+        Every variable that the function might touch is an input of the trace; which of them it
+        did touch is read off the result. If it created one (an optimizer's first step makes its
+        slots), it is traced again, with that one among the inputs.
+        """
+        placement = self._placement
+        cells = live_cells(placement)
+        lift: Lift | None = None
+        result_structure: Any = None
+
+        def on_one_replica(values: list[jax.Array], arrays: list[jax.Array]) -> tuple[Any, Any]:
+            nonlocal lift, result_structure
+            known = dict(zip(cells, values, strict=True))
+            lift = Lift(placement, known, takes_new_cells=may_create)
+            remaining = iter(arrays)
+            leaves = [
+                description.value if isinstance(description, Static) else next(remaining)
+                for description in descriptions
+            ]
+            args, kwargs = jax.tree.unflatten(structure, leaves)
+            with ExitStack() as stack:
+                stack.enter_context(lift.active())
+                for context in tracing_contexts:
+                    stack.enter_context(context(lift))
+                stack.enter_context(self._replica_context())
+                result = jax.tree.map(
+                    lambda leaf: lift.read(leaf.cell) if has_cell(leaf) else _as_result(leaf),
+                    function(*args, **kwargs),
+                    is_leaf=has_cell,
+                )
+                new = list(lift.results().values())
+            leaves, result_structure = jax.tree.flatten(result)
+            return leaves, new
+
+        avals = [
+            description.aval(replica)
+            for description in descriptions
+            if not isinstance(description, Static)
+        ]
+        trace = jax.make_jaxpr(on_one_replica, axis_env=[(REPLICA_AXIS, placement.num_replicas)])
+        try:
+            jaxpr = trace([cell.aval for cell in cells], avals)
+        except jax.errors.UnexpectedTracerError as error:
+            if lift is None or not lift.written:
+                raise
+            raise _written_in_a_transformation(lift) from error
+        assert lift is not None
+        if may_create and not set(live_cells(placement)) <= set(cells):
+            return self._trace(function, structure, descriptions, replica, may_create=False)
+        if lift.written and any(isinstance(value, jax.core.Tracer) for value in jaxpr.consts):
+            raise _written_in_a_transformation(lift)
+        touched = _touched(jaxpr, cells)
+        return _Trace(jaxpr, touched, result_structure, list(lift.written), list(lift.diverging))
+
+    def _is_own(self, cell: Cell) -> bool:
+        return cell.placement is self._placement or cell.placement == self._placement
+
+    def _enter(self, cell: Cell, piece: jax.Array) -> jax.Array:
+        return enter_replica(cell, piece) if self._is_own(cell) else piece
+
+    def _spec(self, cell: Cell) -> PartitionSpec:
+        return cell_spec(cell) if self._is_own(cell) else MIRRORED
+
+
+def _written_in_a_transformation(lift: Lift) -> RuntimeError:
+    names = ", ".join(repr(cell.name) for cell in lift.written)
+    return RuntimeError(
+        "A variable was assigned a value that exists only inside a function that JAX transforms "
+        "(the body of jax.lax.scan or cond, jax.jit, jax.grad). Return the value from there, and "
+        f"assign it outside. The program assigns these variables: {names}"
+    )
+
+
+def _as_result(leaf: Any) -> jax.Array:
+    try:
+        return jnp.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "A function that strategy.run calls must return arrays, numbers and variables, in any "
+            f"nesting. Received: {leaf!r} of type {type(leaf).__name__}."
+        ) from error
+
+
+def _touched(jaxpr: ClosedJaxpr, cells: list[Cell]) -> list[Cell | None]:
+    """Returns `cells`, the first inputs of `jaxpr`, with None for those that it does not use."""
+    equations = jaxpr.jaxpr.eqns
+    atoms = [*jaxpr.jaxpr.outvars, *(atom for equation in equations for atom in equation.invars)]
+    used = {atom for atom in atoms if not isinstance(atom, Literal)}
+    inputs = zip(cells, jaxpr.jaxpr.invars[: len(cells)], strict=True)
+    return [cell if variable in used else None for cell, variable in inputs]
+
+
+def _in_order(groups: Iterable[Iterable[Cell]]) -> list[Cell]:
+    """Returns the distinct cells of all groups, in the order of their first appearance."""
+    return list(dict.fromkeys(cell for group in groups for cell in group))

@@ -1,0 +1,80 @@
+"""A function of one replica's values as one XLA program for all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from unison.cells import Cell, Layout
+from unison.runtime.placement import REPLICA_AXIS, Placement
+
+MIRRORED = PartitionSpec()
+PER_REPLICA = PartitionSpec(REPLICA_AXIS)
+
+
+def compile_replicas(
+    placement: Placement,
+    function: Callable[..., Any],
+    in_specs: Any,
+    out_specs: Any,
+    donate: Sequence[int] = (),
+) -> Callable[..., Any]:
+    """Compiles `function`, which computes one replica's part, for all replicas of `placement`.
+
+    Args:
+        placement: The replicas' devices.
+        function: Maps this replica's values to this replica's results. Per-replica values come
+            and go with their leading axis, here of size 1, still on.
+        in_specs: The arguments' partition specs, as for `jax.shard_map`.
+        out_specs: Those of the results.
+        donate: The arguments whose buffers the program may reuse.
+
+    Returns:
+        The compiled function. It passes on XLA's errors; where memory was exhausted, with the
+        sizes of the arguments.
+    """
+    mapped = jax.shard_map(
+        function,
+        mesh=placement.mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
+    )
+    compiled = jax.jit(mapped, donate_argnums=tuple(donate))
+
+    def execute(*args: Any) -> Any:
+        with placement.launch_lock:
+            try:
+                return compiled(*args)
+            except jax.errors.JaxRuntimeError as error:
+                # The second is how the CPU client says it, under the status INTERNAL.
+                if not any(sign in str(error) for sign in ("RESOURCE_EXHAUSTED", "Out of memory")):
+                    raise
+                raise jax.errors.JaxRuntimeError(
+                    f"{error}\nThe program runs on {placement.num_replicas} replicas. "
+                    f"{_sizes(args)}"
+                ) from error
+
+    return execute
+
+
+def _sizes(args: Any) -> str:
+    """Says how much memory the arguments of a program take, and which take most."""
+    arrays = [leaf for leaf in jax.tree.leaves(args) if hasattr(leaf, "nbytes")]
+    largest = sorted(arrays, key=lambda array: -array.nbytes)[:5]
+    total = sum(array.nbytes for array in arrays)
+    listed = ", ".join(
+        f"{array.dtype}{list(array.shape)} of {array.nbytes / 2**20:.1f} MiB" for array in largest
+    )
+    return (
+        f"Its {len(arrays)} arguments take {total / 2**20:.1f} MiB. "
+        f"The largest: {listed or 'none'}."
+    )
+
+
+def cell_spec(cell: Cell) -> PartitionSpec:
+    """How the cell's stored array is partitioned."""
+    return PER_REPLICA if cell.layout in (Layout.LOCAL, Layout.SHARDED) else MIRRORED

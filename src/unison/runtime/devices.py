@@ -1,0 +1,409 @@
+"""Logical CPU devices, and a thread pool with which they cannot deadlock.
+
+Every strategy must run on a laptop, so the CPU can be split into logical devices: with
+`set_logical_cpu_devices(4)`, `UNISON_CPU_DEVICES=4`, JAX's own `jax_num_cpu_devices`, or
+`XLA_FLAGS=--xla_force_host_platform_device_count=4`. Whoever states a count, they must agree.
+Nothing happens until a strategy asks for devices: then `prepare_backend` starts the backend.
+
+**Why threads are this file's business.** XLA's CPU client has a pool of max(NPROC, devices) threads
+(NPROC: environment variable, else the cores of this process). A collective inside one process
+blocks a pool thread per device until the last device arrives. A device takes at most 32 programs
+in flight, and the launch of one more parks a pool thread per device, for every Python thread that
+launches, until one has finished. When these take the whole pool, the work that the last device
+still has to do finds no thread: the program hangs until XLA aborts the process. That is how we
+explain these runs (JAX 0.10.2, 2 cores, steps fed from host memory without waiting for the previous
+step; 32 to 34 steps pass with any pool, 36 get stuck). With D devices and T Python threads that
+launch at the same time, a pool of (T + 1) x D threads never got stuck:
+
+====  =======================  =====================  =============
+D     T                        gets stuck with        runs with
+====  =======================  =====================  =============
+2     1                        2, 3                   4
+4     1                        4, 5, 6                7, 8
+8     1                        8, 9, 10, 12, 13       15, 16
+2     2                        4, 5                   6
+4     2                        10, 11                 12
+2     3                                               7, 8
+2     8                        8                      not tried
+2-8   4, under `LAUNCH_LOCK`                          2 x D
+====  =======================  =====================  =============
+
+So the backend gets `POOL_THREADS_PER_DEVICE` = 2 threads per device, and who launches programs
+over several CPU devices holds `LAUNCH_LOCK` while doing so, which keeps T at 1 however many threads
+there are. Without the lock, eight threads that launch at once get stuck. A backend that somebody
+else started is refused with a smaller pool. More threads cost time, because XLA cuts its work into
+as many pieces: a step of an MNIST network on two devices takes 1.00 / 1.16 / 1.32 ms (global batch
+64) and 7.2 / 8.2 / 8.5 ms (1024) with 2 / 3 / 4 threads per device. A program that itself launches
+computations over several CPU devices from several threads can ask for more with NPROC.
+
+NPROC is set while the backend starts, which is when XLA sizes the pool, and then put back: child
+processes (Ray workers, launchers, data loaders) size their own pools.
+
+XLA's own bounds on a stuck collective stay as they are: lower ones would abort healthy programs
+whose replicas are merely slow, since many logical devices share few cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import threading
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from unison.runtime.memory import keep_freed_memory
+from unison.runtime.private_jax import backend_is_started
+
+CPU_DEVICES_VARIABLE = "UNISON_CPU_DEVICES"
+POOL_THREADS_PER_DEVICE = 2
+
+LAUNCH_LOCK = threading.RLock()
+"""Held while a program over several CPU devices is launched (not while it runs)."""
+
+_PREPARE_LOCK = threading.Lock()
+_POOL_THREAD_NAME = "tf_XLAEigen"
+_XLA_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
+_ACCELERATOR_PLATFORMS = frozenset({"gpu", "cuda", "rocm"})
+
+
+class DeviceCountError(ValueError):
+    """A number or list of devices that cannot be had."""
+
+
+class DeviceCountConflictError(DeviceCountError):
+    """Two places state different numbers of logical CPU devices."""
+
+
+class BackendStartedError(RuntimeError):
+    """Something was asked for that had to be said before the backend started."""
+
+
+class ThreadPoolTooSmallError(BackendStartedError):
+    """The running backend has too few threads for collectives over these CPU devices."""
+
+
+@dataclasses.dataclass
+class _Wishes:
+    """What was asked for through this module; applied by `prepare_backend`."""
+
+    cpu_devices: int | None = None
+    pool_threads: int = 0
+    visible_gpus: tuple[int, ...] | None = None
+    preallocate_gpu_memory: bool | None = None
+
+
+_wishes = _Wishes()
+
+
+def set_logical_cpu_devices(count: int) -> None:
+    """Splits the CPU into `count` logical devices.
+
+    To be called before the first JAX computation; the backend is not started by this call.
+
+    Args:
+        count: number of logical devices, at least 1.
+
+    Raises:
+        DeviceCountError: `count` is not a positive integer.
+        DeviceCountConflictError: the environment or JAX's configuration states another number.
+        BackendStartedError: the backend already runs with another number.
+
+    Example:
+        ```
+        unison.set_logical_cpu_devices(4)
+        strategy = unison.MirroredStrategy()   # 4 replicas
+        ```
+    """
+    _check_count(count, "set_logical_cpu_devices(count)")
+    if backend_is_started():
+        if len(_started_cpu_devices()) != count:
+            raise _too_late_for(count, f"set_logical_cpu_devices({count})")
+    else:
+        _agreed_count(dataclasses.replace(_wishes, cpu_devices=count))
+    _wishes.cpu_devices = count
+
+
+def stated_cpu_devices() -> int | None:
+    """The number of logical CPU devices that someone stated, None if nobody did.
+
+    Looks at `set_logical_cpu_devices`, `UNISON_CPU_DEVICES`, JAX's `jax_num_cpu_devices` and
+    `XLA_FLAGS`. Does not start the backend.
+
+    Raises:
+        DeviceCountConflictError: they disagree.
+    """
+    return _agreed_count(_wishes)
+
+
+def set_pool_threads(count: int) -> None:
+    """Asks for `count` threads in XLA's intra-op pool; 0 leaves the choice to Unison.
+
+    The pool never gets smaller than what is needed to run without deadlock.
+
+    Raises:
+        ValueError: `count` is not an integer of at least 0.
+        BackendStartedError: the backend already runs.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(f"Expected a number of threads, 0 or more. Received: {count!r}.")
+    if count == _wishes.pool_threads:
+        return
+    if backend_is_started():
+        raise BackendStartedError(
+            "Intra op parallelism cannot be modified after initialization: XLA's threads already "
+            f"run. Received: {count}. Set it before the first JAX computation."
+        )
+    _wishes.pool_threads = count
+
+
+def pool_threads_wished() -> int:
+    """What `set_pool_threads` was given; 0 if nothing."""
+    return _wishes.pool_threads
+
+
+def set_visible_gpus(indices: Sequence[int] | None) -> None:
+    """Lets JAX see only these GPUs of this machine; none with `()`, all with None.
+
+    Raises:
+        BackendStartedError: the backend already runs.
+    """
+    wished = None if indices is None else tuple(indices)
+    if wished == _wishes.visible_gpus:
+        return
+    if backend_is_started():
+        raise BackendStartedError(
+            "Visible devices cannot be modified after being initialized. "
+            f"Received: GPUs {wished}. Choose them before the first JAX computation."
+        )
+    _wishes.visible_gpus = wished
+
+
+def visible_gpus() -> tuple[int, ...] | None:
+    """What `set_visible_gpus` was given; None means all."""
+    return _wishes.visible_gpus
+
+
+def set_gpu_preallocation(enabled: bool) -> None:
+    """Whether JAX takes most of a GPU's memory when it starts, as it does by default.
+
+    Raises:
+        BackendStartedError: the backend already runs.
+    """
+    if enabled == _wishes.preallocate_gpu_memory:
+        return
+    if backend_is_started():
+        raise BackendStartedError(
+            "Physical devices cannot be modified after being initialized. Choose how GPU memory "
+            "is allocated before the first JAX computation."
+        )
+    _wishes.preallocate_gpu_memory = enabled
+
+
+def gpu_preallocation() -> bool | None:
+    """What `set_gpu_preallocation` was given; None means JAX's default."""
+    return _wishes.preallocate_gpu_memory
+
+
+def prepare_backend() -> None:
+    """Starts JAX's backend with the logical CPU devices asked for and enough threads.
+
+    May be called any number of times, also after `jax.extend.backend.clear_backends()`: if a
+    backend runs, it only checks that it has the devices asked for. In a multi-process job, call it
+    after `jax.distributed.initialize`.
+
+    Raises:
+        DeviceCountConflictError: places that state the number of logical CPU devices disagree.
+        BackendStartedError: the backend already runs with another number.
+    """
+    with _PREPARE_LOCK:
+        count = stated_cpu_devices()
+        if backend_is_started():
+            _check_started_backend(count)
+            return
+        _apply_to_jax_config(count)
+        if count is not None and count > 1:
+            keep_freed_memory()
+        with _environment(_start_environment(count or 1)):
+            jax.devices()
+
+
+def local_devices() -> list[jax.Device]:
+    """This process's devices: all accelerators, else all logical CPU devices.
+
+    Prepares the backend first (`prepare_backend`).
+    """
+    prepare_backend()
+    return list(jax.local_devices())
+
+
+def default_devices() -> list[jax.Device]:
+    """The devices that a strategy takes when it is told none: `local_devices`, checked.
+
+    Raises:
+        ThreadPoolTooSmallError: see `check_thread_pool`.
+    """
+    devices = local_devices()
+    check_thread_pool(devices)
+    return devices
+
+
+def check_thread_pool(devices: Sequence[jax.Device]) -> None:
+    """Refuses devices whose collectives could deadlock in the backend that runs.
+
+    Args:
+        devices: those of a mesh; only the CPU devices of this process count.
+
+    Raises:
+        ThreadPoolTooSmallError: the backend was started by someone else, with too few threads.
+    """
+    process = jax.process_index()
+    count = sum(d.platform == "cpu" and d.process_index == process for d in devices)
+    needed = POOL_THREADS_PER_DEVICE * count
+    if count < 2 or started_pool_threads() >= needed:
+        return
+    raise ThreadPoolTooSmallError(
+        f"Expected at least {needed} threads in XLA's CPU pool for collectives over {count} CPU "
+        f"devices; with fewer they deadlock. Received: a backend that was started before Unison "
+        f"could size it, with {started_pool_threads()}. Either let Unison start the backend "
+        f"(create the strategy before the first JAX computation or jax.devices()), or set the "
+        f"environment variable NPROC={POOL_THREADS_PER_DEVICE * count} before Python starts."
+    )
+
+
+def started_pool_threads() -> int:
+    """Number of threads in the CPU pool of the backend that runs.
+
+    Counted by name where the system lists threads (Linux). Elsewhere what XLA computes when it
+    starts: the larger of NPROC (else the cores) and the number of CPU devices.
+    """
+    return _named_threads(_POOL_THREAD_NAME) or max(
+        _nproc_variable() or _cores(), len(_started_cpu_devices())
+    )
+
+
+def _check_count(count: object, said_by: str) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise DeviceCountError(
+            f"Expected a number of logical CPU devices, an integer of at least 1. "
+            f"Received: {said_by} = {count!r}."
+        )
+
+
+def _stated_counts(wishes: _Wishes) -> dict[str, int]:
+    """Who states how many logical CPU devices, by the words to name them in an error."""
+    counts = {}
+    if wishes.cpu_devices is not None:
+        counts["set_logical_cpu_devices (or tf.config)"] = wishes.cpu_devices
+    if variable := os.environ.get(CPU_DEVICES_VARIABLE, "").strip():
+        said_by = f"environment variable {CPU_DEVICES_VARIABLE}"
+        _check_count(int(variable) if variable.isdecimal() else variable, said_by)
+        counts[said_by] = int(variable)
+    return counts | _counts_of_jax()
+
+
+def _counts_of_jax() -> dict[str, int]:
+    counts = {}
+    if jax.config.values["jax_num_cpu_devices"] >= 0:
+        counts["JAX option jax_num_cpu_devices"] = jax.config.values["jax_num_cpu_devices"]
+    if flags := _XLA_COUNT_FLAG.findall(os.environ.get("XLA_FLAGS", "")):
+        counts["XLA_FLAGS --xla_force_host_platform_device_count"] = int(flags[-1])
+    return counts
+
+
+def _agreed_count(wishes: _Wishes) -> int | None:
+    counts = _stated_counts(wishes)
+    if len(set(counts.values())) > 1:
+        listed = "; ".join(f"{said_by} says {count}" for said_by, count in counts.items())
+        raise DeviceCountConflictError(
+            f"Expected one number of logical CPU devices. Received: {listed}. "
+            "Remove all but one, or make them equal."
+        )
+    return next(iter(counts.values()), None)
+
+
+def _check_started_backend(count: int | None) -> None:
+    if count is not None and (started := _started_cpu_devices()) and len(started) != count:
+        said_by = " and ".join(_stated_counts(_wishes))
+        raise _too_late_for(count, said_by)
+
+
+def _too_late_for(count: int, said_by: str) -> BackendStartedError:
+    return BackendStartedError(
+        "Virtual devices cannot be modified after being initialized: "
+        f"expected {count} logical CPU devices ({said_by}). Received: a JAX backend that already "
+        f"runs with {len(_started_cpu_devices())}. Set the number before the first JAX computation "
+        f"(also before jax.devices()), or start the program with {CPU_DEVICES_VARIABLE}={count} "
+        "and let Unison start the backend."
+    )
+
+
+def _started_cpu_devices() -> list[jax.Device]:
+    try:
+        return jax.local_devices(backend="cpu")
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return []
+
+
+def _apply_to_jax_config(count: int | None) -> None:
+    if count is not None and not _counts_of_jax():
+        jax.config.update("jax_num_cpu_devices", count)
+    if _wishes.visible_gpus is None:
+        return
+    if _wishes.visible_gpus:
+        for option in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(option, ",".join(map(str, _wishes.visible_gpus)))
+        return
+    platforms = (jax.config.values["jax_platforms"] or "cpu").split(",")
+    kept = [name for name in platforms if name not in _ACCELERATOR_PLATFORMS]
+    jax.config.update("jax_platforms", ",".join(kept or ["cpu"]))
+
+
+def _start_environment(cpu_devices: int) -> dict[str, str]:
+    environment = {}
+    threads = _wishes.pool_threads
+    if cpu_devices > 1:
+        wished = threads or _nproc_variable() or _cores()
+        threads = max(wished, POOL_THREADS_PER_DEVICE * cpu_devices)
+    if threads:
+        environment["NPROC"] = str(threads)
+    if _wishes.preallocate_gpu_memory is not None:
+        value = "true" if _wishes.preallocate_gpu_memory else "false"
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = value
+    return environment
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _named_threads(name: str) -> int:
+    count = 0
+    for comm in pathlib.Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            count += comm.read_text().strip() == name
+    return count
+
+
+def _nproc_variable() -> int:
+    value = os.environ.get("NPROC", "")
+    return int(value) if value.isdecimal() else 0
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

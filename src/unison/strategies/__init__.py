@@ -1,0 +1,24 @@
+"""Strategies and the contexts that say where a thread is."""
+
+from unison.strategies.base import Strategy, ValueContext
+from unison.strategies.context import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from unison.strategies.mirrored import MirroredStrategy
+from unison.strategies.one_device import OneDeviceStrategy
+
+__all__ = [
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "ReplicaContext",
+    "Strategy",
+    "ValueContext",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,40 @@
+"""`MirroredStrategy`: synchronous training on the devices of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from unison.runtime import device_strings
+from unison.strategies.base import Strategy
+
+
+class MirroredStrategy(Strategy):
+    """One replica a device; every variable has an equal copy on each.
+
+    Args:
+        devices: The replicas' devices: strings as TensorFlow writes them (`"GPU:0"`),
+            `jax.Device`s, or their number. Default: all accelerators, else all logical CPU
+            devices.
+        cross_device_ops: Accepted for TensorFlow's sake; XLA chooses the collectives.
+
+    Raises:
+        ValueError: No device, the same device twice, or one that is not there.
+
+    Example:
+        >>> import unison
+        >>> unison.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
+        2
+
+    TF: `tf.distribute.MirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | str | int | None = None,
+        cross_device_ops: Any = None,
+    ):
+        del cross_device_ops
+        super().__init__(device_strings.select_devices(devices))

@@ -1,0 +1,26 @@
+"""`OneDeviceStrategy`: a strategy's interface on a single device."""
+
+from __future__ import annotations
+
+import jax
+
+from unison.runtime import device_strings
+from unison.strategies.base import Strategy
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica, on the given device: to test a distributed program, or to place one.
+
+    Args:
+        device: A string as TensorFlow writes it (`"GPU:0"`), or a `jax.Device`.
+
+    Example:
+        >>> import unison
+        >>> unison.OneDeviceStrategy("CPU:0").run(lambda: 3)
+        Array(3, dtype=int32)
+
+    TF: `tf.distribute.OneDeviceStrategy`.
+    """
+
+    def __init__(self, device: str | jax.Device):
+        super().__init__([device_strings.resolve(device)])

@@ -1,0 +1,201 @@
+"""Where a thread is: scopes, cross-replica and replica context, `merge_call`."""
+
+import contextlib
+import threading
+
+import jax.numpy as jnp
+import pytest
+
+import unison
+from unison import PerReplica, VariableAggregation, get_replica_context
+
+
+def in_a_thread(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+# -- scopes --------------------------------------------------------------------------------
+
+
+def test_outside_all_scopes_there_is_a_default_strategy_of_one_replica():
+    assert not unison.has_strategy()
+    assert unison.get_strategy().num_replicas_in_sync == 1
+    assert unison.get_strategy() is unison.get_strategy()
+
+
+def test_outside_all_scopes_the_thread_is_the_only_replica():
+    replica = get_replica_context()
+    assert not unison.in_cross_replica_context()
+    assert replica.replica_id_in_sync_group == 0
+    assert replica.num_replicas_in_sync == 1
+    assert replica.strategy is unison.get_strategy()
+    assert replica.all_reduce("SUM", 3.0) == 3.0
+    assert replica.all_gather(jnp.ones(2), axis=0).tolist() == [1.0, 1.0]
+
+
+def test_a_scope_makes_its_strategy_the_current_one(two_replicas):
+    with two_replicas.scope() as entered:
+        assert entered is two_replicas
+        assert unison.get_strategy() is two_replicas
+        assert unison.has_strategy()
+        assert unison.in_cross_replica_context()
+        assert get_replica_context() is None
+    assert not unison.has_strategy()
+
+
+def test_a_scope_is_left_when_something_is_raised(two_replicas):
+    with contextlib.suppress(KeyError), two_replicas.scope():
+        raise KeyError
+    assert not unison.has_strategy()
+
+
+def test_a_scope_may_be_entered_again(two_replicas):
+    with two_replicas.scope(), two_replicas.scope():
+        assert unison.get_strategy() is two_replicas
+    with two_replicas.scope():
+        assert unison.Variable(1.0).cell.placement == two_replicas.placement
+
+
+def test_another_strategys_scope_inside_a_scope_is_an_error(two_replicas, four_replicas):
+    with (
+        two_replicas.scope(),
+        pytest.raises(RuntimeError, match="inside the scope of another strategy"),
+        four_replicas.scope(),
+    ):
+        pass
+    with four_replicas.scope():
+        assert unison.get_strategy() is four_replicas
+
+
+def test_a_scope_holds_for_its_thread_only(two_replicas):
+    with two_replicas.scope():
+        assert in_a_thread(unison.has_strategy) is False
+
+
+def test_run_and_reduce_work_outside_the_scope(two_replicas):
+    assert float(two_replicas.reduce("SUM", two_replicas.run(lambda: 2.0))) == 4.0
+
+
+def test_variables_of_a_scope_are_told_from_others(two_replicas):
+    with two_replicas.scope():
+        inside = unison.Variable(1.0)
+    assert two_replicas.extended.variable_created_in_scope(inside)
+    assert not two_replicas.extended.variable_created_in_scope(unison.Variable(1.0))
+
+
+# -- replica context -----------------------------------------------------------------------
+
+
+def test_a_replica_program_is_in_replica_context(four_replicas):
+    def fn():
+        assert unison.get_strategy() is four_replicas
+        assert unison.has_strategy()
+        assert not unison.in_cross_replica_context()
+        replica = get_replica_context()
+        assert replica.num_replicas_in_sync == 4
+        assert replica.strategy is four_replicas
+        return replica.replica_id_in_sync_group
+
+    assert [int(rank) for rank in four_replicas.run(fn).values] == [0, 1, 2, 3]
+    assert not unison.has_strategy()
+
+
+def test_the_context_is_restored_when_the_program_raises(two_replicas):
+    def fails():
+        raise KeyError
+
+    with two_replicas.scope():
+        with contextlib.suppress(KeyError):
+            two_replicas.run(fails)
+        assert unison.in_cross_replica_context()
+
+
+def test_a_program_may_run_inside_the_scope_of_another_strategy(two_replicas, four_replicas):
+    with two_replicas.scope():
+        results = four_replicas.run(lambda: get_replica_context().num_replicas_in_sync)
+        assert [int(result) for result in results.values] == [4] * 4
+        assert unison.get_strategy() is two_replicas
+
+
+def test_a_scope_inside_a_replica_is_an_error(two_replicas):
+    def fn():
+        with two_replicas.scope():
+            pass
+
+    with pytest.raises(RuntimeError, match=r"strategy.scope\(\) must be called in cross-replica"):
+        two_replicas.run(fn)
+
+
+def test_another_thread_is_outside_the_replica(two_replicas):
+    seen = []
+    two_replicas.run(lambda: seen.append(in_a_thread(unison.has_strategy)))
+    assert seen == [False]
+
+
+# -- merge_call ----------------------------------------------------------------------------
+
+
+def test_merge_call_leaves_the_replicas_and_comes_back(two_replicas):
+    def merge(strategy, scale, *, offset):
+        assert strategy is two_replicas
+        assert unison.in_cross_replica_context()
+        assert get_replica_context() is None
+        del offset
+        return scale
+
+    def fn(x):
+        merged = get_replica_context().merge_call(merge, args=(x,), kwargs={"offset": 1.0})
+        assert not unison.in_cross_replica_context()
+        return merged
+
+    result = two_replicas.run(fn, args=(PerReplica([1.0, 2.0]),))
+    assert [float(value) for value in result.values] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("merge", "expected"),
+    [
+        (lambda strategy, x: strategy.reduce("SUM", x), [4.0, 8.0]),
+        (lambda strategy, x: strategy.reduce("MEAN", x, axis=0), 3.0),
+        (lambda strategy, x: strategy.extended.reduce_to("MEAN", x), [2.0, 4.0]),
+        (lambda strategy, x: strategy.gather(x, axis=0), [1.0, 2.0, 3.0, 6.0]),
+        (lambda strategy, x: x.values[1], [3.0, 6.0]),
+    ],
+    ids=["reduce", "reduce along an axis", "reduce_to", "gather", "values"],
+)
+def test_the_values_of_all_replicas_meet_in_merge_call(two_replicas, merge, expected):
+    def fn(x):
+        return get_replica_context().merge_call(merge, args=(x,))
+
+    x = PerReplica([jnp.array([1.0, 2.0]), jnp.array([3.0, 6.0])])
+    results = two_replicas.run(fn, args=(x,))
+    assert [value.tolist() for value in results.values] == [expected] * 2
+
+
+@pytest.mark.parametrize(("method", "expected"), [("assign", 3.0), ("assign_add", 13.0)])
+@pytest.mark.parametrize("aggregation", [VariableAggregation.SUM, VariableAggregation.NONE])
+def test_an_assignment_in_merge_call_is_one_assignment(two_replicas, aggregation, method, expected):
+    with two_replicas.scope():
+        variable = unison.Variable(10.0, aggregation=aggregation)
+
+    def merge(strategy, variable, x):
+        getattr(variable, method)(strategy.reduce("SUM", x))
+
+    def fn(x):
+        get_replica_context().merge_call(merge, args=(variable, x))
+
+    two_replicas.run(fn, args=(PerReplica([1.0, 2.0]),))
+    copies = two_replicas.experimental_local_results(variable)
+    assert [float(copy) for copy in copies] == [expected] * 2
+
+
+def test_merge_call_outside_all_programs_calls_the_function():
+    def merge(strategy, x):
+        assert unison.in_cross_replica_context()
+        return x + strategy.num_replicas_in_sync
+
+    assert get_replica_context().merge_call(merge, args=(1,)) == 2

@@ -1,0 +1,228 @@
+"""Logical CPU devices and the threads that keep them from deadlock.
+
+Almost every test needs a process whose backend has not started, so it is a program.
+"""
+
+import textwrap
+
+import pytest
+
+from subprocess_program import LOCKED, PREPARED, TRAINING, run_program
+from unison.runtime import devices
+from unison.runtime.devices import DeviceCountError
+
+HEAD = """
+import os, jax
+from unison.runtime import devices
+def raised(call, *args):
+    try:
+        call(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing raised"
+"""
+
+
+def printed(body: str, env: dict[str, str] | None = None) -> list[str]:
+    """The lines that a program prints."""
+    done = run_program(HEAD + textwrap.dedent(body), env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_one_cpu_device_when_nobody_states_a_number():
+    assert printed("print(len(devices.local_devices()))") == ["1"]
+
+
+def test_a_call_sets_the_number_of_devices():
+    body = "devices.set_logical_cpu_devices(3); print(len(devices.local_devices()))"
+    assert printed(body) == ["3"]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"UNISON_CPU_DEVICES": "3"},
+        {"JAX_NUM_CPU_DEVICES": "3"},
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"},
+        {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=3",
+            "UNISON_CPU_DEVICES": "3",
+        },
+    ],
+)
+def test_the_environment_sets_the_number_of_devices(env):
+    body = "print(len(devices.local_devices()), devices.started_pool_threads() >= 6)"
+    assert printed(body, env) == ["3 True"]
+
+
+def test_importing_and_stating_start_no_backend():
+    body = """
+    import unison.tf.config
+    from unison.runtime.private_jax import backend_is_started
+    devices.set_logical_cpu_devices(2)
+    print(backend_is_started(), jax.config.values["jax_num_cpu_devices"], os.environ.get("NPROC"))
+    """
+    assert printed(body) == ["False -1 None"]
+
+
+def test_the_last_call_before_the_start_wins():
+    body = """
+    devices.set_logical_cpu_devices(3)
+    devices.set_logical_cpu_devices(2)
+    print(len(devices.local_devices()))
+    """
+    assert printed(body) == ["2"]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"UNISON_CPU_DEVICES": "3"},
+        {"JAX_NUM_CPU_DEVICES": "3"},
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"},
+    ],
+)
+def test_numbers_that_disagree_are_an_error_that_names_both(env):
+    (line,) = printed("print(raised(devices.set_logical_cpu_devices, 2))", env)
+    assert line.startswith("DeviceCountConflictError: ")
+    assert "set_logical_cpu_devices (or tf.config) says 2" in line
+    assert f"{next(iter(env)).lower()}" in line.lower()
+    assert "says 3" in line
+
+
+def test_numbers_that_disagree_in_the_environment_are_an_error_at_the_start():
+    env = {"UNISON_CPU_DEVICES": "3", "JAX_NUM_CPU_DEVICES": "2"}
+    (line,) = printed("print(raised(devices.local_devices))", env)
+    assert line.startswith("DeviceCountConflictError: ")
+
+
+@pytest.mark.parametrize("value", ["two", "0", "-1", "1.5"])
+def test_a_variable_that_is_no_positive_number_is_an_error_that_names_it(value):
+    (line,) = printed("print(raised(devices.local_devices))", {"UNISON_CPU_DEVICES": value})
+    assert line.startswith("DeviceCountError: ")
+    assert "UNISON_CPU_DEVICES" in line
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "2", None, True])
+def test_a_count_that_is_no_positive_integer_is_an_error(count):
+    with pytest.raises(DeviceCountError, match="Received: set_logical_cpu_devices"):
+        devices.set_logical_cpu_devices(count)
+
+
+def test_another_number_is_too_late_once_the_backend_runs():
+    body = """
+    devices.local_devices()
+    devices.set_logical_cpu_devices(1)
+    print(raised(devices.set_logical_cpu_devices, 2))
+    """
+    (line,) = printed(body)
+    assert line.startswith("BackendStartedError: Virtual devices cannot be modified after being")
+    assert "UNISON_CPU_DEVICES=2" in line
+
+
+def test_a_backend_started_by_the_user_with_fewer_devices_is_refused():
+    body = "jax.devices(); print(raised(devices.local_devices))"
+    (line,) = printed(body, {"UNISON_CPU_DEVICES": "2"})
+    assert line.startswith("BackendStartedError: ")
+    assert "expected 2 logical CPU devices (environment variable UNISON_CPU_DEVICES)" in line
+    assert "runs with 1" in line
+
+
+def test_a_backend_started_by_the_user_with_few_threads_is_refused():
+    env = {"JAX_NUM_CPU_DEVICES": "2", "NPROC": "3"}
+    (line,) = printed("jax.devices(); print(raised(devices.default_devices))", env)
+    assert line.startswith("ThreadPoolTooSmallError: Expected at least 4 threads")
+    assert "with 3." in line
+    assert "NPROC=4" in line
+
+
+def test_a_backend_started_by_the_user_with_enough_threads_is_taken():
+    env = {"JAX_NUM_CPU_DEVICES": "2", "NPROC": "4"}
+    assert printed("jax.devices(); print(len(devices.default_devices()))", env) == ["2"]
+
+
+def test_one_device_of_a_backend_with_few_threads_is_taken():
+    env = {"JAX_NUM_CPU_DEVICES": "2", "NPROC": "1"}
+    body = "print(raised(devices.check_thread_pool, jax.devices()[:1]))"
+    assert printed(body, env) == ["nothing raised"]
+
+
+@pytest.mark.parametrize(("count", "threads"), [(2, 4), (4, 8)])
+def test_the_pool_has_two_threads_a_device(count, threads):
+    body = f"""
+    devices.set_logical_cpu_devices({count})
+    devices.local_devices()
+    print(devices.started_pool_threads())
+    """
+    assert printed(body, {"NPROC": "1"}) == [str(threads)]
+
+
+def test_a_larger_nproc_is_kept():
+    env = {"NPROC": "12", "UNISON_CPU_DEVICES": "2"}
+    body = "devices.local_devices(); print(devices.started_pool_threads())"
+    assert printed(body, env) == ["12"]
+
+
+def test_more_pool_threads_can_be_asked_for():
+    body = """
+    devices.set_pool_threads(11)
+    devices.set_logical_cpu_devices(2)
+    devices.local_devices()
+    print(devices.started_pool_threads(), devices.pool_threads_wished())
+    """
+    assert printed(body) == ["11 11"]
+
+
+def test_pool_threads_are_too_late_once_the_backend_runs():
+    body = "devices.local_devices(); print(raised(devices.set_pool_threads, 3))"
+    (line,) = printed(body)
+    assert line.startswith("BackendStartedError: Intra op parallelism cannot be modified after")
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True])
+def test_pool_threads_that_are_no_number_are_an_error(count):
+    with pytest.raises(ValueError, match="Expected a number of threads"):
+        devices.set_pool_threads(count)
+
+
+@pytest.mark.parametrize("env", [{}, {"NPROC": "1"}])
+def test_child_processes_do_not_inherit_the_pool_size(env):
+    body = """
+    devices.set_logical_cpu_devices(2)
+    devices.local_devices()
+    print(os.environ.get("NPROC", "unset"))
+    """
+    assert printed(body, env) == [env.get("NPROC", "unset")]
+
+
+def test_a_backend_that_is_started_again_has_the_devices_and_threads_again():
+    body = """
+    import jax.extend
+    devices.set_logical_cpu_devices(2)
+    first = devices.default_devices()
+    del first
+    jax.clear_caches()
+    jax.extend.backend.clear_backends()
+    print(len(devices.default_devices()), devices.started_pool_threads() >= 8)
+    """
+    assert printed(body) == ["2 True"]
+
+
+def test_without_gpus_hiding_them_keeps_the_cpu():
+    body = "devices.set_visible_gpus(()); print(devices.local_devices()[0].platform)"
+    assert printed(body, {"JAX_PLATFORMS": ""}) == ["cpu"]
+
+
+def test_training_fed_from_the_host_does_not_deadlock():
+    done = run_program(
+        PREPARED + TRAINING, 256, 200, 1, env={"UNISON_CPU_DEVICES": "2", "NPROC": "1"}, timeout=60
+    )
+    assert done.stdout.startswith("trained 2 256 200"), done.stderr[-2000:]
+
+
+def test_many_threads_that_launch_under_the_lock_do_not_deadlock():
+    done = run_program(
+        LOCKED + TRAINING, 256, 10, 8, env={"UNISON_CPU_DEVICES": "2", "NPROC": "1"}, timeout=60
+    )
+    assert done.stdout.startswith("trained 2 256 10"), done.stderr[-2000:]

@@ -1,0 +1,48 @@
+"""Fails when JAX moves a private name that Unison uses."""
+
+import ast
+import importlib
+import pathlib
+
+import pytest
+
+from subprocess_program import SOURCE, run_program
+
+PRIVATE = SOURCE / "unison/runtime/private_jax.py"
+
+
+def imported_private_names() -> list[tuple[str, str]]:
+    nodes = ast.walk(ast.parse(PRIVATE.read_text()))
+    return [
+        (node.module, alias.name)
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jax._src")
+        for alias in node.names
+    ]
+
+
+@pytest.mark.parametrize(("module", "name"), imported_private_names())
+def test_jax_still_has_the_private_name(module, name):
+    assert hasattr(importlib.import_module(module), name) or importlib.import_module(
+        f"{module}.{name}"
+    )
+
+
+def test_no_other_file_of_the_room_imports_private_names():
+    others = [f for f in pathlib.Path(PRIVATE).parent.glob("*.py") if f != PRIVATE]
+    assert [f.name for f in others if "import jax._src" in f.read_text()] == []
+    assert [f.name for f in others if "from jax._src" in f.read_text()] == []
+
+
+def test_backend_is_started_tells_when_and_starts_none():
+    done = run_program(
+        "import jax\n"
+        "from unison.runtime.private_jax import backend_is_started\n"
+        "print(backend_is_started(), backend_is_started())\n"
+        "jax.devices()\n"
+        "print(backend_is_started())\n"
+        "import jax.extend\n"
+        "jax.extend.backend.clear_backends()\n"
+        "print(backend_is_started())\n"
+    )
+    assert done.stdout.split() == ["False", "False", "True", "False"], done.stderr

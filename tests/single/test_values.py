@@ -1,0 +1,73 @@
+"""`PerReplica` and `Mirrored`: values with one component a replica."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import unison
+
+
+@pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
+def test_components_are_in_replica_order(kind):
+    assert kind([3, 1, 2]).values == (3, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
+def test_the_components_are_shown(kind):
+    assert repr(kind([1, "b"])) == f"{kind.__name__}:{{\n  0: 1\n  1: 'b'\n}}"
+
+
+@pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
+def test_no_component_is_an_error(kind):
+    with pytest.raises(ValueError, match=f"{kind.__name__} needs one value a replica"):
+        kind([])
+
+
+@pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
+def test_a_tree_map_keeps_the_kind(kind):
+    doubled = jax.tree.map(lambda x: 2 * x, {"x": kind([1, 2])})
+    assert isinstance(doubled["x"], kind)
+    assert doubled["x"].values == (2, 4)
+
+
+def test_the_leaves_of_a_value_are_its_components():
+    assert jax.tree.leaves(unison.PerReplica([1, 2])) == [1, 2]
+
+
+def test_a_stacked_array_is_cut_into_components_on_their_devices(two_replicas):
+    placement = two_replicas.placement
+    stacked = placement.spread(np.arange(6.0).reshape(2, 3))
+    first, second = unison.PerReplica.from_stacked(stacked, placement).values
+    assert first.tolist() == [0, 1, 2]
+    assert second.tolist() == [3, 4, 5]
+    assert [first.devices(), second.devices()] == [{device} for device in placement.devices]
+
+
+def test_a_stacked_array_is_passed_on_as_it_is(two_replicas):
+    placement = two_replicas.placement
+    stacked = placement.spread(np.zeros((2, 3)))
+    assert unison.PerReplica.from_stacked(stacked, placement).stacked(placement) is stacked
+
+
+@pytest.mark.parametrize("make", [np.array, jnp.array], ids=["numpy", "jax"])
+def test_equal_shapes_are_stacked_over_the_devices(two_replicas, make):
+    stacked = unison.PerReplica([make([1, 2]), make([3, 4])]).stacked(two_replicas.placement)
+    assert stacked.sharding == two_replicas.placement.per_replica
+    assert stacked.tolist() == [[1, 2], [3, 4]]
+
+
+def test_numbers_are_stacked_as_scalars(two_replicas):
+    stacked = unison.PerReplica([1.5, 2.5]).stacked(two_replicas.placement)
+    assert stacked.dtype == jnp.float32
+    assert stacked.tolist() == [1.5, 2.5]
+
+
+def test_different_shapes_have_no_stacked_array(two_replicas):
+    value = unison.PerReplica([np.zeros(2), np.zeros(3)])
+    assert value.stacked(two_replicas.placement) is None
+
+
+def test_a_component_a_replica_is_needed(two_replicas):
+    with pytest.raises(ValueError, match=r"each of the 2 replicas. Received: 3 components"):
+        unison.PerReplica([1, 2, 3]).stacked(two_replicas.placement)

@@ -1,0 +1,103 @@
+"""Runs a Python program in a process of its own, for what only a fresh process can show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1] / "src"
+_DEVICE_VARIABLES = ("NPROC", "XLA_FLAGS", "UNISON_CPU_DEVICES", "JAX_NUM_CPU_DEVICES")
+
+# Steps fed from host memory, launched without waiting for the previous one: what an input pipeline
+# does, and what needs most threads. Without enough of them it hangs once 32 steps are in flight.
+TRAINING = """
+import sys, threading
+import numpy as np
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+batch, steps, launchers = map(int, sys.argv[1:4])
+mesh = jax.sharding.Mesh(np.array(DEVICES), ("replica",), axis_types=(AxisType.Auto,))
+split, everywhere = NamedSharding(mesh, P("replica")), NamedSharding(mesh, P())
+sizes = [784, 512, 512, 10]
+weights = [np.full(shape, 1e-3, np.float32) for shape in zip(sizes, sizes[1:])]
+
+def loss(weights, x):
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return jnp.mean((x - 1) ** 2)
+
+def step(weights, x):
+    gradients = jax.lax.pmean(jax.grad(loss)(weights, x), "replica")
+    return [w - 0.1 * g for w, g in zip(weights, gradients)]
+
+step = jax.jit(jax.shard_map(
+    step, mesh=mesh, in_specs=(P(), P("replica")), out_specs=P(), check_vma=False))
+x = np.ones((batch, 784), np.float32)
+
+def train():
+    state = jax.device_put(weights, everywhere)
+    for _ in range(steps):
+        with LOCK:
+            state = step(state, jax.device_put(x, split))
+    jax.block_until_ready(state)
+
+threads = [threading.Thread(target=train) for _ in range(launchers)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print("trained", len(DEVICES), batch, steps)
+"""
+UNPREPARED = """
+import contextlib, jax
+jax.config.update("jax_num_cpu_devices", 2)
+DEVICES, LOCK = jax.devices(), contextlib.nullcontext()
+"""
+PREPARED = """
+import contextlib
+from unison.runtime import devices
+DEVICES, LOCK = devices.default_devices(), contextlib.nullcontext()
+"""
+LOCKED = PREPARED + "LOCK = devices.LAUNCH_LOCK\n"
+
+
+def run_program(
+    source: str,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -c source args...` on the CPU and waits at most `timeout` seconds.
+
+    The program sees this environment without what sets devices and threads, then `env`. It and all
+    processes that it started are killed at the end, also when time runs out
+    (`subprocess.TimeoutExpired`, with the output so far).
+    """
+    environment = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE), **(env or {})}
+    process = subprocess.Popen(
+        [sys.executable, "-c", source, *map(str, args)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as expired:
+        _kill_group(process.pid)
+        expired.output, expired.stderr = process.communicate()
+        raise
+    finally:
+        _kill_group(process.pid)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
