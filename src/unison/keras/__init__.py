@@ -1,0 +1,29 @@
+"""Keras 3 under a strategy.
+
+Importing this package imports Keras; `strategy.scope()` does so when the program has imported
+Keras itself.
+"""
+
+import os
+import sys
+
+if "keras" not in sys.modules:
+    # Keras reads its backend once, when it is imported; a choice of the user's stays.
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras
+
+if keras.backend.backend() != "jax":
+    raise ImportError(
+        "Unison runs Keras on JAX. Expected: keras.backend.backend() == 'jax'. Received: "
+        f"{keras.backend.backend()!r}. Set the environment variable KERAS_BACKEND=jax before "
+        "Keras is imported."
+    )
+
+from unison.keras.normalization import BatchNormalization
+from unison.keras.scope import KerasInScopes
+from unison.strategies.base import observe_scopes
+
+observe_scopes(KerasInScopes())
+
+__all__ = ["BatchNormalization"]

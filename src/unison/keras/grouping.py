@@ -1,0 +1,56 @@
+"""Small steps run together, as one program: starting one costs more than they compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from unison.lowering.flops import count_flops
+from unison.runtime.placement import Placement
+
+#: A step of fewer floating-point operations than this (on one replica) is cheaper than starting
+#: it. Measured on CPU; on an accelerator a step is started as quickly and computed much faster.
+_WORTH_STARTING = {"cpu": 5e8}
+_WORTH_STARTING_ELSEWHERE = 1e11
+_MOST_GROUPED_STEPS = 16
+
+
+def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
+    """Returns how many of a step should run as one program."""
+    platform = placement.devices[0].platform
+    worth_starting = _WORTH_STARTING.get(platform, _WORTH_STARTING_ELSEWHERE)
+    steps = math.ceil(worth_starting / max(count_flops(step.jaxpr), 1))
+    return min(steps, _MOST_GROUPED_STEPS)
+
+
+def grouped(
+    step: Callable[..., Any], donated: list[int], kept: list[int], written: list[int]
+) -> Callable[..., Any]:
+    """Returns a program that runs `step` for `count` of a stack of batches, one after the other.
+
+    The number is part of the input, so that one program serves groups of any size, and a step
+    gives the same result to the bit in whichever group it runs.
+    """
+
+    def program(
+        donated_state: list, kept_state: list, stacked: list, count: jax.Array
+    ) -> tuple[Any, list]:
+        before = dict(zip([*donated, *kept], [*donated_state, *kept_state], strict=True))
+
+        def run(position: jax.Array, carry: tuple[Any, list]) -> tuple[Any, list]:
+            now = before | dict(zip(written, carry[1], strict=True))
+            batch = [lax.dynamic_index_in_dim(x[0], position, keepdims=False) for x in stacked]
+            return step([now[i] for i in donated], [now[i] for i in kept], batch)
+
+        new = [before[i] for i in written]
+        shapes, _ = jax.eval_shape(run, jnp.int32(0), (None, new))
+        nothing = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), shapes)
+        return lax.fori_loop(0, count, run, (nothing, new))
+
+    return program

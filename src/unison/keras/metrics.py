@@ -1,0 +1,37 @@
+"""Means of what is already a mean.
+
+Metrics that see examples (`MeanAbsoluteError`, `AUC`, ...) count them, on any number of replicas.
+A `Mean` that is given one number a step, as in `self.loss_tracker.update_state(loss)`, counts
+steps; each replica gives its own number, which counts by the replica's share of the examples, so
+that all of them together count as one step.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+from keras import ops
+
+from unison.keras.share import current_share
+
+
+def adopt_mean(metric: keras.metrics.Metric) -> None:
+    """Makes a `Mean` weight the numbers that the replicas give it in a step by their shares.
+
+    Other metrics, and subclasses that update their state in a way of their own, are left alone.
+    """
+    is_mean = getattr(type(metric), "update_state", None) is keras.metrics.Mean.update_state
+    if not is_mean or "update_state" in vars(metric):
+        return
+    update_state = metric.update_state
+
+    @functools.wraps(update_state)
+    def update_by_share(values: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and ops.ndim(values) == 0:
+            sample_weight = current_share()
+        return update_state(values, sample_weight)
+
+    # Past Keras' attribute tracking, and on this object only: its class stays Keras' own.
+    vars(metric)["update_state"] = update_by_share

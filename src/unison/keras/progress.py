@@ -1,0 +1,212 @@
+"""The callbacks of a distributed loop: nothing is fetched from the devices unless it is shown."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from unison.keras.logs import StepLogs
+
+if TYPE_CHECKING:
+    from unison.keras.trainer import ReplicaTrainer
+
+#: Seconds between two updates of the progress bar (Keras' own interval).
+_INTERVAL = 0.05
+
+
+def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `model.fit` or `model.evaluate` with `StepCallbacks` as its callbacks."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments.get("callbacks")
+        if "callbacks" in signature.parameters and not isinstance(
+            given, keras.callbacks.CallbackList
+        ):
+            bound.arguments["callbacks"] = StepCallbacks(
+                trainer,
+                given,
+                add_history=method.__name__ == "fit",
+                verbose=bound.arguments.get("verbose", "auto"),
+                epochs=bound.arguments.get("epochs", 1),
+            )
+        try:
+            return method(*bound.args, **bound.kwargs)
+        finally:
+            trainer.steps_may_wait = False
+
+    return wrapped
+
+
+class ReplicaProgbar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar, with the examples per second of all replicas together.
+
+    The rate counts from the end of an epoch's first step, so that compiling is not in it.
+    """
+
+    def __init__(self, trainer: ReplicaTrainer):
+        super().__init__()
+        self._trainer = trainer
+        self._begin: tuple[float, int] | None = None
+        self._shown = 0.0
+        self._rate: float | None = None
+        self._latest: StepLogs | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._restart()
+        super().on_epoch_begin(epoch, logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if self._called_in_fit:
+            self._finish()  # validation begins: its time is not training's
+        else:
+            self._restart()
+        super().on_test_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._show(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._called_in_fit:
+            self._show(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._finish()
+        super().on_epoch_end(epoch, self._with_rate(logs))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if not self._called_in_fit:
+            self._finish()
+        super().on_test_end(self._with_rate(logs))
+
+    def _restart(self) -> None:
+        self._begin = self._rate = self._latest = None
+
+    def _show(self, batch: int, logs: Any) -> None:
+        """Updates the bar if it is due; only then are the logs computed."""
+        self._latest = logs
+        self.seen = batch + 1
+        now = time.perf_counter()
+        if self._begin is not None and now - self._shown < _INTERVAL:
+            return
+        logs = dict(logs.items())  # waits for the step
+        now = self._shown = time.perf_counter()
+        if self._begin is None:
+            self._begin = now, self._trainer.examples
+        else:
+            self._rate = (self._trainer.examples - self._begin[1]) / (now - self._begin[0])
+        self._update_progbar(batch, self._with_rate(logs))
+
+    def _finish(self) -> None:
+        """Takes the rate of the whole epoch, once."""
+        if self._latest is None or self._begin is None:
+            return
+        dict(self._latest.items())  # waits for the last step
+        begin, examples = self._begin
+        if self._trainer.examples > examples:
+            self._rate = (self._trainer.examples - examples) / (time.perf_counter() - begin)
+        self._latest = None
+
+    def _with_rate(self, logs: Any) -> dict[str, Any]:
+        logs = dict(logs or {})
+        return logs if self._rate is None else {"examples/s": round(self._rate), **logs}
+
+
+class StepCallbacks(keras.callbacks.CallbackList):
+    """Keras' list of callbacks, which computes a step's logs only for callbacks that want them.
+
+    Callbacks run in the thread that trains, between two steps, so that what they see and change
+    is the state after the step they are told of.
+    """
+
+    def __init__(
+        self,
+        trainer: ReplicaTrainer,
+        callbacks: Any,
+        add_history: bool,
+        verbose: Any,
+        epochs: int,
+    ):
+        self._trainer = trainer
+        self._progbar: keras.callbacks.ProgbarLogger | None = None
+        verbose = 1 if verbose == "auto" else verbose
+        super().__init__(callbacks, add_history=add_history, model=trainer.model)
+        if verbose and self._progbar is None:
+            bar = ReplicaProgbar(trainer)
+            bar.set_model(trainer.model)
+            self._progbar = bar
+            self.callbacks.append(bar)
+        self._fixed_params = {"verbose": verbose, "epochs": epochs}
+        self._bars = [c for c in self.callbacks if isinstance(c, ReplicaProgbar)]
+        self._train_begin = self._overriding("on_train_batch_begin", "on_batch_begin")
+        self._train_end = self._overriding("on_train_batch_end", "on_batch_end")
+        self._test_begin = self._overriding("on_test_batch_begin")
+        self._test_end = self._overriding("on_test_batch_end")
+
+    def _configure_async_dispatch(self, callbacks: Any) -> None:
+        self._async_train = self._async_test = self._async_predict = False
+
+    def _overriding(self, *names: str) -> list[keras.callbacks.Callback]:
+        """Returns the callbacks, but for our bars, that define one of the methods themselves."""
+        return [
+            callback
+            for callback in self.callbacks
+            if not isinstance(callback, ReplicaProgbar)
+            and any(not getattr(getattr(callback, n), "_is_default", False) for n in names)
+        ]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.set_params({**self._fixed_params, "steps": self._trainer.steps_per_epoch})
+        super().on_train_begin(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._trainer.steps_may_wait = not (self._train_begin or self._train_end)
+        super().on_epoch_begin(epoch, logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if not self.params:
+            self.set_params({**self._fixed_params, "steps": self._trainer.steps_per_epoch})
+        self._trainer.steps_may_wait = not (self._test_begin or self._test_end)
+        super().on_test_begin(logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._tell(self._train_begin, "on_train_batch_begin", batch, logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._tell(self._test_begin, "on_test_batch_begin", batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._tell(self._train_end, "on_train_batch_end", batch, logs)
+        for bar in self._bars:
+            bar.on_train_batch_end(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._tell(self._test_end, "on_test_batch_end", batch, logs)
+        for bar in self._bars:
+            bar.on_test_batch_end(batch, logs)
+
+    def _tell(
+        self, callbacks: list[keras.callbacks.Callback], method: str, batch: int, logs: Any
+    ) -> None:
+        if not callbacks:
+            return
+        # A callback may look at the model without asking for `self.model`.
+        self._trainer.model.jax_state_sync()
+        values = _as_numbers(logs)
+        for callback in callbacks:
+            getattr(callback, method)(batch, logs=values)
+
+
+def _as_numbers(logs: Any) -> dict[str, Any]:
+    return {name: _as_number(value) for name, value in (logs or {}).items()}
+
+
+def _as_number(value: Any) -> Any:
+    return float(value) if getattr(value, "shape", None) == () else value

@@ -1,0 +1,154 @@
+"""What a strategy's scope does to Keras: models, optimizers and variables made inside are its own.
+
+While at least one scope is open, a few constructors of Keras are wrapped, so that what they make
+can be adopted; when the last scope closes, Keras is as it was. Nothing but the objects made
+inside a scope is changed for good.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from unison.keras.metrics import adopt_mean
+from unison.keras.normalization import BatchNormalization
+from unison.keras.optimizers import adopt_optimizer
+from unison.keras.trainer import ReplicaTrainer, trainer_of
+from unison.keras.variables import LiftingScope, adopt, outside_the_traced_program
+from unison.program import tracing_contexts
+from unison.strategies import Strategy
+from unison.strategies.context import get_strategy, has_strategy
+
+_ENTRY_POINTS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+
+
+def _creating_model(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        model = original(cls, *args, **kwargs)
+        if has_strategy() and trainer_of(model) is None:
+            ReplicaTrainer(model, get_strategy())
+        return model
+
+    return staticmethod(new)
+
+
+def _creating_optimizer(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if has_strategy():
+            adopt_optimizer(self)
+
+    return init
+
+
+def _creating_mean(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if has_strategy():
+            adopt_mean(self)
+
+    return init
+
+
+def _creating_normalization(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is keras.layers.BatchNormalization and kwargs.get("synchronized") and has_strategy():
+            cls = BatchNormalization  # Keras' own refuses to be synchronized off TensorFlow
+        return original(cls, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+def _creating_variable(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with outside_the_traced_program():
+            original(self, *args, **kwargs)
+            if has_strategy():
+                adopt(self, get_strategy().placement)
+
+    return init
+
+
+def _using_model(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_strategy():
+            _check_owner(self, get_strategy(), original.__name__)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def _check_owner(model: keras.Model, strategy: Strategy, method: str) -> None:
+    trainer = trainer_of(model)
+    if trainer is None:
+        raise ValueError(
+            f"model.{method}() is called in the scope of {strategy!r}, but model {model.name!r} "
+            "was built outside it, so that its variables are on one device. Build the model "
+            "inside `with strategy.scope():`."
+        )
+    if trainer.strategy is not strategy:
+        raise ValueError(
+            f"model.{method}() is called in the scope of {strategy!r}, but model {model.name!r} "
+            f"was built in the scope of another strategy, {trainer.strategy!r}. Use that one."
+        )
+
+
+def _owner_of(method: str) -> type:
+    """Returns the class from which `keras.Model` has a method.
+
+    It is wrapped there: Keras tells a user's `compile` from its own by comparing `Model`'s.
+    """
+    return next(owner for owner in keras.Model.__mro__ if method in vars(owner))
+
+
+_WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
+    (keras.Model, "__new__", _creating_model),
+    (keras.Variable, "__init__", _creating_variable),
+    (keras.optimizers.Optimizer, "__init__", _creating_optimizer),
+    (keras.metrics.Mean, "__init__", _creating_mean),
+    (keras.layers.BatchNormalization, "__new__", _creating_normalization),
+    *((_owner_of(name), name, _using_model) for name in ("compile", *_ENTRY_POINTS)),
+]
+
+
+class KerasInScopes:
+    """Wraps Keras' constructors while scopes are open; see `strategies.base.observe_scopes`."""
+
+    def __init__(self) -> None:
+        self._restore: list[Callable[[], None]] = []
+
+    def opened(self) -> None:
+        """The first scope has been opened."""
+        for owner, name, wrap in _WRAPPERS:
+            inherited = name not in vars(owner)
+            original = vars(owner).get(name)
+            function = getattr(owner, name)
+            setattr(owner, name, wrap(function))
+            if inherited:
+                self._restore.append(functools.partial(delattr, owner, name))
+            else:
+                self._restore.append(functools.partial(setattr, owner, name, original))
+
+    def closed(self) -> None:
+        """The last scope has been closed."""
+        while self._restore:
+            self._restore.pop()()
+
+
+tracing_contexts.append(LiftingScope)

@@ -1,0 +1,538 @@
+"""One step of a Keras model, compiled for all replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from unison.cells import Cell, Layout, VariableAggregation
+from unison.collectives import all_reduce, all_reduce_packed
+from unison.data import Shares, count_examples
+from unison.keras.grouping import group_size_of, grouped
+from unison.keras.losses import with_global_reductions
+from unison.keras.optimizers import values_known_equal, weighs_loss
+from unison.keras.sharded_update import own_state, whole_state
+from unison.keras.share import replica_share
+from unison.lifting import combine_writes, combines_writes, enter_replica, leave_replica
+from unison.lockstep import ByClass, run_in_lockstep
+from unison.lowering import lower_for_cpu
+from unison.program import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
+from unison.runtime.placement import REPLICA_AXIS
+from unison.strategies import Strategy
+
+logger = logging.getLogger("unison")
+
+#: A step that has been compiled this often is warned about.
+_COMPILATIONS_TO_WARN = 8
+
+#: The groups whose copies the replicas write differently (the others change by the summed
+#: gradients only, and stay equal).
+_LOCAL_GROUPS = ("non_trainable_variables", "metrics_variables")
+
+
+@dataclasses.dataclass
+class _Program:
+    """A step compiled for one structure of batch.
+
+    Attributes:
+        shares: How the batch is divided.
+        execute: Maps the overwritten state, the other state and the batch to the results and the
+            new state. Of grouped steps the batches are stacked, and their number comes last.
+        donated: The indices, in the flat state, of the state that is overwritten.
+        kept: Those of the rest of the state.
+        returned: Those of the state that is returned.
+        group_size: How many steps one execution can run.
+        layouts: The layouts of the state.
+        layout_changes: `Cell.layout_changes` when they were compared last.
+        stacked: Where batches of grouped steps wait.
+    """
+
+    shares: Shares
+    execute: Callable[..., Any]
+    donated: list[int]
+    kept: list[int]
+    returned: list[int]
+    group_size: int
+    layouts: list[Layout]
+    layout_changes: int
+    stacked: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    def buffer_for(self, leaf: Any) -> np.ndarray:
+        """Returns a buffer for the batches of a group like `leaf`.
+
+        Its axes are replica, step, example: what a replica gets is contiguous, so that placing it
+        on a CPU device needs no copy.
+        """
+        shape = (self.shares.num_replicas, self.group_size, self.shares.chunk, *leaf.shape[1:])
+        return np.empty(shape, leaf.dtype)
+
+
+class CompiledStep:
+    """A train, test or predict step of `model` as one program on all replicas.
+
+    Args:
+        model: A built Keras model.
+        strategy: Whose replicas run it.
+        step: Maps the state of one replica, a tuple of lists of arrays, and its batch to logs
+            (or outputs) and the new state.
+        cells: The groups of the model's variables that make up the state, in order.
+        returns_examples: Whether the step returns one row an example rather than logs.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        step: Callable[..., Any],
+        cells: dict[str, list[Cell]],
+        returns_examples: bool = False,
+    ):
+        self._model = model
+        self._strategy = strategy
+        self._step = step
+        self._groups = [group for group, members in cells.items() for _ in members]
+        self._cells = [cell for members in cells.values() for cell in members]
+        self._sizes = [len(members) for members in cells.values()]
+        self._trains = "optimizer_variables" in cells
+        self._returns_examples = returns_examples
+        self._is_eager = model.run_eagerly and strategy.num_replicas_in_sync == 1
+        self._programs: dict[Any, _Program] = {}
+        self._compilations = 0
+        self._waiting: tuple[_Program, int] | None = None
+        self._results: Any = {}
+        #: The names of the logs that are results of metrics; known after the first step.
+        self.metric_names: list[str] = []
+        #: The names of all logs.
+        self.log_names: list[str] = []
+
+    def __call__(self, state: list[jax.Array], batch: Any, may_wait: bool = False) -> int:
+        """Runs the step on `batch`, and leaves the new state in `state`.
+
+        Args:
+            state: The stored arrays of the cells, flat.
+            batch: A tree of arrays whose first axes are the examples.
+            may_wait: Whether the step may wait for others to run with it. The state is then that
+                after the step only once `finish` has been called.
+
+        Returns:
+            The number of examples in the batch.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        leaves = [_as_array(leaf) for leaf in leaves]
+        if self._is_eager:
+            self._execute_eagerly(state, structure, leaves)
+            return count_examples(leaves)
+        key = (structure, may_wait, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        program = self._programs.get(key)
+        if program is None or not self._has_layouts_of(program):
+            self.finish(state)
+            program = self._compile(structure, leaves, state, may_wait)
+            self._programs[key] = program
+            if program.group_size == 1:
+                self._programs[structure, not may_wait, key[2]] = program
+            self._warn_of_retracing()
+        if program.group_size > 1:
+            self._wait(program, leaves, state)
+        else:
+            self.finish(state)
+            if not program.shares.are_even:
+                leaves = [program.shares.pad(np.asarray(leaf)) for leaf in leaves]
+            placed = jax.device_put(leaves, self._strategy.placement.per_replica)
+            self._execute(program, state, placed)
+        return program.shares.examples
+
+    def _warn_of_retracing(self) -> None:
+        self._compilations += 1
+        if self._compilations == _COMPILATIONS_TO_WARN:
+            logger.warning(
+                "%s of model %r has been compiled %d times: every new size of batch makes a new "
+                "program. Keep the batches' shapes (pad, or drop the remainder).",
+                getattr(self._step, "__name__", "A step"),
+                self._model.name,
+                self._compilations,
+            )
+
+    def results(self, state: list[jax.Array]) -> Any:
+        """Returns the logs or outputs of the latest step."""
+        self.finish(state)
+        return self._results
+
+    def finish(self, state: list[jax.Array]) -> None:
+        """Runs the steps that wait."""
+        if self._waiting is None:
+            return
+        program, count = self._waiting
+        self._waiting = None
+        placed = jax.device_put(program.stacked, self._strategy.placement.per_replica)
+        # The device may go on reading the host's buffers: the next group gets new ones.
+        program.stacked = []
+        self._execute(program, state, placed, np.int32(count))
+
+    def _wait(self, program: _Program, leaves: list[Any], state: list[jax.Array]) -> None:
+        if self._waiting is not None and self._waiting[0] is not program:
+            self.finish(state)
+        position = 0 if self._waiting is None else self._waiting[1]
+        if not program.stacked:
+            program.stacked = [program.buffer_for(leaf) for leaf in leaves]
+        for buffer, leaf in zip(program.stacked, leaves, strict=True):
+            buffer[:, position] = leaf.reshape(buffer.shape[:1] + buffer.shape[2:])
+        self._waiting = (program, position + 1)
+        if position + 1 == program.group_size:
+            self.finish(state)
+
+    def _execute(
+        self, program: _Program, state: list[jax.Array], batch: list[jax.Array], *count: Any
+    ) -> None:
+        donated = [state[index] for index in program.donated]
+        kept = [state[index] for index in program.kept]
+        self._results, new = program.execute(donated, kept, batch, *count)
+        for index, array in zip(program.returned, new, strict=True):
+            state[index] = array
+        if self._returns_examples and not program.shares.are_even:
+            self._results = self._gather(self._results, program.shares)
+
+    def _execute_eagerly(self, state: list[jax.Array], structure: Any, leaves: list[Any]) -> None:
+        """Runs the step in Python, operation by operation, on the only replica."""
+        is_local = [cell.layout is Layout.LOCAL for cell in self._cells]
+        values = [x[0] if local else x for x, local in zip(state, is_local, strict=True)]
+        self._results, new = self._step(
+            self._regroup(values), jax.tree.unflatten(structure, map(jnp.asarray, leaves))
+        )
+        if not self._returns_examples:
+            before = self._regroup(values)[-1]
+            self._results = self._name_logs(self._results, before, new[-1])
+        flat = [value for group in new for value in group]
+        for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
+            sharding = cell.placement.per_replica if local else cell.placement.mirrored
+            state[index] = jax.device_put(flat[index][None] if local else flat[index], sharding)
+
+    def _regroup(self, flat: Sequence[Any]) -> tuple[list[Any], ...]:
+        groups = []
+        start = 0
+        for size in self._sizes:
+            groups.append(list(flat[start : start + size]))
+            start += size
+        return tuple(groups)
+
+    def _gather(self, results: Any, shares: Shares) -> Any:
+        """Puts the rows of an uneven batch together again."""
+        classes = list(dict.fromkeys(shares.counts))
+
+        def gather(by_class: ByClass) -> np.ndarray:
+            parts = []
+            for replica, count in enumerate(shares.counts):
+                of_all = np.asarray(by_class.arrays[classes.index(count)])
+                rows = len(of_all) // shares.num_replicas
+                parts.append(of_all[replica * rows : (replica + 1) * rows])
+            return np.concatenate(parts)
+
+        return jax.tree.map(gather, results, is_leaf=lambda node: isinstance(node, ByClass))
+
+    # -- compiling -------------------------------------------------------------------------
+
+    def _compile(
+        self, structure: Any, leaves: list[Any], state: list[jax.Array], may_wait: bool
+    ) -> _Program:
+        placement = self._strategy.placement
+        shares = Shares(count_examples(leaves), placement.num_replicas)
+        classes = list(dict.fromkeys(shares.counts))
+        traces = [self._trace(count, shares, structure, leaves, state) for count in classes]
+        written = sorted(set().union(*(_written(trace, len(state)) for trace, _ in traces)))
+        for index in written:
+            self._localize(index, state)
+        # The logs hold on to a step's metrics until somebody looks; the rest is overwritten.
+        donated = [i for i in written if self._groups[i] != "metrics_variables"]
+        kept = [i for i in range(len(state)) if i not in set(donated)]
+        cells = self._cells
+
+        def body(
+            position: int, donated_state: list[Any], kept_state: list[Any], batch: list[Any]
+        ) -> tuple[Any, list[Any]]:
+            """Runs the step of a replica of the class at `position`."""
+            trace, result_tree = traces[position]
+            inputs: list[Any] = [None] * len(cells)
+            pieces = zip([*donated, *kept], [*donated_state, *kept_state], strict=True)
+            for index, piece in pieces:
+                inputs[index] = _enter(cells[index], piece)
+            rows = max(classes[position], 1)
+            outputs = jaxpr_as_fun(trace)(*inputs, *(leaf[:rows] for leaf in batch))
+            num_results = len(outputs) - len(cells)
+            results = jax.tree.unflatten(result_tree, outputs[:num_results])
+            new = outputs[num_results:]
+            return results, [_leave(cells[i], new[i]) for i in written]
+
+        def program(donated_state: list, kept_state: list, batch: list) -> tuple[Any, list]:
+            bodies = [functools.partial(body, position) for position in range(len(classes))]
+            of_replica = [classes.index(count) for count in shares.counts]
+            return run_in_lockstep(bodies, of_replica)(donated_state, kept_state, batch)
+
+        if placement.devices[0].platform == "cpu":
+            program = lower_for_cpu(program)
+        group_size = 1
+        if may_wait and shares.are_even:
+            group_size = group_size_of(traces[0][0], placement)
+        if group_size > 1:
+            program = grouped(program, donated, kept, written)
+        batch_specs = [PER_REPLICA] if group_size == 1 else [PER_REPLICA, MIRRORED]
+        execute = compile_replicas(
+            placement,
+            program,
+            in_specs=(
+                [cell_spec(cells[i]) for i in donated],
+                [cell_spec(cells[i]) for i in kept],
+                *batch_specs,
+            ),
+            out_specs=(
+                PER_REPLICA if self._returns_examples else MIRRORED,
+                [cell_spec(cells[i]) for i in written],
+            ),
+            donate=(0,),
+        )
+        layouts = [cell.layout for cell in cells]
+        return _Program(
+            shares, execute, donated, kept, written, group_size, layouts, Cell.layout_changes
+        )
+
+    def _has_layouts_of(self, program: _Program) -> bool:
+        """Whether the state still has the layouts for which `program` was compiled."""
+        if program.layout_changes == Cell.layout_changes:
+            return True
+        if [cell.layout for cell in self._cells] != program.layouts:
+            return False
+        program.layout_changes = Cell.layout_changes
+        return True
+
+    def _trace(
+        self, count: int, shares: Shares, structure: Any, leaves: list[Any], flat: list[Any]
+    ) -> tuple[ClosedJaxpr, Any]:
+        """Traces the step of a replica that gets `count` examples.
+
+        Returns its jaxpr (of the flat state and batch) and the structure of its results.
+        """
+        share = count / shares.examples
+        trees = []
+
+        def local(*args: Any) -> list[Any]:
+            batch = args[len(flat) :]
+            with (
+                self._replica(share),
+                values_known_equal() as equal,
+                whole_state(self._cells, args[: len(flat)]) as state,
+            ):
+                if not self._trains:
+                    state = self._united(state)
+                results, new = self._step(
+                    self._regroup(state), jax.tree.unflatten(structure, batch)
+                )
+                new_flat = [value for group in new for value in group]
+                if not self._returns_examples:
+                    before = self._regroup(state)[-1]
+                    results = self._global_logs(results, before, new[-1], share)
+                new_flat = [
+                    old if value is seen else value
+                    for old, seen, value in zip(args, state, new_flat, strict=False)
+                ]
+                new_flat = self._with_equal_updates(args, new_flat, equal, share)
+                new_flat = own_state(self._cells, args, new_flat)
+            combining = self._combining(args, new_flat)
+            if count == 0:
+                results, new_flat = self._without_example(results, args, new_flat)
+            new_flat = self._combine_writes(combining, new_flat)
+            results, tree = jax.tree.flatten(results)
+            trees.append(tree)
+            return [*results, *new_flat]
+
+        avals = [_replica_aval(c, a) for c, a in zip(self._cells, flat, strict=True)]
+        rows = max(count, 1)
+        avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
+        axis_env = [(REPLICA_AXIS, shares.num_replicas)]
+        trace = jax.make_jaxpr(local, axis_env=axis_env)(*avals)
+        return trace, trees[0]
+
+    @contextlib.contextmanager
+    def _replica(self, share: float) -> Iterator[None]:
+        with (
+            self._strategy.replica_context(),
+            replica_share(share, weighs_loss(getattr(self._model, "optimizer", None))),
+            with_global_reductions(self._model, share),
+        ):
+            yield
+
+    def _name_logs(self, logs: Any, before: list[Any], metrics: list[Any]) -> dict[str, Any]:
+        """Sorts the names of the logs, and returns those logs that no metric tells."""
+        variables = self._model.metrics_variables
+        with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))):
+            results = self._model.get_metrics_result()
+            silent = self._silent_metrics(before, metrics)
+        self.log_names = list(logs)
+        self.metric_names = [name for name in logs if name in results and name not in silent]
+        return {name: value for name, value in logs.items() if name not in self.metric_names}
+
+    def _silent_metrics(self, before: list[Any], after: list[Any]) -> set[str]:
+        """Returns the names under which metrics speak that the step did not update.
+
+        A step of the user's may log something else under such a name: a `loss` of its own.
+        """
+        names: set[str] = set()
+        updated = iter([new is not old for old, new in zip(before, after, strict=True)])
+        for metric in self._model.metrics:
+            changed = [next(updated) for _ in metric.variables]
+            if not any(changed):
+                result = metric.result()
+                names.update(result if isinstance(result, dict) else [metric.name])
+        return names
+
+    def _global_logs(
+        self, logs: Any, before: list[Any], metrics: list[Any], share: float
+    ) -> dict[str, Any]:
+        """Leaves to `StepLogs` what metrics tell, and averages the rest over the examples."""
+        other = self._name_logs(logs, before, metrics)
+        weighted = jax.tree.map(
+            lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), other
+        )
+        return all_reduce("SUM", weighted) if other else {}
+
+    def _without_example(
+        self, results: Any, state: Sequence[Any], new: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Undoes what a replica without examples computed from the row of zeros that it got.
+
+        Its random streams go on: they stay in step with those of the other replicas.
+        """
+        if self._returns_examples:
+            results = jax.tree.map(lambda rows: rows[:0], results)
+        keep = [
+            group in _LOCAL_GROUPS and cell.layout is not Layout.STREAM
+            for group, cell in zip(self._groups, self._cells, strict=True)
+        ]
+        merged = zip(keep, state[: len(new)], new, strict=True)
+        return results, [old if unchanged else value for unchanged, old, value in merged]
+
+    def _united(self, state: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns `state` with the means of copies that have diverged (moving statistics).
+
+        Evaluation and prediction see what is read and saved, not each replica its own copy.
+        """
+        diverged = [
+            index
+            for index, cell in enumerate(self._cells)
+            if cell.layout is Layout.LOCAL
+            and not cell.is_on_read
+            and cell.aggregation is VariableAggregation.MEAN
+        ]
+        united = list(state)
+        sums = all_reduce_packed([state[index] for index in diverged])
+        for index, total in zip(diverged, sums, strict=True):
+            united[index] = total / self._strategy.num_replicas_in_sync
+        return united
+
+    def _with_equal_updates(
+        self, before: Sequence[Any], after: list[Any], equal: list[Any], share: float
+    ) -> list[Any]:
+        """Returns `after` with equal weights on all replicas, whoever updated them.
+
+        What an optimizer returns is equal already. A step that changes weights in a way of its
+        own is taken to do so by the replica's gradients: its results are averaged by the examples
+        (of integers, the first replica's are taken).
+        """
+        known = set(map(id, equal))
+        own = [
+            index
+            for index, (group, value) in enumerate(zip(self._groups, after, strict=True))
+            if group not in _LOCAL_GROUPS and value is not before[index] and id(value) not in known
+        ]
+        if not own or self._strategy.num_replicas_in_sync == 1:
+            return after
+        logger.warning(
+            "The step of model %r changes %d variables without its optimizer, by what each "
+            "replica computed alone. The results are averaged over the replicas, weighted by "
+            "examples: exact for an update that is linear in the gradients. Use "
+            "self.optimizer.stateless_apply for others.",
+            self._model.name,
+            len(own),
+        )
+        is_first = lax.axis_index(REPLICA_AXIS) == 0
+
+        def contribution(value: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(value.dtype, jnp.inexact):
+                return jnp.where(is_first, value, jnp.zeros_like(value))
+            return jnp.zeros_like(value) if share == 0 else (value * share).astype(value.dtype)
+
+        totals = all_reduce_packed([contribution(after[index]) for index in own])
+        for index, total in zip(own, totals, strict=True):
+            after[index] = total
+        return after
+
+    def _combining(self, before: Sequence[Any], after: Sequence[Any]) -> list[int]:
+        """Returns which of the written variables have copies that stay equal (`ON_WRITE`)."""
+        return [
+            index
+            for index, (group, cell) in enumerate(zip(self._groups, self._cells, strict=True))
+            if group in _LOCAL_GROUPS
+            and after[index] is not before[index]
+            and combines_writes(cell)
+        ]
+
+    def _combine_writes(self, combining: list[int], values: Sequence[Any]) -> list[Any]:
+        """Returns `values` with what all replicas wrote to the `combining` variables."""
+        cells = [self._cells[index] for index in combining]
+        combined = combine_writes(cells, [values[index] for index in combining])
+        everything = list(values)
+        for index, value in zip(combining, combined, strict=True):
+            everything[index] = value
+        return everything
+
+    def _localize(self, index: int, flat: list[Any]) -> None:
+        """Gives the replicas copies of their own of the state that they write differently."""
+        cell = self._cells[index]
+        if combines_writes(cell):
+            return
+        if self._groups[index] in _LOCAL_GROUPS and cell.layout is Layout.MIRRORED:
+            owned = cell.array
+            cell.put(flat[index])
+            cell.localize()
+            flat[index] = cell.take()
+            if owned is None:
+                cell.put(None)
+
+
+def _written(trace: ClosedJaxpr, state_size: int) -> set[int]:
+    """Returns the indices of the state that the traced step changes."""
+    inputs = trace.jaxpr.invars[:state_size]
+    outputs = trace.jaxpr.outvars[len(trace.jaxpr.outvars) - state_size :]
+    return {index for index in range(state_size) if outputs[index] is not inputs[index]}
+
+
+def _replica_aval(cell: Cell, stored: jax.Array) -> jax.ShapeDtypeStruct:
+    shape = stored.shape
+    if cell.layout is Layout.LOCAL:
+        shape = shape[1:]
+    elif cell.layout is Layout.SHARDED:
+        shape = (shape[0] // cell.placement.num_replicas, *shape[1:])
+    return jax.ShapeDtypeStruct(shape, stored.dtype)
+
+
+def _enter(cell: Cell, stored: jax.Array) -> jax.Array:
+    # Of sharded state, a traced step takes and returns the replica's rows.
+    return stored if cell.layout is Layout.SHARDED else enter_replica(cell, stored)
+
+
+def _leave(cell: Cell, value: jax.Array) -> jax.Array:
+    return value if cell.layout is Layout.SHARDED else leave_replica(cell, value)
+
+
+def _as_array(leaf: Any) -> Any:
+    array = leaf if isinstance(leaf, np.ndarray | jax.Array) else np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return array if array.dtype == dtype else array.astype(dtype)

@@ -1,0 +1,149 @@
+"""Keras variables under a strategy: the same cells as `unison.Variable`.
+
+A Keras variable that is created in a strategy's scope becomes a `ReplicatedVariable`: Keras'
+own class, whose stored value lives in a cell. Everything that Keras does with a variable (layers,
+saving, `numpy()`) goes on working, and its annotations mean what they mean in TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from keras.src.backend.common import global_state
+
+from unison.cells import Cell, VariableAggregation, VariableSynchronization
+from unison.lifting import Lift, current_lift
+from unison.runtime.placement import Placement
+
+
+class ReplicatedVariable(keras.Variable):
+    """A Keras variable whose copies a cell holds; see `adopt`."""
+
+    @property
+    def cell(self) -> Cell:
+        """Where the copies are stored."""
+        return self.__dict__["_unison_cell"]
+
+    # Keras keeps a variable's value in `_value`: None while it is not initialized, or while a
+    # training loop owns it.
+    @property
+    def _value(self) -> jax.Array | None:
+        return self.cell.read()
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        if value is None:
+            # Keras' own loop takes the state of a model that no trainer of ours runs.
+            self._refuse_other_loops()
+            self.cell.put(None)
+        else:
+            self.cell.assign(value)
+
+    def _refuse_other_loops(self) -> None:
+        if self.cell.placement.num_replicas > 1:
+            raise ValueError(
+                f"Keras variable {self.path!r} lives on {self.cell.placement}, but the model that "
+                "trains it was built outside the strategy's scope and would run on one device. "
+                "Build the model inside `with strategy.scope():`, too."
+            )
+
+
+def adopt(variable: keras.Variable, placement: Placement) -> None:
+    """Gives `variable` a copy on every replica of `placement`.
+
+    Raises:
+        ValueError: It belongs to another strategy.
+    """
+    if isinstance(variable, ReplicatedVariable):
+        if variable.cell.placement != placement:
+            raise ValueError(
+                f"Keras variable {variable.path!r} belongs to another strategy: it lives on "
+                f"{variable.cell.placement}, and is used on {placement}. Build the model inside "
+                "the scope of the strategy that trains it."
+            )
+        return
+    value = variable.__dict__.pop("_value", None)
+    synchronization = VariableSynchronization(variable.synchronization)
+    if synchronization is VariableSynchronization.NONE:
+        synchronization = VariableSynchronization.AUTO
+    variable.__dict__["_unison_cell"] = Cell(
+        placement,
+        value,
+        synchronization=synchronization,
+        aggregation=VariableAggregation(variable.aggregation),
+        name=variable.path,
+        stream=variable.name == "seed_generator_state",
+        divergent_aggregation=_aggregation_of_statistics(variable),
+    )
+    variable.__class__ = ReplicatedVariable
+
+
+def adopt_all(variables: Iterable[keras.Variable], placement: Placement) -> list[Cell]:
+    """Adopts `variables` and returns their cells."""
+    variables = list(variables)
+    for variable in variables:
+        adopt(variable, placement)
+    return [variable.cell for variable in variables]
+
+
+@contextlib.contextmanager
+def outside_the_traced_program() -> Iterator[None]:
+    """Inside, Keras computes and stores real values, also while a replica program is traced.
+
+    A variable that is first needed in a program (an optimizer's slots, the weights of a layer
+    that had not seen an input) gets its initial value before the program, and is then lifted as
+    any other.
+    """
+    if current_lift() is None:
+        yield
+        return
+    scope = global_state.get_global_attribute("stateless_scope")
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        with jax.ensure_compile_time_eval():
+            yield
+    finally:
+        global_state.set_global_attribute("stateless_scope", scope)
+
+
+def _aggregation_of_statistics(variable: keras.Variable) -> VariableAggregation:
+    """How to combine the copies of a variable that layers update without saying how.
+
+    Keras' layers do not annotate their moving statistics (`BatchNormalization`): what they mean
+    by them over several replicas is the mean. Integers are counters, equal on all replicas.
+    """
+    if jnp.issubdtype(variable.dtype, jnp.inexact):
+        return VariableAggregation.MEAN
+    return VariableAggregation.ONLY_FIRST_REPLICA
+
+
+class LiftingScope(keras.StatelessScope):
+    """Keras' way to stand between variables and their values, connected to a `Lift`.
+
+    While a replica program is traced, Keras variables read and write through it, as
+    `unison.Variable` does.
+    """
+
+    def __init__(self, lift: Lift):
+        super().__init__(initialize_variables=False)
+        self._lift = lift
+
+    def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
+        if isinstance(variable, ReplicatedVariable) and variable.cell.array is not None:
+            return self._lift.read(variable.cell)
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        if not isinstance(variable, ReplicatedVariable):
+            raise ValueError(
+                f"Keras variable {variable.path!r} is assigned inside a replica program, but was "
+                "not created in the strategy's scope. Create its layer, metric or optimizer "
+                "inside `with strategy.scope():`."
+            )
+        self._lift.assign(variable.cell, value)
