@@ -1,0 +1,56 @@
+"""The `unison` command. Each subcommand has a file with its arguments and what it does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import unison
+from unison.cli import demo
+from unison.cli.errors import CommandError
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+        arguments: What follows `unison` on the command line. Default: this process's arguments.
+
+    Returns:
+        0, or 2 where the arguments ask for what cannot be had.
+
+    Raises:
+        SystemExit: After `--help`, `--version` and arguments that cannot be read.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.run is None:
+        parser.print_help()
+        return 0
+    try:
+        options.run(options)
+    except CommandError as error:
+        message = " ".join(str(error).split())  # what others said may have several lines
+        print(f"{parser.prog} {options.command}: {message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="unison", description="Distributed training on JAX.")
+    parser.add_argument("--version", action="version", version=f"unison {unison.__version__}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    demo.add_command(commands)
+    return parser

@@ -1,0 +1,127 @@
+"""The samples of the seeds run after their import line is changed, and give what they say.
+
+They are read from `../shared/seeds` beside the checkout (see `seed_samples`), each in a process of
+its own with two logical devices. What each must give is TensorFlow's documented behaviour, and
+where TensorFlow refuses, the article's.
+"""
+
+import json
+import textwrap
+
+import pytest
+
+from seed_samples import SEEDS, read_sample, reindent
+from subprocess_program import run_program
+
+MNIST = SEEDS.parent / "data" / "mnist.npz"
+
+SUM_OF_UPDATES = ("000", (23, 35))
+COPIES_OF_THEIR_OWN = ("002", (20, 21), (26, 28), (32, 37), (42, 44))
+MIRRORED_FIT = ("003", (12, 30))
+# Not yet: 001 (aggregation methods), 003 lines 35-54 (several workers) and 59-65 (a TPU).
+
+with_seeds = pytest.mark.skipif(
+    not SEEDS.is_dir(), reason=f"the seeds are not beside this checkout: no folder {SEEDS}"
+)
+with_mnist = pytest.mark.skipif(
+    not MNIST.is_file(), reason=f"the data is not beside this checkout: no file {MNIST}"
+)
+
+
+def run_on_two_devices(program: str):
+    finished = run_program(
+        program, env={"UNISON_CPU_DEVICES": "2", "KERAS_BACKEND": "jax"}, timeout=100
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished
+
+
+@with_seeds
+def test_a_sum_variable_takes_the_update_of_every_replica():
+    finished = run_on_two_devices(read_sample(*SUM_OF_UPDATES) + "print(float(variable))\n")
+    assert finished.stdout.split() == ["3.0"]
+
+
+@with_seeds
+def test_every_replica_prints_the_value_before_and_after_its_update():
+    finished = run_on_two_devices(read_sample(*SUM_OF_UPDATES))
+    printed = sorted(line for line in finished.stderr.splitlines() if line.startswith("Value"))
+    assert printed == ["Value after update: 3"] * 2 + ["Value before update: 1"] * 2
+
+
+@with_seeds
+def test_a_variable_without_aggregation_counts_on_every_replica():
+    finished = run_on_two_devices(
+        read_sample(*COPIES_OF_THEIR_OWN) + "print([int(copy) for copy in result.values])\n"
+    )
+    assert finished.stdout.count("Epoch:") == 3
+    assert finished.stdout.splitlines()[-1] == "[3, 3]"
+
+
+@with_seeds
+def test_a_variable_without_aggregation_is_warned_about_once_with_the_remedy():
+    finished = run_on_two_devices(read_sample(*COPIES_OF_THEIR_OWN))
+    warnings = [line for line in finished.stderr.splitlines() if "has no aggregation" in line]
+    assert len(warnings) == 1
+    assert "create it with aggregation=SUM, MEAN or ONLY_FIRST_REPLICA" in warnings[0]
+
+
+@with_seeds
+@with_mnist
+def test_the_mnist_network_trains_on_two_replicas():
+    # The article's images are 28 x 28 and its network takes 784 numbers; a part of them will do.
+    loading = f"""
+import json, keras, numpy as np
+
+def load_data():
+    with np.load({str(MNIST)!r}) as data:
+        train = data["x_train"][:20_000].reshape(-1, 784), data["y_train"][:20_000]
+        test = data["x_test"].reshape(-1, 784), data["y_test"]
+    return train, test
+
+keras.datasets.mnist.load_data = load_data
+"""
+    sample = read_sample(*MIRRORED_FIT).replace("epochs=10", "epochs=1, verbose=0")
+    saying = "print(json.dumps(model.history.history))\n"
+    lines = run_on_two_devices(loading + sample + saying).stdout.splitlines()
+    assert lines[0] == "Number of devices: 2"
+    assert json.loads(lines[-1])["val_accuracy"][-1] > 0.93
+
+
+def test_lost_indentation_is_found_again():
+    lost = """
+        with scope():
+        kept = first(1,
+        2)
+        # A comment.
+        @decorated
+        def outer(x):
+        def inner():
+        y = [
+        x,
+        ]
+        return y
+        z = inner()
+        return z
+        for step in range(3):
+        outer(step)
+    """
+    found = """\
+    with scope():
+        kept = first(1,
+            2)
+    # A comment.
+    @decorated
+    def outer(x):
+        def inner():
+            y = [
+                x,
+                ]
+            return y
+        z = inner()
+        return z
+    for step in range(3):
+        outer(step)
+    """
+    lines = [line for line in textwrap.dedent(lost).splitlines() if line]
+    assert reindent(lines) == textwrap.dedent(found)
