@@ -1,0 +1,129 @@
+"""The ceiling: a data-parallel training loop as one writes it in JAX with `shard_map`.
+
+It does the work of `fit`: shuffled epochs, dropout, Adam, loss and accuracy over the epoch. It
+is straightforward and good: one jitted step, donated state, nothing fetched before the epoch's
+end, so that the host prepares batches while the devices compute.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks import images
+from benchmarks.contestants import live_arrays
+from benchmarks.contestants.hand_written_models import MODELS, Model, Parameters
+from benchmarks.protocol import Contestant
+from benchmarks.workloads import REPLICAS, FitWork
+
+_AXIS = "replica"
+_OPTIMIZER = optax.adam(1e-3, eps=1e-7)
+
+
+class _State(NamedTuple):
+    """What a step reads and writes; all but the totals are equal on all replicas."""
+
+    parameters: Parameters
+    optimizer: Any
+    key: jax.Array
+    #: Sums over this replica's examples: the loss, and the right answers.
+    totals: jax.Array
+
+
+class _Epoch(NamedTuple):
+    loss: float
+    accuracy: float
+
+
+_SPECS = _State(PartitionSpec(), PartitionSpec(), PartitionSpec(), PartitionSpec(_AXIS))
+
+
+def build(work: FitWork) -> Contestant:
+    return HandWrittenFit(work)
+
+
+class HandWrittenFit(Contestant):
+    """A round is one epoch."""
+
+    def __init__(self, work: FitWork):
+        self._work = work
+        self._images, self._labels = images.load(work)
+        self._shuffle = np.random.default_rng(0)
+        mesh = jax.make_mesh((REPLICAS,), (_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+        self._by_replica = NamedSharding(mesh, PartitionSpec(_AXIS))
+        self._step = _compiled_step(MODELS[work.model], mesh)
+        self._state = _initial_state(MODELS[work.model], mesh)
+        self._latest = _Epoch(0.0, 0.0)
+        self._live_bytes = 0
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"jax": jax.__version__, "optax": optax.__version__}
+
+    def round(self) -> float:
+        self._live_bytes = 0
+        begin = time.perf_counter()
+        self._latest = self._epoch()
+        return self._work.examples / (time.perf_counter() - begin)
+
+    def facts(self) -> dict[str, Any]:
+        parts = jax.tree.leaves(self._state._replace(totals=None))
+        facts = self._latest._asdict() | {"state_bytes": sum(part.nbytes for part in parts)}
+        return facts | {"live_bytes": self._live_bytes} if self._live_bytes else facts
+
+    def _epoch(self) -> _Epoch:
+        state = self._state._replace(totals=self._zero_totals())
+        order = self._shuffle.permutation(self._work.examples)
+        for start in range(0, self._work.examples, self._work.batch):
+            rows = order[start : start + self._work.batch]
+            batch = (self._images[rows], self._labels[rows])
+            state = self._step(state, *jax.device_put(batch, self._by_replica))
+            if self._work.weighs:
+                self._live_bytes = max(self._live_bytes, live_arrays.bytes_on_fullest_device())
+        self._state = state
+        loss, right = np.asarray(state.totals).sum(axis=0) / self._work.examples
+        return _Epoch(float(loss), float(right))
+
+    def _zero_totals(self) -> jax.Array:
+        return jax.device_put(np.zeros((REPLICAS, 2), np.float32), self._by_replica)
+
+
+def _initial_state(model: Model, mesh: jax.sharding.Mesh) -> _State:
+    parameters = model.initial(jax.random.key(0))
+    state = _State(parameters, _OPTIMIZER.init(parameters), jax.random.key(1), None)
+    return jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+
+
+def _compiled_step(model: Model, mesh: jax.sharding.Mesh) -> Any:
+    def step(state: _State, images: jax.Array, labels: jax.Array) -> _State:
+        key, used = jax.random.split(state.key)
+        used = jax.random.fold_in(used, lax.axis_index(_AXIS))
+
+        def mean_loss(parameters: Parameters) -> tuple[jax.Array, jax.Array]:
+            logits = model.logits(parameters, images, used)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            right = jnp.sum(jnp.argmax(logits, -1) == labels)
+            return losses.mean(), jnp.stack([losses.sum(), right.astype(jnp.float32)])
+
+        gradients, totals = jax.grad(mean_loss, has_aux=True)(state.parameters)
+        gradients = jax.tree.map(lambda total: total / REPLICAS, lax.psum(gradients, _AXIS))
+        updates, optimizer = _OPTIMIZER.update(gradients, state.optimizer)
+        parameters = optax.apply_updates(state.parameters, updates)
+        return _State(parameters, optimizer, key, state.totals + totals)
+
+    # Without `check_vma`, the gradient of this replica's loss is this replica's own.
+    on_all = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(_SPECS, PartitionSpec(_AXIS), PartitionSpec(_AXIS)),
+        out_specs=_SPECS,
+        check_vma=False,
+    )
+    return jax.jit(on_all, donate_argnums=0)

@@ -1,0 +1,18 @@
+"""TensorFlow with its CPU split into logical devices."""
+
+from __future__ import annotations
+
+import tensorflow as tf  # noqa: TID251 -- a peer, in a process of its own
+
+from benchmarks.workloads import REPLICAS
+
+
+def mirrored_strategy() -> tf.distribute.MirroredStrategy:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    split = [tf.config.LogicalDeviceConfiguration() for _ in range(REPLICAS)]
+    tf.config.set_logical_device_configuration(cpu, split)
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
+
+
+def versions() -> dict[str, str]:
+    return {"tensorflow": tf.__version__}

@@ -1,0 +1,13 @@
+"""TensorFlow: Keras' `fit` under a `tf.distribute.MirroredStrategy`."""
+
+from __future__ import annotations
+
+from benchmarks.contestants import keras_models, tensorflow_devices
+from benchmarks.protocol import Contestant
+from benchmarks.workloads import FitWork
+
+
+def build(work: FitWork) -> Contestant:
+    with tensorflow_devices.mirrored_strategy().scope():
+        model = keras_models.compiled(work.model)
+    return keras_models.KerasFit(model, work, tensorflow_devices.versions())

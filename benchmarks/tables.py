@@ -1,0 +1,110 @@
+"""Results as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.driver import Result
+from benchmarks.protocol import Round
+from benchmarks.workloads import Work, to_json
+
+#: The contestant that the others are compared with.
+OURS = "unison"
+
+_MEBIBYTE = 2**20
+
+
+def table(result: Result) -> str:
+    """Returns medians and ranges, a row a contestant, and below them the ratios."""
+    work = result.work
+    count = max((len(rounds) for rounds in result.rounds.values()), default=0)
+    header = ["", work.unit, "min", "max", "CPU", "RSS MiB", "peak", *_fact_names(result)]
+    rows = [_row(name, rounds, result) for name, rounds in result.rounds.items() if rounds]
+    lines = [f"{work.name}: {work.unit}, {count} rounds"]
+    lines += _aligned([header, *rows]) if rows else []
+    lines += [f"  {name}: no result" for name in result.failures]
+    lines += [
+        f"  unison is {_ratio_text(ratios)} x as fast as {name}"
+        for name, ratios in speed_ratios(result).items()
+    ]
+    return "\n".join(lines)
+
+
+def speed_ratios(result: Result) -> dict[str, list[float]]:
+    """Returns, for every other contestant, how many times as fast as it Unison was, by round."""
+    ours = result.rounds.get(OURS, [])
+    ratios = {}
+    for name, theirs in result.rounds.items():
+        if name != OURS and ours and theirs:
+            pairs = zip(ours, theirs, strict=True)
+            ratios[name] = [_speed_ratio(result.work, our, their) for our, their in pairs]
+    return ratios
+
+
+def to_dictionary(results: Iterable[Result], machine: dict[str, Any]) -> dict[str, Any]:
+    """Returns everything that was measured, for JSON."""
+    return {"machine": machine, "workloads": [_workload(result) for result in results]}
+
+
+def _workload(result: Result) -> dict[str, Any]:
+    medians = {name: statistics.median(r) for name, r in speed_ratios(result).items()}
+    return {
+        "work": {**to_json(result.work), "unit": result.work.unit},
+        "rounds": {
+            name: [dataclasses.asdict(done) for done in rounds]
+            for name, rounds in result.rounds.items()
+        },
+        "versions": result.versions,
+        "failures": result.failures,
+        "unison_times_as_fast_as": medians,
+    }
+
+
+def _speed_ratio(work: Work, our: Round, their: Round) -> float:
+    return our.value / their.value if work.higher_is_better else their.value / our.value
+
+
+def _row(name: str, rounds: Sequence[Round], result: Result) -> list[str]:
+    values = [done.value for done in rounds]
+    numbers = [statistics.median(values), min(values), max(values)]
+    last = rounds[-1]
+    return [
+        name,
+        *(f"{number:,.0f}" for number in numbers),
+        f"{statistics.median(done.cpu for done in rounds):.2f}",
+        _mebibytes(last.rss),
+        _mebibytes(last.peak_rss),
+        *(_fact(fact, last.facts.get(fact)) for fact in _fact_names(result)),
+    ]
+
+
+def _fact_names(result: Result) -> list[str]:
+    names = [name for rounds in result.rounds.values() for done in rounds for name in done.facts]
+    return list(dict.fromkeys(names))
+
+
+def _fact(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value / _MEBIBYTE:.1f}" if name.endswith("_bytes") else f"{value:.3f}"
+
+
+def _mebibytes(value: int | None) -> str:
+    return "" if value is None else f"{value / _MEBIBYTE:,.0f}"
+
+
+def _ratio_text(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    names = [cell.replace("_bytes", " MiB") for cell in rows[0]]
+    rows = [names, *rows[1:]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
+        for first, *others in rows
+    ]

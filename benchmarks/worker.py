@@ -1,0 +1,69 @@
+"""The process of one contestant: `python -m benchmarks.worker MODULE WORK SECONDS`.
+
+Nothing that is printed while a contestant works can disturb the protocol: standard output leads
+to /dev/null, and the answers go to what it was before. The process ends when standard input
+does, when its driver dies, and SECONDS after it last heard from the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import importlib
+import json
+import os
+import pathlib
+import resource
+import sys
+import time
+from typing import Any
+
+from benchmarks.protocol import Contestant, Ready, Round
+from benchmarks.workloads import from_json
+
+
+def main(module: str, work: str, seconds: str) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+
+    def answer(message: Any) -> None:
+        answers.write(json.dumps(dataclasses.asdict(message)) + "\n")
+
+    faulthandler.enable()
+    end_after(float(seconds))
+    contestant = importlib.import_module(module).build(from_json(json.loads(work)))
+    contestant.round()  # compiles and warms up
+    answer(Ready(contestant.versions))
+    for _ in sys.stdin:
+        end_after(float(seconds))
+        answer(_round(contestant))
+
+
+def end_after(seconds: float) -> None:
+    """Ends this process in `seconds`, even if it is stuck in C++; shows where it was."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def _round(contestant: Contestant) -> Round:
+    wall, cpu = time.perf_counter(), time.process_time()
+    value = contestant.round()
+    busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    return Round(value, busy, _resident(), _peak_resident(), contestant.facts())
+
+
+def _resident() -> int | None:
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return None
+    return int(pages) * resource.getpagesize()
+
+
+def _peak_resident() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,121 @@
+"""What is measured: the workloads, and the numbers of steps that make a round of 1 to 2 seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+#: Replicas of every workload: logical CPU devices.
+REPLICAS = 2
+
+#: Steps a round for a model and a global batch; other batches take the steps of the nearest.
+_STEPS = {
+    "mlp": {64: 300, 256: 160, 1024: 58},
+    "cnn": {64: 20, 256: 6, 1024: 2},
+}
+_MEMORY_STEPS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class FitWork:
+    """Training with shuffled epochs; a round is one epoch, measured in images per second.
+
+    Attributes:
+        model: A key of `models.MODELS`.
+        batch: The global batch.
+        steps: The number of steps of an epoch.
+        verbose: As for Keras' `fit`; standard output leads to /dev/null.
+        data: The path of a file in the format of Keras' `mnist.npz`; None for synthetic images.
+        weighs: Whether contestants look at the live arrays between the steps.
+    """
+
+    model: str
+    batch: int
+    steps: int
+    verbose: int = 0
+    data: str | None = None
+    weighs: bool = False
+
+    unit = "images/s"
+    higher_is_better = True
+
+    @property
+    def name(self) -> str:
+        return f"{'memory' if self.weighs else 'fit'} {self.model}, batch {self.batch}"
+
+    @property
+    def examples(self) -> int:
+        return self.batch * self.steps
+
+
+@dataclasses.dataclass(frozen=True)
+class RunWork:
+    """`strategy.run` of a function that adds a replica's value to variables (aggregation SUM).
+
+    Attributes:
+        variables: How many scalar variables the function updates.
+        seconds: How long a round calls it.
+    """
+
+    variables: int
+    seconds: float
+
+    unit = "us/call"
+    higher_is_better = False
+
+    @property
+    def name(self) -> str:
+        return f"run, {self.variables} variable{'s' if self.variables > 1 else ''}"
+
+
+Work = FitWork | RunWork
+
+
+def fit_workloads(
+    models: Iterable[str],
+    batches: Iterable[int],
+    data: str | None,
+    verbose: int,
+    quick: bool,
+) -> list[Work]:
+    return [
+        FitWork(model, batch, 2 if quick else _steps(model, batch), verbose, data)
+        for model in models
+        for batch in batches
+    ]
+
+
+def run_workloads(quick: bool) -> list[Work]:
+    return [RunWork(count, seconds=0.05 if quick else 0.7) for count in (1, 20)]
+
+
+def memory_workloads(data: str | None, quick: bool) -> list[Work]:
+    """A model whose parameters (80 MB) and optimizer state outweigh all the rest."""
+    if quick:
+        return [FitWork("mlp", 64, 2, data=data, weighs=True)]
+    return [FitWork("wide_mlp", 256, _MEMORY_STEPS, data=data, weighs=True)]
+
+
+def _steps(model: str, batch: int) -> int:
+    steps = _STEPS[model]
+    nearest = min(steps, key=lambda known: abs(known - batch))
+    return max(1, steps[nearest] * nearest // batch) if batch > nearest else steps[nearest]
+
+
+def to_json(work: Work) -> dict[str, Any]:
+    return {"kind": type(work).__name__, **dataclasses.asdict(work)}
+
+
+def from_json(fields: dict[str, Any]) -> Work:
+    fields = dict(fields)
+    kind = {"FitWork": FitWork, "RunWork": RunWork}[fields.pop("kind")]
+    return kind(**fields)
+
+
+def parse_batches(text: str) -> Sequence[int]:
+    """Reads `64,256,1024`; every batch must divide by the replicas."""
+    batches = [int(part) for part in text.split(",")]
+    if any(batch < REPLICAS or batch % REPLICAS for batch in batches):
+        raise ValueError(f"Expected positive batches that {REPLICAS} divides. Received: {text}")
+    return batches

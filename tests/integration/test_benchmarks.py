@@ -1,0 +1,143 @@
+"""The benchmarks run, measure who takes part, and leave nobody behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    import benchmarks.driver
+    import benchmarks.tables
+
+    return benchmarks
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "benchmarks", *map(str, arguments)]
+
+
+def run_benchmarks(*arguments):
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def worker_processes(driver):
+    """The processes whose parent is `driver`."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[1]) == driver:
+            found.append(int(status.parent.name))
+    return found
+
+
+def test_fit_is_measured_beside_a_hand_written_loop(tmp_path):
+    written = tmp_path / "deep" / "fit.json"
+    finished = run_benchmarks(
+        "fit",
+        "--quick",
+        "--model=mlp",
+        "--batch=64",
+        "--contestants=unison,hand",
+        "--json",
+        written,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "x as fast as hand" in finished.stdout
+    [workload] = json.loads(written.read_text())["workloads"]
+    assert {name: len(rounds) for name, rounds in workload["rounds"].items()} == {
+        "unison": 2,
+        "hand": 2,
+    }
+    for rounds in workload["rounds"].values():
+        assert all(done["value"] > 0 and done["peak_rss"] > 0 for done in rounds)
+        assert rounds[-1]["facts"]["loss"] < 3
+
+
+def test_run_is_measured_with_one_variable_and_with_twenty(tmp_path):
+    written = tmp_path / "run.json"
+    finished = run_benchmarks(
+        "run", "--quick", "--rounds=1", "--contestants=unison,hand", "--json", written
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    workloads = json.loads(written.read_text())["workloads"]
+    assert [workload["work"]["variables"] for workload in workloads] == [1, 20]
+    assert all(set(workload["rounds"]) == {"unison", "hand"} for workload in workloads)
+
+
+def test_a_contestant_that_fails_is_named_and_the_others_go_on(benchmarks):
+    entry = benchmarks.contestants.Entry("broken", "broken", "there_is_none", (), {})
+    work = benchmarks.workloads.RunWork(1, seconds=0.01)
+    said = []
+    result = benchmarks.driver.measure(
+        work, [(entry, sys.executable)], 1, benchmarks.driver.Limits(), said.append
+    )
+    assert "No module named" in result.failures["broken"]
+    assert any("broken is out" in line for line in said)
+    assert "broken: no result" in benchmarks.tables.table(result)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_contestant_that_is_late_is_ended(benchmarks):
+    entry = next(e for e in benchmarks.contestants.ENTRIES if e.module == "hand_written_run")
+    work = benchmarks.workloads.RunWork(1, seconds=0.01)
+    limits = benchmarks.driver.Limits(start=0.1)
+    before = worker_processes(os.getpid())
+    result = benchmarks.driver.measure(work, [(entry, sys.executable)], 1, limits, print)
+    assert result.failures["hand"].startswith("no answer")
+    assert worker_processes(os.getpid()) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_no_contestant_outlives_a_driver_that_is_told_to_end(signal_number):
+    driver = subprocess.Popen(
+        command("run", "--contestants=hand"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not (workers := worker_processes(driver.pid)):
+            assert time.monotonic() < deadline, "No contestant was started."
+            time.sleep(0.05)
+        driver.send_signal(signal_number)
+        assert driver.wait(timeout=30) == 128 + signal_number
+    finally:
+        driver.kill()
+        driver.wait()
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_ratios_are_of_the_same_round_and_more_is_faster(benchmarks):
+    def rounds(*values):
+        return [benchmarks.protocol.Round(value, 1.0, None, 1, {}) for value in values]
+
+    by_images = benchmarks.driver.Result(benchmarks.workloads.FitWork("mlp", 64, 1))
+    by_images.rounds = {"unison": rounds(10, 30), "hand": rounds(20, 30)}
+    by_time = benchmarks.driver.Result(benchmarks.workloads.RunWork(1, 1.0))
+    by_time.rounds = dict(by_images.rounds)
+    assert benchmarks.tables.speed_ratios(by_images) == {"hand": [0.5, 1.0]}
+    assert benchmarks.tables.speed_ratios(by_time) == {"hand": [2.0, 1.0]}
+
+
+@pytest.mark.parametrize("arguments", [["--batch=63"], ["--contestants=who"], ["--data=nowhere"]])
+def test_wrong_options_are_refused_before_anything_starts(arguments):
+    finished = run_benchmarks(*arguments)
+    assert finished.returncode == 2
+    assert "error" in finished.stderr
