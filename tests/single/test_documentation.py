@@ -1,0 +1,227 @@
+"""Every Python example in the README and the documentation runs, and prints what it says.
+
+The blocks of a page that are tagged `python` share a namespace and run in order, in a process of
+their own with two logical devices. A block tagged `output` holds what the block before it prints.
+A block under `<!-- not run: reason -->` is skipped.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECONDS_FOR_A_PAGE = 120
+
+FENCE = re.compile(
+    r"^(?P<indent>[ \t]*)```(?P<tag>python|output)\b[^\n]*\n(?P<body>.*?)^(?P=indent)```[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
+SKIPPED = re.compile(r"<!--\s*not run:(?P<reason>.*?)-->\s*\Z", re.DOTALL)
+
+# Runs the blocks of one page in order. Compiled under the page's own name and lines, a block that
+# fails is quoted in the traceback where it stands on the page.
+RUNNER = """
+import contextlib, io, json, sys
+
+page, blocks = sys.argv[1], json.load(sys.stdin)
+namespace = {"__name__": "__main__"}
+for block in blocks:
+    print(f"{page}:{block['line']}", file=sys.stderr, flush=True)
+    program = compile("\\n" * block["line"] + block["source"], page, "exec")
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(program, namespace)
+    except BaseException:
+        print(printed.getvalue(), file=sys.stderr)
+        raise
+    if block["output"] is not None and printed.getvalue().split() != block["output"].split():
+        sys.exit(f"The page says that it prints:\\n{block['output']}\\n"
+                 f"It prints:\\n{printed.getvalue()}")
+"""
+
+
+class Block(NamedTuple):
+    """An example: the line of its opening fence, its source, and what it is said to print."""
+
+    line: int
+    source: str
+    output: str | None
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks of a page that are to run.
+
+    Raises:
+        ValueError: If a block is skipped without a reason, or an `output` follows no block.
+    """
+    blocks: list[Block] = []
+    before_is_skipped = False
+    for fence in FENCE.finditer(page):
+        line = page.count("\n", 0, fence.start()) + 1
+        body = textwrap.dedent(fence["body"])
+        if fence["tag"] == "python":
+            skipped = SKIPPED.search(page, 0, fence.start())
+            if skipped and not skipped["reason"].strip():
+                raise ValueError(f"Line {line}: `not run:` is followed by the reason.")
+            before_is_skipped = bool(skipped)
+            if not skipped:
+                blocks.append(Block(line, body, None))
+        elif not before_is_skipped:
+            if not blocks or blocks[-1].output is not None:
+                raise ValueError(f"Line {line}: `output` follows the block that prints it.")
+            blocks[-1] = blocks[-1]._replace(output=body)
+    return blocks
+
+
+def run_page(page: Path, folder: Path, seconds: float = SECONDS_FOR_A_PAGE) -> str | None:
+    """Runs a page's blocks with `folder` as the working folder; returns what went wrong, if any."""
+    two_devices = {"UNISON_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-c", RUNNER, str(page)],
+            input=json.dumps([block._asdict() for block in blocks_of(page.read_text())]),
+            env=os.environ | two_devices,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        # `stderr` holds bytes here, also where text was asked for.
+        said = bytes(expired.stderr or b"").decode()
+        return f"{last_block(page, said)} did not end: the page has {seconds} s.\n{said}"
+    if finished.returncode:
+        return f"{last_block(page, finished.stderr)} failed.\n{finished.stderr}"
+    return None
+
+
+def last_block(page: Path, said: str) -> str:
+    """The block that was running last, as `The block at PAGE:LINE`."""
+    begun = re.findall(rf"^{re.escape(str(page))}:\d+$", said, re.MULTILINE)
+    return f"The block at {begun[-1]}" if begun else f"{page}"
+
+
+def pages() -> list[Path]:
+    return [
+        page
+        for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+        if "```python" in page.read_text()
+    ]
+
+
+@pytest.mark.timeout(SECONDS_FOR_A_PAGE + 30)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_examples_of_a_page_run(page, tmp_path):
+    failure = run_page(page, tmp_path)
+    if failure:
+        pytest.fail(failure, pytrace=False)
+
+
+@pytest.fixture
+def write_page(tmp_path):
+    def write(text: str) -> Path:
+        page = tmp_path / "page.md"
+        page.write_text(textwrap.dedent(text))
+        return page
+
+    return write
+
+
+def test_a_block_sees_the_names_of_those_before_it(write_page, tmp_path):
+    page = write_page("""
+        ```python
+        replicas = 2
+        ```
+        ```python
+        assert replicas == 2
+        ```
+    """)
+    assert run_page(page, tmp_path) is None
+
+
+def test_a_block_that_fails_is_named_by_page_and_line(write_page, tmp_path):
+    page = write_page("""
+        ```python
+        replicas = 2
+        ```
+
+        ```python
+        assert replicas == 3
+        ```
+    """)
+    failure = run_page(page, tmp_path)
+    assert failure is not None
+    assert f"The block at {page}:6 failed" in failure
+    assert "line 7" in failure
+    assert "assert replicas == 3" in failure
+
+
+def test_a_block_that_hangs_is_named_by_page_and_line(write_page, tmp_path):
+    page = write_page("""
+        ```python
+        import threading
+        threading.Event().wait()
+        ```
+    """)
+    failure = run_page(page, tmp_path, seconds=2)
+    assert failure is not None
+    assert f"The block at {page}:2 did not end" in failure
+
+
+def test_a_block_that_prints_something_else_than_it_says_fails(write_page, tmp_path):
+    page = write_page("""
+        ```python
+        print(1 + 1)
+        ```
+        ```output
+        3
+        ```
+    """)
+    failure = run_page(page, tmp_path)
+    assert failure is not None
+    assert "It prints:\n2" in failure
+
+
+def test_a_block_that_prints_what_it_says_passes(write_page, tmp_path):
+    page = write_page("""
+        ```python
+        print(1 + 1)
+        ```
+        ```output
+        2
+        ```
+    """)
+    assert run_page(page, tmp_path) is None
+
+
+def test_a_block_under_a_reason_is_skipped_with_its_output():
+    page = "<!-- not run: needs a GPU -->\n```python\nprint(1)\n```\n\n```output\n1\n```\n"
+    assert blocks_of(page) == []
+
+
+def test_a_reason_skips_only_the_block_under_it():
+    page = "<!-- not run: needs a GPU -->\n```python\na = 1\n```\n```python\nb = 2\n```\n"
+    assert [block.source for block in blocks_of(page)] == ["b = 2\n"]
+
+
+def test_a_block_is_not_skipped_without_a_reason():
+    with pytest.raises(ValueError, match="followed by the reason"):
+        blocks_of("<!-- not run: -->\n```python\na = 1\n```\n")
+
+
+def test_a_block_inside_an_admonition_is_dedented():
+    page = "!!! note\n    ```python\n    if True:\n        a = 1\n    ```\n"
+    assert blocks_of(page) == [Block(2, "if True:\n    a = 1\n", None)]
+
+
+def test_a_block_in_another_language_is_not_collected():
+    assert blocks_of("```bash\nmake test\n```\n```pycon\n>>> 1\n```\n") == []
