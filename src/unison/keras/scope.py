@@ -43,24 +43,19 @@ def _creating_model(original: Callable[..., Any]) -> Any:
     return staticmethod(new)
 
 
-def _creating_optimizer(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if has_strategy():
-            adopt_optimizer(self)
+def _creating(adopt_new: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Any]:
+    """Returns a wrapper of a constructor, which adopts what is made in a scope."""
 
-    return init
+    def wrap(original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if has_strategy():
+                adopt_new(self)
 
+        return init
 
-def _creating_mean(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if has_strategy():
-            adopt_mean(self)
-
-    return init
+    return wrap
 
 
 def _creating_normalization(original: Callable[..., Any]) -> Any:
@@ -120,8 +115,8 @@ def _owner_of(method: str) -> type:
 _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.Model, "__new__", _creating_model),
     (keras.Variable, "__init__", _creating_variable),
-    (keras.optimizers.Optimizer, "__init__", _creating_optimizer),
-    (keras.metrics.Mean, "__init__", _creating_mean),
+    (keras.optimizers.Optimizer, "__init__", _creating(adopt_optimizer)),
+    (keras.metrics.Mean, "__init__", _creating(adopt_mean)),
     (keras.layers.BatchNormalization, "__new__", _creating_normalization),
     *((_owner_of(name), name, _using_model) for name in ("compile", *_ENTRY_POINTS)),
 ]
