@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 
-from unison.keras.metrics import adopt_mean
 from unison.keras.normalization import BatchNormalization
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.trainer import ReplicaTrainer, trainer_of
@@ -43,19 +42,14 @@ def _creating_model(original: Callable[..., Any]) -> Any:
     return staticmethod(new)
 
 
-def _creating(adopt_new: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a wrapper of a constructor, which adopts what is made in a scope."""
+def _creating_optimizer(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if has_strategy():
+            adopt_optimizer(self)
 
-    def wrap(original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if has_strategy():
-                adopt_new(self)
-
-        return init
-
-    return wrap
+    return init
 
 
 def _creating_normalization(original: Callable[..., Any]) -> Any:
@@ -115,8 +109,7 @@ def _owner_of(method: str) -> type:
 _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.Model, "__new__", _creating_model),
     (keras.Variable, "__init__", _creating_variable),
-    (keras.optimizers.Optimizer, "__init__", _creating(adopt_optimizer)),
-    (keras.metrics.Mean, "__init__", _creating(adopt_mean)),
+    (keras.optimizers.Optimizer, "__init__", _creating_optimizer),
     (keras.layers.BatchNormalization, "__new__", _creating_normalization),
     *((_owner_of(name), name, _using_model) for name in ("compile", *_ENTRY_POINTS)),
 ]

@@ -75,19 +75,8 @@ class Placement:
 
     def repeat(self, value: Any) -> jax.Array:
         """Returns a per-replica array whose every slice is `value`."""
-        return self._repeat(jnp.asarray(value))
-
-    @functools.cached_property
-    def _repeat(self) -> Any:
-        def stack(value: jax.Array) -> jax.Array:
-            return jnp.broadcast_to(value, (self.num_replicas, *value.shape))
-
-        on_first_device = jax.jit(stack)
-
-        def repeat(value: jax.Array) -> jax.Array:
-            return jax.device_put(on_first_device(value), self.per_replica)
-
-        return repeat
+        value = jnp.asarray(value)
+        return self.spread(jnp.broadcast_to(value, (self.num_replicas, *value.shape)))
 
     def slices(self, stacked: jax.Array) -> tuple[jax.Array, ...]:
         """Returns the per-replica values of an array placed by `spread`, each on its device."""
