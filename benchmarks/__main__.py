@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks [fit|run|memory|all] ...`."""
+"""The command line: `python -m benchmarks [fit|run|memory|aggregation|all] ...`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Only ratios of one run count. Leave the machine alone meanwhile.",
     )
     add = parser.add_argument
-    add("what", nargs="?", choices=("fit", "run", "memory", "all"), default="all")
+    contests = ("fit", "run", "memory", "aggregation", "all")
+    add("what", nargs="?", choices=contests, default="all")
     add("--model", choices=("mlp", "cnn"), help="only this model (default: both)")
     add("--batch", default="64,256,1024", metavar="N,N", help="global batches (%(default)s)")
     add("--rounds", type=int, metavar="N", help=f"rounds of each contestant ({_ROUNDS})")
@@ -116,6 +117,8 @@ def _workloads(options: argparse.Namespace) -> list[Work]:
         works += workloads.run_workloads(options.quick)
     if options.what in ("memory", "all"):
         works += workloads.memory_workloads(options.data, options.quick)
+    if options.what in ("aggregation", "all"):
+        works += workloads.aggregation_workloads(options.quick)
     return works
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-#: Replicas of every workload: logical CPU devices.
+#: Replicas of every workload but those of aggregation: logical CPU devices.
 REPLICAS = 2
 
 #: Steps a round for a model and a global batch; other batches take the steps of the nearest.
@@ -69,7 +69,40 @@ class RunWork:
         return f"run, {self.variables} variable{'s' if self.variables > 1 else ''}"
 
 
-Work = FitWork | RunWork
+@dataclasses.dataclass(frozen=True)
+class AggregationWork:
+    """Summing gradients over the replicas, and updating weights by the sums.
+
+    Attributes:
+        processes: How many processes the replicas are in.
+        devices: Logical CPU devices of each, a replica on each.
+        tensors: How many gradients there are.
+        kibibytes: The size of each.
+        steps: How many steps a round has.
+    """
+
+    processes: int
+    devices: int
+    tensors: int
+    kibibytes: int
+    steps: int
+
+    unit = "us/step"
+    higher_is_better = False
+
+    @property
+    def name(self) -> str:
+        where = f"{self.devices} replicas"
+        if self.processes > 1:
+            where = f"{self.processes} processes of {self.devices}"
+        return f"aggregation, {where}, {self.tensors} x {self.kibibytes} KiB"
+
+    @property
+    def replicas(self) -> int:
+        return self.processes * self.devices
+
+
+Work = FitWork | RunWork | AggregationWork
 
 
 def fit_workloads(
@@ -97,6 +130,17 @@ def memory_workloads(data: str | None, quick: bool) -> list[Work]:
     return [FitWork("wide_mlp", 256, _MEMORY_STEPS, data=data, weighs=True)]
 
 
+def aggregation_workloads(quick: bool) -> list[Work]:
+    """Many small gradients, as many larger ones, and a few very large ones."""
+    if quick:
+        return [AggregationWork(1, 2, 20, 2, 2), AggregationWork(2, 1, 20, 2, 2)]
+    return [
+        AggregationWork(processes, devices, tensors, kibibytes, steps)
+        for processes, devices in ((1, 2), (1, 4), (1, 8), (2, 1), (2, 2))
+        for tensors, kibibytes, steps in ((20, 2, 300), (40, 100, 60), (8, 4096, 6))
+    ]
+
+
 def _steps(model: str, batch: int) -> int:
     steps = _STEPS[model]
     nearest = min(steps, key=lambda known: abs(known - batch))
@@ -109,8 +153,8 @@ def to_json(work: Work) -> dict[str, Any]:
 
 def from_json(fields: dict[str, Any]) -> Work:
     fields = dict(fields)
-    kind = {"FitWork": FitWork, "RunWork": RunWork}[fields.pop("kind")]
-    return kind(**fields)
+    kinds = {kind.__name__: kind for kind in (FitWork, RunWork, AggregationWork)}
+    return kinds[fields.pop("kind")](**fields)
 
 
 def parse_batches(text: str) -> Sequence[int]:

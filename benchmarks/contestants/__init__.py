@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from benchmarks.workloads import REPLICAS, FitWork, RunWork, Work
+from benchmarks.workloads import REPLICAS, AggregationWork, FitWork, RunWork, Work
 
 #: With fewer threads XLA's collectives between logical CPU devices of one process deadlock.
 _XLA_POOL = {"NPROC": str(2 * REPLICAS)}
@@ -40,6 +40,11 @@ ENTRIES = (
     Entry("hand", "hand", "hand_written_run", (RunWork,), _TWO_JAX_DEVICES),
     Entry("keras", "keras", "keras_data_parallel", (FitWork,), _TWO_JAX_DEVICES),
     Entry("tf", "tf", "tensorflow_fit", (FitWork,), {"KERAS_BACKEND": "tensorflow"}),
+    Entry("unison", "unison", "aggregation_default", (AggregationWork,), {}),
+    Entry("ADD_N", "unison", "aggregation_add_n", (AggregationWork,), {}),
+    Entry("TREE", "unison", "aggregation_tree", (AggregationWork,), {}),
+    Entry("ACCUMULATE_N", "unison", "aggregation_accumulate_n", (AggregationWork,), {}),
+    Entry("hand", "hand", "aggregation_psum", (AggregationWork,), {}),
     Entry("tf function", "tf", "tensorflow_run_function", (RunWork,), {}),
     Entry("tf direct", "tf", "tensorflow_run_direct", (RunWork,), {}),
 )

@@ -10,9 +10,23 @@ Importing this package starts no backend and changes nothing in another library.
 import importlib
 import sys
 
+from unison import saving, train
 from unison.cells import VariableAggregation, VariableSynchronization
-from unison.collectives import ReduceOp, all_gather, all_reduce, broadcast
+from unison.collectives import (
+    AggregationMethod,
+    CommunicationOptions,
+    ReduceOp,
+    aggregate,
+    all_gather,
+    all_reduce,
+    broadcast,
+    reduce,
+)
+from unison.data.dataset import when_made
+from unison.functions import Function
+from unison.module import Module
 from unison.runtime.devices import set_logical_cpu_devices
+from unison.slices import IndexedSlices
 from unison.strategies import (
     MirroredStrategy,
     OneDeviceStrategy,
@@ -31,8 +45,13 @@ from unison.variables import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "AggregationMethod",
+    "CommunicationOptions",
+    "Function",
+    "IndexedSlices",
     "Mirrored",
     "MirroredStrategy",
+    "Module",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",
@@ -42,6 +61,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "aggregate",
     "all_gather",
     "all_reduce",
     "broadcast",
@@ -49,7 +69,10 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "reduce",
+    "saving",
     "set_logical_cpu_devices",
+    "train",
 ]
 
 
@@ -69,4 +92,13 @@ class _KerasOnDemand:
             )
 
 
+def _let_keras_take_datasets() -> None:
+    """Brings in Keras' loops over datasets, with the first dataset of a program that uses Keras."""
+    backend = getattr(sys.modules.get("keras"), "backend", None)
+    if backend is not None and backend.backend() == "jax":
+        when_made.remove(_let_keras_take_datasets)
+        importlib.import_module("unison.keras.datasets").teach_keras()
+
+
 observe_scopes(_KerasOnDemand())
+when_made.append(_let_keras_take_datasets)

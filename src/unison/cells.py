@@ -11,14 +11,17 @@ import itertools
 import logging
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.placement import Placement, shards_in_order
+from unison.runtime.precision import array_type
 
 logger = logging.getLogger("unison")
 
@@ -117,8 +120,8 @@ class Cell:
         "synchronization",
     )
 
-    #: How often any cell changed its layout: a program that was compiled at another count must
-    #: look whether its cells did.
+    #: How often any cell changed its form: a program that was compiled at another count must look
+    #: whether its cells did.
     layout_changes: ClassVar[int] = 0
 
     def __init__(
@@ -148,9 +151,51 @@ class Cell:
         with _live_lock:
             _live.add(self)
 
+    def clone(self) -> Cell:
+        """Returns a cell with the same annotations and with copies of its own."""
+        cell = Cell(
+            self.placement,
+            None,
+            synchronization=self.synchronization,
+            aggregation=self.aggregation,
+            name=self.name,
+            divergent_aggregation=self._divergent_aggregation,
+        )
+        with LAUNCH_LOCK:
+            cell.layout = self.layout
+            cell._array = self._concrete(jnp.copy(self.stored()))
+        return cell
+
     @property
     def is_on_read(self) -> bool:
         return self.synchronization is VariableSynchronization.ON_READ
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one copy only, so that the annotations have nothing to relate."""
+        return self.placement.num_replicas == 1
+
+    @property
+    def reading_aggregation(self) -> VariableAggregation:
+        """How copies that differ are combined where they are read outside the replicas."""
+        if self.is_on_read:
+            return self.aggregation
+        return self._divergent_aggregation or VariableAggregation.ONLY_FIRST_REPLICA
+
+    @property
+    def combines_writes(self) -> bool:
+        """Whether what the replicas write is combined, so that equal copies stay equal."""
+        if self.is_on_read or self.aggregation is VariableAggregation.NONE:
+            return False
+        holds_statistics = self._divergent_aggregation is not None
+        return self.layout is Layout.MIRRORED or (
+            self.layout is Layout.LOCAL and not holds_statistics
+        )
+
+    @property
+    def form(self) -> tuple[Layout, tuple[int, ...] | None]:
+        """What a compiled program relies on; `layout_changes` counts its changes."""
+        return self.layout, None if self._array is None else self._array.shape
 
     @property
     def array(self) -> jax.Array | None:
@@ -158,11 +203,11 @@ class Cell:
         return self._array
 
     @property
-    def aval(self) -> jax.ShapeDtypeStruct:
+    def aval(self) -> Any:
         """Shape and dtype of one copy."""
         assert self._array is not None
         shape = self._array.shape[1:] if self.layout is Layout.LOCAL else self._array.shape
-        return jax.ShapeDtypeStruct(shape, self._array.dtype)
+        return array_type(shape, self._array.dtype)
 
     def stored(self) -> jax.Array:
         """Returns the stored array for a program that only reads it.
@@ -207,13 +252,18 @@ class Cell:
         with LAUNCH_LOCK:
             if self._array is None:
                 return None
-            array = self.stored()
             if self.layout is Layout.LOCAL:
-                return jnp.asarray(self.combine(array))
-            if self.layout is Layout.SHARDED:
-                return jnp.asarray(np.asarray(array))
-            self._exposed = True
-            return array.addressable_data(0)
+                combined = self.combine(self.stored())
+                return jnp.asarray(combined, dtype=combined.dtype)
+            return self._whole()
+
+    def _whole(self) -> jax.Array:
+        """Returns the value of copies that are equal, or of their parts."""
+        array = self.stored()
+        if self.layout is Layout.SHARDED:
+            return jnp.asarray(np.asarray(array), dtype=array.dtype)
+        self._exposed = True
+        return array.addressable_data(0)
 
     def numpy(self) -> np.ndarray:
         """Returns the value outside the replicas as an array of the caller's own.
@@ -231,17 +281,13 @@ class Cell:
             return np.asarray(stored)
         if self.layout is not Layout.LOCAL:
             return np.asarray(stored.addressable_data(0))
-        if self.is_on_read and self.aggregation is VariableAggregation.NONE:
-            raise ValueError(
-                f"Variable {self.name!r} is ON_READ without an aggregation: outside the replicas "
-                "its copies have no common value. Create it with aggregation=SUM, MEAN or "
-                "ONLY_FIRST_REPLICA, or combine the copies with strategy.reduce(op, variable)."
-            )
+        self.require_common_value()
         copies = _copies(stored)
-        if self.aggregation is VariableAggregation.SUM and self.is_on_read:
-            return np.sum(copies, axis=0, dtype=_accumulator(stored.dtype)).astype(stored.dtype)
-        if self.aggregation is VariableAggregation.MEAN:
-            return np.mean(copies, axis=0, dtype=_accumulator(stored.dtype)).astype(stored.dtype)
+        wide = _accumulator(stored.dtype)
+        if self.reading_aggregation is VariableAggregation.SUM:
+            return np.sum(copies, axis=0, dtype=wide).astype(stored.dtype)
+        if self.reading_aggregation is VariableAggregation.MEAN:
+            return np.mean(copies, axis=0, dtype=wide).astype(stored.dtype)
         return copies[0]
 
     def copies(self) -> list[np.ndarray]:
@@ -256,19 +302,83 @@ class Cell:
                 return _copies(array)
             return [np.array(self.combine(array)) for _ in self.placement.devices]
 
-    def assign(self, value: Any) -> None:
-        """Assigns from outside the replicas.
+    def require_common_value(self) -> None:
+        """Raises a ValueError where the copies have no value outside the replicas."""
+        if self.is_on_read and self.aggregation is VariableAggregation.NONE and not self.is_alone:
+            raise ValueError(
+                f"Variable {self.name!r} is ON_READ without an aggregation: outside the replicas "
+                "its copies have no common value. Create it with aggregation=SUM, MEAN or "
+                "ONLY_FIRST_REPLICA, or combine the copies with strategy.reduce(op, variable)."
+            )
 
-        An `ON_READ` `SUM` cell divides the value between the copies, as TF does, so that
-        reading gives the value back (for integers, the quotient's floor times the replicas).
+    def require_addable(self) -> None:
+        """Raises a ValueError where adding outside the replicas has no one meaning."""
+        if self.is_on_read and self.aggregation is VariableAggregation.SUM and not self.is_alone:
+            raise ValueError(
+                f"Outside the replicas, adding to the ON_READ SUM variable {self.name!r} has no "
+                "one meaning. Assign the sum that you want (variable.assign(variable + delta)), "
+                "or add inside strategy.run."
+            )
+
+    def share_of(self, value: Any) -> Any:
+        """Returns what every copy gets of a value that is assigned outside the replicas.
+
+        The copies of an `ON_READ` `SUM` cell get equal parts, as in TF, so that reading gives the
+        value back (for integers, the quotient without its remainder times the replicas).
         """
         divides = self.is_on_read and self.aggregation is VariableAggregation.SUM
-        if divides and self.placement.num_replicas > 1:
-            value = jnp.asarray(value)
-            count = self.placement.num_replicas
-            value = value // count if jnp.issubdtype(value.dtype, jnp.integer) else value / count
+        if not divides or self.is_alone:
+            return value
+        value = jnp.asarray(value)
+        count = self.placement.num_replicas
+        if jnp.issubdtype(value.dtype, jnp.integer):
+            return lax.div(value, jnp.asarray(count, value.dtype))
+        return value if value.dtype == jnp.bool_ else value / count
+
+    def assign(self, value: Any) -> None:
+        """Assigns from outside the replicas; see `share_of`."""
+        value = self.share_of(value)
         with LAUNCH_LOCK:
-            self.put(self._place(value))
+            self._replace(self._place(value))
+
+    def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
+        """Replaces every copy by `function` of it, outside the replicas."""
+        with LAUNCH_LOCK:
+            if self.layout is Layout.LOCAL:
+                new = self.placement.spread(jax.vmap(function)(self.stored()))
+                self._replace(self._concrete(new))
+            else:
+                self._replace(self._place(function(self._whole())))
+
+    def update_each(
+        self, values: Sequence[jax.Array], function: Callable[[jax.Array, jax.Array], jax.Array]
+    ) -> None:
+        """Replaces each copy by `function` of it and its own one of `values`.
+
+        Raises:
+            ValueError: There are not as many values as copies.
+        """
+        if len(values) != self.placement.num_replicas:
+            raise ValueError(
+                f"Variable {self.name!r} has {self.placement.num_replicas} copies, each of which "
+                f"needs a component of a PerReplica value. Received: {len(values)} components."
+            )
+        with LAUNCH_LOCK:
+            copies = [
+                np.asarray(function(jnp.asarray(copy, dtype=copy.dtype), value))
+                for copy, value in zip(self.copies(), values, strict=True)
+            ]
+            if any(not np.array_equal(copy, copies[0]) for copy in copies):
+                self.localize()
+            if self.layout is Layout.LOCAL:
+                self._replace(self.placement.spread(np.stack(copies)))
+            else:
+                self._replace(self._place(copies[0]))
+
+    def _replace(self, array: jax.Array) -> None:
+        if self._array is not None and self._array.shape != array.shape:
+            Cell.layout_changes += 1
+        self.put(array)
 
     def _place(self, value: Any) -> jax.Array:
         """Returns copies of `value` in the cell's layout."""
@@ -300,7 +410,7 @@ class Cell:
             return
         if self._divergent_aggregation is not None:
             self.aggregation = self._divergent_aggregation
-        elif self.placement.num_replicas > 1:
+        elif self.aggregation is VariableAggregation.NONE and not self.is_alone:
             logger.warning(
                 "Variable %r has no aggregation and is written by %d replicas: each replica now "
                 "updates its own copy, and outside the replicas the first one is read. If the "

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,9 @@ from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
 from unison.cells import Cell, Layout, VariableAggregation
-from unison.collectives import all_reduce_packed
+from unison.collectives import broadcast, sum_over_replicas
 from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.stepping import needs_python
 
 #: Odd, so that distinct replicas get distinct seeds modulo 2**32 (the golden ratio's digits).
 _STREAM_STRIDE = 0x9E3779B1
@@ -31,6 +33,34 @@ _active = threading.local()
 def current_lift() -> Lift | None:
     """Returns the lift of the replica program that is being traced in this thread."""
     return getattr(_active, "lift", None)
+
+
+@contextlib.contextmanager
+def outside_the_program() -> Iterator[None]:
+    """Inside, the thread computes at once, and variables are those outside the traced program."""
+    lift = current_lift()
+    if lift is None:
+        yield
+        return
+    _active.lift = None
+    try:
+        with jax.ensure_compile_time_eval():
+            yield
+    finally:
+        _active.lift = lift
+
+
+class _Writer(enum.Enum):
+    """Who writes to variables inside a program."""
+
+    #: Every replica, a value of its own: the cell's aggregation combines them.
+    EACH_REPLICA = enum.auto()
+    #: Every replica, all of them the same value: there is nothing to combine.
+    ALL_ALIKE = enum.auto()
+    #: One, outside the replicas (`merge_call`), where reading combines the copies as well.
+    OUTSIDE = enum.auto()
+    #: Each copy is updated for itself (`strategy.extended.update`).
+    EACH_COPY = enum.auto()
 
 
 @dataclasses.dataclass
@@ -52,17 +82,27 @@ class Lift:
         values: The cells that the program can touch, with their values on this replica.
         takes_new_cells: Whether a cell may be created meanwhile. What is traced then is to be
             traced again, with that cell among `values`.
+        replica_id: The replica's index, if the program is traced for one replica only.
     """
 
     def __init__(
-        self, placement: Placement, values: dict[Cell, jax.Array], takes_new_cells: bool = False
+        self,
+        placement: Placement,
+        values: dict[Cell, jax.Array],
+        takes_new_cells: bool = False,
+        replica_id: int | None = None,
     ):
         self.placement = placement
+        self.replica_id = replica_id
         self._values = dict(values)
-        self._takes_new_cells = takes_new_cells
+        self._cells_by_input = {id(value): cell for cell, value in values.items()}
+        self.takes_new_cells = takes_new_cells
         self._trace = get_opaque_trace_state(convention="unison")
         self._pending: dict[Cell, _PendingUpdate] = {}
-        self._writes_are_equal = False
+        self._writer = _Writer.EACH_REPLICA
+        self._copies_get_equal_values = True
+        #: The cells created meanwhile; held, so that none is gone before the trace is.
+        self.created: list[Cell] = []
         #: The cells written so far, in order (a dict used as an ordered set).
         self.written: dict[Cell, None] = {}
         #: The mirrored cells whose copies may differ after this program.
@@ -78,8 +118,41 @@ class Lift:
         finally:
             _active.lift = previous
 
+    def value_before(self, tracer: jax.Array) -> jax.Array | None:
+        """Returns the value that a cell has before the program, if `tracer` is the program's input
+        for it and all copies are equal.
+        """
+        cell = self._cells_by_input.get(id(tracer))
+        if cell is None or cell.layout is Layout.LOCAL:
+            return None
+        return jnp.asarray(cell.numpy(), dtype=cell.aval.dtype)
+
     def read(self, cell: Cell) -> jax.Array:
-        """Returns the cell's value on this replica."""
+        """Returns the cell's value on this replica; in `outside`, what is read outside them.
+
+        Raises:
+            ValueError: The cell has no value.
+            RuntimeError: It is another strategy's.
+        """
+        value = self.own_copy(cell)
+        if not self.copies_differ(cell):
+            return value
+        if self._writer is _Writer.OUTSIDE:
+            return _seen_from_outside(cell, value)
+        self._copies_get_equal_values = False
+        return value
+
+    def copies_differ(self, cell: Cell) -> bool:
+        """Whether the replicas may have different copies."""
+        return cell.layout is Layout.LOCAL or cell in self.diverging
+
+    def own_copy(self, cell: Cell) -> jax.Array:
+        """Returns this replica's copy.
+
+        Raises:
+            ValueError: The cell has no value.
+            RuntimeError: It is another strategy's.
+        """
         if cell in self._pending:
             if get_opaque_trace_state(convention="unison") != self._trace:
                 # In the body of a scan, say: what is computed here must not leave it.
@@ -87,13 +160,14 @@ class Lift:
             self._combine_pending()
         if cell not in self._values:
             if cell.placement != self.placement and cell.placement.num_replicas > 1:
-                raise ValueError(
+                needs_python(f"Reading variable {cell.name!r} of another strategy")
+                raise RuntimeError(
                     f"Variable {cell.name!r} belongs to another strategy: it lives on "
                     f"{cell.placement}, and this program runs on {self.placement}. Create the "
                     "variable inside the scope of the strategy that uses it."
                 )
-            if self._takes_new_cells and cell.array is not None:
-                return jnp.asarray(cell.numpy())
+            if self.takes_new_cells and cell.array is not None:
+                return jnp.asarray(cell.copies()[0], dtype=cell.aval.dtype)
             raise ValueError(
                 f"Variable {cell.name!r} has no value yet, or was created while this program is "
                 "traced. Create and initialize it before, inside `with strategy.scope():`."
@@ -101,28 +175,45 @@ class Lift:
         return self._values[cell]
 
     def assign(self, cell: Cell, value: jax.Array) -> None:
-        """Assigns this replica's value."""
+        """Assigns this replica's value, or the one value from `outside`."""
         self._check_writable(cell)
-        self.written[cell] = None
-        if self._combines(cell):
+        if self.combines(cell):
+            self.written[cell] = None
             self._pending[cell] = _PendingUpdate(None, value)
             return
-        if self._diverges(cell):
-            self.diverging[cell] = None
-        self._pending.pop(cell, None)
-        self._values[cell] = value
+        if self._writer is _Writer.OUTSIDE:
+            value = cell.share_of(value).astype(value.dtype)
+        self._write(cell, value)
 
     def add(self, cell: Cell, delta: jax.Array) -> None:
-        """Adds this replica's delta."""
+        """Adds this replica's delta, or the one delta from `outside`, to every copy."""
         self._check_writable(cell)
-        if not self._combines(cell):
-            self.assign(cell, self.read(cell) + delta)
+        if self._writer is _Writer.OUTSIDE:
+            cell.require_addable()
+        if not self.combines(cell):
+            self._write(cell, self.own_copy(cell) + delta)
         elif cell in self._pending:
             # Combining is linear: two updates that nobody looked between are one.
             self._pending[cell].delta = self._pending[cell].delta + delta
         else:
-            self._pending[cell] = _PendingUpdate(self.read(cell), delta)
+            self._pending[cell] = _PendingUpdate(self.own_copy(cell), delta)
             self.written[cell] = None
+
+    def update(self, cell: Cell, function: Callable[[jax.Array], jax.Array]) -> None:
+        """Replaces every copy by `function` of it, without combining anything."""
+        self._check_writable(cell)
+        self._write(cell, function(self.own_copy(cell)))
+
+    def combines(self, cell: Cell) -> bool:
+        """Whether what the replicas now write to `cell` is combined."""
+        return cell.combines_writes and self._writer is _Writer.EACH_REPLICA
+
+    def _write(self, cell: Cell, value: jax.Array) -> None:
+        if self._diverges(cell):
+            self.diverging[cell] = None
+        self.written[cell] = None
+        self._pending.pop(cell, None)
+        self._values[cell] = value
 
     def results(self) -> dict[Cell, jax.Array]:
         """Returns the cells that were written, with their final values on this replica."""
@@ -134,26 +225,54 @@ class Lift:
         """Inside, all replicas write equal values (an optimizer, after the gradients' sum), so
         that nothing needs to be combined.
         """
-        previous, self._writes_are_equal = self._writes_are_equal, True
+        with self._written_by(_Writer.ALL_ALIKE):
+            yield
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Inside, variables are read and assigned as outside the replicas (`merge_call`)."""
+        with self._written_by(_Writer.OUTSIDE):
+            yield
+
+    @contextlib.contextmanager
+    def updating_copies(self, differently: bool) -> Iterator[None]:
+        """Inside, each copy is updated for itself (`strategy.extended.update`).
+
+        Args:
+            differently: Whether the copies are given different values.
+        """
+        outer, self._copies_get_equal_values = self._copies_get_equal_values, not differently
+        try:
+            with self._written_by(_Writer.EACH_COPY):
+                yield
+        finally:
+            self._copies_get_equal_values = outer
+
+    @contextlib.contextmanager
+    def _written_by(self, writer: _Writer) -> Iterator[None]:
+        outer, self._writer = self._writer, writer
         try:
             yield
         finally:
-            self._writes_are_equal = previous
+            self._writer = outer
 
     def _check_writable(self, cell: Cell) -> None:
         if cell.placement != self.placement:
-            raise ValueError(
+            needs_python(f"Assigning variable {cell.name!r} of another strategy")
+            mixes_strategies = cell.placement.num_replicas > 1
+            raise (RuntimeError if mixes_strategies else ValueError)(
                 f"Variable {cell.name!r} was not created in the scope of the strategy that runs "
                 f"this program: it lives on {cell.placement}, the program runs on "
                 f"{self.placement}. Create it inside `with strategy.scope():`."
             )
 
-    def _combines(self, cell: Cell) -> bool:
-        return combines_writes(cell) and not self._writes_are_equal
-
     def _diverges(self, cell: Cell) -> bool:
-        is_alone = cell.placement.num_replicas == 1
-        return cell.layout is Layout.MIRRORED and not self._writes_are_equal and not is_alone
+        """Whether a write that is not combined leaves equal copies different."""
+        if cell.layout is not Layout.MIRRORED or cell.is_alone:
+            return False
+        if self._writer is _Writer.EACH_COPY:
+            return not self._copies_get_equal_values
+        return self._writer is _Writer.EACH_REPLICA
 
     def _combine_pending(self) -> None:
         self._values.update(self._combined())
@@ -171,7 +290,7 @@ class Lift:
 
 def combines_writes(cell: Cell) -> bool:
     """Whether what the replicas write to `cell` is combined, so that its copies stay equal."""
-    return cell.layout is Layout.MIRRORED and cell.aggregation is not VariableAggregation.NONE
+    return cell.combines_writes
 
 
 def combine_writes(cells: Sequence[Cell], values: Sequence[jax.Array]) -> list[jax.Array]:
@@ -179,7 +298,7 @@ def combine_writes(cells: Sequence[Cell], values: Sequence[jax.Array]) -> list[j
 
     All of one dtype travel together.
     """
-    if not cells or cells[0].placement.num_replicas == 1:
+    if not cells or cells[0].is_alone:
         return list(values)
     is_first = lax.axis_index(REPLICA_AXIS) == 0
     contributions = [
@@ -188,13 +307,27 @@ def combine_writes(cells: Sequence[Cell], values: Sequence[jax.Array]) -> list[j
         else value
         for cell, value in zip(cells, values, strict=True)
     ]
-    totals = all_reduce_packed(contributions)
+    totals = sum_over_replicas(contributions)
     return [
         (total / cell.placement.num_replicas).astype(value.dtype)
         if cell.aggregation is VariableAggregation.MEAN
         else total.astype(value.dtype)  # truth values are counted
         for cell, value, total in zip(cells, values, totals, strict=True)
     ]
+
+
+def _seen_from_outside(cell: Cell, value: jax.Array) -> jax.Array:
+    """Returns what is read of copies that differ outside the replicas: see `Cell.combine`."""
+    if cell.is_alone:
+        return value
+    cell.require_common_value()
+    if cell.reading_aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return broadcast(value)
+    is_half = jnp.issubdtype(value.dtype, jnp.floating) and jnp.finfo(value.dtype).bits < 32
+    (total,) = sum_over_replicas([value.astype(jnp.float32) if is_half else value])
+    if cell.reading_aggregation is VariableAggregation.MEAN:
+        total = total / cell.placement.num_replicas
+    return total.astype(value.dtype)
 
 
 def enter_replica(cell: Cell, stored: jax.Array) -> jax.Array:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.cells import Cell, VariableAggregation, VariableSynchronization
-from unison.lifting import current_lift
+from unison.cells import Cell, VariableAggregation, VariableSynchronization, has_cell
+from unison.collectives import all_gather, broadcast
+from unison.lifting import current_lift, outside_the_program
+from unison.names import current_name_scope
+from unison.reads import note_read
+from unison.runtime.device_strings import canonical_name
 from unison.runtime.placement import placement_in_scope
+from unison.runtime.precision import device_dtype
+from unison.runtime.private_jax import constant_value, let_jax_take
+from unison.slices import Index, IndexedSlices, batch_index, nd_index, row_index, updated
+from unison.stepping import needs_python
+from unison.values import Mirrored, PerReplica, ReplicaLocal, is_numeric
 
 _numbers = itertools.count()
+
+#: The sizes of a variable's axes; None for those that assignments may change.
+Sizes = tuple[int | None, ...]
 
 
 class Variable:
@@ -27,16 +41,26 @@ class Variable:
     * `ON_READ`: replicas update their own copy without communication; reading outside the
       replicas combines the copies by `aggregation`.
 
+    A function that `strategy.run` calls may create variables when it is traced first, and must
+    keep them: their initial values must not depend on its arguments. Functions of JAX take a
+    variable as they take an array, and it is a leaf in `jax.tree`.
+
     Args:
         initial_value: An array, a number, or a function of no arguments that returns one.
         trainable: Whether `trainable_variables` lists it. Default: True, False for `ON_READ`.
         name: For messages. Default: `Variable_<number>`.
         dtype: The dtype; default: that of `initial_value`.
+        shape: The sizes of the axes, with None for those that assignments outside programs may
+            change; `...` if they may change the number of axes too. Default: that of
+            `initial_value`.
+        constraint: A function of the value, for an optimizer to apply after its updates.
         synchronization: A `VariableSynchronization`.
         aggregation: A `VariableAggregation`.
 
     Raises:
-        ValueError: `MEAN` with an integer dtype; `synchronization=NONE` with several replicas.
+        ValueError: There is no initial value, or it does not fit `shape` or `dtype`; with several
+            replicas: `MEAN` with an integer dtype, or `synchronization=NONE`; inside a program:
+            the initial value depends on its inputs, or the program has been traced before.
 
     Example:
         >>> import unison
@@ -59,47 +83,50 @@ class Variable:
         trainable: bool | None = None,
         name: str | None = None,
         dtype: Any = None,
+        shape: Sequence[int | None] | EllipsisType | None = None,
+        constraint: Callable[[Any], Any] | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ):
-        if current_lift() is not None:
-            raise ValueError(
-                "A variable cannot be created while a replica program is traced: it would be "
-                "created anew in every trace. Create it before, inside `with strategy.scope():`."
-            )
         synchronization = VariableSynchronization(synchronization)
         aggregation = VariableAggregation(aggregation)
+        if constraint is not None and not callable(constraint):
+            raise ValueError(
+                f"constraint must be a function of the value. Received: {constraint!r}"
+            )
+        name = f"{current_name_scope()}{name or f'Variable_{next(_numbers)}'}"
         placement = placement_in_scope()
-        value = initial_value() if callable(initial_value) else initial_value
-        dtype = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
-        value = jnp.asarray(value.value() if isinstance(value, Variable) else value, dtype=dtype)
-        name = name or f"Variable_{next(_numbers)}"
-        if synchronization is VariableSynchronization.NONE and placement.num_replicas > 1:
+        value = _initial_array(initial_value, name, None if dtype is None else device_dtype(dtype))
+        sizes = value.shape if shape is None else shape if shape is ... else tuple(shape)
+        if not _fits(value.shape, sizes):
             raise ValueError(
-                "VariableSynchronization.NONE keeps one copy that a single device owns, which a "
-                f"strategy of {placement.num_replicas} replicas cannot. Use ON_READ for a copy on "
-                f"each replica, or ON_WRITE for equal copies. Variable: {name!r}"
+                f"The initial value of variable {name!r} must fit shape={sizes}. "
+                f"Received: shape {value.shape}"
             )
-        if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(value.dtype, jnp.inexact):
-            raise ValueError(
-                f"aggregation=MEAN needs a floating dtype: the mean of integers is none. "
-                f"Received: dtype={value.dtype} for variable {name!r}. Use SUM, or dtype=float32."
-            )
+        if placement.num_replicas > 1:
+            _require_copies(name, synchronization, aggregation, value.dtype)
+            if synchronization is VariableSynchronization.AUTO:
+                synchronization = VariableSynchronization.ON_WRITE
         self.name = name
         self.trainable = (
             synchronization is not VariableSynchronization.ON_READ
             if trainable is None
             else bool(trainable)
         )
-        self.shape = value.shape
         self.dtype = value.dtype
-        self._cell = Cell(
-            placement,
-            value,
-            synchronization=synchronization,
-            aggregation=aggregation,
-            name=name,
-        )
+        self.constraint = constraint
+        self._sizes: Sizes | EllipsisType = sizes
+        with outside_the_program():
+            self._cell = Cell(
+                placement,
+                value,
+                synchronization=synchronization,
+                aggregation=aggregation,
+                name=name,
+            )
+        lift = current_lift()
+        if lift is not None:
+            lift.created.append(self._cell)
 
     @property
     def cell(self) -> Cell:
@@ -115,20 +142,41 @@ class Variable:
         return self._cell.aggregation
 
     @property
+    def device(self) -> str:
+        """The name of the first copy's device, as TensorFlow writes it."""
+        return canonical_name(self._cell.placement.devices[0])
+
+    @property
+    def shape(self) -> Any:
+        """The shape that the value has now."""
+        return self._shape_now
+
+    @property
+    def _shape_now(self) -> tuple[int, ...]:
+        if self._sizes is ... or None in self._sizes:
+            return self._cell.aval.shape
+        return self._sizes  # type: ignore[return-value]
+
+    @property
+    def declared_shape(self) -> Sizes | EllipsisType:
+        """The sizes of the axes, with None for those that assignments may change; `...`: all."""
+        return self._sizes
+
+    @property
     def ndim(self) -> int:
-        return len(self.shape)
+        return len(self._shape_now)
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return int(np.prod(self._shape_now))
 
     def value(self) -> jax.Array:
         """Returns the value: this replica's inside a replica program, else the combined one."""
         lift = current_lift()
         if lift is not None:
-            return lift.read(self._cell)
+            return note_read(self, lift.read(self._cell))
         value = self._cell.read()
-        return self._cell.stored() if value is None else value
+        return note_read(self, self._cell.stored() if value is None else value)
 
     read_value = value
 
@@ -136,57 +184,240 @@ class Variable:
         """Returns the value as a NumPy array of the caller's own."""
         return np.array(self._host_value())
 
+    # -- assigning -------------------------------------------------------------------------
+
     def assign(self, value: Any) -> Variable:
         """Assigns `value` and returns the variable.
 
         Inside a replica program, `value` is this replica's, and the replicas' values are
         combined by the aggregation. Outside, all copies get it; the copies of an `ON_READ` `SUM`
-        variable get equal parts, so that their sum is `value`.
+        variable get equal parts, so that their sum is `value`. Of a `PerReplica`, each copy gets
+        its component.
 
         Raises:
-            ValueError: The shape is not the variable's.
+            ValueError: The shape is not the variable's, or an array's dtype would lose values in
+                the variable's.
+            TypeError: A Python number does not fit the dtype (1.5 in an int32 variable).
         """
-        value = self._conform(value)
+        if isinstance(value, PerReplica | ReplicaLocal):
+            return self._update_copies(value, lambda copy, component: component)
+        array = self._conform(value)
         lift = current_lift()
         if lift is not None:
-            lift.assign(self._cell, value)
+            lift.assign(self._cell, array)
         else:
-            self._cell.assign(value)
+            self._cell.assign(array)
         return self
 
     def assign_add(self, delta: Any) -> Variable:
         """Adds `delta` and returns the variable; combined as in `assign`.
 
+        Outside the replicas every copy gets the delta.
+
         Raises:
-            ValueError: The shape is not the variable's, or the variable is `ON_READ` `SUM` and
-                this is outside the replicas (how should the delta be divided?).
+            ValueError: As `assign`; or the variable is `ON_READ` `SUM` and this is outside the
+                replicas (how should the delta be divided?).
+            TypeError: As `assign`.
         """
-        delta = self._conform(delta)
+        if isinstance(delta, PerReplica | ReplicaLocal):
+            return self._update_copies(delta, jnp.add)
+        array = self._conform(delta, is_delta=True)
         lift = current_lift()
         if lift is not None:
-            lift.add(self._cell, delta)
-            return self
-        if self._cell.is_on_read and self.aggregation is VariableAggregation.SUM:
-            raise ValueError(
-                f"Outside the replicas, adding to the ON_READ SUM variable {self.name!r} has no "
-                "one meaning. Assign the sum that you want (variable.assign(variable + delta)), "
-                "or add inside strategy.run."
-            )
-        self._cell.assign(self.value() + delta)
+            lift.add(self._cell, array)
+        else:
+            self._cell.require_addable()
+            self._cell.update(lambda value: value + array)
         return self
 
     def assign_sub(self, delta: Any) -> Variable:
         """Subtracts `delta` and returns the variable; see `assign_add`."""
-        return self.assign_add(-self._conform(delta))
+        if isinstance(delta, PerReplica | ReplicaLocal):
+            return self._update_copies(delta, jnp.subtract)
+        return self.assign_add(-self._conform(delta, is_delta=True))
 
-    def _conform(self, value: Any) -> jax.Array:
-        value = jnp.asarray(value, dtype=self.dtype)
-        if value.shape != self.shape:
-            raise ValueError(
-                f"The value assigned to variable {self.name!r} must have its shape {self.shape}. "
-                f"Received: shape {value.shape}"
+    def _update_copies(
+        self,
+        value: PerReplica | ReplicaLocal,
+        function: Callable[[jax.Array, jax.Array], jax.Array],
+    ) -> Variable:
+        """Replaces every copy by `function` of it and its component of `value`."""
+        lift = current_lift()
+        if isinstance(value, ReplicaLocal) and lift is not None:
+            own = self._conform(value.local, is_delta=True)
+            with lift.updating_copies(differently=True):
+                lift.update(self._cell, lambda copy: function(copy, own))
+            return self
+        components = [self._conform(component, is_delta=True) for component in value.values]
+        self._cell.update_each(components, function)
+        return self
+
+    # -- assigning parts -------------------------------------------------------------------
+
+    def scatter_add(self, slices: IndexedSlices) -> Variable:
+        """Adds slices along the first axis, repeated ones one after the other.
+
+        Inside a replica program the slices of all replicas take effect, by the aggregation:
+        with `SUM` all of them, with `MEAN` all of them divided by the number of replicas, with
+        `ONLY_FIRST_REPLICA` the first one's.
+
+        Raises:
+            TypeError: `slices` are no `IndexedSlices`.
+            InvalidArgumentError: An index is known to be outside the variable.
+            NotImplementedError: The variable is `ON_READ` on several replicas.
+        """
+        return self._scatter("add", slices)
+
+    def scatter_sub(self, slices: IndexedSlices) -> Variable:
+        """Subtracts slices; see `scatter_add`."""
+        return self._scatter("sub", slices)
+
+    def scatter_mul(self, slices: IndexedSlices) -> Variable:
+        """Multiplies by slices; see `scatter_add`."""
+        return self._scatter("mul", slices)
+
+    def scatter_div(self, slices: IndexedSlices) -> Variable:
+        """Divides by slices; see `scatter_add`."""
+        return self._scatter("div", slices)
+
+    def scatter_max(self, slices: IndexedSlices) -> Variable:
+        """Keeps the larger elements of the variable and of slices; see `scatter_update`."""
+        return self._scatter("max", slices)
+
+    def scatter_min(self, slices: IndexedSlices) -> Variable:
+        """Keeps the smaller elements of the variable and of slices; see `scatter_update`."""
+        return self._scatter("min", slices)
+
+    def scatter_update(self, slices: IndexedSlices) -> Variable:
+        """Replaces slices along the first axis, of repeated ones by the last.
+
+        Raises:
+            NotImplementedError: With several replicas the variable is `ON_READ`, or has the
+                aggregation `SUM` or `MEAN`: what would the sum of replacements be?
+            TypeError: As `scatter_add`.
+            InvalidArgumentError: As `scatter_add`.
+        """
+        return self._scatter("update", slices)
+
+    def batch_scatter_update(self, slices: IndexedSlices) -> Variable:
+        """Replaces the elements `[b..., indices[b..., i]]` by `values[b..., i]`.
+
+        Raises:
+            NotImplementedError: There are several replicas.
+        """
+        self._require_one_replica("batch_scatter_update")
+        return self._update("update", slices.values, slices.indices, batch_index)
+
+    def scatter_nd_add(self, indices: Any, updates: Any) -> Variable:
+        """Adds `updates` to the elements or slices at `indices`.
+
+        Args:
+            indices: Integers; the last axis spells an index of the variable's first axes.
+            updates: What is added, of shape `indices.shape[:-1] + shape[indices.shape[-1]:]`.
+
+        Raises:
+            NotImplementedError: There are several replicas.
+        """
+        return self._scatter_nd("add", indices, updates)
+
+    def scatter_nd_sub(self, indices: Any, updates: Any) -> Variable:
+        """Subtracts `updates`; see `scatter_nd_add`."""
+        return self._scatter_nd("sub", indices, updates)
+
+    def scatter_nd_update(self, indices: Any, updates: Any) -> Variable:
+        """Replaces elements by `updates`; see `scatter_nd_add`."""
+        return self._scatter_nd("update", indices, updates)
+
+    def scatter_nd_max(self, indices: Any, updates: Any) -> Variable:
+        """Keeps the larger of elements and `updates`; see `scatter_nd_add`."""
+        return self._scatter_nd("max", indices, updates)
+
+    def scatter_nd_min(self, indices: Any, updates: Any) -> Variable:
+        """Keeps the smaller of elements and `updates`; see `scatter_nd_add`."""
+        return self._scatter_nd("min", indices, updates)
+
+    def _scatter(self, how: str, slices: IndexedSlices) -> Variable:
+        if not isinstance(slices, IndexedSlices):
+            raise TypeError(
+                f"scatter_{how} takes IndexedSlices(values, indices). Received: {slices!r}"
             )
-        return value
+        if self._cell.is_on_read and not self._cell.is_alone:
+            raise NotImplementedError(
+                f"scatter_{how} is not defined for the ON_READ variable {self.name!r} on several "
+                "replicas. Create it with synchronization=ON_WRITE, or assign the whole value."
+            )
+        replaces = how in ("max", "min", "update")
+        if replaces and self.aggregation in _ADDING and not self._cell.is_alone:
+            raise NotImplementedError(
+                f"scatter_{how} replaces elements, which the replicas' {self.aggregation.name} "
+                f"cannot combine. Create variable {self.name!r} with "
+                "aggregation=ONLY_FIRST_REPLICA or NONE."
+            )
+        return self._update(how, slices.values, slices.indices, row_index)
+
+    def _scatter_nd(self, how: str, indices: Any, updates: Any) -> Variable:
+        self._require_one_replica(f"scatter_nd_{how}")
+        return self._update(how, updates, indices, nd_index)
+
+    def _require_one_replica(self, method: str) -> None:
+        if not self._cell.is_alone:
+            raise NotImplementedError(
+                f"{method} is not defined for variables of several replicas, as {self.name!r} is. "
+                "Use scatter_add or scatter_update, or assign the whole value "
+                "(variable.assign(variable.value().at[index].set(updates)))."
+            )
+
+    def _update(
+        self, how: str, values: Any, indices: Any, index: Callable[[jax.Array, Any], Index]
+    ) -> Variable:
+        values = _as_array(values, self.dtype, self.name)
+
+        def update(copy: jax.Array) -> jax.Array:
+            return updated(copy, how, values, index(copy, indices))
+
+        lift = current_lift()
+        if lift is None:
+            self._cell.update(update)
+        elif self._cell.is_alone or not lift.combines(self._cell):
+            lift.update(self._cell, update)
+        else:
+            values, indices = self._combined_slices(values, indices)
+            with lift.equal_writes():
+                lift.update(self._cell, update)
+        return self
+
+    def _combined_slices(self, values: jax.Array, indices: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns the slices of all replicas that take effect."""
+        indices = jnp.asarray(indices)
+        values = jnp.broadcast_to(values, (*indices.shape, *self._shape_now[1:]))
+        slices = (values.reshape(-1, *self._shape_now[1:]), indices.reshape(-1))
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return broadcast(slices)
+        values, indices = all_gather(slices, axis=0)
+        if self.aggregation is VariableAggregation.MEAN:
+            values = values / self._cell.placement.num_replicas
+        return values, indices
+
+    def _conform(self, value: Any, is_delta: bool = False) -> jax.Array:
+        """Returns `value` as an array of the variable's dtype and of a shape that fits."""
+        array = _as_array(value, self.dtype, self.name)
+        if array.shape == self._shape_now:
+            return array
+        if is_delta or not _fits(array.shape, self._sizes):
+            raise ValueError(
+                f"The value assigned to variable {self.name!r} must have its shape "
+                f"{self._shape_now if is_delta else self._sizes}. Received: shape {array.shape}"
+            )
+        if current_lift() is not None:
+            needs_python(f"Giving variable {self.name!r} another shape")
+            raise ValueError(
+                f"Inside a program, variable {self.name!r} keeps the shape {self._shape_now} that "
+                f"it has when the program is traced. Received: shape {array.shape}. Assign it "
+                "outside strategy.run, or pad the value."
+            )
+        return array
+
+    # -- as a value ------------------------------------------------------------------------
 
     def _host_value(self) -> np.ndarray | jax.Array:
         """The value on the host; the next step need not spare the buffer, as after `value()`."""
@@ -197,6 +428,12 @@ class Variable:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._host_value(), dtype=dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        twin._cell = self._cell.clone()
+        return twin
 
     def __repr__(self) -> str:
         return (
@@ -210,6 +447,9 @@ class Variable:
         except (RuntimeError, ValueError):  # copies without a common value, or taken
             return "<none outside the replicas>"
 
+    def __format__(self, spec: str) -> str:
+        return format(self._host_value()[()], spec) if spec else str(self)
+
     def __bool__(self) -> bool:
         return bool(self._host_value())
 
@@ -219,6 +459,9 @@ class Variable:
     def __float__(self) -> float:
         return float(self._host_value())
 
+    def __complex__(self) -> complex:
+        return complex(self._host_value())
+
     def __index__(self) -> int:
         return self._host_value().__index__()
 
@@ -226,7 +469,7 @@ class Variable:
         return len(self.value())
 
     def __getitem__(self, index: Any) -> jax.Array:
-        return self.value()[index]
+        return self.value()[jax.tree.map(self._operand, index, is_leaf=has_cell)]
 
     def __iter__(self) -> Any:
         return iter(self.value())
@@ -234,17 +477,151 @@ class Variable:
     # `==` compares values, as `jax.Array` and `tf.Variable` do; identity is the hash.
     __hash__ = object.__hash__
 
+    def _operand(self, other: Any) -> Any:
+        """Returns the other operand of an operator as JAX takes it."""
+        return other.value() if isinstance(other, Variable) else other
+
 
 def _delegate(name: str) -> Callable[..., Any]:
     def operator(self: Variable, *operands: Any) -> Any:
-        plain = (o.value() if isinstance(o, Variable) else o for o in operands)
-        return getattr(self.value(), name)(*plain)
+        return getattr(self.value(), name)(*map(self._operand, operands))
 
     operator.__name__ = name
     return operator
 
 
-_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod".split()
+def _refuse(name: str) -> Callable[..., Any]:
+    def operator(self: Variable, other: Any) -> Any:
+        raise RuntimeError(
+            f"`variable {_IN_PLACE[name]}= value` would bind the name to an array and leave the "
+            "variable as it is. Use variable.assign(...) to change the variable, or another name: "
+            f"`result = variable {_IN_PLACE[name]} value`."
+        )
+
+    operator.__name__ = f"__i{name}__"
+    return operator
+
+
+_IN_PLACE = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"}
+_IN_PLACE |= {"pow": "**", "matmul": "@", "and": "&", "or": "|", "xor": "^"}
+_BINARY = [*_IN_PLACE, "lshift", "rshift", "divmod"]
 _OTHER = "neg pos abs invert round eq ne lt le gt ge".split()
 for _name in [*_BINARY, *(f"r{name}" for name in _BINARY), *_OTHER]:
     setattr(Variable, f"__{_name}__", _delegate(f"__{_name}__"))
+for _name in _IN_PLACE:
+    setattr(Variable, f"__i{_name}__", _refuse(_name))
+let_jax_take(Variable, Variable.value)
+
+#: Aggregations that add, of which replacements are no summands.
+_ADDING = (VariableAggregation.SUM, VariableAggregation.MEAN)
+
+
+def _require_copies(
+    name: str,
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    dtype: np.dtype,
+) -> None:
+    """Raises a ValueError where several replicas cannot have copies with these annotations."""
+    if synchronization is VariableSynchronization.NONE:
+        raise ValueError(
+            "VariableSynchronization.NONE keeps one copy that a single device owns, which a "
+            "strategy of several replicas cannot. Use ON_READ for a copy on each replica, or "
+            f"ON_WRITE for equal copies. Variable: {name!r}"
+        )
+    if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            f"aggregation=MEAN needs a floating dtype: the mean of integers is none. "
+            f"Received: dtype={dtype} for variable {name!r}. Use SUM, or dtype=float32."
+        )
+
+
+def _fits(shape: tuple[int, ...], sizes: Sizes | EllipsisType) -> bool:
+    if sizes is ...:
+        return True
+    return len(shape) == len(sizes) and all(
+        want in (None, size) for size, want in zip(shape, sizes, strict=True)
+    )
+
+
+def _initial_array(value: Any, name: str, dtype: np.dtype | None) -> jax.Array:
+    """Returns the initial value, computed at once also where a program is traced."""
+    lift = current_lift()
+    if lift is not None and not lift.takes_new_cells:
+        raise ValueError(
+            "A compiled function may create variables in its first call only, and must keep them "
+            f"for the next ones: this one creates {name!r} every time. Create it before, inside "
+            "`with strategy.scope():`, or only if it is not there yet "
+            "(`if self.v is None: self.v = Variable(...)`)."
+        )
+    with outside_the_program():
+        if callable(value):
+            value = value()
+        if has_cell(value):
+            value = value.__jax_array__()
+        if lift is not None and isinstance(value, jax.core.Tracer):
+            value = constant_value(value, lift.value_before)
+            if value is None:
+                raise ValueError(
+                    f"The initial value of variable {name!r} depends on values that exist only "
+                    "when the program runs. Start from a value that does not, such as zeros, and "
+                    "assign; or pass a function of no arguments that computes it from constants."
+                )
+        if value is None:
+            raise ValueError(f"Variable {name!r} needs an initial_value. Received: None")
+        return _as_array(value, dtype, name, narrows=True)
+
+
+def _as_array(value: Any, dtype: np.dtype | None, name: str, narrows: bool = False) -> jax.Array:
+    """Returns `value` as an array of `dtype`, or of its own if that is None.
+
+    Numbers of Python and NumPy take any dtype that can hold such numbers. The dtype of a JAX
+    array is a statement: it may widen (int32 to float32), and narrow (float32 to bfloat16) where
+    `narrows`, but not lose fractions (float32 to int32).
+    """
+    if isinstance(value, Mirrored):
+        value = value.values[0]
+    if isinstance(value, IndexedSlices) or has_cell(value):
+        value = value.__jax_array__()
+    elif isinstance(value, list | tuple) and any(
+        isinstance(leaf, jax.Array) or has_cell(leaf) for leaf in jax.tree.leaves(value)
+    ):
+        value = jnp.asarray(value)
+    if not isinstance(value, jax.Array):
+        return _from_host(value, dtype, name)
+    if dtype is None or value.dtype == dtype:
+        return value
+    is_same_kind = narrows and _kind(value.dtype) == _kind(dtype)
+    if jnp.result_type(value, dtype) != dtype and not is_same_kind:
+        raise ValueError(
+            f"An array of dtype {value.dtype} does not fit variable {name!r} of dtype {dtype}. "
+            f"Convert it first: value.astype({str(dtype)!r})."
+        )
+    return value.astype(dtype)
+
+
+def _from_host(value: Any, dtype: np.dtype | None, name: str) -> jax.Array:
+    array = np.asarray(value)
+    if not is_numeric(array.dtype):
+        raise TypeError(
+            f"The value of variable {name!r} must be an array or numbers. Received: {value!r}"
+        )
+    is_python = not isinstance(value, np.ndarray | np.generic)
+    if dtype is None:
+        dtype = jnp.asarray(value).dtype if is_python else device_dtype(array.dtype)
+    widest = _kind(dtype) if is_python else max(_kind(dtype), _FLOATING)
+    if _kind(array.dtype) > widest:
+        raise TypeError(
+            f"{value!r} does not fit variable {name!r} of dtype {dtype}. Convert it first, or "
+            "create the variable with another dtype."
+        )
+    return jnp.asarray(np.asarray(value, dtype=dtype), dtype=dtype)
+
+
+_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_FLOATING = _KINDS.index(jnp.floating)
+
+
+def _kind(dtype: Any) -> int:
+    """Returns the place of `dtype` among truth values, integers, floating and complex numbers."""
+    return next(place for place, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import pytest
 
 # Values that several parametrized tests share, by test and by their other parameters.
 _alone: dict[Any, Any] = {}
 _strategies: dict[int, Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def explicit_64_bits(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets JAX keep 64-bit dtypes where a test uses `unison.tf`, and not elsewhere.
+
+    The face sets this option when it is imported, for the whole process.
+    """
+    uses_the_face = any(
+        getattr(value, "__name__", "").startswith("unison.tf")
+        for value in vars(request.module).values()
+    )
+    option = "jax_explicit_x64_dtypes"
+    before = getattr(jax.config, option)
+    jax.config.update(option, "allow" if uses_the_face else "warn")
+    yield
+    jax.config.update(option, before)
 
 
 @pytest.fixture(params=[2, 4], ids="{}-replicas".format)

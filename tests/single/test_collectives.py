@@ -11,6 +11,7 @@ from hlo import compiled_programs, count_all_reduces
 from unison import PerReplica, ReduceOp, get_replica_context
 from unison.collectives import all_reduce_packed
 from unison.collectives.packing import pack, unpack
+from unison.runtime.precision import device_dtype
 
 SPLIT = PartitionSpec("replica")
 
@@ -60,6 +61,118 @@ def test_in_a_hand_written_shard_map(strategy, name, check_vma):
     x = rows(strategy, 2, 3)
     for value in on_replicas(strategy, collective, x, check_vma=check_vma):
         np.testing.assert_allclose(value, expected(x))
+
+
+# -- reduce, and operations other than sums ------------------------------------------------
+
+
+def of_all(strategy, fn, x):
+    """What `fn` of its row of `x` gives each replica."""
+    result = strategy.run(fn, args=(PerReplica(list(x)),))
+    return np.stack([np.asarray(component) for component in result.values])
+
+
+OPERATIONS = {
+    "SUM": lambda x: x.sum(0),
+    "MEAN": lambda x: x.mean(0),
+    "MIN": lambda x: x.min(0),
+    "MAX": lambda x: x.max(0),
+    "PROD": lambda x: x.prod(0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_all_reduce_by_every_operation(strategy, name):
+    x = rows(strategy, 2, 3) * np.where(np.arange(3) == 1, -1, 1).astype("float32")
+    for value in of_all(strategy, lambda x: unison.all_reduce(ReduceOp[name], x), x):
+        np.testing.assert_allclose(value, OPERATIONS[name](x))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("destination", [0, 1])
+def test_reduce_gives_the_result_to_one_replica(strategy, name, destination):
+    x = rows(strategy, 2)
+    result = of_all(strategy, lambda x: unison.reduce(x, name, destination), x)
+    np.testing.assert_allclose(result[destination], OPERATIONS[name](x))
+    assert not np.delete(result, destination, axis=0).any()
+
+
+@pytest.mark.parametrize("name", ["MIN", "MAX", "PROD"])
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "float16"])
+def test_other_dtypes(two_replicas, name, dtype):
+    x = np.array([[1, 0], [1, 1]], dtype)
+    value = of_all(two_replicas, lambda x: unison.all_reduce(name, x), x)[1]
+    assert value.dtype == dtype
+    np.testing.assert_array_equal(value, OPERATIONS[name](x))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_an_associative_function_is_applied_in_the_order_of_the_replicas(replicas):
+    """x -> a x + b after x -> c x + d is no commutative operation."""
+    strategy = unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    maps = np.array([[2, 1], [3, -1], [-1, 4], [5, 2]], "float32")[:replicas]
+
+    def then(first, second):
+        return first[0] * second[0], second[0] * first[1] + second[1]
+
+    def fn(x):
+        return jnp.stack(unison.all_reduce(then, (x[0], x[1])))
+
+    factor, offset = maps[0]
+    for a, b in maps[1:]:
+        factor, offset = factor * a, a * offset + b
+    result = strategy.run(fn, args=(PerReplica(list(maps)),))
+    for component in strategy.experimental_local_results(result):
+        assert component.tolist() == [factor, offset]
+
+
+def test_an_associative_function_takes_logarithmically_many_exchanges(four_replicas, monkeypatch):
+    texts = compiled_programs(monkeypatch)
+    of_all(four_replicas, lambda x: unison.all_reduce(jnp.multiply, x), rows(four_replicas, 2))
+    assert texts[0].count(" collective-permute(") == 2
+
+
+def test_an_associative_function_meets_no_values_but_those_of_the_replicas(four_replicas):
+    def product_by_logarithms(x, y):
+        return jnp.exp(jnp.log(x) + jnp.log(y))  # of zero, a gradient would not be finite
+
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(unison.all_reduce(product_by_logarithms, x)))(x)
+
+    x = rows(four_replicas, 2)
+    np.testing.assert_allclose(of_all(four_replicas, gradient, x), 4 * x.prod(0) / x, rtol=1e-4)
+
+
+def test_a_replica_that_is_not_there_is_an_error(two_replicas):
+    for call in (
+        lambda x: unison.reduce(x, "SUM", destination=2),
+        lambda x: unison.broadcast(x, source=-1),
+    ):
+        with pytest.raises(ValueError, match="the index of one of 2 replicas"):
+            two_replicas.run(call, args=(1.0,))
+
+
+@pytest.mark.parametrize(("op", "scale"), [("SUM", 1.0), ("MEAN", 0.5)])
+def test_the_slices_of_all_replicas_are_gathered(two_replicas, op, scale):
+    def fn(x):
+        slices = unison.IndexedSlices(x, jnp.array([2, 0]), dense_shape=(3,))
+        return unison.all_reduce(op, {"slices": slices, "x": x})
+
+    result = two_replicas.run(fn, args=(PerReplica(np.array([[1.0, 2.0], [3.0, 4.0]], "f")),))
+    slices = result["slices"]
+    assert slices.dense_shape == (3,)
+    assert slices.values.values[1].tolist() == [1 * scale, 2 * scale, 3 * scale, 4 * scale]
+    assert slices.indices.values[0].tolist() == [2, 0, 2, 0]
+    assert result["x"].values[0].tolist() == [4 * scale, 6 * scale]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean"),
+    [("int32", "float64"), ("int8", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16")],
+)
+def test_the_dtype_of_a_mean(two_replicas, dtype, mean):
+    result = two_replicas.run(lambda: unison.all_reduce("MEAN", jnp.ones(2, dtype)))
+    assert result.values[0].dtype == device_dtype(mean)
 
 
 def test_the_context_has_them_too(two_replicas):
@@ -156,6 +269,64 @@ def test_the_gradient_of_all_gather_is_the_slice_of_the_summed_gradient(strategy
     total = sum(np.asarray(cotangent(replica, 2 * count)) for replica in range(count))
     result = on_replicas(strategy, gradient, rows(strategy, 2), check_vma=check_vma)
     np.testing.assert_allclose(result, total.reshape(count, 2))
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+def test_the_gradient_of_an_extremum_goes_to_who_holds_it(strategy, op, check_vma):
+    count = strategy.num_replicas_in_sync
+
+    def gradient(x):
+        factor = cotangent(jax.lax.axis_index("replica"), 3)
+        return jax.grad(lambda x: jnp.sum(unison.all_reduce(op, x) * factor))(x)
+
+    total = sum(np.asarray(cotangent(replica, 3)) for replica in range(count))
+    holder = count - 1 if op == "MAX" else 0
+    expected = np.zeros((count, 3))
+    expected[holder] = total
+    result = on_replicas(strategy, gradient, rows(strategy, 3), check_vma=check_vma)
+    np.testing.assert_allclose(result, expected)
+
+
+def test_who_hold_an_extremum_together_share_its_gradient(four_replicas):
+    x = np.array([[5.0], [7.0], [7.0], [1.0]], "float32")
+
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(unison.all_reduce("MAX", x)))(x)
+
+    assert of_all(four_replicas, gradient, x).tolist() == [[0.0], [2.0], [2.0], [0.0]]
+
+
+@pytest.mark.parametrize("op", ["PROD", jnp.multiply])
+def test_the_gradient_of_a_product(strategy, op):
+    count = strategy.num_replicas_in_sync
+    x = rows(strategy, 2)
+    x[0, 1] = 0.0  # where dividing the product by the factor would not do
+
+    def gradient(x):
+        factor = cotangent(jax.lax.axis_index("replica"), 2)
+        return jax.grad(lambda x: jnp.sum(unison.all_reduce(op, x) * factor))(x)
+
+    total = sum(np.asarray(cotangent(replica, 2)) for replica in range(count))
+    others = np.stack([np.delete(x, replica, axis=0).prod(0) for replica in range(count)])
+    np.testing.assert_allclose(of_all(strategy, gradient, x), total * others, rtol=1e-5)
+
+
+def test_the_gradient_of_reduce_comes_from_its_destination(four_replicas):
+    def gradient(x):
+        factor = cotangent(jax.lax.axis_index("replica"), 2)
+        return jax.grad(lambda x: jnp.sum(unison.reduce(x, "SUM", 2) * factor))(x)
+
+    result = of_all(four_replicas, gradient, rows(four_replicas, 2))
+    np.testing.assert_allclose(result, np.broadcast_to(cotangent(2, 2), (4, 2)))
+
+
+def test_directional_derivatives_of_an_extremum(two_replicas):
+    def derivative(x):
+        return jax.jvp(lambda x: unison.all_reduce("MAX", x), (x,), (10 * x,))[1]
+
+    x = np.array([[1.0, 4.0], [3.0, 2.0]], "float32")
+    assert of_all(two_replicas, derivative, x).tolist() == [[30.0, 40.0]] * 2
 
 
 def test_gradients_in_run(two_replicas):

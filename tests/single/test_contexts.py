@@ -8,6 +8,7 @@ import pytest
 
 import unison
 from unison import PerReplica, VariableAggregation, get_replica_context
+from unison.strategies.context import experimental_set_strategy
 
 
 def in_a_thread(function):
@@ -76,6 +77,43 @@ def test_a_scope_holds_for_its_thread_only(two_replicas):
         assert in_a_thread(unison.has_strategy) is False
 
 
+# -- experimental_set_strategy -------------------------------------------------------------
+
+
+@pytest.fixture
+def set_strategy():
+    """`experimental_set_strategy`, undone after the test."""
+    yield experimental_set_strategy
+    experimental_set_strategy(None)
+
+
+def test_a_strategy_may_be_set_for_the_rest_of_the_program(two_replicas, set_strategy):
+    set_strategy(two_replicas)
+    assert unison.get_strategy() is two_replicas
+    assert unison.in_cross_replica_context()
+    assert two_replicas.extended.variable_created_in_scope(unison.Variable(1.0))
+    with two_replicas.scope():
+        assert unison.get_strategy() is two_replicas
+    set_strategy(None)
+    assert not unison.has_strategy()
+
+
+def test_another_strategy_may_be_set_instead(two_replicas, four_replicas, set_strategy):
+    set_strategy(two_replicas)
+    set_strategy(four_replicas)
+    assert unison.get_strategy() is four_replicas
+    with pytest.raises(RuntimeError, match="inside the scope of another"), two_replicas.scope():
+        pass
+
+
+def test_no_strategy_is_set_inside_a_scope(two_replicas, four_replicas, set_strategy):
+    with two_replicas.scope(), pytest.raises(RuntimeError, match="and this is inside a scope"):
+        set_strategy(four_replicas)
+    set_strategy(two_replicas)
+    with two_replicas.scope(), pytest.raises(RuntimeError, match="and this is inside a scope"):
+        set_strategy(None)
+
+
 def test_run_and_reduce_work_outside_the_scope(two_replicas):
     assert float(two_replicas.reduce("SUM", two_replicas.run(lambda: 2.0))) == 4.0
 
@@ -128,6 +166,28 @@ def test_a_scope_inside_a_replica_is_an_error(two_replicas):
 
     with pytest.raises(RuntimeError, match=r"strategy.scope\(\) must be called in cross-replica"):
         two_replicas.run(fn)
+
+
+def test_a_replica_knows_its_device(four_replicas):
+    def fn():
+        (name,) = get_replica_context().devices
+        return int(name[-1])
+
+    assert [int(index) for index in four_replicas.run(fn).values] == [0, 1, 2, 3]
+    assert get_replica_context().devices == unison.get_strategy().extended.worker_devices
+
+
+def test_a_replica_context_may_be_entered_by_hand(two_replicas):
+    with unison.ReplicaContext(two_replicas, replica_id_in_sync_group=1) as replica:
+        assert get_replica_context() is replica
+        assert not unison.in_cross_replica_context()
+        assert replica.replica_id_in_sync_group == 1
+        assert replica.devices == two_replicas.extended.worker_devices[1:]
+        with pytest.raises(RuntimeError, match=r"must be called in cross-replica context"):
+            two_replicas.run(lambda: 1)
+        with pytest.raises(RuntimeError, match=r"inside the functions that strategy.run"):
+            replica.all_reduce("SUM", 1.0)
+    assert not unison.has_strategy()
 
 
 def test_another_thread_is_outside_the_replica(two_replicas):
@@ -191,6 +251,65 @@ def test_an_assignment_in_merge_call_is_one_assignment(two_replicas, aggregation
     two_replicas.run(fn, args=(PerReplica([1.0, 2.0]),))
     copies = two_replicas.experimental_local_results(variable)
     assert [float(copy) for copy in copies] == [expected] * 2
+
+
+def test_what_is_the_same_on_all_replicas_arrives_as_it_is(two_replicas):
+    def merge(strategy, number, name, nothing, x):
+        assert (number, name, nothing) == (3, "a", None)
+        return strategy.reduce("SUM", x) * number
+
+    def fn(x):
+        return get_replica_context().merge_call(merge, args=(3, "a", None, x))
+
+    result = two_replicas.run(fn, args=(PerReplica([1.0, 2.0]),))
+    assert [float(value) for value in result.values] == [9.0, 9.0]
+
+
+def test_what_is_a_number_on_each_replica_arrives_as_the_numbers_of_all(two_replicas):
+    rates = [0.5, 0.25]
+
+    def fn():
+        replica = get_replica_context()
+        rate = rates[replica.replica_id_in_sync_group]
+        return replica.merge_call(lambda strategy, rate: strategy.reduce("SUM", rate), (rate,))
+
+    assert [float(value) for value in two_replicas.run(fn).values] == [0.75, 0.75]
+
+
+def test_a_value_without_components_has_no_sum_in_merge_call_either(two_replicas):
+    def merge(strategy, x):
+        mean = strategy.reduce("MEAN", strategy.reduce("SUM", x))  # as outside of programs
+        with pytest.raises(ValueError, match="not a guess"):
+            strategy.reduce("SUM", mean)
+        return mean
+
+    result = two_replicas.run(
+        lambda x: get_replica_context().merge_call(merge, args=(x,)),
+        args=(PerReplica([1.0, 2.0]),),
+    )
+    assert float(result.values[0]) == 3.0
+
+
+def test_one_replica_merges_its_values_as_they_are():
+    def merge(strategy, x):
+        return x + strategy.num_replicas_in_sync
+
+    strategy = unison.OneDeviceStrategy("CPU:1")
+    result = strategy.run(lambda x: get_replica_context().merge_call(merge, (x,)), args=(2.0,))
+    assert float(result) == 3.0
+
+
+def test_the_slices_of_all_replicas_meet_in_merge_call(two_replicas):
+    def fn(x):
+        slices = unison.IndexedSlices(x, jnp.array([1]))
+        merged = get_replica_context().merge_call(
+            lambda strategy, slices: strategy.reduce("MEAN", slices), args=(slices,)
+        )
+        return merged.values, merged.indices
+
+    values, indices = two_replicas.run(fn, args=(PerReplica(jnp.array([[2.0], [4.0]])),))
+    assert values.values[1].tolist() == [1.0, 2.0]
+    assert indices.values[1].tolist() == [1, 1]
 
 
 def test_merge_call_outside_all_programs_calls_the_function():

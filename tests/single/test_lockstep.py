@@ -76,7 +76,7 @@ def test_results_may_differ_in_shape(four_replicas):
 
 def test_each_result_lies_on_the_device_of_its_replica(four_replicas):
     doubled = four_replicas.run(lambda x: 2 * x, args=(ragged(*NINE),))
-    devices = [value.devices() for value in doubled.values]
+    devices = [value.devices() for value in doubled.components]
     assert devices == [{device} for device in four_replicas.placement.devices]
 
 

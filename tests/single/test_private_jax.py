@@ -28,6 +28,40 @@ def test_jax_still_has_the_private_name(module, name):
     )
 
 
+def names_asked_of_private_modules() -> list[tuple[str, str]]:
+    """`module` and `name` for every `module.name` that the file says of what it imports."""
+    modules = {name: f"{module}.{name}" for module, name in imported_private_names()}
+    nodes = ast.walk(ast.parse(PRIVATE.read_text()))
+    return sorted(
+        {
+            (modules[node.value.id], node.attr)
+            for node in nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            if node.value.id in modules
+        }
+    )
+
+
+@pytest.mark.parametrize(("module", "name"), names_asked_of_private_modules())
+def test_the_private_modules_still_have_what_is_asked_of_them(module, name):
+    assert hasattr(importlib.import_module(module), name)
+
+
+def test_a_recording_processes_all_that_jax_differentiates():
+    from jax._src.interpreters import ad
+
+    from unison.runtime.private_jax import _Following
+
+    of_jax = {
+        name
+        for trace in (ad.LinearizeTrace, ad.JVPTrace)
+        for name in dir(trace)
+        if name.startswith(("process_", "stage_"))
+    }
+    ours = {name for name in vars(_Following) if name.startswith(("process_", "stage_"))}
+    assert ours == of_jax
+
+
 def test_no_other_file_of_the_room_imports_private_names():
     others = [f for f in pathlib.Path(PRIVATE).parent.glob("*.py") if f != PRIVATE]
     assert [f.name for f in others if "import jax._src" in f.read_text()] == []

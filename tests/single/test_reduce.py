@@ -6,6 +6,7 @@ import pytest
 
 import unison
 from unison import PerReplica, VariableAggregation, VariableSynchronization
+from unison.runtime.precision import device_dtype
 
 UNEVEN = PerReplica([np.array([1.0, 2.0, 3.0], "float32"), np.array([10.0], "float32")])
 
@@ -21,7 +22,7 @@ UNEVEN = PerReplica([np.array([1.0, 2.0, 3.0], "float32"), np.array([10.0], "flo
     ],
 )
 def test_even_components(two_replicas, op, axis, expected):
-    value = PerReplica([np.array([1.0, 2.0]), np.array([10.0, 20.0])])
+    value = PerReplica([np.array([1.0, 2.0], "float32"), np.array([10.0, 20.0], "float32")])
     result = two_replicas.reduce(op, value, axis=axis)
     np.testing.assert_array_equal(result, np.float32(expected))
     assert result.dtype == jnp.float32
@@ -43,12 +44,23 @@ def test_another_axis_than_the_first(two_replicas):
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-def test_integers_sum_to_integers_and_have_a_floating_mean(two_replicas, axis):
-    value = PerReplica([np.array([1, 1]), np.array([2, 2])])
-    assert two_replicas.reduce("SUM", value, axis=axis).dtype == jnp.int32
+@pytest.mark.parametrize(
+    ("dtype", "mean_dtype"), [("int32", "float64"), ("int8", "float32"), ("uint8", "float32")]
+)
+def test_integers_sum_to_integers_and_have_a_floating_mean(two_replicas, axis, dtype, mean_dtype):
+    value = PerReplica([np.array([1, 1], dtype), np.array([2, 2], dtype)])
+    assert two_replicas.reduce("SUM", value, axis=axis).dtype == dtype
     mean = two_replicas.reduce("MEAN", value, axis=axis)
-    assert mean.dtype == jnp.float32
+    assert mean.dtype == device_dtype(mean_dtype)
     np.testing.assert_array_equal(mean, 1.5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_inexact_values_keep_their_dtype(two_replicas, dtype, op, axis):
+    value = PerReplica([jnp.ones(2, dtype), jnp.ones(2, dtype)])
+    assert two_replicas.reduce(op, value, axis=axis).dtype == dtype
 
 
 def test_the_mean_of_large_integers_does_not_overflow(two_replicas):
@@ -101,8 +113,67 @@ def test_with_one_replica_a_plain_value_has_a_sum():
 
 
 def test_an_unknown_operation_is_refused(two_replicas):
-    with pytest.raises(ValueError, match=r"Expected a reduce operation.*Received: 'MAX'"):
-        two_replicas.reduce("MAX", PerReplica([1, 2]))
+    with pytest.raises(ValueError, match=r"Expected a reduce operation.*Received: 'MEDIAN'"):
+        two_replicas.reduce("MEDIAN", PerReplica([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("op", "whole", "along"),
+    [
+        ("MIN", [1.0, 20.0], 1.0),
+        ("MAX", [10.0, 30.0], 30.0),
+        ("PROD", [10.0, 600.0], 6000.0),
+    ],
+)
+def test_the_other_operations(two_replicas, op, whole, along):
+    value = PerReplica([np.array([1.0, 20.0], "float32"), np.array([10.0, 30.0], "float32")])
+    assert two_replicas.reduce(op, value).tolist() == whole
+    assert float(two_replicas.reduce(op, value, axis=0)) == along
+
+
+def test_a_replica_without_examples_holds_no_extremum(two_replicas):
+    value = PerReplica([np.array([3.0, 7.0], "float32"), np.zeros(0, "float32")])
+    assert float(two_replicas.reduce("MAX", value, axis=0)) == 7.0
+    assert float(two_replicas.reduce("MIN", value, axis=(0,))) == 3.0
+
+
+def test_several_axes(two_replicas):
+    value = PerReplica([np.ones((2, 2), "float32"), np.full((2, 2), 3.0, "float32")])
+    assert float(two_replicas.reduce("SUM", value, axis=(0, 1))) == 16.0
+    assert float(two_replicas.reduce("MEAN", value, axis=[0, 1])) == 2.0
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_an_axis_that_is_not_there_is_an_error(two_replicas, axis):
+    with pytest.raises(ValueError, match=rf"axis={axis}, a component of shape \(2,\)"):
+        two_replicas.reduce("SUM", PerReplica([np.ones(2)] * 2), axis=axis)
+
+
+def test_a_result_can_be_computed_with_what_is_read_of_a_variable(two_replicas):
+    with two_replicas.scope():
+        variable = unison.Variable([1.0, 2.0])
+    total = two_replicas.reduce("SUM", two_replicas.run(lambda: jnp.ones(2)))
+    assert (total + variable.value()).tolist() == [3.0, 4.0]
+
+
+# -- slices --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "values"), [("SUM", [1, 2, 1, 2]), ("MEAN", [0.5, 1, 0.5, 1])])
+def test_the_slices_of_all_replicas_are_joined(two_replicas, op, values):
+    def rows():
+        return unison.IndexedSlices(jnp.array([1.0, 2.0]), jnp.array([2, 0]), dense_shape=(3,))
+
+    joined = two_replicas.reduce(op, two_replicas.run(rows))
+    assert joined.values.tolist() == values
+    assert joined.indices.tolist() == [2, 0, 2, 0]
+    assert joined.dense_shape == (3,)
+
+
+def test_slices_have_no_other_reduction(two_replicas):
+    slices = two_replicas.run(lambda: unison.IndexedSlices(jnp.ones(1), jnp.array([0])))
+    with pytest.raises(ValueError, match="IndexedSlices can be reduced by SUM and MEAN"):
+        two_replicas.reduce("MAX", slices)
 
 
 # -- variables -----------------------------------------------------------------------------
@@ -153,8 +224,14 @@ def test_gather_takes_structures(two_replicas):
     assert gathered["y"].tolist() == [1, 2]
 
 
-def test_gather_of_a_value_without_components_repeats_it(two_replicas):
-    assert two_replicas.gather(jnp.array([1, 2]), axis=0).tolist() == [1, 2, 1, 2]
+def test_gather_of_a_value_without_components_is_the_value(two_replicas):
+    assert two_replicas.gather(jnp.array([1, 2]), axis=0).tolist() == [1, 2]
+
+
+def test_gather_of_a_variable_joins_its_copies(two_replicas):
+    with two_replicas.scope():
+        variable = unison.Variable([1.0])
+    assert two_replicas.gather(variable, axis=0).tolist() == [1.0, 1.0]
 
 
 def test_gather_with_one_replica_is_the_value():
@@ -171,6 +248,12 @@ def test_gather_along_an_axis_that_is_not_there_is_an_error(two_replicas, shape,
 def test_local_results_are_the_components(two_replicas):
     assert two_replicas.experimental_local_results(PerReplica([1, 2])) == (1, 2)
     assert two_replicas.experimental_local_results(5) == (5,)
+
+
+def test_the_local_results_of_a_structure_are_structures(two_replicas):
+    value = {"a": PerReplica([1, 2]), "b": 3}
+    local = two_replicas.experimental_local_results(value)
+    assert local == ({"a": 1, "b": 3}, {"a": 2, "b": 3})
 
 
 def test_the_local_results_of_a_variable_are_its_copies(two_replicas):

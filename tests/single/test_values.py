@@ -38,10 +38,31 @@ def test_the_leaves_of_a_value_are_its_components():
 def test_a_stacked_array_is_cut_into_components_on_their_devices(two_replicas):
     placement = two_replicas.placement
     stacked = placement.spread(np.arange(6.0).reshape(2, 3))
-    first, second = unison.PerReplica.from_stacked(stacked, placement).values
+    first, second = unison.PerReplica.from_stacked(stacked, placement).components
     assert first.tolist() == [0, 1, 2]
     assert second.tolist() == [3, 4, 5]
     assert [first.devices(), second.devices()] == [{device} for device in placement.devices]
+
+
+def test_values_of_several_devices_can_be_computed_with_each_other(two_replicas):
+    placement = two_replicas.placement
+    stacked = placement.spread(np.arange(6.0).reshape(2, 3))
+    first, second = unison.PerReplica.from_stacked(stacked, placement).values
+    assert (first + second).tolist() == [3, 5, 7]
+    placed = [jax.device_put(1.0, device) for device in placement.devices]
+    assert float(sum(unison.PerReplica(placed).values)) == 2.0
+
+
+def test_values_are_brought_together_once(two_replicas):
+    value = two_replicas.run(lambda: 1.0)
+    assert value.values is value.values
+
+
+def test_components_of_one_device_are_passed_on_as_they_are():
+    arrays = (jnp.ones(2), jnp.zeros(2))
+    first, second = unison.PerReplica(arrays).values
+    assert first is arrays[0]
+    assert second is arrays[1]
 
 
 def test_a_stacked_array_is_passed_on_as_it_is(two_replicas):

@@ -1,16 +1,25 @@
 """`Variable`: how the copies of a variable relate, inside and outside of replica programs."""
 
+import copy
 import logging
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from jax import lax
 
 import unison
 from hlo import all_reduces, compiled_programs
-from unison import PerReplica, VariableAggregation, VariableSynchronization, get_replica_context
+from unison import (
+    IndexedSlices,
+    PerReplica,
+    VariableAggregation,
+    VariableSynchronization,
+    get_replica_context,
+)
 
 SUM, MEAN, FIRST, NONE = (
     VariableAggregation.SUM,
@@ -279,7 +288,7 @@ def test_annotations_may_be_named(two_replicas):
 @pytest.mark.parametrize("dtype", ["int32", "bool"])
 def test_the_mean_of_integers_is_refused(two_replicas, dtype):
     with pytest.raises(ValueError, match=f"needs a floating dtype.*dtype={dtype}"):
-        variable_of(two_replicas, 1, dtype=dtype, aggregation=MEAN)
+        variable_of(two_replicas, True, dtype=dtype, aggregation=MEAN)
 
 
 def test_one_copy_of_several_replicas_is_refused(two_replicas):
@@ -289,9 +298,273 @@ def test_one_copy_of_several_replicas_is_refused(two_replicas):
     assert float(variable_of(alone, 1.0, synchronization=VariableSynchronization.NONE)) == 1.0
 
 
-def test_a_variable_cannot_be_created_in_a_replica_program(two_replicas):
-    with pytest.raises(ValueError, match="cannot be created while a replica program is traced"):
-        two_replicas.run(lambda: unison.Variable(1.0))
+def test_an_initial_value_is_needed():
+    with pytest.raises(ValueError, match="needs an initial_value"):
+        unison.Variable(None)
+
+
+@pytest.mark.parametrize("text", ["abc", b"abc", ["a"], object()])
+def test_a_value_must_be_numbers(text):
+    with pytest.raises(TypeError, match="must be an array or numbers"):
+        unison.Variable(text)
+
+
+def test_a_constraint_is_kept_for_the_optimizer():
+    variable = unison.Variable(1.0, constraint=jnp.abs)
+    variable.assign(-3.0)
+    assert float(variable) == -3.0
+    assert float(variable.constraint(variable.value())) == 3.0
+    with pytest.raises(ValueError, match=r"constraint must be a function of the value"):
+        unison.Variable(1.0, constraint=3)
+
+
+def test_a_copy_has_a_value_of_its_own(two_replicas):
+    variable = variable_of(two_replicas, [1.0, 2.0], synchronization=ON_READ, aggregation=SUM)
+    variable.assign(PerReplica([np.ones(2), np.zeros(2)]))
+    twin = copy.deepcopy({"v": variable})["v"]
+    twin.assign_add(PerReplica([np.ones(2), np.ones(2)]))
+    assert copies(two_replicas, variable) == [[1.0, 1.0], [0.0, 0.0]]
+    assert copies(two_replicas, twin) == [[2.0, 2.0], [1.0, 1.0]]
+    two_replicas.run(lambda: twin.assign(jnp.zeros(2)))
+    assert float(np.sum(twin)) == 0.0
+
+
+def test_the_device_is_that_of_the_first_copy():
+    strategy = unison.MirroredStrategy(["CPU:1", "CPU:0"])
+    name = "/job:localhost/replica:0/task:0/device:CPU:1"
+    assert variable_of(strategy, 1.0).device == name
+
+
+# -- shapes that change --------------------------------------------------------------------
+
+
+def test_an_axis_without_size_may_grow(two_replicas):
+    variable = variable_of(two_replicas, [1.0, 2.0], shape=[None], name="v")
+    variable.assign([1.0, 2.0, 3.0]).assign_add([1.0, 1.0, 1.0])
+    assert copies(two_replicas, variable) == [[2.0, 3.0, 4.0]] * 2
+    assert variable.shape == (3,)
+    assert variable.declared_shape == (None,)
+    with pytest.raises(ValueError, match=r"'v' must have its shape \(None,\)"):
+        variable.assign(1.0)
+    with pytest.raises(ValueError, match=r"'v' must have its shape \(3,\)"):
+        variable.assign_add([1.0])
+
+
+def test_the_number_of_axes_may_change_too():
+    variable = unison.Variable([1.0, 2.0], shape=...)
+    variable.assign([[1.0, 2.0, 3.0]])
+    assert variable.shape == (1, 3)
+
+
+def test_programs_see_the_shape_of_their_time(two_replicas):
+    variable = variable_of(two_replicas, [1.0, 2.0], shape=[None])
+    first = two_replicas.run(lambda: variable * 2)
+    variable.assign([1.0, 2.0, 3.0])
+    second = two_replicas.run(lambda: variable * 3)
+    assert first.values[1].tolist() == [2.0, 4.0]
+    assert second.values[1].tolist() == [3.0, 6.0, 9.0]
+
+
+def test_a_program_is_made_anew_for_another_shape(two_replicas):
+    variable = variable_of(two_replicas, [1.0, 3.0], shape=[None])
+    mean = lambda: jnp.mean(variable)  # noqa: E731
+    assert float(two_replicas.run(mean).values[0]) == 2.0
+    variable.assign([1.0, 3.0, 8.0])
+    assert float(two_replicas.run(mean).values[0]) == 4.0
+
+
+def test_a_program_does_not_change_a_shape(two_replicas):
+    variable = variable_of(two_replicas, [1.0, 2.0], shape=[None])
+    with pytest.raises(ValueError, match=r"keeps the shape \(2,\).*pad the value"):
+        two_replicas.run(lambda: variable.assign(jnp.ones(3)))
+
+
+def test_the_initial_value_must_fit_the_shape():
+    with pytest.raises(ValueError, match=r"must fit shape=\(3,\). Received: shape \(2,\)"):
+        unison.Variable([1.0, 2.0], shape=(3,))
+
+
+# -- dtypes --------------------------------------------------------------------------------
+
+
+class OnDevice(NamedTuple):
+    """A JAX array, made when the test runs: the devices start with the first one."""
+
+    value: Any
+    dtype: str
+
+    def made(self):
+        return jnp.asarray(self.value, self.dtype)
+
+
+def made(value):
+    return value.made() if isinstance(value, OnDevice) else value
+
+
+FITS = [
+    ("float32", 1),
+    ("float32", True),
+    ("float32", [1, 2]),
+    ("float32", np.float64(1)),
+    ("float32", np.arange(3)),
+    ("float32", OnDevice(1, "int32")),
+    ("float32", OnDevice(1, "bfloat16")),
+    ("bfloat16", 1.5),
+    ("bfloat16", OnDevice(1, "int32")),
+    ("int32", True),
+    ("int32", np.int64(2)),
+    ("int32", np.float32(1)),  # NumPy's numbers are converted as they come, as in TensorFlow
+    ("int32", OnDevice(3, "uint8")),
+    ("complex64", 1.5),
+    ("bool", np.bool_(True)),
+]
+DOES_NOT_FIT = [
+    ("int32", 1.5, TypeError),
+    ("int32", 1.0, TypeError),
+    ("int32", [1.0], TypeError),
+    ("float32", 1j, TypeError),
+    ("float32", np.complex64(1j), TypeError),
+    ("float32", "a", TypeError),
+    ("bool", 1, TypeError),
+    ("int32", OnDevice(1, "float32"), ValueError),
+    ("uint8", OnDevice(1, "int32"), ValueError),
+    ("bfloat16", OnDevice(1, "float32"), ValueError),
+    ("float32", OnDevice(1, "complex64"), ValueError),
+    ("int32", 2**40, OverflowError),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "value"),
+    [("assign", *fit) for fit in FITS] + [("assign_add", *fit) for fit in FITS if fit[0] != "bool"],
+)
+def test_what_fits_a_dtype(method, dtype, value):
+    value = made(value)
+    zeros = np.zeros(np.shape(value))
+    variable = unison.Variable(zeros.astype(bool) if dtype == "bool" else zeros, dtype=dtype)
+    getattr(variable, method)(value)
+    assert variable.value().dtype == dtype
+    np.testing.assert_array_equal(variable.numpy(), np.asarray(value).astype(variable.dtype))
+
+
+@pytest.mark.parametrize(("dtype", "value", "error"), DOES_NOT_FIT)
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_what_does_not_fit_a_dtype(dtype, value, error, method):
+    variable = unison.Variable(False if dtype == "bool" else 0, dtype=dtype, name="v")
+    with pytest.raises(error):
+        getattr(variable, method)(made(value))
+    assert variable.numpy() == 0
+
+
+def test_the_error_names_the_conversion(two_replicas):
+    steps = variable_of(two_replicas, 0, name="steps", aggregation=SUM)
+    message = r"dtype float32 does not fit variable 'steps' of dtype int32.*value.astype\('int32'\)"
+    with pytest.raises(ValueError, match=message):
+        two_replicas.run(lambda x: steps.assign_add(x), args=(jnp.float32(1),))
+
+
+def test_a_number_among_the_arguments_is_no_statement_of_a_dtype(two_replicas):
+    total = variable_of(two_replicas, 0.0, aggregation=SUM)
+    two_replicas.run(lambda x: total.assign_add(x), args=(2,))
+    assert float(total) == 4.0
+
+
+def test_an_initial_value_may_be_narrowed_but_not_truncated():
+    assert unison.Variable(jnp.ones(2), dtype="bfloat16").dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="dtype float32 does not fit"):
+        unison.Variable(jnp.ones(2), dtype="int32")
+    with pytest.raises(TypeError, match=r"1.5 does not fit"):
+        unison.Variable(1.5, dtype="int32")
+
+
+# -- slices --------------------------------------------------------------------------------
+
+SCATTERED = {
+    "add": [21, 2, 13, 4],
+    "sub": [-19, 2, -7, 4],
+    "mul": [20, 2, 30, 4],
+    "div": [0.05, 2, 0.3, 4],
+    "max": [20, 2, 10, 4],
+    "min": [1, 2, 3, 4],
+    "update": [20, 2, 10, 4],
+}
+SLICES = IndexedSlices(np.array([10.0, 20.0], "float32"), np.array([2, 0]))
+
+
+@pytest.mark.parametrize("how", SCATTERED)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_slices_update_rows(how, compiled):
+    variable = unison.Variable([1.0, 2.0, 3.0, 4.0])
+    update = lambda: getattr(variable, f"scatter_{how}")(SLICES)  # noqa: E731
+    (unison.Function(update) if compiled else update)()
+    np.testing.assert_allclose(variable.numpy(), SCATTERED[how], rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["add", "sub", "max", "min", "update"])
+def test_updates_at_indices_of_several_axes(how):
+    variable = unison.Variable([1.0, 2.0, 3.0, 4.0])
+    getattr(variable, f"scatter_nd_{how}")([[2], [0]], [10.0, 20.0])
+    np.testing.assert_allclose(variable.numpy(), SCATTERED[how])
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [("add", 32.0), ("update", 20.0), ("mul", 400.0), ("max", 20.0)]
+)
+def test_repeated_slices_take_effect_one_after_the_other(how, expected):
+    variable = unison.Variable([1.0, 2.0])
+    slices = IndexedSlices(np.array([10.0, 20.0]), np.array([1, 1]))
+    assert getattr(variable, f"scatter_{how}")(slices).numpy().tolist() == [1.0, expected]
+
+
+def test_slices_may_be_rows_or_one_number_for_all():
+    variable = unison.Variable(np.zeros((3, 2), "float32"))
+    variable.scatter_add(IndexedSlices([[1.0, 2.0], [3.0, 4.0]], [2, 0]))
+    assert variable.numpy().tolist() == [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
+    variable.scatter_update(IndexedSlices(5.0, 1))
+    assert variable.numpy().tolist() == [[3.0, 4.0], [5.0, 5.0], [1.0, 2.0]]
+
+
+def test_a_batch_of_rows_is_updated_each_at_its_own_indices():
+    variable = unison.Variable(np.zeros((2, 3), "float32"))
+    variable.batch_scatter_update(IndexedSlices([[1.0], [2.0]], [[0], [2]]))
+    assert variable.numpy().tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize("index", [4, -1])
+def test_an_index_outside_the_variable_is_an_error(index):
+    variable = unison.Variable([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(ValueError, match=rf"Index {index} is outside axis 0.*expected 0 to 3"):
+        variable.scatter_add(IndexedSlices([1.0], [index]))
+
+
+def test_an_index_known_only_at_run_time_touches_nothing_outside():
+    variable = unison.Variable([1.0, 2.0])
+    add = unison.Function(lambda index: variable.scatter_add(IndexedSlices(jnp.ones(3), index)))
+    add(jnp.array([-1, 1, 7]))
+    assert variable.numpy().tolist() == [1.0, 3.0]
+
+
+def test_only_slices_can_be_scattered():
+    with pytest.raises(TypeError, match=r"scatter_add takes IndexedSlices\(values, indices\)"):
+        unison.Variable([1.0]).scatter_add(jnp.ones(1))
+
+
+def test_slices_of_known_shape_are_an_array():
+    variable = unison.Variable([1.0, 1.0, 1.0])
+    slices = IndexedSlices(jnp.array([1.0, 2.0, 3.0]), jnp.array([0, 2, 0]), dense_shape=(3,))
+    assert variable.assign(slices).numpy().tolist() == [4.0, 0.0, 2.0]
+    assert (-slices).dense().tolist() == [-4.0, 0.0, -2.0]
+    with pytest.raises(ValueError, match="without a dense_shape cannot become an array"):
+        variable.assign(SLICES)
+
+
+def test_uneven_replicas_may_scatter_different_numbers_of_slices(two_replicas):
+    table = variable_of(two_replicas, np.zeros(4, "float32"), aggregation=SUM)
+    rows = PerReplica([np.array([0, 1, 0]), np.array([3])])
+    two_replicas.run(
+        lambda rows: table.scatter_add(IndexedSlices(jnp.ones(rows.shape), rows)), args=(rows,)
+    )
+    assert copies(two_replicas, table) == [[2.0, 1.0, 0.0, 1.0]] * 2
 
 
 # -- other strategies ----------------------------------------------------------------------
@@ -299,9 +572,9 @@ def test_a_variable_cannot_be_created_in_a_replica_program(two_replicas):
 
 def test_a_variable_of_another_strategy_is_refused(two_replicas, four_replicas):
     variable = variable_of(four_replicas, 1.0, name="other", aggregation=SUM)
-    with pytest.raises(ValueError, match="'other' belongs to another strategy"):
+    with pytest.raises(RuntimeError, match="'other' belongs to another strategy"):
         two_replicas.run(lambda: variable + 1)
-    with pytest.raises(ValueError, match="'other' was not created in the scope of the strategy"):
+    with pytest.raises(RuntimeError, match="'other' was not created in the scope of the strategy"):
         two_replicas.run(lambda: variable.assign(1.0))
 
 
@@ -464,6 +737,83 @@ def test_a_scalar_is_a_number(two_replicas):
     variable = variable_of(two_replicas, 3)
     assert (int(variable), float(variable), bool(variable)) == (3, 3.0, True)
     assert list(range(5))[variable] == 3
+
+
+FUNCTIONS = {
+    "jnp.sum": (jnp.sum, -1.0),
+    "jnp.add": (lambda v: jnp.add(v, 1), [2.0, -1.0]),
+    "jnp.dot": (lambda v: jnp.dot(v, v), 5.0),
+    "jnp.where": (lambda v: jnp.where(v > 0, v, 0), [1.0, 0.0]),
+    "jnp.stack": (lambda v: jnp.stack([v, v]), [[1.0, -2.0]] * 2),
+    "jax.nn.relu": (jax.nn.relu, [1.0, 0.0]),
+    "lax.add": (lambda v: lax.add(v, v), [2.0, -4.0]),
+    "jax.jit": (lambda v: jax.jit(lambda x: x * 2)(v), [2.0, -4.0]),
+    "jax.vmap": (lambda v: jax.vmap(lambda x: x + 1)(v), [2.0, -1.0]),
+    "jax.grad": (lambda v: jax.grad(lambda x: jnp.sum(x**2))(v), [2.0, -4.0]),
+    "in jax.grad": (lambda v: jax.grad(lambda x: jnp.sum(jnp.multiply(v, x)))(v + 0), [1.0, -2.0]),
+    "jax.checkpoint": (lambda v: jax.checkpoint(lambda x: jnp.sum(x))(v), -1.0),
+    "lax.scan": (lambda v: lax.scan(lambda c, x: (c + x, None), 0.0, v)[0], -1.0),
+    "lax.fori_loop": (lambda v: lax.fori_loop(0, 2, lambda _, c: c + jnp.sum(v), 0.0), -2.0),
+    "keras.ops": (lambda v: keras.ops.add(v, 1), [2.0, -1.0]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_jax_take_it_as_an_array(two_replicas, name):
+    function, expected = FUNCTIONS[name]
+    variable = variable_of(two_replicas, [1.0, -2.0])
+    assert jnp.asarray(function(variable)).tolist() == expected
+    inside = two_replicas.run(lambda: function(variable))
+    assert inside.values[1].tolist() == expected
+
+
+def test_functions_of_jax_see_what_was_assigned_before(two_replicas):
+    variable = variable_of(two_replicas, [1.0, 2.0], aggregation=SUM)
+
+    def fn(x):
+        before = jnp.sum(variable)
+        variable.assign_add(x * jnp.ones(2))
+        return before, jnp.sum(variable)
+
+    before, after = two_replicas.run(fn, args=(PerReplica([1.0, 2.0]),))
+    assert [float(before.values[0]), float(after.values[1])] == [3.0, 9.0]
+
+
+def test_a_tree_of_variables_is_differentiated_as_one_of_arrays(two_replicas):
+    weights = {"w": variable_of(two_replicas, [1.0, 2.0]), "b": variable_of(two_replicas, 3.0)}
+
+    def step(x):
+        def loss(weights):
+            return jnp.sum(weights["w"] * x) + weights["b"] ** 2
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        jax.tree.map(lambda v, g: v.assign_sub(g), weights, gradients)
+        return value
+
+    assert float(two_replicas.run(step, args=(jnp.ones(2),)).values[0]) == 12.0
+    assert weights["w"].numpy().tolist() == [0.0, 1.0]
+    assert float(weights["b"]) == -3.0
+
+
+def test_it_is_a_leaf_of_trees(two_replicas):
+    variable = variable_of(two_replicas, [1.0, 2.0])
+    (leaf,) = jax.tree.leaves({"v": [variable]})
+    assert leaf is variable
+    assert two_replicas.run(lambda v: v is variable, args=(variable,)).values[0]
+
+
+def test_assigning_in_place_by_an_operator_is_refused():
+    variable = unison.Variable(1.0)
+    for statement in ("v += 1", "v -= 1", "v *= 2", "v /= 2", "v **= 2", "v //= 2"):
+        with pytest.raises(RuntimeError, match=r"Use variable.assign\(...\)"):
+            exec(statement, {"v": variable})
+    assert float(variable) == 1.0
+
+
+def test_a_scalar_is_formatted_as_a_number():
+    variable = unison.Variable(1.2345, name="v")
+    assert f"{variable:.2f}" == "1.23"
+    assert f"{variable}" == str(variable)
 
 
 def test_variables_are_told_apart_by_identity(two_replicas):

@@ -1,6 +1,39 @@
 """Collective operations inside a replica program."""
 
-from unison.collectives.operations import ReduceOp, all_gather, all_reduce, broadcast
+from unison.collectives.aggregation import AggregationMethod, aggregate
+from unison.collectives.communication import CommunicationImplementation, CommunicationOptions
+from unison.collectives.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from unison.collectives.operations import (
+    ReduceOp,
+    adding_by,
+    all_gather,
+    all_reduce,
+    broadcast,
+    reduce,
+    sum_over_replicas,
+)
 from unison.collectives.packing import all_reduce_packed
 
-__all__ = ["ReduceOp", "all_gather", "all_reduce", "all_reduce_packed", "broadcast"]
+__all__ = [
+    "AggregationMethod",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "NcclAllReduce",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "adding_by",
+    "aggregate",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_packed",
+    "broadcast",
+    "reduce",
+    "sum_over_replicas",
+]

@@ -8,7 +8,8 @@ gradients, and computes them again for every element.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from unison.runtime.placement import REPLICA_AXIS
 
 def pack(tensors: Sequence[jax.Array]) -> jax.Array:
     """Returns the elements of `tensors`, which have one dtype, as one vector."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
     buffer = jnp.zeros(sum(tensor.size for tensor in tensors), tensors[0].dtype)
     start = 0
     for tensor in tensors:
@@ -42,16 +45,45 @@ def all_reduce_packed(
     tensors: Sequence[jax.Array], axis_name: str = REPLICA_AXIS
 ) -> list[jax.Array]:
     """Returns the sums over the replicas of `tensors`, with one all-reduce a dtype."""
-    sums: list[jax.Array | None] = [None] * len(tensors)
-    by_dtype: dict[jnp.dtype, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_dtype.setdefault(tensor.dtype, []).append(index)
-    for indices in by_dtype.values():
+    return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name))
+
+
+def reduce_packed(
+    tensors: Sequence[jax.Array],
+    reduce: Callable[[jax.Array], jax.Array],
+    most_bytes: float = math.inf,
+) -> list[jax.Array]:
+    """Returns `tensors`, reduced in buffers of one dtype.
+
+    Args:
+        tensors: The tensors.
+        reduce: Reduces a buffer: a vector with the elements of several tensors, or one tensor as
+            it is.
+        most_bytes: The size of the largest buffer; a larger tensor is reduced alone.
+    """
+    reduced: list[jax.Array | None] = [None] * len(tensors)
+    for indices in share_buffers(tensors, most_bytes):
         group = [tensors[index] for index in indices]
-        if len(group) == 1:
-            reduced = [lax.psum(group[0], axis_name)]
-        else:
-            reduced = unpack(lax.psum(pack(group), axis_name), group)
-        for index, tensor in zip(indices, reduced, strict=True):
-            sums[index] = tensor
-    return sums  # type: ignore[return-value]
+        pieces = [reduce(group[0])] if len(group) == 1 else unpack(reduce(pack(group)), group)
+        for index, piece in zip(indices, pieces, strict=True):
+            reduced[index] = piece
+    return reduced  # type: ignore[return-value]
+
+
+def share_buffers(tensors: Sequence[jax.Array], most_bytes: float) -> list[list[int]]:
+    """Returns, for every buffer of one dtype, the indices of the tensors in it.
+
+    The buffers have at most `most_bytes`, but for those of a single larger tensor.
+    """
+    buffers: list[list[int]] = []
+    open_buffers: dict[jnp.dtype, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        buffer, size = open_buffers.get(tensor.dtype, ([], 0))
+        if size + tensor.nbytes > most_bytes:
+            buffer, size = [], 0
+        if not buffer:
+            buffers.append(buffer)
+        buffer.append(index)
+        if tensor.nbytes <= most_bytes:
+            open_buffers[tensor.dtype] = (buffer, size + tensor.nbytes)
+    return buffers

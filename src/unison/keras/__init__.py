@@ -20,10 +20,20 @@ if keras.backend.backend() != "jax":
         "Keras is imported."
     )
 
+from unison.keras.datasets import teach_keras
+from unison.keras.lookup import IntegerLookup, StringLookup
 from unison.keras.normalization import BatchNormalization
 from unison.keras.scope import KerasInScopes
+from unison.keras.text_vectorization import Hashing, TextVectorization
 from unison.strategies.base import observe_scopes
 
 observe_scopes(KerasInScopes())
+teach_keras()
 
-__all__ = ["BatchNormalization"]
+__all__ = [
+    "BatchNormalization",
+    "Hashing",
+    "IntegerLookup",
+    "StringLookup",
+    "TextVectorization",
+]

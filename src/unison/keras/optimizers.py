@@ -17,7 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 import keras
 
-from unison.collectives import all_reduce_packed
+from unison.collectives import AggregationMethod, aggregate
+from unison.keras.aggregation import aggregation_method_of
 from unison.keras.sharded_update import is_sharded, sharded_apply
 from unison.keras.share import current_share, share_of_gradients
 from unison.lifting import current_lift
@@ -35,7 +36,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
     @functools.wraps(apply)
     def apply_global(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        with _global_gradients(grads) as summed:
+        with _global_gradients(grads, aggregation_method_of(optimizer)) as summed:
             if current_lift() and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 return _apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
             return apply(summed, trainable_variables)
@@ -48,7 +49,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             local = _weighted(grads)
             new = sharded_apply(optimizer, optimizer_variables, local, trainable_variables)
         else:
-            with _global_gradients(grads) as summed:
+            with _global_gradients(grads, aggregation_method_of(optimizer)) as summed:
                 new = stateless_apply(optimizer_variables, summed, trainable_variables)
         for values in new:
             _known_equal().extend(values)
@@ -118,7 +119,7 @@ def _apply_statelessly(
 
 
 @contextlib.contextmanager
-def _global_gradients(grads: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _global_gradients(grads: Sequence[Any], method: AggregationMethod) -> Iterator[Sequence[Any]]:
     """Yields the sums of `grads` over the replicas; inside, further calls leave them alone."""
     context = get_replica_context()
     if getattr(_thread, "summed", False) or context is None or context.num_replicas_in_sync == 1:
@@ -127,7 +128,7 @@ def _global_gradients(grads: Sequence[Any]) -> Iterator[Sequence[Any]]:
     local = _weighted(grads)
     present = [index for index, grad in enumerate(local) if grad is not None]
     summed = list(local)
-    totals = all_reduce_packed([local[index] for index in present])
+    totals = aggregate([local[index] for index in present], method)
     for index, total in zip(present, totals, strict=True):
         summed[index] = total
     _thread.summed = True

@@ -21,7 +21,8 @@ from unison.program import tracing_contexts
 from unison.strategies import Strategy
 from unison.strategies.context import get_strategy, has_strategy
 
-_ENTRY_POINTS = (
+#: The methods of a model that run its steps.
+ENTRY_POINTS = (
     "fit",
     "evaluate",
     "predict",
@@ -111,7 +112,7 @@ _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.Variable, "__init__", _creating_variable),
     (keras.optimizers.Optimizer, "__init__", _creating_optimizer),
     (keras.layers.BatchNormalization, "__new__", _creating_normalization),
-    *((_owner_of(name), name, _using_model) for name in ("compile", *_ENTRY_POINTS)),
+    *((_owner_of(name), name, _using_model) for name in ("compile", *ENTRY_POINTS)),
 ]
 
 

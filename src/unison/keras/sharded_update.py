@@ -23,7 +23,8 @@ import keras
 from jax import lax
 
 from unison.cells import Cell, Layout
-from unison.collectives import all_reduce_packed
+from unison.collectives import AggregationMethod, all_reduce_packed
+from unison.keras.aggregation import aggregation_method_of
 from unison.keras.variables import ReplicatedVariable
 from unison.lifting import own_rows
 from unison.runtime.placement import REPLICA_AXIS, Placement
@@ -160,6 +161,7 @@ def _is_worth_sharding(optimizer: keras.optimizers.Optimizer, placement: Placeme
         placement.num_replicas > 1
         and placement.devices[0].platform == "cpu"
         and type(optimizer) in _ELEMENTWISE
+        and aggregation_method_of(optimizer) is AggregationMethod.DEFAULT
         and optimizer.clipnorm is None
         and optimizer.global_clipnorm is None
         and not optimizer.use_ema

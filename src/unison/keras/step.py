@@ -24,6 +24,7 @@ from unison.keras.losses import with_global_reductions
 from unison.keras.optimizers import values_known_equal, weighs_loss
 from unison.keras.sharded_update import own_state, whole_state
 from unison.keras.share import replica_share
+from unison.keras.stateful_step import StatefulStep
 from unison.lifting import combine_writes, combines_writes, enter_replica, leave_replica
 from unison.lockstep import ByClass, run_in_lockstep
 from unison.lowering import lower_for_cpu
@@ -39,6 +40,10 @@ _COMPILATIONS_TO_WARN = 8
 #: The groups whose copies the replicas write differently (the others change by the summed
 #: gradients only, and stay equal).
 _LOCAL_GROUPS = ("non_trainable_variables", "metrics_variables")
+
+#: The group of what a step that assigns touches beside the model's state. What the replicas write
+#: to it is combined when the step returns.
+OTHERS = "other_variables"
 
 
 @dataclasses.dataclass
@@ -211,7 +216,7 @@ class CompiledStep:
         )
         if not self._returns_examples:
             before = self._regroup(values)[-1]
-            self._results = self._name_logs(self._results, before, new[-1])
+            self._results = self._name_logs(_flat_logs(self._results), before, new[-1])
         flat = [value for group in new for value in group]
         for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
             sharding = cell.placement.per_replica if local else cell.placement.mirrored
@@ -247,10 +252,14 @@ class CompiledStep:
         placement = self._strategy.placement
         shares = Shares(count_examples(leaves), placement.num_replicas)
         classes = list(dict.fromkeys(shares.counts))
-        traces = [self._trace(count, shares, structure, leaves, state) for count in classes]
+        diverging: set[int] = set()
+        traces = [
+            self._trace(count, shares, structure, leaves, state, diverging) for count in classes
+        ]
         written = sorted(set().union(*(_written(trace, len(state)) for trace, _ in traces)))
         for index in written:
-            self._localize(index, state)
+            if self._groups[index] in _LOCAL_GROUPS or index in diverging:
+                self._localize(index, state)
         # The logs hold on to a step's metrics until somebody looks; the rest is overwritten.
         donated = [i for i in written if self._groups[i] != "metrics_variables"]
         kept = [i for i in range(len(state)) if i not in set(donated)]
@@ -314,11 +323,18 @@ class CompiledStep:
         return True
 
     def _trace(
-        self, count: int, shares: Shares, structure: Any, leaves: list[Any], flat: list[Any]
+        self,
+        count: int,
+        shares: Shares,
+        structure: Any,
+        leaves: list[Any],
+        flat: list[Any],
+        diverging: set[int],
     ) -> tuple[ClosedJaxpr, Any]:
         """Traces the step of a replica that gets `count` examples.
 
-        Returns its jaxpr (of the flat state and batch) and the structure of its results.
+        Returns its jaxpr (of the flat state and batch) and the structure of its results. The
+        indices of other variables whose copies it leaves different are added to `diverging`.
         """
         share = count / shares.examples
         trees = []
@@ -326,7 +342,7 @@ class CompiledStep:
         def local(*args: Any) -> list[Any]:
             batch = args[len(flat) :]
             with (
-                self._replica(share),
+                replica_of_step(self._model, self._strategy, share),
                 values_known_equal() as equal,
                 whole_state(self._cells, args[: len(flat)]) as state,
             ):
@@ -335,10 +351,13 @@ class CompiledStep:
                 results, new = self._step(
                     self._regroup(state), jax.tree.unflatten(structure, batch)
                 )
+                if isinstance(self._step, StatefulStep):
+                    equal += self._step.equal_values
+                    diverging.update(map(self._cells.index, self._step.diverging))
                 new_flat = [value for group in new for value in group]
                 if not self._returns_examples:
                     before = self._regroup(state)[-1]
-                    results = self._global_logs(results, before, new[-1], share)
+                    results = self._global_logs(_flat_logs(results), before, new[-1], share)
                 new_flat = [
                     old if value is seen else value
                     for old, seen, value in zip(args, state, new_flat, strict=False)
@@ -359,15 +378,6 @@ class CompiledStep:
         axis_env = [(REPLICA_AXIS, shares.num_replicas)]
         trace = jax.make_jaxpr(local, axis_env=axis_env)(*avals)
         return trace, trees[0]
-
-    @contextlib.contextmanager
-    def _replica(self, share: float) -> Iterator[None]:
-        with (
-            self._strategy.replica_context(),
-            replica_share(share, weighs_loss(getattr(self._model, "optimizer", None))),
-            with_global_reductions(self._model, share),
-        ):
-            yield
 
     def _name_logs(self, logs: Any, before: list[Any], metrics: list[Any]) -> dict[str, Any]:
         """Sorts the names of the logs, and returns those logs that no metric tells."""
@@ -450,7 +460,9 @@ class CompiledStep:
         own = [
             index
             for index, (group, value) in enumerate(zip(self._groups, after, strict=True))
-            if group not in _LOCAL_GROUPS and value is not before[index] and id(value) not in known
+            if group not in (*_LOCAL_GROUPS, OTHERS)
+            and value is not before[index]
+            and id(value) not in known
         ]
         if not own or self._strategy.num_replicas_in_sync == 1:
             return after
@@ -498,13 +510,38 @@ class CompiledStep:
         cell = self._cells[index]
         if combines_writes(cell):
             return
-        if self._groups[index] in _LOCAL_GROUPS and cell.layout is Layout.MIRRORED:
+        if cell.layout is Layout.MIRRORED:
             owned = cell.array
             cell.put(flat[index])
             cell.localize()
             flat[index] = cell.take()
             if owned is None:
                 cell.put(None)
+
+
+def _flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs in which a metric of several results has an entry for each, as Keras shows."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
+
+
+@contextlib.contextmanager
+def replica_of_step(model: keras.Model, strategy: Strategy, share: float) -> Iterator[None]:
+    """Inside, the thread is a replica of `strategy` that runs a step of `model`.
+
+    Args:
+        model: A compiled model.
+        strategy: Its strategy.
+        share: The replica's share of the global batch's examples.
+    """
+    with (
+        strategy.replica_context(),
+        replica_share(share, weighs_loss(getattr(model, "optimizer", None))),
+        with_global_reductions(model, share),
+    ):
+        yield
 
 
 def _written(trace: ClosedJaxpr, state_size: int) -> set[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,21 +18,26 @@ import keras
 import numpy as np
 
 from unison.cells import Cell
+from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
 from unison.keras.metrics import adopt_mean
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.progress import with_progress_bar
 from unison.keras.sharded_update import shard_slots
-from unison.keras.step import CompiledStep
+from unison.keras.stateful_step import (
+    METRICS,
+    STATE_OF_STEPS,
+    StatefulStep,
+    cells_touched_by,
+    is_stateful,
+)
+from unison.keras.step import OTHERS, CompiledStep, replica_of_step
+from unison.keras.text_input import TextEncoder, build_on_text
 from unison.keras.variables import adopt_all
-from unison.strategies import Strategy
+from unison.strategies import Strategy, has_strategy
+from unison.strategies.default import default_strategy
 
 logger = logging.getLogger("unison")
-
-#: The groups of a model's state, in the order in which Keras passes them.
-_PREDICT = ("trainable_variables", "non_trainable_variables")
-_TRAIN = (*_PREDICT, "optimizer_variables")
-_METRICS = "metrics_variables"
 
 
 class _Running:
@@ -80,6 +85,13 @@ class ReplicaTrainer:
         self.steps_may_wait = False
         self._running: _Running | None = None
         self._said_what_eager_means = False
+        #: A batch, for a model that is built by calling it on text or by calling a step that
+        #: assigns.
+        self._example: Any = None
+        #: Builds such a model as `fit` does others, for the steps that need it.
+        self._build_as_keras: Callable[[], None] | None = None
+        #: By the name of a step that assigns: the cells that it touches and the model has not.
+        self._others: dict[str, list[Cell]] = {}
         vars(model).update(
             fit=with_progress_bar(self, model.fit),
             evaluate=with_progress_bar(self, model.evaluate),
@@ -94,13 +106,66 @@ class ReplicaTrainer:
 
     # -- the model's state -----------------------------------------------------------------
 
-    def _build(self, build: Callable[..., Any], iterator: Any = None, **kwargs: Any) -> None:
+    @functools.cached_property
+    def _assigning_steps(self) -> list[str]:
+        """The steps that assign variables, rather than map a state to a state."""
+        return [name for name in STATE_OF_STEPS if is_stateful(getattr(self._model, name))]
+
+    @functools.cached_property
+    def _encode_text(self) -> TextEncoder | None:
+        """What makes text fit for a step, if the model takes text."""
+        layers = self._model._flatten_layers()
+        takes_text = any(isinstance(layer, HostLayer) for layer in layers)
+        return TextEncoder(self._model) if takes_text else None
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the model has layers that make numbers of text."""
+        return self._encode_text is not None
+
+    def _build(
+        self, build: Callable[..., Any], iterator: Any = None, data_batch: Any = None
+    ) -> None:
         """Builds the model in the strategy's scope, whatever scope `fit` is called in."""
         if iterator is not None:
             self.steps_per_epoch = iterator.num_batches
-            kwargs["iterator"] = iterator
+        if self._assigning_steps or self._encode_text:
+            if self._example is None:
+                self._example = _first_batch_of(iterator) if data_batch is None else data_batch
+            if self._encode_text:
+                build = functools.partial(build_on_text, self._model)
+            self._build_as_keras = functools.partial(build, data_batch=self._example)
+            return
+        given = {"iterator": iterator, "data_batch": data_batch}
         with self.strategy.scope():
-            build(**kwargs)
+            build(**{name: value for name, value in given.items() if value is not None})
+
+    def _build_for(self, name: str) -> None:
+        """Sees to it that everything exists that the step `name`, about to be made, touches."""
+        assigns = name in self._assigning_steps
+        if self._build_as_keras is not None and (self._encode_text or not assigns):
+            with self.strategy.scope():
+                self._build_as_keras()
+            self._build_as_keras = None
+        if assigns and self._example is not None:
+            touched = cells_touched_by(
+                getattr(self._model, name),
+                self._encode_text(self._example) if self._encode_text else self._example,
+                self.strategy.placement,
+                functools.partial(replica_of_step, self._model, self.strategy),
+            )
+            own = {cell for group in STATE_OF_STEPS[name] for cell in self._cells(group)}
+            self._others[name] = [cell for cell in touched if cell not in own]
+
+    def _cells_of(self, name: str) -> dict[str, list[Cell]]:
+        """Returns the groups of cells that the step `name` takes; the metrics' are last."""
+        cells = {group: self._cells(group) for group in STATE_OF_STEPS[name]}
+        if name in self._assigning_steps:
+            metrics = cells.pop(METRICS, None)
+            cells[OTHERS] = self._others.get(name, [])
+            if metrics is not None:
+                cells[METRICS] = metrics
+        return cells
 
     def _cells(self, group: str) -> list[Cell]:
         if group == "optimizer_variables":
@@ -118,8 +183,11 @@ class ReplicaTrainer:
         The trainer keeps them; Keras' loops, which only hand the state on, get the names of the
         groups.
         """
-        groups = tuple(group for group in (*_TRAIN, _METRICS) if wanted.get(group))
-        self._running = _Running([cell for group in groups for cell in self._cells(group)])
+        groups = tuple(group for group in STATE_OF_STEPS["train_step"] if wanted.get(group))
+        name = next(name for name, taken in STATE_OF_STEPS.items() if taken == groups)
+        self._running = _Running(
+            [cell for cells in self._cells_of(name).values() for cell in cells]
+        )
         if purge_model_variables:
             self._running.purge()
         return groups
@@ -138,20 +206,29 @@ class ReplicaTrainer:
         if model.train_function is not None and not force:
             return
         self._say_what_eager_means()
+        for optimizer in self._optimizers():
+            adopt_optimizer(optimizer)
+        self._build_for("train_step")
         self._cells("optimizer_variables")
-        adopt_optimizer(model.optimizer)
-        shard_slots(model.optimizer, self.strategy.placement)
-        step = self._compiled_step(model.train_step, (*_TRAIN, _METRICS))
+        if "train_step" not in self._assigning_steps:
+            shard_slots(model.optimizer, self.strategy.placement)
+        step = self._compiled_step("train_step")
         model.train_function = self._repeated(
             functools.partial(self._with_logs, step, self._metric_results())
         )
+
+    def _optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """Returns the optimizer that the model was compiled with, and others that it holds."""
+        held = [self._model.optimizer, *vars(self._model).values()]
+        return [value for value in held if isinstance(value, keras.optimizers.Optimizer)]
 
     def _make_test_function(self, force: bool = False) -> None:
         model = self._model
         if model.test_function is not None and not force:
             return
         self._say_what_eager_means()
-        step = self._compiled_step(model.test_step, (*_PREDICT, _METRICS))
+        self._build_for("test_step")
+        step = self._compiled_step("test_step")
         model.test_function = self._repeated(
             functools.partial(self._with_logs, step, self._metric_results())
         )
@@ -160,21 +237,25 @@ class ReplicaTrainer:
         model = self._model
         if model.predict_function is not None and not force:
             return
-
-        def predict_step(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, non_trainable_variables = model.predict_step(state, batch)
-            return outputs, (state[0], non_trainable_variables)
-
-        step = self._compiled_step(predict_step, _PREDICT, returns_examples=True)
-        run = functools.partial(self._with_outputs, step)
+        self._build_for("predict_step")
+        run = functools.partial(self._with_outputs, self._compiled_step("predict_step"))
         model.predict_function = self._repeated(run, keep_all=True)
 
-    def _compiled_step(
-        self, step: Callable[..., Any], groups: Sequence[str], returns_examples: bool = False
-    ) -> CompiledStep:
+    def _predict_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        outputs, non_trainable_variables = self._model.predict_step(state, batch)
+        return outputs, (state[0], non_trainable_variables)
+
+    def _compiled_step(self, name: str) -> CompiledStep:
         for metric in self._model.metrics:
             adopt_mean(metric)
-        cells = {group: self._cells(group) for group in groups}
+        cells = self._cells_of(name)
+        step = getattr(self._model, name)
+        if name in self._assigning_steps:
+            own = {cell for group in STATE_OF_STEPS[name] for cell in cells[group]}
+            step = StatefulStep(step, list(cells.values()), own, self.strategy.placement)
+        elif name == "predict_step":
+            step = self._predict_step
+        returns_examples = name == "predict_step"
         return CompiledStep(self._model, self.strategy, step, cells, returns_examples)
 
     def _with_logs(
@@ -199,6 +280,8 @@ class ReplicaTrainer:
                 "train_on_batch and its kin."
             )
         running.step = step
+        if self._encode_text:
+            batch = self._encode_text(batch)
         self.examples += step(running.state, batch, may_wait)
         return running
 
@@ -213,7 +296,7 @@ class ReplicaTrainer:
         """
         model = self._model
         variables = list(model.metrics_variables)
-        cells = self._cells(_METRICS)
+        cells = self._cells(METRICS)
 
         @jax.jit
         def results(values: list[jax.Array]) -> dict[str, jax.Array]:
@@ -255,6 +338,32 @@ class ReplicaTrainer:
                 "same. To look into a step, use jax.debug.print, or OneDeviceStrategy.",
                 self.strategy.num_replicas_in_sync,
             )
+
+
+def trains_alone(model: keras.Model) -> bool:
+    """Gives a model a trainer on the default device if Keras' own cannot run its steps on JAX.
+
+    Those are steps that assign variables (`train_step(self, data)`), and steps of a model that
+    takes text. In a scope, a model that was made outside it stays what it is: an error.
+
+    Returns:
+        Whether the model just got the trainer, by which its methods have changed.
+    """
+    if has_strategy() or trainer_of(model) is not None:
+        return False
+    has_text_layers = any(isinstance(layer, HostLayer) for layer in model._flatten_layers())
+    assigns = any(is_stateful(getattr(model, name)) for name in STATE_OF_STEPS)
+    if has_text_layers or assigns:
+        ReplicaTrainer(model, default_strategy())
+        return True
+    return False
+
+
+def _first_batch_of(iterator: Any) -> Any:
+    """Returns a batch of Keras' `EpochIterator`, as Keras itself does to build a model."""
+    for _, _, batches in iterator:
+        return next(batches)
+    raise ValueError("The data has no batch.")
 
 
 def trainer_of(model: keras.Model) -> ReplicaTrainer | None:

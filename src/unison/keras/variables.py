@@ -19,6 +19,7 @@ from keras.src.backend.common import global_state
 from unison.cells import Cell, VariableAggregation, VariableSynchronization
 from unison.lifting import Lift, current_lift
 from unison.runtime.placement import Placement
+from unison.stepping import needs_python
 
 
 class ReplicatedVariable(keras.Variable):
@@ -68,10 +69,15 @@ def adopt(variable: keras.Variable, placement: Placement) -> None:
             )
         return
     value = variable.__dict__.pop("_value", None)
+    variable.__dict__["_unison_cell"] = _new_cell(variable, placement, value)
+    variable.__class__ = ReplicatedVariable
+
+
+def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cell:
     synchronization = VariableSynchronization(variable.synchronization)
     if synchronization is VariableSynchronization.NONE:
         synchronization = VariableSynchronization.AUTO
-    variable.__dict__["_unison_cell"] = Cell(
+    return Cell(
         placement,
         value,
         synchronization=synchronization,
@@ -80,7 +86,24 @@ def adopt(variable: keras.Variable, placement: Placement) -> None:
         stream=variable.name == "seed_generator_state",
         divergent_aggregation=_aggregation_of_statistics(variable),
     )
-    variable.__class__ = ReplicatedVariable
+
+
+def annotate(
+    variable: keras.Variable,
+    synchronization: VariableSynchronization | str | None = None,
+    aggregation: VariableAggregation | str | None = None,
+) -> None:
+    """Says how the copies of a new variable relate, where Keras' `add_weight` cannot say it."""
+    if synchronization is None and aggregation is None:
+        return
+    if synchronization is not None:
+        variable._synchronization = VariableSynchronization(synchronization).value
+    if aggregation is not None:
+        variable._aggregation = VariableAggregation(aggregation).value
+    if isinstance(variable, ReplicatedVariable):
+        with outside_the_traced_program():
+            value = variable.cell.read()
+            variable.__dict__["_unison_cell"] = _new_cell(variable, variable.cell.placement, value)
 
 
 def adopt_all(variables: Iterable[keras.Variable], placement: Placement) -> list[Cell]:
@@ -126,24 +149,40 @@ class LiftingScope(keras.StatelessScope):
     """Keras' way to stand between variables and their values, connected to a `Lift`.
 
     While a replica program is traced, Keras variables read and write through it, as
-    `unison.Variable` does.
+    `unison.Variable` does. A program of one replica adopts the variables that it meets: they may
+    have been made anywhere.
     """
 
     def __init__(self, lift: Lift):
-        super().__init__(initialize_variables=False)
+        super().__init__(collect_losses=True, initialize_variables=False)
         self._lift = lift
 
     def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
-        if isinstance(variable, ReplicatedVariable) and variable.cell.array is not None:
-            return self._lift.read(variable.cell)
+        if self._has_cell(variable) and variable.cell.array is not None:
+            try:
+                return self._lift.read(variable.cell)
+            except ValueError:
+                # Adopted too late for this trace: a function can still run step by step.
+                needs_python(f"Reading Keras variable {variable.path!r} for the first time")
+                raise
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
-        if not isinstance(variable, ReplicatedVariable):
+        if not self._has_cell(variable):
             raise ValueError(
                 f"Keras variable {variable.path!r} is assigned inside a replica program, but was "
                 "not created in the strategy's scope. Create its layer, metric or optimizer "
                 "inside `with strategy.scope():`."
             )
         self._lift.assign(variable.cell, value)
+
+    def _has_cell(self, variable: keras.Variable) -> bool:
+        """Whether `variable` has a cell; in a program of one replica it gets one."""
+        if isinstance(variable, ReplicatedVariable):
+            return True
+        if self._lift.placement.num_replicas > 1 or variable._value is None:
+            return False
+        with outside_the_traced_program():
+            adopt(variable, self._lift.placement)
+        return True

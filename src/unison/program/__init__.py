@@ -5,14 +5,20 @@ program over the placement's mesh. `ProgramCache` is what `strategy.run` uses: i
 variables that the function touches, compiles once a signature, and runs.
 """
 
+from unison.program.arguments import Arguments, Static, describe_for_function
 from unison.program.cache import ProgramCache, tracing_contexts
 from unison.program.compiling import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
+from unison.program.control_flow import ControlFlowError
 
 __all__ = [
     "MIRRORED",
     "PER_REPLICA",
+    "Arguments",
+    "ControlFlowError",
     "ProgramCache",
+    "Static",
     "cell_spec",
     "compile_replicas",
+    "describe_for_function",
     "tracing_contexts",
 ]

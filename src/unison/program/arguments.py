@@ -1,9 +1,9 @@
-"""What is passed to `strategy.run`: each leaf's description, and what the program gets for it."""
+"""What a program is called with: each leaf's description, and what the program gets for it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -13,9 +13,11 @@ from jax.sharding import PartitionSpec
 
 from unison.cells import has_cell
 from unison.program.compiling import MIRRORED, PER_REPLICA
-from unison.program.identity import ById
+from unison.program.identity import ById, key_of
 from unison.runtime.placement import Placement
-from unison.values import Mirrored, PerReplica, is_numeric
+from unison.runtime.precision import array_type, device_array
+from unison.stepping import NeedsPythonError
+from unison.values import Mirrored, PerReplica, is_distributed, is_numeric
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,9 +40,9 @@ class Whole:
 
     spec: ClassVar[PartitionSpec] = MIRRORED
 
-    def aval(self, replica: int) -> jax.ShapeDtypeStruct:
+    def aval(self, replica: int) -> Any:
         del replica
-        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+        return array_type(self.shape, self.dtype, self.weak_type)
 
     def of_replica(self, stored: Any, replica: int) -> Any:
         del replica
@@ -56,9 +58,9 @@ class Stacked:
 
     spec: ClassVar[PartitionSpec] = PER_REPLICA
 
-    def aval(self, replica: int) -> jax.ShapeDtypeStruct:
+    def aval(self, replica: int) -> Any:
         del replica
-        return jax.ShapeDtypeStruct(self.shape[1:], self.dtype)
+        return array_type(self.shape[1:], self.dtype)
 
     def of_replica(self, stored: Any, replica: int) -> Any:
         del replica
@@ -74,11 +76,64 @@ class Ragged:
 
     spec: ClassVar[PartitionSpec] = PER_REPLICA
 
-    def aval(self, replica: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(self.shapes[replica], self.dtype)
+    def aval(self, replica: int) -> Any:
+        return array_type(self.shapes[replica], self.dtype)
 
     def of_replica(self, stored: Any, replica: int) -> Any:
         return stored[0][tuple(slice(size) for size in self.shapes[replica])]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of one call.
+
+    Attributes:
+        structure: The structure of `(args, kwargs)`.
+        descriptions: A description of every leaf; equal ones share a program.
+        operands: What the program gets for every leaf (None if static).
+    """
+
+    structure: Any
+    descriptions: tuple[Any, ...]
+    operands: list[Any]
+
+    @classmethod
+    def of(
+        cls,
+        args: tuple,
+        kwargs: dict[str, Any],
+        placement: Placement,
+        describe: Callable[[Any, Placement], tuple[Any, Any]],
+    ) -> Arguments:
+        """Describes every leaf of `(args, kwargs)` by `describe`."""
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+        described = [describe(leaf, placement) for leaf in leaves]
+        return cls(
+            structure,
+            tuple([description for description, _ in described]),
+            [operand for _, operand in described],
+        )
+
+
+def describe_for_function(leaf: Any, placement: Placement) -> tuple[Any, Any]:
+    """Returns what `describe` does, by the rules of `unison.functions`.
+
+    What is no array is part of the program, compared by value (numbers, text) or by identity. A
+    `jax.ShapeDtypeStruct` stands for an array where nothing is run.
+
+    Raises:
+        NeedsPythonError: The leaf has a component for each of several replicas.
+        RuntimeError: The leaf is traced: this call is inside a function that JAX transforms.
+    """
+    if is_distributed(leaf):
+        raise NeedsPythonError("A value of several replicas goes to programs of their strategy.")
+    if isinstance(leaf, np.ndarray | np.generic) and is_numeric(leaf.dtype):
+        leaf = device_array(leaf)
+    if isinstance(leaf, jax.Array):
+        return describe(leaf, placement)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return Whole(leaf.shape, leaf.dtype), None
+    return Static(key_of(leaf), leaf), None
 
 
 def describe(leaf: Any, placement: Placement) -> tuple[Any, Any]:
@@ -98,7 +153,7 @@ def describe(leaf: Any, placement: Placement) -> tuple[Any, Any]:
     if isinstance(leaf, jax.Array):
         if isinstance(leaf, jax.core.Tracer):
             raise RuntimeError(INSIDE_A_TRANSFORMATION)
-        if leaf.sharding != placement.mirrored:
+        if not placement.holds(leaf):
             leaf = jax.device_put(leaf, placement.mirrored)
         # Random keys have no weak type.
         return Whole(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)), leaf
@@ -107,7 +162,9 @@ def describe(leaf: Any, placement: Placement) -> tuple[Any, Any]:
     if isinstance(leaf, int | float | complex) and not isinstance(leaf, np.generic):
         return Whole((), jnp.result_type(type(leaf)), weak_type=True), leaf
     if isinstance(leaf, np.ndarray | np.generic) and is_numeric(leaf.dtype):
-        return Whole(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)), leaf
+        if leaf.dtype.itemsize == 8:
+            leaf = device_array(leaf)
+        return Whole(leaf.shape, leaf.dtype), leaf
     if has_cell(leaf):
         return Static(ById(leaf), leaf), None
     raise TypeError(
@@ -135,8 +192,8 @@ def _pad(value: PerReplica, placement: Placement) -> tuple[Ragged, jax.Array]:
     padded = np.zeros((len(parts), *largest), parts[0].dtype)
     for row, part in zip(padded, parts, strict=True):
         row[tuple(slice(size) for size in part.shape)] = part
-    dtype = jax.dtypes.canonicalize_dtype(padded.dtype)
-    return Ragged(tuple(part.shape for part in parts), dtype), placement.spread(padded)
+    spread = placement.spread(device_array(padded))
+    return Ragged(tuple(part.shape for part in parts), spread.dtype), spread
 
 
 def classes_of(descriptions: Sequence[Any], num_replicas: int) -> tuple[list[int], list[int]]:

@@ -15,16 +15,25 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from unison.cells import Cell, Layout, has_cell, live_cells
+from unison.cells import Cell, has_cell, live_cells
+from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
 from unison.lowering import lower_for_cpu
-from unison.program.arguments import INSIDE_A_TRANSFORMATION, Static, classes_of, describe
+from unison.program.arguments import (
+    INSIDE_A_TRANSFORMATION,
+    Arguments,
+    Static,
+    classes_of,
+    describe,
+)
 from unison.program.compiling import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
+from unison.program.control_flow import VALUE_WANTED, ControlFlowError
 from unison.program.identity import identity
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.placement import REPLICA_AXIS, Placement
-from unison.values import PerReplica, is_distributed
+from unison.stepping import needs_python
+from unison.values import PerReplica
 
 logger = logging.getLogger("unison")
 
@@ -81,7 +90,7 @@ class _Program:
             results and the new stored arrays of `written`.
         structure: The structure of the function's result.
         results: Where its leaves are; known once the program has been executed.
-        layouts: The cells' layouts when the program was compiled, and `Cell.layout_changes` then.
+        forms: The cells' forms when the program was compiled, and `Cell.layout_changes` then.
     """
 
     read: list[Cell]
@@ -89,17 +98,17 @@ class _Program:
     execute: Callable[..., Any]
     structure: Any
     results: _Results
-    layouts: tuple[list[Layout], int]
+    forms: tuple[list[Any], int]
 
     def fits(self) -> bool:
-        """Whether the cells still have the layouts that the program was compiled for."""
-        layouts, changes = self.layouts
+        """Whether the cells still have the forms that the program was compiled for."""
+        forms, changes = self.forms
         if changes == Cell.layout_changes:
             return True
         changes = Cell.layout_changes
-        if [cell.layout for cell in (*self.read, *self.written)] != layouts:
+        if [cell.form for cell in (*self.read, *self.written)] != forms:
             return False
-        self.layouts = (layouts, changes)
+        self.forms = (forms, changes)
         return True
 
 
@@ -129,7 +138,8 @@ class ProgramCache:
         replica_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         capacity: int = 256,
     ):
-        self._placement = placement
+        #: The replicas' devices.
+        self.placement = placement
         self._replica_context = replica_context
         self._capacity = capacity
         self._programs: collections.OrderedDict[Any, _Program] = collections.OrderedDict()
@@ -142,28 +152,44 @@ class ProgramCache:
 
     def __call__(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         if current_lift() is not None:
+            needs_python("strategy.run()")
             raise RuntimeError(
                 "strategy.run() cannot be called inside a function that strategy.run is tracing, "
                 "not even in merge_call: the replicas run already. Call the function itself."
             )
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
-        described = [describe(leaf, self._placement) for leaf in leaves]
-        descriptions = tuple([description for description, _ in described])
-        operands = [operand for _, operand in described]
-        key = (identity(function), structure, descriptions)
+        return self.call(function, Arguments.of(args, kwargs, self.placement, describe))
+
+    def call(
+        self, function: Callable[..., Any], arguments: Arguments, may_create: bool = True
+    ) -> Any:
+        """Runs `function` on `arguments`.
+
+        Args:
+            function: What every replica computes.
+            arguments: Those of every replica.
+            may_create: Whether tracing the function may create variables.
+        """
+        key = (identity(function), arguments.structure, arguments.descriptions)
         # The lock guards the cache, and that what one program takes no other one takes.
         with LAUNCH_LOCK:
             program = self._programs.get(key)
             if program is None or not program.fits():
-                program = self._compile(function, structure, descriptions)
+                program = self._compile(function, arguments, may_create)
                 self._programs[key] = program
                 self._warn_of_retracing(function)
                 if len(self._programs) > self._capacity:
                     self._programs.popitem(last=False)
             self._programs.move_to_end(key)
-            outputs = self._execute(program, operands)
+            outputs = self._execute(program, arguments.operands)
         results = [self._result(outputs, holders) for holders in program.results.holders]
         return jax.tree.unflatten(program.structure, results)
+
+    def shapes_of_result(self, function: Callable[..., Any], arguments: Arguments) -> Any:
+        """Returns what `function` returns on the first replica, as `jax.ShapeDtypeStruct`s."""
+        trace = self._trace(function, arguments, 0, None, may_create=True, is_known=False)
+        leaves = trace.jaxpr.out_avals[: trace.structure.num_leaves]
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in leaves]
+        return jax.tree.unflatten(trace.structure, shapes)
 
     def _execute(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
         kept = [self._lend(cell) for cell in program.read]
@@ -178,14 +204,14 @@ class ProgramCache:
     def _lend(self, cell: Cell) -> jax.Array:
         if self._is_own(cell):
             return cell.stored()
-        return jax.device_put(cell.read(), self._placement.mirrored)
+        return jax.device_put(cell.read(), self.placement.mirrored)
 
     def _result(self, outputs: list[jax.Array], holders: tuple[int, ...]) -> Any:
         if len(holders) == 1:
             return outputs[holders[0]].addressable_data(0)
         if len(set(holders)) == 1:
-            return PerReplica.from_stacked(outputs[holders[0]], self._placement)
-        slices = {holder: self._placement.slices(outputs[holder]) for holder in set(holders)}
+            return PerReplica.from_stacked(outputs[holders[0]], self.placement)
+        slices = {holder: self.placement.slices(outputs[holder]) for holder in set(holders)}
         return PerReplica([slices[holder][replica] for replica, holder in enumerate(holders)])
 
     def _warn_of_retracing(self, function: Callable[..., Any]) -> None:
@@ -204,14 +230,27 @@ class ProgramCache:
     # -- tracing ---------------------------------------------------------------------------
 
     def _compile(
-        self, function: Callable[..., Any], structure: Any, descriptions: Sequence[Any]
+        self, function: Callable[..., Any], arguments: Arguments, may_create: bool
     ) -> _Program:
         self.trace_count += 1
-        placement = self._placement
+        placement = self.placement
+        descriptions = arguments.descriptions
         class_of_replica, first_of_class = classes_of(descriptions, placement.num_replicas)
-        traces = [
-            self._trace(function, structure, descriptions, replica) for replica in first_of_class
-        ]
+        try:
+            traces = self._trace_all(
+                function, arguments, first_of_class, class_of_replica, may_create
+            )
+        except VALUE_WANTED as error:
+            if placement.num_replicas == 1:
+                raise ControlFlowError(error) from error
+            # Python may want to know which replica this is: then each has a trace of its own.
+            class_of_replica = first_of_class = list(range(placement.num_replicas))
+            try:
+                traces = self._trace_all(
+                    function, arguments, first_of_class, class_of_replica, may_create, is_known=True
+                )
+            except VALUE_WANTED as again:
+                raise ControlFlowError(again) from again
         structures = [trace.structure for trace in traces]
         if len(set(structures)) > 1:
             raise LockstepError(
@@ -271,26 +310,66 @@ class ProgramCache:
             ),
             donate=(0,),
         )
-        layouts = [cell.layout for cell in (*read, *written)]
+        forms = [cell.form for cell in (*read, *written)]
         return _Program(
-            read, written, execute, structures[0], results, (layouts, Cell.layout_changes)
+            read, written, execute, structures[0], results, (forms, Cell.layout_changes)
         )
+
+    def _trace_all(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        first_of_class: Sequence[int],
+        class_of_replica: Sequence[int],
+        may_create: bool,
+        is_known: bool = False,
+    ) -> list[_Trace]:
+        """Traces the function for every class of replicas; see `_trace`.
+
+        Where classes differ, the sizes that they all-gather are found one after the other: a
+        trace ends where it needs the next.
+        """
+        if len(first_of_class) == 1:
+            return [self._trace(function, arguments, first_of_class[0], None, may_create, is_known)]
+        known: list[tuple[int, ...]] = []
+        while True:
+            traces = []
+            wanted = []
+            for replica in first_of_class:
+                try:
+                    traces.append(
+                        self._trace(function, arguments, replica, known, may_create, is_known)
+                    )
+                except SizeWanted as here:
+                    wanted.append(here.own)
+            if not wanted:
+                return traces
+            if traces:
+                raise LockstepError(
+                    "Replicas with different shapes must perform the same collective operations. "
+                    f"One replica performs {len(known)} all-gathers, another one more."
+                )
+            known.append(tuple(wanted[index] for index in class_of_replica))
 
     def _trace(
         self,
         function: Callable[..., Any],
-        structure: Any,
-        descriptions: Sequence[Any],
+        arguments: Arguments,
         replica: int,
-        may_create: bool = True,
+        gathered: Sequence[tuple[int, ...]] | None,
+        may_create: bool,
+        is_known: bool,
     ) -> _Trace:
         """Traces the function once, as `replica` runs it.
+
+        With `is_known`, Python code in the function sees the replica's index as a number. If the
+        replicas' shapes differ, `gathered` has the sizes that all-gathers meet; see `SizeWanted`.
 
         Every variable that the function might touch is an input of the trace; which of them it
         did touch is read off the result. If it created one (an optimizer's first step makes its
         slots), it is traced again, with that one among the inputs.
         """
-        placement = self._placement
+        placement = self.placement
         cells = live_cells(placement)
         lift: Lift | None = None
         result_structure: Any = None
@@ -298,18 +377,26 @@ class ProgramCache:
         def on_one_replica(values: list[jax.Array], arrays: list[jax.Array]) -> tuple[Any, Any]:
             nonlocal lift, result_structure
             known = dict(zip(cells, values, strict=True))
-            lift = Lift(placement, known, takes_new_cells=may_create)
+            lift = Lift(
+                placement,
+                known,
+                takes_new_cells=may_create,
+                replica_id=replica if is_known else None,
+            )
             remaining = iter(arrays)
             leaves = [
                 description.value if isinstance(description, Static) else next(remaining)
-                for description in descriptions
+                for description in arguments.descriptions
             ]
-            args, kwargs = jax.tree.unflatten(structure, leaves)
+            args, kwargs = jax.tree.unflatten(arguments.structure, leaves)
             with ExitStack() as stack:
+                if gathered is not None:
+                    stack.enter_context(GatherSizes(gathered).met())
                 stack.enter_context(lift.active())
+                # First the scope: it may bring the room that wants a context.
+                stack.enter_context(self._replica_context())
                 for context in tracing_contexts:
                     stack.enter_context(context(lift))
-                stack.enter_context(self._replica_context())
                 result = jax.tree.map(
                     lambda leaf: lift.read(leaf.cell) if has_cell(leaf) else _as_result(leaf),
                     function(*args, **kwargs),
@@ -321,7 +408,7 @@ class ProgramCache:
 
         avals = [
             description.aval(replica)
-            for description in descriptions
+            for description in arguments.descriptions
             if not isinstance(description, Static)
         ]
         trace = jax.make_jaxpr(on_one_replica, axis_env=[(REPLICA_AXIS, placement.num_replicas)])
@@ -333,14 +420,14 @@ class ProgramCache:
             raise _written_in_a_transformation(lift) from error
         assert lift is not None
         if may_create and not set(live_cells(placement)) <= set(cells):
-            return self._trace(function, structure, descriptions, replica, may_create=False)
+            return self._trace(function, arguments, replica, gathered, False, is_known)
         if lift.written and any(isinstance(value, jax.core.Tracer) for value in jaxpr.consts):
             raise _written_in_a_transformation(lift)
         touched = _touched(jaxpr, cells)
         return _Trace(jaxpr, touched, result_structure, list(lift.written), list(lift.diverging))
 
     def _is_own(self, cell: Cell) -> bool:
-        return cell.placement is self._placement or cell.placement == self._placement
+        return cell.placement is self.placement or cell.placement == self.placement
 
     def _enter(self, cell: Cell, piece: jax.Array) -> jax.Array:
         return enter_replica(cell, piece) if self._is_own(cell) else piece
@@ -362,6 +449,7 @@ def _as_result(leaf: Any) -> jax.Array:
     try:
         return jnp.asarray(leaf)
     except (TypeError, ValueError) as error:
+        needs_python(f"Making a result of type {type(leaf).__name__}")
         raise TypeError(
             "A function that strategy.run calls must return arrays, numbers and variables, in any "
             f"nesting. Received: {leaf!r} of type {type(leaf).__name__}."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from unison.cells import Cell, Layout
 from unison.runtime.placement import REPLICA_AXIS, Placement
@@ -43,7 +44,9 @@ def compile_replicas(
         out_specs=out_specs,
         check_vma=False,
     )
-    compiled = jax.jit(mapped, donate_argnums=tuple(donate))
+    # Named, so that arrays which are not on the mesh yet need no program of their own.
+    shardings = jax.tree.map(functools.partial(NamedSharding, placement.mesh), in_specs)
+    compiled = jax.jit(mapped, in_shardings=shardings, donate_argnums=tuple(donate))
 
     def execute(*args: Any) -> Any:
         with placement.launch_lock:

@@ -30,22 +30,22 @@ def identity(function: Callable[..., Any]) -> Any:
     written inside a loop is compiled once. What they see is what they close over, their defaults
     and the globals that they name.
     """
-    if isinstance(function, types.MethodType):
+    if hasattr(function, "__func__") and hasattr(function, "__self__"):  # a method
         return identity(function.__func__), ById(function.__self__)
     if isinstance(function, functools.partial):
-        keywords = tuple((name, _key(value)) for name, value in function.keywords.items())
-        return identity(function.func), tuple(map(_key, function.args)), keywords
+        keywords = tuple((name, key_of(value)) for name, value in function.keywords.items())
+        return identity(function.func), tuple(map(key_of, function.args)), keywords
     if not isinstance(function, types.FunctionType):
         return ById(function)
     code = function.__code__
     namespace = function.__globals__
-    seen = [_key(namespace.get(name, _MISSING)) for name in _names_of_globals(code)]
+    seen = [key_of(namespace.get(name, _MISSING)) for name in _names_of_globals(code)]
     if function.__closure__:
-        seen += [_key(_contents(cell)) for cell in function.__closure__]
+        seen += [key_of(_contents(cell)) for cell in function.__closure__]
     if function.__defaults__:
-        seen += map(_key, function.__defaults__)
+        seen += map(key_of, function.__defaults__)
     if function.__kwdefaults__:
-        seen += [_key(value) for value in function.__kwdefaults__.values()]
+        seen += [key_of(value) for value in function.__kwdefaults__.values()]
     return code, ById(namespace), tuple(seen)
 
 
@@ -73,7 +73,7 @@ def _contents(cell: types.CellType) -> Any:
         return cell
 
 
-def _key(value: Any) -> Any:
+def key_of(value: Any) -> Any:
     """Returns what `value` is compared by: itself if it is constant, else its identity."""
     if isinstance(value, float):
         return float, value.hex()  # tells 0.0 from -0.0, and knows a NaN again

@@ -39,6 +39,7 @@ class Placement:
     def __init__(self, replica_devices: Sequence[jax.Device]):
         self.devices = tuple(replica_devices)
         self.num_replicas = len(self.devices)
+        self._device_set = set(self.devices)
         # Auto axes: inside `shard_map` they are manual anyway, and outside ordinary jnp
         # operations on mirrored arrays then need no sharding annotations.
         self.mesh = Mesh(np.array(self.devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
@@ -68,6 +69,17 @@ class Placement:
         if isinstance(value, jax.Array):
             value = jnp.copy(value)
         return jax.device_put(value, self.mirrored)
+
+    def holds(self, array: jax.Array) -> bool:
+        """Whether a program on this placement can take `array` as it lies: it is here, or it is
+        on no device by anybody's wish, so that the call may move it.
+        """
+        sharding = array.sharding
+        if not array.committed:
+            return True
+        if self.num_replicas == 1:
+            return sharding.device_set == self._device_set
+        return sharding == self.mirrored
 
     def spread(self, stacked: Any) -> jax.Array:
         """Returns `stacked`, of shape `(num_replicas, ...)`, with slice r on device r."""

@@ -6,12 +6,568 @@ fails loudly when JAX moves one. JAX 0.10.
 
 from __future__ import annotations
 
-# `backends_are_initialized`: whether XLA already runs decides if devices and threads can still be
-# chosen. Every public call that could tell (`jax.devices`, `jax.extend.backend.backends`) starts
-# the backend in order to answer.
-from jax._src import xla_bridge
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# `core`: the trace in which a thread computes. A gradient tape puts its own in its place between
+# two Python statements; JAX's public transformations take a function instead.
+# `ad`, `ad_util`, `pe`: the rules of linearization and transposition, which `jax.vjp` applies to
+# a function.
+# `api_util`, `linear_util`, `source_info_util`: what the two want to be told for error messages.
+# `dtypes`: what an argument of a jitted function may be. JAX lets a type in as a tree of arrays by
+# public means, but not as an array: a variable would be no leaf in `jax.tree` any more.
+# `xla_bridge`: whether XLA already runs decides if devices and threads can still be chosen. Every
+# public call that could tell (`jax.devices`, `jax.extend.backend.backends`) starts the backend in
+# order to answer.
+from jax._src import (
+    ad_util,
+    api_util,
+    core,
+    dtypes,
+    linear_util,
+    source_info_util,
+    xla_bridge,
+)
+from jax._src.interpreters import ad
+from jax._src.interpreters import partial_eval as pe
 
 
 def backend_is_started() -> bool:
     """Whether a JAX backend runs in this process. Does not start one."""
     return xla_bridge.backends_are_initialized()
+
+
+def nothing_is_traced() -> bool:
+    """Whether this thread computes at once, outside every function that JAX traces."""
+    return core.trace_state_clean()
+
+
+def let_jax_take(kind: type, value_of: Callable[[Any], jax.Array]) -> None:
+    """Lets all functions of JAX take an instance of `kind` for the array that `value_of` gives.
+
+    In `jax.tree` the instance is a leaf.
+    """
+    core.pytype_aval_mappings[kind] = lambda instance: core.typeof(value_of(instance))
+    # Where operations run at once.
+    dtypes.register_canonicalize_value_handler(kind, value_of)
+    # Where they are traced: JAX asks its symbolic sizes by this name for their values.
+    kind.dimension_as_value = value_of  # type: ignore[attr-defined]
+
+
+def constant_value(array: Any, input_value: Callable[[Any], Any] = lambda tracer: None) -> Any:
+    """Returns the value of a traced array that is computed from constants alone.
+
+    Of an array that depends on an input of the traced program, on a side effect or on the
+    replica, returns None.
+
+    Args:
+        array: The array.
+        input_value: Gives the values of inputs that are constants, too, and None for others.
+    """
+    results: dict[int, Sequence[Any]] = {}
+
+    def value_of(value: Any) -> Any:
+        value = core.full_lower(value)
+        if not isinstance(value, core.Tracer):
+            return value
+        equation = getattr(value, "parent", None)
+        if equation is None and (known := input_value(value)) is not None:
+            return known
+        if equation is None or equation.effects:
+            raise _NotConstantError
+        if id(equation) not in results:
+            inputs = [value_of(tracer) for tracer in equation.in_tracers]
+            params = equation.primitive.get_bind_params(equation.params)
+            outputs = equation.primitive.bind(*inputs, **params)
+            results[id(equation)] = outputs if equation.primitive.multiple_results else [outputs]
+        return results[id(equation)][equation.outvars.index(value.val)]
+
+    try:
+        with jax.ensure_compile_time_eval():
+            return value_of(array)
+    except (_NotConstantError, NameError):  # the latter: an axis of the mesh
+        return None
+
+
+class _NotConstantError(Exception):
+    """An array depends on an input of its program."""
+
+
+class _Following:
+    """A trace that follows how values come of each other, and yet leaves them as they are.
+
+    JAX's own traces wrap each value in a tracer that carries its tangent. Here tangents stand in
+    a table, by the identity of the value: JAX's rules look the operands up there, and the results
+    of an operation are taken out of their tracers. So values may leave the trace, be branched on
+    and stored, as those of TensorFlow's tapes, which know tensors by their ids.
+    """
+
+    parent_trace: Any
+    tracer_type: Any
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        # By a weak reference: when a value dies its id is free for others, and what only it
+        # needed goes with it, as in JAX's own linearization.
+        self._tangents: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def follow(self, value: Any, tangent: Any) -> None:
+        """Gives `value` a tangent."""
+        key, tangents = id(value), self._tangents
+        tangents[key] = (weakref.ref(value, lambda _: tangents.pop(key, None)), tangent)
+
+    def tangent_of(self, value: Any) -> Any:
+        """Returns the tangent of `value`, or None."""
+        return self._tangents.get(id(value), (None, None))[1]
+
+    def to_primal_tangent_pair(self, value: Any) -> tuple[Any, Any]:
+        """What JAX's rules ask for an operand."""
+        tangent = self.tangent_of(value)
+        return value, ad_util.p2tz(value) if tangent is None else tangent
+
+    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
+        if self._closes_over_followed(params):
+            return self._inlined(primitive, values, params)
+        results = self._differentiated(primitive, values, params)
+        if primitive.multiple_results:
+            return [self._plain(result, values) for result in results]
+        return self._plain(results, values)
+
+    def _differentiated(self, primitive: Any, values: Any, params: Any) -> Any:
+        return super().process_primitive(primitive, values, params)  # type: ignore[misc]
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, values: Any, /, **params: Any
+    ) -> Any:
+        results = super().process_custom_jvp_call(primitive, fun, jvp, values, **params)  # type: ignore[misc]
+        return [self._plain(result, values) for result in results]
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, values: Any, /, **params: Any
+    ) -> Any:
+        results = super().process_custom_vjp_call(primitive, fun, fwd, bwd, values, **params)  # type: ignore[misc]
+        return [self._plain(result, values) for result in results]
+
+    def process_call(self, primitive: Any, fun: Any, values: Any, params: Any, /) -> Any:
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*values)
+
+    def stage_value(self, value: Any) -> Any:
+        return self._plain(super().stage_value(value), [value])  # type: ignore[misc]
+
+    def process_shard_map(self, primitive: Any, fun: Any, values: Any, /, **params: Any) -> Any:
+        structure: Any = None
+
+        def stage(*operands: Any) -> list[Any]:
+            nonlocal structure
+            structure = primitive.bind(*operands, subfuns=(fun,), **params)
+            return list(structure)
+
+        # Staged, an operation has what its function closes over as operands.
+        program = jax.make_jaxpr(stage)(*values)
+        if any(self.tangent_of(constant) is not None for constant in program.consts):
+            with core.set_current_trace(self):
+                results = core.eval_jaxpr(program.jaxpr, program.consts, *values)
+            return structure.update(results)
+        results = super().process_shard_map(primitive, fun, values, **params)  # type: ignore[misc]
+        return results.map(lambda result: self._plain(result, values))
+
+    def _closes_over_followed(self, params: dict[str, Any]) -> bool:
+        """Whether a followed value is a constant of a program among the parameters.
+
+        A jitted function that closes over an array has it in its program, and not as an operand.
+        """
+        return any(
+            id(constant) in self._tangents
+            for program in _programs_in(params)
+            for constant in _constants_of(program)
+        )
+
+    def _inlined(self, primitive: Any, values: Any, params: dict[str, Any]) -> Any:
+        if primitive.name != "jit":
+            raise NotImplementedError(
+                f"A jitted function inside {primitive.name!r} closes over a value that a gradient "
+                "tape follows. Give it the value as an argument."
+            )
+        program = params["jaxpr"]
+        with core.set_current_trace(self):
+            return core.eval_jaxpr(program.jaxpr, program.consts, *values)
+
+    def _plain(self, result: Any, operands: Any) -> Any:
+        """Returns what an operation results in as an ordinary value, and follows it."""
+        if not isinstance(result, self.tracer_type):
+            # A stopped gradient may be the very operand: it needs an identity of its own.
+            return self.copied(result) if id(result) in self._tangents else result
+        value = result.primal
+        if id(value) in self._tangents or any(value is operand for operand in operands):
+            value = self.copied(value)
+        self.follow(value, result.tangent)
+        return value
+
+    def copied(self, value: Any) -> Any:
+        """Returns a copy that is not followed."""
+        with core.set_current_trace(self.parent_trace):
+            return jnp.copy(value)
+
+
+def _programs_in(params: dict[str, Any]) -> Iterator[Any]:
+    for parameter in params.values():
+        for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
+            if isinstance(item, core.Jaxpr | core.ClosedJaxpr):
+                yield item
+
+
+_constants: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _constants_of(program: Any) -> list[Any]:
+    """Returns the arrays that are constants of a program, or of one inside it."""
+    if program not in _constants:
+        is_closed = isinstance(program, core.ClosedJaxpr)
+        found = list(program.consts) if is_closed else []
+        for equation in (program.jaxpr if is_closed else program).eqns:
+            for inner in _programs_in(equation.params):
+                found += _constants_of(inner)
+        _constants[program] = [item for item in found if isinstance(item, jax.Array)]
+    return _constants[program]
+
+
+class _LinearizingTrace(_Following, ad.LinearizeTrace):
+    """Follows values by a linear program from the tangents of sources to theirs."""
+
+    tracer_type = ad.LinearizeTracer
+    #: Makes a source of a value that is not followed; None: it is a constant.
+    new_source: Callable[[Any], Any] | None = None
+
+    def to_primal_tangent_pair(self, value: Any) -> tuple[Any, Any]:
+        if self.new_source is not None and isinstance(value, jax.Array):
+            is_new = self.tangent_of(value) is None
+            if is_new and jnp.issubdtype(value.dtype, jnp.inexact):
+                self.follow(value, self.new_source(value))
+        return super().to_primal_tangent_pair(value)
+
+    def _differentiated(self, primitive: Any, values: Any, params: Any) -> Any:
+        try:
+            return super()._differentiated(primitive, values, params)
+        except (NotImplementedError, ValueError) as error:
+            # No derivative: of interest only where a gradient goes through here.
+            tangents = [self.tangent_of(value) for value in values]
+            tangents = [tangent for tangent in tangents if tangent is not None]
+            try:
+                types = tuple(map(core.typeof, values))
+                results = primitive.bind_with_trace(self.parent_trace, values, types, params)
+            except Exception:
+                raise error from None
+            several = results if primitive.multiple_results else [results]
+            taken = [self._without_derivative(result, tangents, str(error)) for result in several]
+            return taken if primitive.multiple_results else taken[0]
+
+    def _without_derivative(self, value: Any, tangents: Sequence[Any], why: str) -> Any:
+        if not tangents or not jnp.issubdtype(value.dtype, jnp.inexact):
+            return value
+        with core.set_current_trace(self.tangent_trace):
+            tangent_type = core.typeof(value).to_tangent_aval()
+            tangent = _no_derivative.bind(*tangents, tangent_type=tangent_type, why=why)
+        return ad.LinearizeTracer(self, value, tangent)
+
+    def follow_by(self, pull: Callable[..., Any], values: Any, results: Any) -> None:
+        """Follows `results`, whose cotangents `pull` takes to those of `values`."""
+        tangents = [self.to_primal_tangent_pair(value)[1] for value in values]
+        are_zero = [isinstance(tangent, ad_util.Zero) for tangent in tangents]
+        if all(are_zero):
+            return
+        debug_info = api_util.debug_info("custom gradient", pull, tuple(results), {})
+        with core.set_current_trace(self.tangent_trace):
+            followed = ad.custom_lin_p.bind(
+                *(tangent for tangent in tangents if not isinstance(tangent, ad_util.Zero)),
+                num_res=0,
+                bwd=linear_util.wrap_init(pull, debug_info=debug_info),
+                out_avals=[core.typeof(result).to_tangent_aval() for result in results],
+                symbolic_zeros=False,
+                in_zeros=are_zero,
+            )
+        for result, tangent in zip(results, followed, strict=True):
+            self.follow(result, tangent)
+
+
+_no_derivative = core.Primitive("no_derivative")
+_no_derivative.def_abstract_eval(lambda *tangents, tangent_type, why: tangent_type)
+
+
+def _refuse_derivative(cotangent: Any, *tangents: Any, tangent_type: Any, why: str) -> Any:
+    raise LookupError(why)
+
+
+ad.primitive_transposes[_no_derivative] = _refuse_derivative
+
+
+class _PushingTrace(_Following, ad.JVPTrace):
+    """Follows values by their tangents themselves."""
+
+    tracer_type = ad.JVPTracer
+
+
+def is_recording() -> bool:
+    """Whether what this thread computes is recorded, by a `Recording` or `Pushing`."""
+    return isinstance(core.trace_ctx.trace, _Following)
+
+
+def with_gradient(
+    pull: Callable[..., Any], values: Sequence[Any], results: Sequence[Any]
+) -> list[Any]:
+    """Returns copies of `results` that come of `values` by `pull` in all recordings.
+
+    Args:
+        pull: Takes the cotangents of `results` to a list of those of `values`, with None where
+            one does not depend on the results.
+        values: Arrays.
+        results: Arrays of floating-point numbers.
+    """
+    trace: Any = core.trace_ctx.trace
+    traces: list[Any] = []
+    while isinstance(trace, _Following):
+        traces.append(trace)
+        trace = trace.parent_trace
+    with core.set_current_trace(trace):
+        copies = [jnp.copy(result) for result in results]
+    for trace in traces:
+        if isinstance(trace, _LinearizingTrace):
+            trace.follow_by(pull, values, copies)
+            continue
+        for result, copied in zip(results, copies, strict=True):
+            if trace.tangent_of(result) is not None:
+                trace.follow(copied, trace.tangent_of(result))
+    return copies
+
+
+class _TraceSwitch:
+    """Puts a trace in the place of the thread's current one, and takes it out again."""
+
+    _trace: Any
+
+    def switch_on(self) -> None:
+        """Makes the trace the current one, around what is the current one now."""
+        self._trace.parent_trace = core.trace_ctx.trace
+        core.trace_ctx.set_trace(self._trace)
+
+    def switch_off(self) -> None:
+        """Takes the trace out of those that the thread computes in.
+
+        Raises:
+            RuntimeError: This is another thread than the one in which the trace was switched on,
+                or a function that JAX has begun to trace since.
+        """
+        _replace(self._trace, self._trace.parent_trace)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, the trace is switched off; then it is back in its place."""
+        below = self._trace.parent_trace
+        _replace(self._trace, below)
+        try:
+            yield
+        finally:
+            _replace(below, self._trace)
+
+
+def _replace(trace: Any, other: Any) -> None:
+    """Puts `other` in the place of `trace` among those that the thread computes in."""
+    if core.trace_ctx.trace is trace:
+        core.trace_ctx.set_trace(other)
+        return
+    above: Any = core.trace_ctx.trace
+    while above is not None and not isinstance(above, pe.DynamicJaxprTrace):
+        below = getattr(above, "parent_trace", None)
+        if below is trace:
+            above.parent_trace = other
+            return
+        above = below
+    raise RuntimeError(
+        "A recording ends in the thread in which it began, and outside functions that JAX has "
+        "begun to trace since."
+    )
+
+
+class Recording(_TraceSwitch):
+    """Records how values follow from sources, for gradients: what a gradient tape is made of.
+
+    Off at first.
+
+    Args:
+        follows_all: Whether every array that is computed with becomes a source of its own.
+    """
+
+    def __init__(self, follows_all: bool = False) -> None:
+        self._debug_info = api_util.debug_info("gradient tape", lambda x: x, (0.0,), {})
+        self._source_info = source_info_util.current()
+        self._tangent_trace = pe.DynamicJaxprTrace(self._debug_info, auto_dce=True)
+        self._tangent_trace.tag = core.TraceTag()
+        trace = _LinearizingTrace(core.trace_ctx.trace, self._tangent_trace, True)
+        trace.new_source = self.new_source if follows_all else None
+        self._trace = trace
+        self._unknown: set[Any] = set()
+
+    def new_source(self, like: Any) -> Any:
+        """Returns a source of values of the type of `like`."""
+        tangent_type = core.typeof(like).to_tangent_aval()
+        return self._tangent_trace.new_arg(tangent_type, self._source_info)
+
+    def follow(self, value: Any, source: Any) -> Any:
+        """Makes `value` one of the values of `source`; of none, if that is None.
+
+        Returns:
+            What to use for it: a copy, if `value` was computed in the recording.
+        """
+        known = self._trace.tangent_of(value)
+        if known is source:
+            return value
+        if known is not None:
+            value = self._trace.copied(value)
+        if source is not None:
+            self._trace.follow(value, source)
+        return value
+
+    def follow_unknown(self, value: Any) -> None:
+        """Notes that `value` may depend on sources in a way that is not recorded."""
+        source = self.new_source(value)
+        self._unknown.add(source.val)
+        self._trace.follow(value, source)
+
+    def source_of(self, value: Any) -> Any:
+        """Returns what stands for the recorded `value` as a source or target; None if it is not
+        recorded.
+        """
+        return self._trace.tangent_of(value)
+
+    def pullback(
+        self, targets: Sequence[Any], sources: Sequence[Any], constants: Sequence[Any] = ()
+    ) -> Callable[..., Any] | None:
+        """Returns the function from the cotangents of `targets` to those of `sources`.
+
+        Where no target depends on a source, its cotangent is None. What depends on `constants`
+        does not depend on what these were computed from. The function raises a LookupError where
+        JAX has no derivative of an operation between the two.
+
+        Returns:
+            None if a target depends on a value that is only known to be `unknown`.
+        """
+        outputs = [
+            self._tangent_trace.to_jaxpr_tracer(target, self._source_info) for target in targets
+        ]
+        program, residuals = self._tangent_trace.to_jaxpr(
+            outputs, self._debug_info.with_unknown_names(), self._source_info
+        )
+        cut = {constant.val for constant in constants}
+        program, inputs = _with_inputs_at(program, [source.val for source in sources], cut)
+        program, _ = pe.dce_jaxpr(program, [True] * len(program.outvars))
+        if self._unknown.intersection(program.invars):
+            return None
+        wanted = set(inputs)
+        program = _between(program, wanted)
+        types = {variable: variable.aval.to_ct_aval() for variable in program.invars}
+
+        def pull(cotangents: Sequence[Any]) -> list[Any]:
+            sums = {
+                variable: (ad.ValAccum if variable in wanted else ad.NullAccum)(kind)
+                for variable, kind in types.items()
+            }
+            ad.backward_pass3(program, True, residuals, list(sums.values()), list(cotangents))
+            totals = [sums[variable].freeze() if variable in sums else None for variable in inputs]
+            return [None if isinstance(total, ad_util.Zero) else total for total in totals]
+
+        return pull
+
+
+class Pushing(_TraceSwitch):
+    """Follows values with their tangents, for directional derivatives."""
+
+    def __init__(self) -> None:
+        self._trace = _PushingTrace(core.trace_ctx.trace, core.TraceTag())
+
+    def follow(self, value: Any, tangent: Any) -> Any:
+        """Gives `value` a tangent, or none.
+
+        Returns:
+            What to use for it: a copy, if `value` has another one.
+        """
+        known = self._trace.tangent_of(value)
+        if known is not None and known is not tangent:
+            value = self._trace.copied(value)
+        if tangent is not None:
+            self._trace.follow(value, tangent)
+        return value
+
+    def tangent_of(self, value: Any) -> Any:
+        """Returns the tangent of `value`; None if there is none."""
+        return self._trace.tangent_of(value)
+
+
+def _between(program: Any, sources: set[Any]) -> Any:
+    """Leaves out of a linear `program` what does not depend on `sources`.
+
+    What else is used of it becomes an input.
+    """
+    linear, dependent = set(program.invars), set(sources)
+    equations = []
+    for equation in program.eqns:
+        variables = {atom for atom in equation.invars if not isinstance(atom, core.Literal)}
+        is_linear = not linear.isdisjoint(variables)
+        if is_linear:
+            linear.update(equation.outvars)
+        if not is_linear or not dependent.isdisjoint(variables):
+            equations.append(equation)
+            dependent.update(equation.outvars if is_linear else ())
+    atoms = [*program.outvars, *(atom for equation in equations for atom in equation.invars)]
+    used = dict.fromkeys(atom for atom in atoms if not isinstance(atom, core.Literal))
+    inputs = [v for v in used if v in linear and (v in sources or v not in dependent)]
+    debug_info = program.debug_info.with_unknown_names()
+    return program.replace(invars=inputs, eqns=equations, debug_info=debug_info)
+
+
+def _with_inputs_at(program: Any, variables: Sequence[Any], cut: set[Any]) -> tuple[Any, list[int]]:
+    """Makes an input of every one of `variables` that `program` computes.
+
+    What is computed and what comes in are added, so that the cotangent of the input is the whole
+    one of the variable, and still goes on to what the variable is computed from. Variables in
+    `cut` are replaced by what comes in.
+
+    Returns:
+        The new program, and for every variable its input.
+    """
+    inputs = list(program.invars)
+    equations = []
+    renamed: dict[Any, Any] = {}
+
+    def now(atom: Any) -> Any:
+        return atom if isinstance(atom, core.Literal) else renamed.get(atom, atom)
+
+    wanted = (set(variables) | cut) - set(inputs)
+    input_of = dict(zip(inputs, inputs, strict=True))
+    for equation in program.eqns:
+        equations.append(equation.replace(invars=[now(atom) for atom in equation.invars]))
+        for variable in equation.outvars:
+            if variable in wanted:
+                incoming, total = core.Var(variable.aval), core.Var(variable.aval)
+                input_of[variable] = incoming
+                renamed[variable] = incoming if variable in cut else total
+                if variable in cut:
+                    continue
+                equations.append(
+                    core.new_jaxpr_eqn(
+                        [variable, incoming], [total], ad_util.add_jaxvals_p, {}, core.no_effects
+                    )
+                )
+    for variable in wanted - set(input_of):  # not computed any more: nothing depends on it
+        input_of[variable] = core.Var(variable.aval)
+    outputs = [now(atom) for atom in program.outvars]
+    debug_info = program.debug_info.with_unknown_names()
+    inputs += [incoming for incoming in input_of.values() if incoming not in input_of]
+    made = core.Jaxpr(
+        program.constvars, inputs, outputs, equations, program.effects, debug_info, program.is_high
+    )
+    return made, [input_of[variable] for variable in variables]

@@ -9,10 +9,12 @@ from unison.strategies.context import (
     in_cross_replica_context,
 )
 from unison.strategies.mirrored import MirroredStrategy
+from unison.strategies.multi_worker import MultiWorkerMirroredStrategy
 from unison.strategies.one_device import OneDeviceStrategy
 
 __all__ = [
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReplicaContext",
     "Strategy",

@@ -8,17 +8,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from unison.cells import Layout, has_cell
-from unison.collectives import ReduceOp, all_gather, all_reduce
-from unison.data import DistributedBatches
+from unison.collectives import CrossDeviceOps, ReduceOp, adding_by
+from unison.data import (
+    Dataset,
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    distribute_dataset,
+    distribute_from_function,
+)
 from unison.program import ProgramCache
 from unison.runtime.placement import Placement
-from unison.strategies import context
-from unison.strategies.context import ReplicaContext, ReplicaLocal
-from unison.values import DistributedValues, PerReplica, is_distributed
+from unison.strategies import context, reduction
+from unison.strategies.context import ReplicaContext
+from unison.strategies.extended import StrategyExtended
+from unison.values import PerReplica, is_distributed
 
 
 class ScopeObserver(Protocol):
@@ -70,12 +77,21 @@ class Strategy:
 
     Args:
         devices: One device a replica.
+        cross_device_ops: How the values of the devices are combined. Default: XLA chooses.
+
+    Attributes:
+        cluster_resolver: What names the cluster of a strategy for several workers; else None.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]):
+    cluster_resolver: Any = None
+
+    def __init__(
+        self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
+    ):
         self._placement = Placement(devices)
         self._programs = ProgramCache(self._placement, self.replica_context)
-        self._extended = StrategyExtended(self)
+        self._cross_device_ops = cross_device_ops
+        self._extended = StrategyExtended(self, cross_device_ops)
 
     @property
     def placement(self) -> Placement:
@@ -122,8 +138,10 @@ class Strategy:
     @contextlib.contextmanager
     def replica_context(self) -> Iterator[ReplicaContext]:
         replica_context = ReplicaContext(self)
+        ops = self._cross_device_ops
+        adding = contextlib.nullcontext() if ops is None else adding_by(ops.sum_over_replicas)
         # What is made while a program is traced (an optimizer's slots) is made in the scope.
-        with context.entered(self, replica_context), _observed_scope():
+        with context.entered(self, replica_context), _observed_scope(), adding:
             yield replica_context
 
     # -- running ---------------------------------------------------------------------------
@@ -174,54 +192,42 @@ class Strategy:
             )
         return self._programs(fn, tuple(args), kwargs or {})
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
+    ) -> Any:
         """Combines the components of `value` into one.
 
         Args:
-            reduce_op: `ReduceOp.SUM` or `MEAN`, or the name.
+            reduce_op: A `ReduceOp` or its name.
             value: A tree of `PerReplica` values, of variables that were written without
-                aggregation, or of what `merge_call` got.
+                aggregation, of `IndexedSlices`, or of what `merge_call` got.
             axis: None: component by component. Otherwise each component is reduced along this
-                axis as well; `MEAN` divides by the true number of elements on all replicas.
+                axis (or these) as well; `MEAN` divides by the true number of elements on all
+                replicas.
 
         Returns:
             The tree, with one array for each distributed value.
 
         Raises:
-            ValueError: `reduce_op` is `SUM`, there are several replicas, and a leaf is the same on
-                all of them (a plain array, `Mirrored`, a variable whose copies are equal).
+            ValueError: `reduce_op` is `SUM` or `PROD`, there are several replicas, and a leaf is
+                the same on all of them (a plain array, `Mirrored`, a variable whose copies are
+                equal).
             RuntimeError: Inside a replica program; use `get_replica_context().all_reduce`.
 
         TF: `tf.distribute.Strategy.reduce`.
         """
         context.require_cross_replica_context("strategy.reduce()")
         op = ReduceOp.parse(reduce_op)
-        return jax.tree.map(
-            lambda leaf: self._reduce_leaf(op, leaf, axis), value, is_leaf=_is_components
-        )
 
-    def _reduce_leaf(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
-        if isinstance(value, ReplicaLocal):
-            return _reduce_traced(op, value.local, axis)
-        if has_cell(value) and value.cell.layout is Layout.LOCAL:
-            value = PerReplica(value.cell.copies())
-        if isinstance(value, PerReplica):
-            stacked = value.stacked(self._placement) if axis is None else None
-            if stacked is not None:
-                with self._placement.launch_lock:
-                    return _reduce_stacked(op, stacked)
-            return _reduce_components(op, [np.asarray(v) for v in value.values], axis)
-        whole = np.asarray(self.experimental_local_results(value)[0])
-        if op is ReduceOp.MEAN or self.num_replicas_in_sync == 1 or np.all(whole == 0):
-            return _reduce_components(op, [whole], axis)
-        raise ValueError(
-            f"A value that is the same on all {self.num_replicas_in_sync} replicas has no SUM over "
-            f"them that is not a guess. Received: {value!r}. Pass what strategy.run returned, or "
-            "use ReduceOp.MEAN."
-        )
+        def reduce_leaf(leaf: Any) -> Any:
+            return reduction.reduced(op, leaf, axis, self._placement, self._cross_device_ops)
+
+        return jax.tree.map(reduce_leaf, value, is_leaf=reduction.is_leaf)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates the components of `value` along `axis`; their other axes must agree.
+
+        A value without components is returned as it is.
 
         Raises:
             ValueError: `axis` is not an axis of the components, or their ranks or other axes
@@ -230,32 +236,27 @@ class Strategy:
         TF: `tf.distribute.Strategy.gather`.
         """
         context.require_cross_replica_context("strategy.gather()")
-
-        def gather_leaf(leaf: Any) -> jax.Array:
-            if isinstance(leaf, ReplicaLocal):
-                return all_gather(leaf.local, axis)
-            parts = [np.asarray(part) for part in self.experimental_local_results(leaf)]
-            if not parts[0].ndim or not -parts[0].ndim <= axis < parts[0].ndim:
-                raise ValueError(
-                    "gather concatenates along an axis of the components. Received: "
-                    f"axis={axis}, components of shape {parts[0].shape}"
-                )
-            if len(parts) == 1:
-                parts *= self.num_replicas_in_sync
-            return jnp.asarray(np.concatenate(parts, axis))
-
-        return jax.tree.map(gather_leaf, value, is_leaf=_is_components)
+        return jax.tree.map(
+            lambda leaf: reduction.gathered(leaf, axis), value, is_leaf=reduction.is_leaf
+        )
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value` on this process, `(value,)` if it has none.
 
-        Those of a variable are its copies.
+        Those of a variable are its copies. Of a tree with distributed values in it, each component
+        is a tree.
         """
-        if isinstance(value, DistributedValues):
-            return value.values
-        if has_cell(value):
-            return tuple(jnp.asarray(copy) for copy in value.cell.copies())
-        return (value,)
+        components = reduction.components_of(value)
+        if components is not None:
+            return components
+        leaves, structure = jax.tree.flatten(value, is_leaf=is_distributed)
+        if not any(map(is_distributed, leaves)):
+            return (value,)
+        columns = [
+            leaf.values if is_distributed(leaf) else (leaf,) * self.num_replicas_in_sync
+            for leaf in leaves
+        ]
+        return tuple(jax.tree.unflatten(structure, own) for own in zip(*columns, strict=True))
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
@@ -271,15 +272,19 @@ class Strategy:
             return values[0]
         return jax.tree.map(lambda *components: PerReplica(components), *values)
 
-    def experimental_distribute_dataset(self, dataset: Iterable[Any]) -> DistributedBatches:
+    def experimental_distribute_dataset(
+        self, dataset: Iterable[Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
         """Returns the global batches of `dataset`, each divided between the replicas.
 
         Replica r gets the r-th contiguous chunk of ceil(n / replicas) examples of a batch of n;
         the last replicas may get fewer, or none. With one replica batches stay as they are.
 
         Args:
-            dataset: An iterable of batches (a list, a generator, a Keras `PyDataset`): pytrees of
-                arrays with the examples along their first axes.
+            dataset: A `unison.data.Dataset`, or any iterable of batches (a list, a generator, a
+                Keras `PyDataset`): pytrees of arrays with the examples along their first axes.
+            options: How batches get to the devices. Those of datasets are put there by a thread,
+                one batch ahead, unless they say otherwise.
 
         Returns:
             An iterable of the same trees with a `PerReplica` for every array, for
@@ -299,7 +304,64 @@ class Strategy:
         TF: `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         context.require_cross_replica_context("experimental_distribute_dataset()")
-        return DistributedBatches(dataset, self._placement)
+        return distribute_dataset(dataset, self._placement, options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Dataset],
+        options: InputOptions | None = None,
+    ) -> DistributedDataset:
+        """Returns the batches of the dataset that a function makes; each replica gets whole ones.
+
+        Args:
+            dataset_fn: Takes an `InputContext`; returns a `unison.data.Dataset` in batches of a
+                replica's size (`context.get_per_replica_batch_size(global_size)`). The replicas
+                take its batches in turn.
+            options: How batches get to the devices. `InputReplicationMode.PER_REPLICA` calls the
+                function once for each replica.
+
+        Raises:
+            TypeError: The function returns no dataset.
+            RuntimeError: Inside a replica program.
+
+        Example:
+            >>> import unison
+            >>> from unison.data import Dataset
+            >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> batches = strategy.distribute_datasets_from_function(
+            ...     lambda context: Dataset.range(6).batch(context.get_per_replica_batch_size(4))
+            ... )
+            >>> for batch in batches:
+            ...     print([component.tolist() for component in batch.values])
+            [[0, 1], [2, 3]]
+            [[4, 5], []]
+
+        TF: `tf.distribute.Strategy.distribute_datasets_from_function`.
+        """
+        context.require_cross_replica_context("distribute_datasets_from_function()")
+        return distribute_from_function(dataset_fn, self._placement, options)
+
+    #: The name before TensorFlow 2.4.
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+    def make_dataset_iterator(self, dataset: Iterable[Any]) -> DistributedIterator:
+        """Returns an iterator of `experimental_distribute_dataset`.
+
+        TF: `tf.compat.v1.distribute.Strategy.make_dataset_iterator`.
+        """
+        return iter(self.experimental_distribute_dataset(dataset))
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Dataset],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> DistributedIterator:
+        """Returns an iterator of `distribute_datasets_from_function`.
+
+        TF: `tf.compat.v1.distribute.Strategy.make_input_fn_iterator`.
+        """
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return iter(self.distribute_datasets_from_function(input_fn, options))
 
 
 class ValueContext:
@@ -311,83 +373,3 @@ class ValueContext:
     def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1):
         self.replica_id_in_sync_group = replica_id_in_sync_group
         self.num_replicas_in_sync = num_replicas_in_sync
-
-
-class StrategyExtended:
-    """The part of a strategy that libraries use. TF: `tf.distribute.StrategyExtended`."""
-
-    def __init__(self, strategy: Strategy):
-        self._strategy = strategy
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The names of the replicas' devices, as TensorFlow writes them."""
-        from unison.runtime.device_strings import canonical_name
-
-        return tuple(canonical_name(device) for device in self._strategy.placement.devices)
-
-    parameter_devices = worker_devices
-
-    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any = None) -> Any:
-        """Combines `value` over the replicas; the result is on all of them."""
-        del destinations
-        return self._strategy.reduce(reduce_op, value)
-
-    def variable_created_in_scope(self, variable: Any) -> bool:
-        """Whether `variable` belongs to this strategy."""
-        return has_cell(variable) and variable.cell.placement == self._strategy.placement
-
-
-def _is_components(value: Any) -> bool:
-    return is_distributed(value) or isinstance(value, ReplicaLocal) or has_cell(value)
-
-
-def _mean_dtype(dtype: Any) -> Any:
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32
-
-
-def _sum_dtype(dtype: Any) -> Any:
-    """Truth values are counted; other values keep their dtype."""
-    return jnp.int32 if dtype == jnp.bool_ else dtype
-
-
-def _reduce_stacked(op: ReduceOp, stacked: jax.Array) -> jax.Array:
-    return (_mean_over_replicas if op is ReduceOp.MEAN else _sum_over_replicas)(stacked)
-
-
-@jax.jit
-def _sum_over_replicas(stacked: jax.Array) -> jax.Array:
-    return jnp.sum(stacked, axis=0, dtype=_sum_dtype(stacked.dtype))
-
-
-@jax.jit
-def _mean_over_replicas(stacked: jax.Array) -> jax.Array:
-    return jnp.mean(stacked, axis=0, dtype=_mean_dtype(stacked.dtype))
-
-
-def _reduce_components(op: ReduceOp, parts: list[np.ndarray], axis: int | None) -> jax.Array:
-    dtype = parts[0].dtype
-    # Wide, because NumPy adds halves as halves, and the sum behind a mean may not fit.
-    wide = np.result_type(dtype, np.float64) if op is ReduceOp.MEAN else _wide_sum_dtype(dtype)
-    if axis is None:
-        total, count = np.sum(np.stack(parts), axis=0, dtype=wide), len(parts)
-    else:
-        total = np.sum([part.sum(axis, dtype=wide) for part in parts], axis=0)
-        count = sum(part.shape[axis] for part in parts)
-    if op is ReduceOp.SUM:
-        return jnp.asarray(total.astype(_sum_dtype(dtype)))
-    return jnp.asarray((total / count).astype(_mean_dtype(dtype)))
-
-
-def _wide_sum_dtype(dtype: Any) -> Any:
-    is_half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return np.dtype(np.float32) if is_half else np.dtype(_sum_dtype(dtype))
-
-
-def _reduce_traced(op: ReduceOp, local: Any, axis: int | None) -> Any:
-    if axis is None:
-        return all_reduce(op, local)
-    total = all_reduce(ReduceOp.SUM, jnp.sum(local, axis))
-    if op is ReduceOp.SUM:
-        return total
-    return total / all_reduce(ReduceOp.SUM, jnp.asarray(local.shape[axis]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from unison.data import InputContext, InputOptions
 from unison.runtime import devices
 from unison.strategies.base import Strategy
 
@@ -17,6 +19,20 @@ class DefaultStrategy(Strategy):
     def scope(self) -> Iterator[Strategy]:
         """Does nothing: outside any scope this strategy already is the current one."""
         yield self
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """Returns `dataset`: there is nobody to divide it between."""
+        return dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Returns the dataset that the function makes."""
+        return dataset_fn(InputContext())
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
 
 @functools.cache

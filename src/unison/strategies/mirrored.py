@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
+from unison.collectives import CrossDeviceOps
 from unison.runtime import device_strings
 from unison.strategies.base import Strategy
 
@@ -18,10 +18,13 @@ class MirroredStrategy(Strategy):
         devices: The replicas' devices: strings as TensorFlow writes them (`"GPU:0"`),
             `jax.Device`s, or their number. Default: all accelerators, else all logical CPU
             devices.
-        cross_device_ops: Accepted for TensorFlow's sake; XLA chooses the collectives.
+        cross_device_ops: How the values of the devices are combined: a `NcclAllReduce`, a
+            `HierarchicalCopyAllReduce`, a `ReductionToOneDevice` or one of your own (see
+            `unison.collectives`). Default: XLA chooses.
 
     Raises:
         ValueError: No device, the same device twice, or one that is not there.
+        TypeError: `cross_device_ops` is no `CrossDeviceOps`.
 
     Example:
         >>> import unison
@@ -34,7 +37,11 @@ class MirroredStrategy(Strategy):
     def __init__(
         self,
         devices: Sequence[str | jax.Device] | str | int | None = None,
-        cross_device_ops: Any = None,
+        cross_device_ops: CrossDeviceOps | None = None,
     ):
-        del cross_device_ops
-        super().__init__(device_strings.select_devices(devices))
+        if not isinstance(cross_device_ops, CrossDeviceOps | None):
+            raise TypeError(
+                "cross_device_ops must be a CrossDeviceOps, such as ReductionToOneDevice(). "
+                f"Received: {cross_device_ops!r}"
+            )
+        super().__init__(device_strings.select_devices(devices), cross_device_ops)

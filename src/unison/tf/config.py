@@ -11,15 +11,17 @@ import functools
 import importlib.util
 import os
 import pathlib
-import types
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from unison.runtime import device_strings, devices
 from unison.runtime.devices import BackendStartedError
 from unison.runtime.private_jax import backend_is_started
+from unison.tf.missing import names_missing_from, namespace
+
+__getattr__ = names_missing_from(__name__)
 
 
 class PhysicalDevice(NamedTuple):
@@ -47,6 +49,9 @@ class LogicalDeviceConfiguration:
 
 _soft_placement = True
 _inter_op_threads = 0
+_runs_functions_eagerly = False
+_has_jit = False
+_optimizer_options: dict[str, Any] = {}
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
@@ -240,6 +245,124 @@ def _get_inter_op_parallelism_threads() -> int:
     return _inter_op_threads
 
 
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Whether every `tf.function` runs as Python, operation by operation, as when debugging.
+
+    TF: `tf.config.run_functions_eagerly`.
+    """
+    global _runs_functions_eagerly
+    _runs_functions_eagerly = bool(run_eagerly)
+
+
+def functions_run_eagerly() -> bool:
+    """TF: `tf.config.functions_run_eagerly`."""
+    return _runs_functions_eagerly
+
+
+experimental_run_functions_eagerly = run_functions_eagerly
+experimental_functions_run_eagerly = functions_run_eagerly
+
+
+def _set_jit(enabled: bool | str) -> None:
+    """Remembered for TF's sake, without effect: XLA compiles every program.
+
+    Raises:
+        ValueError: Neither a truth value nor "autoclustering".
+    """
+    global _has_jit
+    if enabled not in (True, False, "autoclustering"):
+        raise ValueError(f"Expected True, False or 'autoclustering'. Received: {enabled!r}")
+    _has_jit = bool(enabled)
+
+
+def _get_jit() -> str:
+    """Returns "autoclustering" if `set_jit` was given a true value, else an empty text."""
+    return "autoclustering" if _has_jit else ""
+
+
+def _set_experimental_options(options: dict[str, Any]) -> None:
+    """Remembered for TF's sake, without effect: XLA optimizes every program."""
+    _optimizer_options.update(options)
+
+
+def _get_experimental_options() -> dict[str, Any]:
+    """What `set_experimental_options` was given."""
+    return dict(_optimizer_options)
+
+
+def _enable_op_determinism() -> None:
+    """Makes programs give the same bits every time.
+
+    On CPUs and TPUs they do; for GPUs XLA is told so by `XLA_FLAGS`.
+
+    Raises:
+        BackendStartedError: The backend already runs, with a GPU.
+    """
+    flag = "--xla_gpu_deterministic_ops=true"
+    if flag in os.environ.get("XLA_FLAGS", ""):
+        return
+    if backend_is_started():
+        if not _started("gpu"):
+            return
+        raise BackendStartedError(
+            "Deterministic operations must be asked for before the first JAX computation. Call "
+            f"enable_op_determinism first, or set XLA_FLAGS={flag}."
+        )
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def _enable_tensor_float_32_execution(enabled: bool) -> None:
+    """Whether products of float32 matrices on GPUs may use 19 bits of each number."""
+    precision = "default" if enabled else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
+
+
+def _tensor_float_32_execution_enabled() -> bool:
+    return jax.config.values["jax_default_matmul_precision"] != "highest"
+
+
+def _get_device_details(device: PhysicalDevice) -> dict[str, Any]:
+    """Returns what is known of a device: the name of its kind, once the backend runs."""
+    _check_known(device)
+    if device.device_type == "CPU" or not backend_is_started():
+        return {}
+    return {"device_name": _started(device.device_type.lower())[_index(device)].device_kind}
+
+
+def _memory_stats(device: str) -> dict[str, int]:
+    stats = device_strings.resolve(device).memory_stats()
+    if stats is None:
+        raise ValueError(f"No allocator statistics for device {device!r}: the CPU has none.")
+    return stats
+
+
+def _get_memory_info(device: str) -> dict[str, int]:
+    """Returns the bytes in use on a device, and the most there were.
+
+    Raises:
+        ValueError: The device does not count them, as the CPU.
+    """
+    stats = _memory_stats(device)
+    return {"current": stats["bytes_in_use"], "peak": stats["peak_bytes_in_use"]}
+
+
+def _get_memory_usage(device: str) -> int:
+    """Returns the bytes in use on a device."""
+    return _memory_stats(device)["bytes_in_use"]
+
+
+def _reset_memory_stats(device: str) -> None:
+    """Raises, as JAX keeps the peak for as long as the process lives.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    raise NotImplementedError(
+        "JAX does not reset the peak of a device's memory. Take the difference of two "
+        f"get_memory_info({device!r}), or measure in a new process."
+    )
+
+
 def _check_known(device: PhysicalDevice) -> None:
     there = list_physical_devices()
     if device not in there:
@@ -309,21 +432,38 @@ def _cuda_gpus() -> int:
     return min(count, stop)
 
 
-threading = types.SimpleNamespace(
+threading = namespace(
+    "unison.tf.config.threading",
     set_intra_op_parallelism_threads=_set_intra_op_parallelism_threads,
     get_intra_op_parallelism_threads=_get_intra_op_parallelism_threads,
     set_inter_op_parallelism_threads=_set_inter_op_parallelism_threads,
     get_inter_op_parallelism_threads=_get_inter_op_parallelism_threads,
 )
 
-experimental = types.SimpleNamespace(
+optimizer = namespace(
+    "unison.tf.config.optimizer",
+    get_experimental_options=_get_experimental_options,
+    get_jit=_get_jit,
+    set_experimental_options=_set_experimental_options,
+    set_jit=_set_jit,
+)
+
+experimental = namespace(
+    "unison.tf.config.experimental",
     VirtualDeviceConfiguration=LogicalDeviceConfiguration,
+    enable_op_determinism=_enable_op_determinism,
+    enable_tensor_float_32_execution=_enable_tensor_float_32_execution,
+    get_device_details=_get_device_details,
     get_memory_growth=_get_memory_growth,
+    get_memory_info=_get_memory_info,
+    get_memory_usage=_get_memory_usage,
     get_virtual_device_configuration=get_logical_device_configuration,
     get_visible_devices=get_visible_devices,
     list_logical_devices=list_logical_devices,
     list_physical_devices=list_physical_devices,
+    reset_memory_stats=_reset_memory_stats,
     set_memory_growth=_set_memory_growth,
     set_virtual_device_configuration=set_logical_device_configuration,
     set_visible_devices=set_visible_devices,
+    tensor_float_32_execution_enabled=_tensor_float_32_execution_enabled,
 )

@@ -1,11 +1,20 @@
-"""What the face says about a name that it does not have."""
+"""What the face says about a name that it does not have.
+
+`names.txt` lists TensorFlow's public names, so that a name that TensorFlow has is told from a
+typing error; `advice.py` says what to use instead of some.
+"""
 
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib.resources
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
+
+_OTHERWISE = "tensors are jax.Arrays, so what jax.numpy, jax or keras offer for it works on them"
 
 
 def names_missing_from(
@@ -15,29 +24,70 @@ def names_missing_from(
 
     Args:
         module: The module's `__name__`.
-        instead: What to use instead of some of TensorFlow's names.
+        instead: What to use instead of some of TensorFlow's names; before what `advice.py` says.
 
     Example:
-        >>> lookup = names_missing_from("unison.tf", {"GradientTape": "use jax.value_and_grad"})
-        >>> lookup("GradientTape")
+        >>> lookup = names_missing_from("unison.tf.nn", {"ctc_loss": "use optax.ctc_loss"})
+        >>> lookup("ctc_loss")
         Traceback (most recent call last):
             ...
-        AttributeError: unison.tf has no 'GradientTape' yet: use jax.value_and_grad
+        AttributeError: tf.nn.ctc_loss is not supported by Unison: use optax.ctc_loss
     """
+    path = module.removeprefix("unison.")
 
     def lookup(name: str) -> Any:
         raise AttributeError(
-            f"{module} has no {name!r} yet: {(instead or {}).get(name) or _advice(module, name)}",
-            name=name,
-            obj=sys.modules.get(module),
+            _message(path, name, instead or {}), name=name, obj=sys.modules.get(module)
         )
 
     return lookup
 
 
-def _advice(module: str, name: str) -> str:
-    there = [other for other in vars(sys.modules[module]) if not other.startswith("_")]
-    similar = difflib.get_close_matches(name, there, n=1, cutoff=0.75)
-    if similar:
-        return f"did you mean {similar[0]!r}?"
-    return "tensors are jax.Arrays, so what jax.numpy, jax or keras offer for it works on them"
+def namespace(module: str, **names: Any) -> types.ModuleType:
+    """Returns a small module of the face that has no file of its own.
+
+    Args:
+        module: Its name, as in "unison.tf.config.threading".
+        names: What it holds.
+    """
+    made = types.ModuleType(module)
+    made.__dict__.update(names, __getattr__=names_missing_from(module))
+    return made
+
+
+def public_names(path: str) -> tuple[str, ...]:
+    """Returns the public names of one of TensorFlow's modules; none of an unknown one.
+
+    Example:
+        >>> public_names("tf.bitwise")[:2]
+        ('bitwise_and', 'bitwise_or')
+    """
+    return _all_names().get(path, ())
+
+
+@functools.cache
+def _all_names() -> dict[str, tuple[str, ...]]:
+    text = importlib.resources.files("unison.tf").joinpath("names.txt").read_text("utf-8")
+    lines = (line.split(": ", 1) for line in text.splitlines())
+    return {path: tuple(names.split()) for path, names in lines}
+
+
+def _message(path: str, name: str, instead: Mapping[str, str]) -> str:
+    full_name = f"{path}.{name}"
+    if name in public_names(path) or name in instead:
+        return f"{full_name} is not supported by Unison: {instead.get(name) or _advice(full_name)}"
+    known = [*public_names(path), *vars(sys.modules.get(f"unison.{path}", types))]
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    hint = f"did you mean {similar[0]!r}?" if similar else _OTHERWISE
+    return f"{path} has no {name!r}, neither in TensorFlow 2.21 nor in Unison: {hint}"
+
+
+def _advice(full_name: str) -> str:
+    """Returns the advice for a name, or for the innermost module that there is one for."""
+    from unison.tf.advice import ADVICE
+
+    while full_name:
+        if full_name in ADVICE:
+            return ADVICE[full_name]
+        full_name = full_name.rpartition(".")[0]
+    return _OTHERWISE

@@ -1,22 +1,55 @@
-"""What `unison.tf` adds to other libraries, done when it is imported: `jax.Array.numpy()`."""
+"""What `unison.tf` changes in other libraries, done when it is imported.
+
+JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, and JAX keeps a 64-bit
+dtype that is named (see `unison.runtime.precision`), as TensorFlow does.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import numpy as np
 
+from unison.references import Reference
+from unison.tf.tensor_spec import TensorShape
 
-def _numpy(self: jax.Array) -> np.ndarray | np.generic:
+
+def _numpy(self: Any) -> np.ndarray | np.generic:
     """Returns the value as a NumPy array of the caller's own, or a NumPy scalar.
+
+    Of a value inside a program that is being compiled, it raises what Python's `if` on it would:
+    a `tf.function` then runs step by step, and `strategy.run` says where it was.
 
     TF: `tf.Tensor.numpy`.
     """
     return np.array(self)[()]
 
 
-def patch_arrays() -> None:
-    """Gives `jax.Array`s TensorFlow's `.numpy()`.
+def _get_shape(self: Any) -> TensorShape:
+    """Returns the shape as a `tf.TensorShape`. TF: `tf.Tensor.get_shape`."""
+    return TensorShape(self.shape)
 
-    Values inside a traced program have no `.numpy()`, as graph tensors of TensorFlow have none.
+
+def _set_shape(self: Any, shape: Any) -> None:
+    """Checks that `shape` is compatible with the tensor's. TF: `tf.Tensor.set_shape`."""
+    TensorShape(self.shape).assert_is_compatible_with(shape)
+
+
+def _ref(self: Any) -> Reference:
+    """Returns a key for dictionaries and sets, equal for the same tensor only.
+
+    TF: `tf.Tensor.ref`.
     """
-    jax.Array.numpy = _numpy  # type: ignore[attr-defined]
+    return Reference(self)
+
+
+def patch_jax() -> None:
+    """Gives JAX's arrays, and its values inside traced programs, TensorFlow's methods."""
+    jax.config.update("jax_explicit_x64_dtypes", "allow")
+    kinds: tuple[Any, ...] = (jax.Array, jax.core.Tracer)
+    for kind in kinds:
+        kind.numpy = _numpy
+        kind.get_shape = _get_shape
+        kind.set_shape = _set_shape
+        kind.ref = _ref

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import jax
 import numpy as np
 
-from unison.tf.tensors import operand
+from unison.tf.tensors import is_variable
+from unison.tf.text import StringTensor
 
 
 def print(
     *inputs: Any,
-    output_stream: TextIO | None = None,
+    output_stream: TextIO | str | None = None,
     end: str = "\n",
     sep: str = " ",
     summarize: int = 3,
@@ -27,21 +29,26 @@ def print(
 
     Args:
         inputs: What to print.
-        output_stream: A text stream. Default: standard error, as in TensorFlow.
+        output_stream: A text stream, or "file://" and the path of a file to append to. Default:
+            standard error, as in TensorFlow.
         end: Printed after the last input.
         sep: Printed between inputs.
         summarize: How many elements to show at either end of each axis; -1 shows all.
         name: Without effect.
 
     Raises:
-        ValueError: `output_stream` is no text stream.
+        ValueError: `output_stream` is neither.
 
     TF: `tf.print`.
     """
-    del name
-    if output_stream is not None and not hasattr(output_stream, "write"):
+    if isinstance(output_stream, str):
+        writes = _appending_to(output_stream)
+    elif output_stream is None or hasattr(output_stream, "write"):
+        writes = _streaming_to(output_stream)
+    else:
         raise ValueError(
-            f"output_stream must be a text stream such as sys.stdout. Received: {output_stream!r}"
+            "output_stream must be a text stream such as sys.stdout, or 'file://' and a path. "
+            f"Received: {output_stream!r}"
         )
     leaves, structure = jax.tree.flatten([_printable(value) for value in inputs])
     is_traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
@@ -52,11 +59,9 @@ def print(
             next(values) if comes_later else leaf
             for comes_later, leaf in zip(is_traced, leaves, strict=True)
         ]
-        shown = jax.tree.unflatten(structure, [_shown(leaf, summarize) for leaf in filled])
-        stream = output_stream or sys.stderr
+        texts = jax.tree.unflatten(structure, [shown(leaf, summarize) for leaf in filled])
         # One write a line: replicas print from threads of their own.
-        stream.write(sep.join(map(str, shown)) + end)
-        stream.flush()
+        writes(sep.join(map(str, texts)) + end)
 
     if any(is_traced):
         jax.debug.callback(write, *(leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)))
@@ -64,12 +69,35 @@ def print(
         write()
 
 
+def _streaming_to(stream: TextIO | None) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        chosen = sys.stderr if stream is None else stream
+        chosen.write(text)
+        chosen.flush()
+
+    return write
+
+
+def _appending_to(address: str) -> Callable[[str], None]:
+    if not address.startswith("file://"):
+        raise ValueError(f"output_stream must be 'file://' and a path. Received: {address!r}")
+
+    def write(text: str) -> None:
+        with open(address.removeprefix("file://"), "a", encoding="utf-8") as file:
+            file.write(text)
+
+    return write
+
+
 def _printable(value: Any) -> Any:
-    is_nest = isinstance(value, list | tuple | dict)
-    return jax.tree.map(operand, value) if is_nest else operand(value)
+    return jax.tree.map(_value, value) if isinstance(value, list | tuple | dict) else _value(value)
 
 
-class _Shown:
+def _value(leaf: Any) -> Any:
+    return leaf.__jax_array__() if is_variable(leaf) else leaf
+
+
+class Shown:
     """Text whose `repr` has no quotes, so that tensors can be shown inside nests."""
 
     def __init__(self, text: str):
@@ -79,12 +107,15 @@ class _Shown:
         return self._text
 
 
-def _shown(leaf: Any, summarize: int) -> Any:
+def shown(leaf: Any, summarize: int) -> Any:
+    """Returns a tensor as `tf.print` writes it; what is no tensor is returned as it is."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
-    array = np.asarray(leaf)
+    array = leaf.numpy() if isinstance(leaf, StringTensor) else np.asarray(leaf)
+    if isinstance(array, bytes):
+        return Shown(array.decode(errors="replace"))
     if array.ndim == 0:
-        return _Shown(_number(array[()]))
+        return Shown(_number(array[()]))
     shows_all = summarize < 0
     text = np.array2string(
         array,
@@ -94,13 +125,15 @@ def _shown(leaf: Any, summarize: int) -> Any:
         edgeitems=max(summarize, 1),
     )
     # NumPy writes "[0 1 ... 8 9]" for one axis and aligns the rows of more.
-    return _Shown(text)
+    return Shown(text)
 
 
 def _number(value: Any) -> str:
     """Writes a number as TensorFlow does: `1` for 1.0, else the digits that are needed."""
     if isinstance(value, bool | np.bool_):
         return str(int(value))
+    if isinstance(value, bytes):
+        return f'"{value.decode(errors="replace")}"'
     if not np.issubdtype(type(value), np.floating):
         return str(value)
     is_double = np.dtype(type(value)).itemsize == 8

@@ -1,21 +1,43 @@
-"""Making and reshaping tensors, which are `jax.Array`s. Signatures and defaults are TensorFlow's.
+"""Making tensors, which are `jax.Array`s, and asking about them.
 
-As in every module of operations here, `name` is accepted and without effect: arrays have no names.
+Text makes `StringTensor`s, on the host. Signatures and defaults are TensorFlow's. As in every
+module of operations here, `name` is accepted and without effect: arrays have no names. What an
+operation gives for operands of different dtypes is JAX's promotion, as for the operators on
+arrays; TensorFlow raises there.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from unison.errors import InvalidArgumentError
+from unison.program.control_flow import VALUE_WANTED
 from unison.runtime.devices import prepare_backend
-from unison.runtime.private_jax import backend_is_started
+from unison.runtime.precision import device_dtype
+from unison.runtime.private_jax import (
+    backend_is_started,
+    constant_value,
+    nothing_is_traced,
+)
 from unison.tf import dtypes
+from unison.tf.dtypes import named
+from unison.tf.host import HostTensor
+from unison.tf.tensor_spec import TensorShape, broadcast_shapes
+from unison.tf.text import StringTensor, is_text
+
+#: What `isinstance(x, tf.Tensor)` holds for.
+Tensor = jax.Array | HostTensor
+
+# -- what the operations of the face share -------------------------------------------------
 
 
 def start_devices() -> None:
@@ -28,9 +50,9 @@ def start_devices() -> None:
         prepare_backend()
 
 
-def device_dtype(dtype: Any) -> np.dtype:
-    """Returns the dtype that an array on a device has where `dtype` is asked for."""
-    return jnp.dtype(jax.dtypes.canonicalize_dtype(jnp.dtype(dtype)))
+def tensor_dtype(dtype: Any) -> np.dtype:
+    """Returns NumPy's dtype of a tensor for which `dtype` is asked, in any spelling of TF's."""
+    return device_dtype(named(dtype))
 
 
 def operand(value: Any) -> Any:
@@ -39,11 +61,30 @@ def operand(value: Any) -> Any:
     Variables (Unison's and Keras') become their values and lists become arrays. A Python number
     stays one, so that it takes the dtype of what it is combined with.
     """
-    start_devices()
-    if is_variable(value):
-        return value.__jax_array__()
-    if isinstance(value, list | tuple):
-        return convert_to_tensor(value)
+    if isinstance(value, jax.Array | int | float | complex):
+        start_devices()
+        return value
+    return convert_to_tensor(value)
+
+
+def operands(x: Any, y: Any) -> tuple[Any, Any]:
+    """Returns the operands of an operation; what is no tensor takes the tensor's dtype.
+
+    Of an array of NumPy's that is no narrowing between kinds (of floats to integers, say).
+    """
+    if is_tensor(x) and not is_tensor(y):
+        return operand(x), _as_partner(y, x)
+    if is_tensor(y) and not is_tensor(x):
+        return _as_partner(x, y), operand(y)
+    return operand(x), operand(y)
+
+
+def _as_partner(value: Any, tensor: Any) -> Any:
+    value = operand(value)
+    dtype = np.dtype(tensor.dtype)
+    if isinstance(value, jax.Array) and value.dtype != dtype:
+        narrows = np.can_cast(value.dtype, dtype, "same_kind")
+        return value.astype(dtype) if narrows else value
     return value
 
 
@@ -54,20 +95,77 @@ def is_variable(value: Any) -> builtins.bool:
 
 
 def axes(axis: Any) -> Any:
-    """Returns `axis` as JAX takes it: a list of axes becomes a tuple."""
+    """Returns `axis` as JAX takes it: several become a tuple, a tensor becomes numbers."""
+    if axis is None or isinstance(axis, int):
+        return axis
+    axis = known_value(axis).tolist()
     return tuple(axis) if isinstance(axis, list) else axis
 
 
-def constant(
-    value: Any, dtype: Any = None, shape: Sequence[int] | None = None, name: str | None = None
-) -> jax.Array:
-    """Returns `value`, which may be nested lists, as a tensor.
+def sizes(shape: Any) -> tuple[int, ...]:
+    """Returns a shape, also one that is a tensor or holds tensors, as numbers."""
+    if isinstance(shape, TensorShape):
+        return tuple(shape.as_list())  # type: ignore[arg-type]
+    parts = shape if isinstance(shape, list | tuple) else known_value(shape).reshape(-1)
+    return tuple(int(known_value(part)) for part in parts)
 
-    Python's floats become float32 and its integers int32, as in TensorFlow. With `shape`, the
-    value is reshaped, or repeated if it is a scalar.
+
+def known_value(value: Any) -> np.ndarray:
+    """Returns the value of a tensor, also inside a program if constants alone determine it.
 
     Raises:
-        TypeError: Text: JAX has no arrays of strings.
+        TypeError: The value depends on what the program is given (one of JAX's errors, which
+            `tf.function` turns into advice).
+    """
+    if isinstance(value, jax.core.Tracer):
+        constant = constant_value(value)
+        value = value if constant is None else constant
+    return np.asarray(value)
+
+
+def array_module(*tensors: Any) -> Any:
+    """Returns `numpy` if all tensors are on the host, else `jax.numpy`: both have the functions
+    that only move elements.
+    """
+    return np if all(isinstance(tensor, HostTensor) for tensor in tensors) else jnp
+
+
+@contextlib.contextmanager
+def invalid_arguments(operation: str) -> Iterator[None]:
+    """What JAX refuses inside, shapes mostly, is an `InvalidArgumentError`, as in TensorFlow."""
+    try:
+        yield
+    except VALUE_WANTED:
+        raise
+    except (TypeError, ValueError, IndexError) as error:
+        raise InvalidArgumentError(message=f"{operation}: {error}") from error
+
+
+def full_width(*dtypes: Any) -> AbstractContextManager[Any]:
+    """Inside, JAX computes with 64 bits throughout, if one of `dtypes` has them.
+
+    Some of its functions start from 32-bit constants otherwise, and then refuse 64-bit arrays
+    (`jnp.max` of int64, for one).
+    """
+    has_64_bits = any(np.dtype(dtype).name in _WIDE for dtype in dtypes)
+    return jax.enable_x64(True) if has_64_bits else contextlib.nullcontext()
+
+
+_WIDE = frozenset("int64 uint64 float64 complex128".split())
+
+# -- making tensors ------------------------------------------------------------------------
+
+
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const") -> Any:
+    """Returns `value`, which may be nested lists, as a tensor.
+
+    Python's floats become float32 and its integers int32 (int64 where they are too large), as
+    in TensorFlow; arrays of NumPy keep their dtype. With `shape`, the value is reshaped, or
+    repeated if it is a scalar.
+
+    Raises:
+        TypeError: A Python value that `dtype` cannot hold, or a `shape` of another size.
+        ValueError: Lists that are not rectangular, or that mix text and numbers.
 
     Example:
         >>> constant([1, 2, 3])
@@ -75,232 +173,368 @@ def constant(
 
     TF: `tf.constant`.
     """
-    del name
+    if isinstance(value, Tensor) and dtype is not None and value.dtype != named(dtype):
+        raise TypeError(f"Expected tensor {value} with dtype {dtype}, but got {value.dtype}.")
     tensor = convert_to_tensor(value, dtype)
     if shape is None:
         return tensor
-    return jnp.full(shape, tensor) if tensor.ndim == 0 else tensor.reshape(tuple(shape))
+    shape = sizes(shape)
+    module = array_module(tensor)
+    if tensor.ndim == 0:
+        return like(tensor, module.broadcast_to(tensor, shape))
+    if tensor.size != int(np.prod(shape)):
+        raise TypeError(
+            f"tf.constant: a value of {tensor.size} elements cannot have the shape {shape}. "
+            f"Received: {value!r}"
+        )
+    return like(tensor, module.reshape(tensor, shape))
 
 
-def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) -> jax.Array:
-    """Returns a number, NumPy array, variable or list (also of tensors) as a tensor.
+def convert_to_tensor(
+    value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
+) -> Any:
+    """Returns a number, text, NumPy array, variable or list (also of tensors) as a tensor.
+
+    Args:
+        value: The value.
+        dtype: The dtype to give. A tensor must have it already: `tf.cast` changes it.
+        dtype_hint: A dtype to give if `value` can have it.
+        name: Without effect.
 
     Raises:
-        TypeError: Text: JAX has no arrays of strings.
+        TypeError: A Python value that `dtype` cannot hold.
+        ValueError: A tensor of another dtype, lists that are not rectangular or that mix text and
+            numbers, or something that is no value.
 
     TF: `tf.convert_to_tensor`.
     """
-    del name
+    if dtype is None and dtype_hint is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            return convert_to_tensor(value, dtype_hint)
+    if is_text(value) or (dtype is not None and named(dtype) == dtypes.string):
+        return _string_tensor(value, dtype)
     start_devices()
+    wanted = None if dtype is None else tensor_dtype(dtype)
     if is_variable(value):
         value = value.__jax_array__()
-    wanted = None if dtype is None else device_dtype(dtype)
-    if isinstance(value, jax.Array):
-        return value if wanted in (None, value.dtype) else value.astype(wanted)
+    if isinstance(value, Tensor):
+        if wanted not in (None, value.dtype):
+            raise ValueError(
+                f"Tensor conversion requested dtype {wanted} for a tensor with dtype "
+                f"{value.dtype}. Use tf.cast to change a tensor's dtype."
+            )
+        return value
     if isinstance(value, list | tuple) and any(is_tensor(leaf) for leaf in jax.tree.leaves(value)):
-        return jnp.stack([convert_to_tensor(item, dtype) for item in value])
-    array = np.asarray(value)
-    if array.dtype.kind in "OSU":
-        raise TypeError(
-            "Tensors hold numbers: JAX has no arrays of strings or Python objects. Received: "
-            f"{value!r}. Keep text in Python or NumPy."
-        )
+        return _stacked(value, dtype)
+    array = _host_array(value)
     if wanted is None:
-        wanted = device_dtype(_inferred(value, array.dtype))
-    return jnp.asarray(array.astype(wanted, copy=False))
+        wanted = device_dtype(_inferred(value, array))
+    elif not isinstance(value, np.ndarray | np.generic):
+        _check_holds(value, array, wanted)
+    return _on_device(array.astype(wanted, copy=False))
 
 
-def _inferred(value: Any, dtype: np.dtype) -> np.dtype:
+def _on_device(array: np.ndarray) -> jax.Array:
+    # JAX keeps 64 bits where they are named, and is quicker where nothing is.
+    return jnp.asarray(array, dtype=array.dtype if array.dtype.name in _WIDE else None)
+
+
+def like(tensor: Any, result: Any) -> Any:
+    """Returns the result of NumPy or JAX as the kind of tensor that `tensor` is."""
+    if isinstance(tensor, HostTensor) and not isinstance(result, jax.Array):
+        return np.asarray(result).view(type(tensor))
+    return result
+
+
+def _string_tensor(value: Any, dtype: Any) -> StringTensor:
+    if dtype is not None and named(dtype) != dtypes.string:
+        raise TypeError(f"Cannot convert {value!r} to a tensor of dtype {named(dtype).name}.")
+    if isinstance(value, StringTensor):
+        return value
+    try:
+        return StringTensor(value)
+    except TypeError as error:
+        if isinstance(value, list | tuple) and is_text(value):
+            raise ValueError(
+                f"Can't convert Python sequence with mixed types to Tensor: {value!r}"
+            ) from error
+        raise TypeError(f"Expected text for a tensor of strings. Received: {value!r}") from error
+
+
+def _stacked(values: Sequence[Any], dtype: Any) -> Any:
+    """Returns nested lists that hold tensors; numbers among them take the tensors' dtype."""
+    if dtype is None:
+        dtype = next(leaf.dtype for leaf in jax.tree.leaves(values) if is_tensor(leaf))
+    return jnp.stack([convert_to_tensor(item, dtype) for item in values])
+
+
+def _host_array(value: Any) -> np.ndarray:
+    if value is None:
+        raise ValueError("Attempt to convert None to a tensor. Expected a number, text or array.")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"Can't convert non-rectangular Python sequence to Tensor: {value!r}"
+        ) from error
+    if array.dtype.kind in "OSUMmV" and array.dtype not in _EXTENSIONS:
+        raise ValueError(
+            f"Attempt to convert a value of type {type(value).__name__} to a tensor. Expected "
+            f"numbers, text, or nested lists of them. Received: {value!r}"
+        )
+    return array
+
+
+#: Dtypes beyond NumPy's own that arrays on devices have.
+_EXTENSIONS = frozenset({named(dtypes.bfloat16)})
+
+
+def _inferred(value: Any, array: np.ndarray) -> np.dtype:
     """Returns TensorFlow's dtype of a Python value: 32 bits; NumPy values keep their own."""
     if isinstance(value, np.ndarray | np.generic):
-        return dtype
-    narrow = {dtypes.float64: dtypes.float32, dtypes.int64: dtypes.int32}
-    return narrow.get(dtype, dtype)
+        return array.dtype
+    if array.dtype == np.float64:
+        return named(dtypes.float32)
+    if array.dtype == np.int64 and np.array_equal(array, array.astype(np.int32)):
+        return named(dtypes.int32)
+    return array.dtype
 
 
-def cast(x: Any, dtype: Any, name: str | None = None) -> jax.Array:
-    """Returns `x` with another dtype (64 bits become 32 unless `jax_enable_x64` is set).
+def _check_holds(value: Any, array: np.ndarray, dtype: np.dtype) -> None:
+    """Raises where TensorFlow does not turn a Python value into `dtype`."""
+    wanted = dtypes.as_dtype(dtype)
+    loses = array.dtype.kind == "f" and (wanted.is_integer or wanted.is_bool)
+    if array.size and (loses or (wanted.is_bool and array.dtype.kind != "b")):
+        raise TypeError(
+            f"Cannot convert {value!r} to a tensor of dtype {wanted.name}. Use tf.cast."
+        )
 
-    TF: `tf.cast`.
+
+def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+    """Returns `x` with another dtype. TF: `tf.cast`."""
+    if isinstance(x, StringTensor):
+        return convert_to_tensor(x, dtype)
+    return convert_to_tensor(x).astype(tensor_dtype(dtype))
+
+
+def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
+    """Returns `value` with another dtype, what is out of its range as its nearest limit.
+
+    TF: `tf.saturate_cast`.
     """
-    del name
-    return convert_to_tensor(x).astype(device_dtype(dtype))
+    tensor = convert_to_tensor(value)
+    target = dtypes.as_dtype(dtype)
+    if tensor.dtype != target and (target.is_integer or target.is_floating):
+        # The limits in the tensor's own dtype; those of an integer may not be exact in it.
+        source = dtypes.as_dtype(tensor.dtype)
+        low, high = max(source.min, target.min), min(source.max, target.max)
+        if source.is_floating and int(np.array(high, source.dtype)) > high:
+            # The limit itself is no number of this dtype: take the one below.
+            high = np.nextafter(np.array(high, source.dtype), np.array(0, source.dtype))
+        tensor = jnp.clip(tensor, low, high)
+    return tensor.astype(tensor_dtype(target))
 
 
-def is_tensor(x: Any) -> builtins.bool:
-    """Whether `x` is a tensor or a variable. TF: `tf.is_tensor`."""
-    return isinstance(x, jax.Array) or is_variable(x)
+def bitcast(input: Any, type: Any, name: str | None = None) -> Any:
+    """Returns the same bits under another dtype. TF: `tf.bitcast`."""
+    return lax.bitcast_convert_type(convert_to_tensor(input), tensor_dtype(type))
 
 
-def identity(input: Any, name: str | None = None) -> jax.Array:
-    """Returns the value of `input` as a tensor. TF: `tf.identity`."""
-    del name
+def identity(input: Any, name: str | None = None) -> Any:
+    """Returns the value of `input` as a tensor; nests keep their structure. TF: `tf.identity`."""
     return convert_to_tensor(input)
 
 
-def zeros(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> jax.Array:
-    """TF: `tf.zeros`."""
-    del name
+def identity_n(input: Sequence[Any], name: str | None = None) -> list[Any]:
+    """TF: `tf.identity_n`."""
+    return [convert_to_tensor(tensor) for tensor in input]
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Any:
+    """Returns `input` as a constant of every gradient. TF: `tf.stop_gradient`."""
+    return jax.tree.map(lambda leaf: lax.stop_gradient(convert_to_tensor(leaf)), input)
+
+
+def zeros(
+    shape: Any, dtype: Any = dtypes.float32, name: str | None = None, layout: Any = None
+) -> Any:
+    """TF: `tf.zeros`; of `tf.string` it holds empty strings."""
+    if named(dtype) == dtypes.string:
+        return StringTensor(np.full(sizes(shape), b"", dtype=object))
     start_devices()
-    return jnp.zeros(shape, device_dtype(dtype))
+    return jnp.zeros(sizes(shape), tensor_dtype(dtype))
 
 
-def ones(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> jax.Array:
+def ones(
+    shape: Any, dtype: Any = dtypes.float32, name: str | None = None, layout: Any = None
+) -> Any:
     """TF: `tf.ones`."""
-    del name
     start_devices()
-    return jnp.ones(shape, device_dtype(dtype))
+    return jnp.ones(sizes(shape), tensor_dtype(dtype))
 
 
-def fill(dims: Any, value: Any, name: str | None = None) -> jax.Array:
-    """TF: `tf.fill`."""
-    del name
-    return jnp.full(dims, convert_to_tensor(value))
+def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
+    """Returns a tensor of the shape `dims`, every element of which is `value`.
+
+    TF: `tf.fill`.
+    """
+    tensor = convert_to_tensor(value)
+    return like(tensor, array_module(tensor).broadcast_to(tensor, sizes(dims)))
 
 
-def zeros_like(input: Any, dtype: Any = None, name: str | None = None) -> jax.Array:
+def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
     """TF: `tf.zeros_like`."""
     tensor = convert_to_tensor(input)
-    return zeros(tensor.shape, dtype or tensor.dtype, name)
+    return zeros(tensor.shape, tensor.dtype if dtype is None else dtype)
 
 
-def ones_like(input: Any, dtype: Any = None, name: str | None = None) -> jax.Array:
+def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
     """TF: `tf.ones_like`."""
     tensor = convert_to_tensor(input)
-    return ones(tensor.shape, dtype or tensor.dtype, name)
+    return ones(tensor.shape, tensor.dtype if dtype is None else dtype)
 
 
 def eye(
     num_rows: int,
     num_columns: int | None = None,
+    batch_shape: Any = None,
     dtype: Any = dtypes.float32,
     name: str | None = None,
-) -> jax.Array:
-    """TF: `tf.eye`, of one matrix."""
-    del name
+) -> Any:
+    """Returns identity matrices, of the shape `batch_shape + [num_rows, num_columns]`.
+
+    TF: `tf.eye`.
+    """
     start_devices()
-    return jnp.eye(num_rows, num_columns, dtype=device_dtype(dtype))
+    matrix = jnp.eye(num_rows, num_columns, dtype=tensor_dtype(dtype))
+    return (
+        matrix
+        if batch_shape is None
+        else jnp.broadcast_to(matrix, (*sizes(batch_shape), *matrix.shape))
+    )
 
 
 def range(
-    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = None
-) -> jax.Array:
+    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range"
+) -> Any:
     """Returns `start, start + delta, ...` below `limit`; with one argument, from 0.
+
+    The dtype is that of the widest argument, of Python's integers int32.
 
     TF: `tf.range`.
     """
-    del name
     start_devices()
     first, end = (0, start) if limit is None else (start, limit)
-    return convert_to_tensor(jnp.arange(first, end, delta), dtype)
+    if dtype is None:
+        given = [convert_to_tensor(part) for part in (first, end, delta)]
+        dtype = jnp.result_type(*(part.dtype for part in given))
+    dtype = tensor_dtype(dtype)
+    with full_width(dtype):
+        return jnp.arange(_number(first), _number(end), _number(delta), dtype=dtype)
 
 
-def shape(input: Any, name: str | None = None) -> jax.Array:
+def _number(value: Any) -> Any:
+    """A range's size is part of the program: its limits must be known while it is traced."""
+    return known_value(operand(value))[()]
+
+
+def linspace(start: Any, stop: Any, num: int, name: str | None = None, axis: int = 0) -> Any:
+    """Returns `num` numbers from `start` to `stop`, both included; of integers, float64.
+
+    TF: `tf.linspace`.
+    """
+    start, stop = operands(convert_to_tensor(start), convert_to_tensor(stop))
+    dtype = jnp.result_type(start, stop)
+    dtype = device_dtype(np.float64) if jnp.issubdtype(dtype, jnp.integer) else dtype
+    return jnp.linspace(start.astype(dtype), stop.astype(dtype), int(num), axis=axis)
+
+
+# -- asking about tensors ------------------------------------------------------------------
+
+
+def is_tensor(x: Any) -> builtins.bool:
+    """Whether `x` is a tensor or a variable. TF: `tf.is_tensor`."""
+    return isinstance(x, Tensor) or is_variable(x)
+
+
+def is_symbolic_tensor(tensor: Any) -> builtins.bool:
+    """Whether `tensor` stands for a value that is known when the program runs.
+
+    TF: `tf.is_symbolic_tensor`.
+    """
+    return isinstance(tensor, jax.core.Tracer)
+
+
+def get_static_value(tensor: Any, partial: builtins.bool = False) -> Any:
+    """Returns the value as a NumPy array, or None if the program being traced computes it.
+
+    TF: `tf.get_static_value`.
+    """
+    try:
+        return np.array(known_value(convert_to_tensor(tensor)))[()]
+    except VALUE_WANTED:
+        return None
+
+
+def shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
     """Returns the shape as an int32 tensor; `tensor.shape` is the Python tuple.
 
     TF: `tf.shape`.
     """
-    del name
-    return jnp.asarray(convert_to_tensor(input).shape, jnp.int32)
+    return _static(convert_to_tensor(input).shape, out_type)
 
 
-def size(input: Any, name: str | None = None) -> jax.Array:
+def shape_n(input: Sequence[Any], out_type: Any = dtypes.int32, name: str | None = None) -> Any:
+    """TF: `tf.shape_n`."""
+    return [shape(tensor, out_type) for tensor in input]
+
+
+def size(input: Any, out_type: Any = None, name: str | None = None) -> Any:
     """TF: `tf.size`."""
-    del name
-    return jnp.asarray(convert_to_tensor(input).size, jnp.int32)
+    return _static(convert_to_tensor(input).size, out_type)
 
 
-def rank(input: Any, name: str | None = None) -> jax.Array:
+def rank(input: Any, name: str | None = None) -> Any:
     """TF: `tf.rank`."""
-    del name
-    return jnp.asarray(convert_to_tensor(input).ndim, jnp.int32)
+    return _static(convert_to_tensor(input).ndim, None)
 
 
-def reshape(tensor: Any, shape: Any, name: str | None = None) -> jax.Array:
-    """TF: `tf.reshape`."""
-    del name
-    return jnp.reshape(convert_to_tensor(tensor), shape)
+def _static(value: Any, out_type: Any) -> Any:
+    """Returns what is known also while a program is traced, so that it stays known."""
+    start_devices()
+    dtype = tensor_dtype(dtypes.int32 if out_type is None else out_type)
+    array = np.asarray(value, dtype)
+    return _on_device(array) if nothing_is_traced() else array.view(HostTensor)
 
 
-def transpose(a: Any, perm: Any = None, name: str | None = None) -> jax.Array:
-    """TF: `tf.transpose`."""
-    del name
-    return jnp.transpose(convert_to_tensor(a), perm)
+def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
+    """Returns `x`, which must have the shape, where None stands for any size.
 
+    Raises:
+        InvalidArgumentError: It has another shape.
 
-def expand_dims(input: Any, axis: int, name: str | None = None) -> jax.Array:
-    """TF: `tf.expand_dims`."""
-    del name
-    return jnp.expand_dims(convert_to_tensor(input), axis)
-
-
-def squeeze(input: Any, axis: Any = None, name: str | None = None) -> jax.Array:
-    """TF: `tf.squeeze`."""
-    del name
-    return jnp.squeeze(convert_to_tensor(input), axes(axis))
-
-
-def stack(values: Any, axis: int = 0, name: str | None = None) -> jax.Array:
-    """TF: `tf.stack`."""
-    del name
-    return jnp.stack([convert_to_tensor(value) for value in values], axis)
-
-
-def unstack(
-    value: Any, num: int | None = None, axis: int = 0, name: str | None = None
-) -> list[jax.Array]:
-    """TF: `tf.unstack`."""
-    del name
-    parts = list(jnp.unstack(convert_to_tensor(value), axis=axis))
-    if num not in (None, len(parts)):
-        raise ValueError(f"Expected {num} tensors along axis {axis}. Received: {len(parts)}")
-    return parts
-
-
-def concat(values: Any, axis: int, name: str | None = None) -> jax.Array:
-    """TF: `tf.concat`."""
-    del name
-    return jnp.concatenate([convert_to_tensor(value) for value in values], axis)
-
-
-def split(
-    value: Any, num_or_size_splits: Any, axis: int = 0, name: str | None = None
-) -> list[jax.Array]:
-    """Cuts `value` into so many equal parts, or into parts of these sizes.
-
-    TF: `tf.split`.
+    TF: `tf.ensure_shape`.
     """
-    del name
-    parts = num_or_size_splits
-    if not isinstance(parts, int):
-        parts = np.cumsum(parts)[:-1]
-    return list(jnp.split(convert_to_tensor(value), parts, axis))
+    tensor = convert_to_tensor(x)
+    if not TensorShape(tensor.shape).is_compatible_with(shape):
+        raise InvalidArgumentError(
+            message=f"tf.ensure_shape: expected the shape {shape}. Received: {tensor.shape}"
+        )
+    return tensor
 
 
-def tile(input: Any, multiples: Any, name: str | None = None) -> jax.Array:
-    """TF: `tf.tile`."""
-    del name
-    return jnp.tile(convert_to_tensor(input), multiples)
+def broadcast_static_shape(shape_x: TensorShape, shape_y: TensorShape) -> TensorShape:
+    """Returns the shape that tensors of two shapes broadcast to.
 
+    Raises:
+        ValueError: They do not.
 
-def gather(params: Any, indices: Any, axis: int = 0, name: str | None = None) -> jax.Array:
-    """TF: `tf.gather`."""
-    del name
-    return jnp.take(convert_to_tensor(params), convert_to_tensor(indices), axis)
-
-
-def where(condition: Any, x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """Returns the elements of `x` where `condition` holds, else those of `y`.
-
-    TF: `tf.where` with three arguments.
+    TF: `tf.broadcast_static_shape`.
     """
-    del name
-    return jnp.where(operand(condition), operand(x), operand(y))
+    return broadcast_shapes(shape_x, shape_y)
 
 
-def one_hot(
-    indices: Any, depth: int, dtype: Any = dtypes.float32, name: str | None = None
-) -> jax.Array:
-    """TF: `tf.one_hot`, with the new axis last."""
-    del name
-    return jax.nn.one_hot(convert_to_tensor(indices), depth, dtype=device_dtype(dtype))
+def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
+    """Likewise, of shapes that are tensors. TF: `tf.broadcast_dynamic_shape`."""
+    with invalid_arguments("tf.broadcast_dynamic_shape"):
+        return _static(np.broadcast_shapes(sizes(shape_x), sizes(shape_y)), None)

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from unison.collectives import ReduceOp
+from unison.collectives import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReduceOp,
+    ReductionToOneDevice,
+)
+from unison.data import (
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+)
 from unison.strategies import (
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ReplicaContext,
     Strategy,
@@ -15,22 +29,27 @@ from unison.strategies import (
     has_strategy,
     in_cross_replica_context,
 )
-from unison.strategies.base import StrategyExtended
-from unison.tf.distribute import experimental
-from unison.tf.distribute.cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    NcclAllReduce,
-    ReductionToOneDevice,
+from unison.strategies.context import experimental_set_strategy
+from unison.strategies.extended import StrategyExtended
+from unison.tf.distribute import cluster_resolver, experimental
+from unison.tf.distribute.experimental import (
+    NO_PARAMETER_SERVERS,
+    ON_TPUS,
 )
 from unison.tf.missing import names_missing_from
 from unison.values import DistributedValues
 
 __all__ = [
     "CrossDeviceOps",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
     "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
@@ -39,25 +58,22 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "cluster_resolver",
     "experimental",
+    "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
 ]
 
-_ON_ONE_MACHINE = "on one machine, MirroredStrategy() trains on all accelerators, TPUs included"
-
 __getattr__ = names_missing_from(
     __name__,
     {
-        "MultiWorkerMirroredStrategy": _ON_ONE_MACHINE,
-        "ParameterServerStrategy": _ON_ONE_MACHINE,
-        "TPUStrategy": _ON_ONE_MACHINE,
-        "CentralStorageStrategy": "MirroredStrategy keeps a copy of each variable on each device",
-        "DistributedDataset": (
-            "strategy.experimental_distribute_dataset takes any iterable of batches"
-        ),
+        "ParameterServerStrategy": NO_PARAMETER_SERVERS,
+        "Server": NO_PARAMETER_SERVERS,
+        "TPUStrategy": ON_TPUS,
+        "coordinator": NO_PARAMETER_SERVERS,
     },
 )
 

@@ -1,0 +1,429 @@
+"""Branches and loops of compiled programs that read and assign variables.
+
+`jax.lax.cond` and `while_loop` are functions of arrays: a variable that is assigned in their bodies
+would hold a value that exists only there. Here a body has a lift of its own: what it wrote comes
+out of the branch, or goes round the loop, as one more array, and is assigned to the variable
+afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from unison.cells import Cell, VariableAggregation, has_cell
+from unison.collectives import all_reduce_packed
+from unison.lifting import Lift, combine_writes, current_lift
+from unison.program import tracing_contexts
+from unison.runtime.placement import REPLICA_AXIS
+
+
+def switch(index: Any, branches: Sequence[Callable[[], Any]]) -> Any:
+    """Returns what `branches[index]` does; only that branch runs.
+
+    In a replica program the replicas may take different branches. What they add to a variable
+    that combines its updates is combined as if the others had added zero, and what they assign
+    as if the others had taken no part. A branch that reads such a variable after it wrote to it
+    communicates: all replicas must take it, then.
+
+    Args:
+        index: An integer that is known, or an array of the program; clipped to the branches.
+        branches: Functions of no arguments. Their results must have one structure, of arrays of
+            the same shapes and dtypes. A variable that all return is returned as it is.
+
+    Example:
+        >>> import unison
+        >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     count = unison.Variable(0, aggregation=unison.VariableAggregation.SUM)
+        >>> def step():
+        ...     replica = unison.get_replica_context().replica_id_in_sync_group
+        ...     return switch(replica, [lambda: count, lambda: count.assign_add(3)])
+        >>> _ = strategy.run(step)
+        >>> int(count)
+        3
+    """
+    index = jnp.asarray(index).astype(jnp.int32)
+    lift = current_lift()
+    if lift is None:
+        return lax.switch(index, branches)
+    traces = [_Trace.of(branch, lift) for branch in branches]
+    structures = [trace.structure for trace in traces]
+    if len(set(structures)) > 1:
+        raise TypeError(f"All branches must return one structure. Received: {structures}")
+    kinds = _common_kinds(traces)
+    kept = [_same_variable(leaves) for leaves in zip(*(t.leaves for t in traces), strict=True)]
+
+    def taken(trace: _Trace) -> Callable[[], tuple[list[Any], list[Any]]]:
+        return lambda: trace.run(lift, kinds, [variable is None for variable in kept])
+
+    outputs, updates = lax.switch(index, [taken(trace) for trace in traces])
+    diverging = {cell for trace in traces for cell in trace.diverging}
+    for (cell, kind), update in zip(kinds.items(), updates, strict=True):
+        _apply(lift, cell, kind, update, cell in diverging)
+    remaining = iter(outputs)
+    leaves = [next(remaining) if variable is None else variable for variable in kept]
+    return jax.tree.unflatten(structures[0], leaves)
+
+
+def while_loop(
+    condition: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    carry: Any,
+    maximum_iterations: int | None = None,
+) -> Any:
+    """Returns the carry after `body` was applied to it for as long as `condition` holds.
+
+    In a replica program the replicas may go round differently often, unless the body reads a
+    variable that combines its updates, or assigns one: that communicates in every round.
+
+    Args:
+        condition: Maps the carry to a truth value.
+        body: Maps the carry to the next, of the same structure, shapes and dtypes.
+        carry: A pytree of arrays.
+        maximum_iterations: At most so many rounds. The loop can then be differentiated in reverse
+            mode; it takes the time of so many looks at the condition.
+    """
+    lift = current_lift()
+    if lift is None:
+        return _repeat(condition, body, carry, maximum_iterations)
+    loop = _Loop(lift, lambda: (condition(carry), body(carry)))
+
+    def holds(state: Any) -> Any:
+        with loop.inside(state):
+            return condition(state[0])
+
+    def next_state(state: Any) -> Any:
+        with loop.inside(state) as own:
+            new = body(state[0])
+        return loop.next_state(state, new, own)
+
+    return loop.end(_repeat(holds, next_state, loop.start(carry), maximum_iterations))
+
+
+def scan(
+    body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, elements: Any, reverse: bool = False
+) -> tuple[Any, Any]:
+    """Returns `jax.lax.scan(body, carry, elements)`, where `body` may use variables.
+
+    Args:
+        body: Maps the carry and the slices of `elements` to the next carry and a result.
+        carry: A pytree of arrays.
+        elements: A pytree of arrays, that are cut along their first axis.
+        reverse: Whether to begin with the last slices.
+
+    Returns:
+        The last carry, and the results stacked.
+    """
+    lift = current_lift()
+    if lift is None:
+        return lax.scan(body, carry, elements, reverse=reverse)
+    example = jax.tree.map(lambda array: jnp.zeros(array.shape[1:], array.dtype), elements)
+    loop = _Loop(lift, lambda: body(carry, example))
+
+    def step(state: Any, element: Any) -> tuple[Any, Any]:
+        with loop.inside(state) as own:
+            new, result = body(state[0], element)
+        return loop.next_state(state, new, own), result
+
+    state, results = lax.scan(step, loop.start(carry), elements, reverse=reverse)
+    return loop.end(state), results
+
+
+def shapes_of(function: Callable[[], Any]) -> Any:
+    """Returns what `function` would return as `jax.ShapeDtypeStruct`s; it writes to no variable."""
+    lift = current_lift()
+    if lift is None:
+        return jax.eval_shape(function)
+    trace = _Trace.of(function, lift)
+    shapes = iter(trace.jaxpr.out_avals)
+    leaves = [next(shapes) if variable is None else variable.cell.aval for variable in trace.leaves]
+    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    return jax.tree.unflatten(trace.structure, structs)
+
+
+class _Loop:
+    """A loop whose body uses variables: their values go round with the carry.
+
+    What the body only adds to is added up, and combined once, after the loop.
+
+    Args:
+        lift: The lift around the loop.
+        round_: What one round does, on an example of the carry.
+    """
+
+    def __init__(self, lift: Lift, round_: Callable[[], Any]):
+        trace = _Trace.of(round_, lift)
+        self._lift = lift
+        self._totals = [
+            cell
+            for cell, kind in trace.kinds.items()
+            if kind is _Kind.ADDED and cell not in trace.reads
+        ]
+        self._values = [cell for cell in trace.kinds if cell not in self._totals]
+        self._diverging: set[Cell] = set()
+
+    def start(self, carry: Any) -> Any:
+        """Returns the state of the loop before its first round."""
+        return (
+            jax.tree.map(jnp.asarray, carry),
+            [self._lift.own_copy(cell) for cell in self._values],
+            [jnp.zeros(cell.aval.shape, cell.aval.dtype) for cell in self._totals],
+        )
+
+    @contextlib.contextmanager
+    def inside(self, state: Any) -> Iterator[_BodyLift]:
+        """Inside, variables have the values of this round."""
+        own = _BodyLift(self._lift, dict(zip(self._values, state[1], strict=True)))
+        with own.as_current():
+            yield own
+
+    def next_state(self, state: Any, carry: Any, own: _BodyLift) -> Any:
+        """Returns the state after a round."""
+        self._diverging.update(own.diverging)
+        left = own.leave()
+        values = [_value(own, cell, left) for cell in self._values]
+        totals = [t + left[cell][1] for cell, t in zip(self._totals, state[2], strict=True)]
+        return _as_before(carry, state[0]), values, totals
+
+    def end(self, state: Any) -> Any:
+        """Writes the variables; returns the carry."""
+        carry, values, totals = state
+        for cell, value in zip(self._values, values, strict=True):
+            _apply(self._lift, cell, _Kind.VALUE, [value], cell in self._diverging)
+        for cell, total in zip(self._totals, totals, strict=True):
+            self._lift.add(cell, total)
+        return carry
+
+
+def _as_before(new: Any, old: Any) -> Any:
+    """Returns the next carry with the old one's dtypes where only weak typing differs."""
+    return jax.tree.map(
+        lambda a, b: a.astype(b.dtype) if getattr(a, "weak_type", False) else a,
+        jax.tree.map(jnp.asarray, new),
+        old,
+    )
+
+
+def _repeat(
+    condition: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    carry: Any,
+    maximum_iterations: int | None,
+) -> Any:
+    if maximum_iterations is None:
+        return lax.while_loop(condition, body, carry)
+
+    def round_(carry: Any, _: None) -> tuple[Any, None]:
+        return lax.cond(condition(carry), body, lambda carry: carry, carry), None
+
+    return lax.scan(round_, carry, length=maximum_iterations)[0]
+
+
+class _BodyLift(Lift):
+    """The values of the cells inside a body; what it does not hold, the lift around it does.
+
+    Attributes:
+        reads: The cells whose value outside the body was looked at.
+    """
+
+    def __init__(self, outer: Lift, values: dict[Cell, jax.Array] | None = None):
+        super().__init__(outer.placement, values or {}, outer.takes_new_cells, outer.replica_id)
+        self._outer = outer
+        self._writer = outer._writer
+        self._copies_get_equal_values = outer._copies_get_equal_values
+        self.created = outer.created
+        self.reads: set[Cell] = set()
+
+    def as_current(self) -> ExitStack:
+        """Makes this the lift of the thread, for Keras' variables as well."""
+        stack = ExitStack()
+        stack.enter_context(self.active())
+        for context in tracing_contexts:
+            stack.enter_context(context(self))
+        return stack
+
+    def own_copy(self, cell: Cell) -> jax.Array:
+        if cell in self._values or cell in self._pending:
+            return super().own_copy(cell)
+        self.reads.add(cell)
+        return self._outer.own_copy(cell)
+
+    def copies_differ(self, cell: Cell) -> bool:
+        return super().copies_differ(cell) or self._outer.copies_differ(cell)
+
+    def add(self, cell: Cell, delta: jax.Array) -> None:
+        before = set(self.reads)
+        super().add(cell, delta)
+        if self.combines(cell):
+            self.reads = before  # adding to what is combined later looks at nothing
+
+    def leave(self) -> dict[Cell, tuple[_Kind, jax.Array]]:
+        """Returns, for every cell that the body wrote, how it left it and with which array."""
+        kinds = {cell: self._kind_of(cell) for cell in self.written}
+        waiting = {
+            cell: self._pending.pop(cell).delta
+            for cell, kind in kinds.items()
+            if kind is not _Kind.VALUE
+        }
+        return {
+            cell: (kind, waiting[cell] if cell in waiting else self.own_copy(cell))
+            for cell, kind in kinds.items()
+        }
+
+    def _kind_of(self, cell: Cell) -> _Kind:
+        update = self._pending.get(cell)
+        if update is None or (update.base is not None and cell in self._values):
+            return _Kind.VALUE
+        return _Kind.ASSIGNED if update.base is None else _Kind.ADDED
+
+
+class _Kind(enum.Enum):
+    """How a body leaves a cell that it wrote."""
+
+    #: With a value, the replica's own or one that was combined in the body.
+    VALUE = enum.auto()
+    #: With something to add, not yet combined.
+    ADDED = enum.auto()
+    #: With a value assigned, not yet combined.
+    ASSIGNED = enum.auto()
+
+
+@dataclasses.dataclass
+class _Trace:
+    """A branch, traced.
+
+    Attributes:
+        jaxpr: Its leaves that are no variables, and what it left of the cells in `kinds`.
+        leaves: For every leaf of its result, the variable that it is, or None.
+        structure: The structure of its result.
+        kinds: The cells that it wrote, and how.
+        reads: The cells whose value outside it looked at.
+        diverging: The cells whose copies it may have made different.
+    """
+
+    jaxpr: ClosedJaxpr
+    leaves: list[Any]
+    structure: Any
+    kinds: dict[Cell, _Kind]
+    reads: set[Cell]
+    diverging: list[Cell]
+
+    @classmethod
+    def of(cls, branch: Callable[[], Any], lift: Lift) -> _Trace:
+        leaves: list[Any] = []
+        kinds: dict[Cell, _Kind] = {}
+        structure: Any = None
+        own: Any = None
+
+        def traced() -> Any:
+            nonlocal structure, own
+            own = _BodyLift(lift)
+            with own.as_current():
+                found, structure = jax.tree.flatten(branch(), is_leaf=has_cell)
+            leaves.extend(leaf if has_cell(leaf) else None for leaf in found)
+            arrays = [jnp.asarray(leaf) for leaf in found if not has_cell(leaf)]
+            left = own.leave()
+            kinds.update((cell, kind) for cell, (kind, _) in left.items())
+            return arrays, [array for _, array in left.values()]
+
+        jaxpr = jax.make_jaxpr(traced)()
+        return cls(jaxpr, leaves, structure, kinds, own.reads, list(own.diverging))
+
+    def run(
+        self, lift: Lift, kinds: dict[Cell, _Kind], wanted: Sequence[bool]
+    ) -> tuple[list[jax.Array], list[list[jax.Array]]]:
+        """Returns the wanted leaves, and for the cells of all branches what `_apply` takes."""
+        outputs = jaxpr_as_fun(self.jaxpr)()
+        count = sum(variable is None for variable in self.leaves)
+        written = zip(self.kinds.values(), outputs[count:], strict=True)
+        left = dict(zip(self.kinds, written, strict=True))
+        arrays = iter(outputs[:count])
+        result = []
+        for variable, is_wanted in zip(self.leaves, wanted, strict=True):
+            if variable is None:
+                result.append(next(arrays))
+            elif is_wanted:
+                result.append(_value(lift, variable.cell, left))
+        updates = []
+        for cell, kind in kinds.items():
+            has_written = cell in left
+            if kind is _Kind.VALUE:
+                updates.append([_value(lift, cell, left)])
+            elif kind is _Kind.ADDED:
+                zeros = jnp.zeros(cell.aval.shape, cell.aval.dtype)
+                updates.append([left[cell][1] if has_written else zeros])
+            else:
+                value = left[cell][1] if has_written else lift.own_copy(cell)
+                updates.append([value, jnp.asarray(has_written)])
+        return result, updates
+
+
+def _value(lift: Lift, cell: Cell, left: dict[Cell, tuple[_Kind, jax.Array]]) -> jax.Array:
+    """Returns what a cell holds at the end of a body, updates combined."""
+    if cell not in left:
+        return lift.own_copy(cell)
+    kind, array = left[cell]
+    if kind is _Kind.VALUE:
+        return array
+    (combined,) = combine_writes([cell], [array])
+    return combined if kind is _Kind.ASSIGNED else lift.own_copy(cell) + combined
+
+
+def _common_kinds(traces: Sequence[_Trace]) -> dict[Cell, _Kind]:
+    """Returns how the branches together leave each cell: as all do that write it, or by value."""
+    kinds: dict[Cell, _Kind] = {}
+    for trace in traces:
+        for cell, kind in trace.kinds.items():
+            kinds[cell] = kind if kinds.get(cell, kind) is kind else _Kind.VALUE
+    return kinds
+
+
+def _same_variable(leaves: Sequence[Any]) -> Any:
+    """Returns the variable that all branches return at one place, or None."""
+    first = leaves[0]
+    return first if first is not None and all(leaf is first for leaf in leaves) else None
+
+
+def _apply(
+    lift: Lift, cell: Cell, kind: _Kind, update: Sequence[jax.Array], diverges: bool
+) -> None:
+    """Writes to the cell what the branch that was taken left of it."""
+    if kind is _Kind.ADDED:
+        lift.add(cell, update[0])
+        return
+    value = update[0]
+    if kind is _Kind.ASSIGNED:
+        value = _combined_of_those_who_assigned(lift, cell, *update)
+    if diverges:
+        lift.update(cell, lambda _: value)
+        return
+    with lift.equal_writes():
+        lift.update(cell, lambda _: value)
+
+
+def _combined_of_those_who_assigned(
+    lift: Lift, cell: Cell, value: jax.Array, has_assigned: jax.Array
+) -> jax.Array:
+    """Combines the values of the replicas that took a branch that assigns; the old value, if none
+    did.
+    """
+    if cell.is_alone:
+        return value
+    counts = has_assigned
+    if cell.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        counts = has_assigned & (lax.axis_index(REPLICA_AXIS) == 0)
+    share = jnp.where(counts, value, jnp.zeros_like(value))
+    total, number = all_reduce_packed([share, counts.astype(jnp.int32)])
+    if cell.aggregation is VariableAggregation.MEAN:
+        total = total / jnp.maximum(number, 1)
+    return jnp.where(number > 0, total.astype(value.dtype), lift.own_copy(cell))

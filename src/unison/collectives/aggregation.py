@@ -1,0 +1,224 @@
+"""How gradients of several replicas become one: `AggregationMethod` and `aggregate`.
+
+All methods give the same sums up to round-off; they differ in the number of collective operations,
+in how these are built, and in the memory that they take. What was measured is in the
+documentation, "Aggregation methods"; `python -m benchmarks aggregation` measures again.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unison.collectives.operations import ReduceOp, mean_dtype
+from unison.collectives.packing import (
+    all_reduce_packed,
+    pack,
+    reduce_packed,
+    share_buffers,
+    unpack,
+)
+from unison.collectives.tree import Team, all_reduce_tree
+from unison.runtime.placement import REPLICA_AXIS, placement_in_scope
+from unison.slices import IndexedSlices
+
+#: How much `ACCUMULATE_N` reduces at a time.
+_CHUNK_BYTES = 2**20
+
+#: A larger tensor travels faster alone than copied into a buffer with others. What is not larger
+#: is added up faster by a tree of exchanges than by an all-reduce, between processes on CPU.
+_LARGE_BYTES = 2**20
+
+
+class AggregationMethod(enum.IntEnum):
+    """How the gradients of several replicas are combined (`tf.AggregationMethod`).
+
+    The results agree up to round-off, and exactly for integers: two methods differ at an element
+    by at most 2 (n - 1) eps times the sum over the n replicas of the absolute values.
+
+    Attributes:
+        ADD_N: All at once: one buffer and one all-reduce for all tensors of a dtype.
+        TREE: Pairs of replicas exchange and add, log2(n) times, first in hosts and then across.
+        ACCUMULATE_N: At most 1 MiB after the other, in place, so that next to no memory is needed
+            beside the gradients.
+        DEFAULT: What was measured to be fastest for the sizes, devices and hosts at hand.
+        EXPERIMENTAL_TREE: TensorFlow's name for `TREE`.
+        EXPERIMENTAL_ACCUMULATE_N: TensorFlow's name for `ACCUMULATE_N`.
+    """
+
+    ADD_N = 0
+    TREE = 1
+    ACCUMULATE_N = 2
+    # In TensorFlow `DEFAULT` is another name of `ADD_N`.
+    DEFAULT = 3
+    EXPERIMENTAL_TREE = TREE
+    EXPERIMENTAL_ACCUMULATE_N = ACCUMULATE_N
+
+    @classmethod
+    def parse(cls, method: AggregationMethod | int | str | None) -> AggregationMethod:
+        """Returns the member that `method` is or names, in any case; `DEFAULT` for None."""
+        if method is None:
+            return cls.DEFAULT
+        if isinstance(method, str) and method.upper() in cls.__members__:
+            return cls[method.upper()]
+        if isinstance(method, int) and method in cls.__members__.values():
+            return cls(method)
+        raise ValueError(
+            "Expected an AggregationMethod: ADD_N, TREE, ACCUMULATE_N or DEFAULT. "
+            f"Received: {method!r}"
+        )
+
+
+def aggregate(
+    tensors: Any,
+    method: AggregationMethod | int | str | None = AggregationMethod.DEFAULT,
+    op: ReduceOp | str = ReduceOp.SUM,
+    axis_name: str = REPLICA_AXIS,
+    hosts: Sequence[Sequence[int]] | None = None,
+) -> Any:
+    """Combines `tensors` over the replicas by `method`; every replica gets the result.
+
+    Like `all_reduce`, it is used inside a replica program and has the all-reduce of the gradients
+    as its gradient. Truth values are counted; the mean of integers is floating.
+
+    Args:
+        tensors: A pytree of arrays of equal shapes on all replicas. `IndexedSlices` become dense.
+        method: An `AggregationMethod`, its name or TensorFlow's number; None means `DEFAULT`.
+        op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+        axis_name: The mesh axis to reduce over.
+        hosts: The indices of the replicas of each host, for `TREE` and `DEFAULT`. Default: those
+            of each process of the current strategy; outside a strategy, one host.
+
+    Returns:
+        A tree like `tensors`.
+
+    Raises:
+        ValueError: There is no such method, or no sum or mean is asked for, or `hosts` does not
+            name every replica once.
+
+    Example:
+        >>> import unison
+        >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> gradients = unison.PerReplica([1.0, 10.0])
+        >>> strategy.run(lambda g: unison.aggregate(g, "TREE"), args=(gradients,)).values
+        (Array(11., dtype=float32), Array(11., dtype=float32))
+
+    TF: `tf.AggregationMethod`, and `all_reduce` of a `tf.distribute.ReplicaContext`.
+    """
+    method, op = AggregationMethod.parse(method), parse_linear(op)
+    count = lax.axis_size(axis_name)
+    hosts = _hosts_in_scope(axis_name) if hosts is None else _checked(hosts, count)
+    leaves, structure = jax.tree.flatten(tensors, lambda node: isinstance(node, IndexedSlices))
+    leaves = [_countable(jnp.asarray(leaf)) for leaf in leaves]
+    if count > 1:
+        leaves = _sums(leaves, method, axis_name, hosts)
+    if op is ReduceOp.MEAN:
+        leaves = [leaf.astype(mean_dtype(leaf.dtype)) / count for leaf in leaves]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def parse_linear(op: ReduceOp | str) -> ReduceOp:
+    """Returns the operation that `op` is or names, which must be `SUM` or `MEAN`."""
+    parsed = ReduceOp.parse(op)
+    if parsed not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(
+            f"Gradients are aggregated by SUM or MEAN. Received: {op!r}. For other operations use "
+            "unison.all_reduce."
+        )
+    return parsed
+
+
+def _sums(
+    tensors: list[jax.Array], method: AggregationMethod, axis_name: str, hosts: Sequence[Team]
+) -> list[jax.Array]:
+    if method is AggregationMethod.ADD_N:
+        return all_reduce_packed(tensors, axis_name)
+    if method is AggregationMethod.TREE:
+        return reduce_packed(tensors, lambda buffer: all_reduce_tree(buffer, hosts, axis_name))
+    if method is AggregationMethod.ACCUMULATE_N:
+        return _sums_in_turn(tensors, axis_name)
+    return _fastest_sums(tensors, axis_name, hosts)
+
+
+def _fastest_sums(
+    tensors: list[jax.Array], axis_name: str, hosts: Sequence[Team]
+) -> list[jax.Array]:
+    """Reduces `tensors` by what was measured to be fastest."""
+    if placement_in_scope().devices[0].platform != "cpu":
+        # Not measured. XLA and NCCL choose rings and trees for one large all-reduce themselves.
+        return all_reduce_packed(tensors, axis_name)
+
+    def reduce(buffer: jax.Array) -> jax.Array:
+        if len(hosts) > 1 and buffer.nbytes <= _LARGE_BYTES:
+            return all_reduce_tree(buffer, hosts, axis_name)
+        return lax.psum(buffer, axis_name)
+
+    return reduce_packed(tensors, reduce, most_bytes=_LARGE_BYTES)
+
+
+def _sums_in_turn(tensors: Sequence[jax.Array], axis_name: str) -> list[jax.Array]:
+    """Reduces `tensors` a chunk at a time, each into the place that it came from."""
+    if sum(tensor.nbytes for tensor in tensors) <= _CHUNK_BYTES:
+        return all_reduce_packed(tensors, axis_name)
+    summed = list(tensors)
+    for indices in share_buffers(tensors, _CHUNK_BYTES):
+        group = _sum_chunks([tensors[index] for index in indices], axis_name)
+        for index, total in zip(indices, group, strict=True):
+            summed[index] = total
+    return summed
+
+
+def _sum_chunks(tensors: Sequence[jax.Array], axis_name: str) -> list[jax.Array]:
+    """Reduces the tensors of one buffer in a loop.
+
+    Only a loop keeps what is reduced in its place: all-reduces that follow each other in a program
+    are combined by XLA, which then needs all of their buffers together. So there are always two
+    chunks or more, because XLA dissolves loops of one.
+    """
+    size = sum(tensor.size for tensor in tensors)
+    count = max(2, math.ceil(size * tensors[0].dtype.itemsize / _CHUNK_BYTES))
+    length = math.ceil(size / count)
+
+    def sum_chunk(index: jax.Array, tensors: list[jax.Array]) -> list[jax.Array]:
+        buffer = pack(tensors)
+        # The last chunk ends where the buffer does, and overlaps with the one before it.
+        start = jnp.minimum(index * length, size - length)
+        chunk = lax.dynamic_slice_in_dim(buffer, start, length)
+        is_new = start + jnp.arange(length) >= index * length
+        total = lax.psum(jnp.where(is_new, chunk, jnp.zeros_like(chunk)), axis_name)
+        buffer = lax.dynamic_update_slice_in_dim(buffer, jnp.where(is_new, total, chunk), start, 0)
+        return unpack(buffer, tensors)
+
+    return lax.fori_loop(0, count, sum_chunk, list(tensors))
+
+
+def _hosts_in_scope(axis_name: str) -> tuple[Team, ...]:
+    """Returns the replicas of each process of the strategy that the axis is one of, if it is."""
+    count = lax.axis_size(axis_name)
+    devices = placement_in_scope().devices
+    if axis_name != REPLICA_AXIS or len(devices) != count:
+        return (tuple(range(count)),)
+    of_process: dict[int, list[int]] = {}
+    for index, device in enumerate(devices):
+        of_process.setdefault(device.process_index, []).append(index)
+    return tuple(map(tuple, of_process.values()))
+
+
+def _checked(hosts: Sequence[Sequence[int]], count: int) -> tuple[Team, ...]:
+    checked = tuple(tuple(host) for host in hosts)
+    if sorted(index for host in checked for index in host) != list(range(count)) or () in checked:
+        raise ValueError(
+            f"hosts must name each of the {count} replicas once, grouped by host, such as "
+            f"[[0, 1], [2, 3]]. Received: {hosts!r}"
+        )
+    return checked
+
+
+def _countable(tensor: jax.Array) -> jax.Array:
+    return tensor.astype(jnp.int32) if tensor.dtype == jnp.bool_ else tensor

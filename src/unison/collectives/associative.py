@@ -1,0 +1,45 @@
+"""Reducing by any associative function, in the order of the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def combined_in_order(op: Callable[[Any, Any], Any], value: Any, axis_name: str) -> Any:
+    """Returns `x0 * x1 * ... * x(n-1)` of the replicas' values, for an associative `*`.
+
+    After the exchange at distance d, replica r has combined the values of the last 2d replicas up
+    to itself (or of all of them, if it is one of the first): ceil(log2(n)) exchanges give the last
+    replica the whole, for any n, and a broadcast gives it to all. Left stays left, so that `op`
+    needs not be commutative.
+
+    Source: Hillis and Steele 1986, "Data parallel algorithms" (a parallel prefix sum).
+    """
+    count = lax.axis_size(axis_name)
+    index = lax.axis_index(axis_name)
+    distance = 1
+    while distance < count:
+        pairs = [(sender, sender + distance) for sender in range(count - distance)]
+        receives = index >= distance
+
+        def from_the_left(own: jax.Array, pairs: Any = pairs, receives: Any = receives) -> Any:
+            # Who receives nothing computes with its own value, and drops the result: with zeros,
+            # `op` or its gradient might fail.
+            return jnp.where(receives, lax.ppermute(own, axis_name, pairs), own)
+
+        combined = op(jax.tree.map(from_the_left, value), value)
+        value = jax.tree.map(
+            lambda new, own, receives=receives: jnp.where(receives, new, own), combined, value
+        )
+        distance *= 2
+    return jax.tree.map(lambda leaf: _from_the_last(leaf, count, index, axis_name), value)
+
+
+def _from_the_last(leaf: jax.Array, count: int, index: jax.Array, axis_name: str) -> jax.Array:
+    kept = jnp.where(index == count - 1, leaf, jnp.zeros_like(leaf))
+    return lax.psum(kept, axis_name).astype(leaf.dtype)

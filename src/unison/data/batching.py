@@ -1,0 +1,314 @@
+"""Batches, and elements out of batches: `batch`, `padded_batch`, `unbatch`, `rebatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unison.data.leaves import as_leaf, concatenate, count_rows, shape_of
+from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream, Transformation
+from unison.data.specs import ArraySpec, Signature, as_shape
+from unison.data.structure import Leaves, Structure
+from unison.errors import DataLossError, InvalidArgumentError
+
+
+class _Batches(Transformation):
+    """Base of what puts consecutive elements together.
+
+    Raises:
+        InvalidArgumentError: The size is no positive number.
+    """
+
+    def __init__(self, source: Plan, size: int, drop_remainder: bool):
+        super().__init__(source)
+        if size < 1:
+            raise InvalidArgumentError(
+                message=f"Expected a batch size greater than zero. Received: {size}"
+            )
+        self._size = size
+        self._drop_remainder = drop_remainder
+
+    def cardinality(self) -> int:
+        length = self._input.cardinality()
+        if length < 0:
+            return length
+        return length // self._size if self._drop_remainder else -(-length // self._size)
+
+    @property
+    def batch_size(self) -> int:
+        return self._size
+
+    @property
+    def _known_size(self) -> int | None:
+        return self._size if self._drop_remainder else None
+
+
+class Batch(_Batches):
+    """Consecutive elements stacked."""
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return inputs[0].batched(self._known_size)
+
+    def _stream(self) -> Stream:
+        return _BatchStream(self._input.stream(), self._size, self._drop_remainder)
+
+
+class _BatchStream(Stream):
+    def __init__(self, stream: Stream, size: int, drop_remainder: bool):
+        self._stream = stream
+        self._size = size
+        self._drop_remainder = drop_remainder
+
+    def next(self) -> Leaves | None:
+        block = self._stream.next_block(self._size)
+        if block is None or (self._drop_remainder and count_rows(block) < self._size):
+            return None
+        return block
+
+
+class PaddedBatch(_Batches):
+    """Consecutive elements, padded to one shape and stacked.
+
+    Args:
+        source: The input.
+        size: The number of elements.
+        shapes: For every leaf the shape to pad to; None, or a size of None, pads to the largest.
+            Or None, for the sizes that are known of the input.
+        values: For every leaf what is padded with; None: 0, or empty text.
+        drop_remainder: Whether a last, smaller batch is dropped.
+
+    Raises:
+        ValueError: Shapes are needed, as the number of axes is not known, or do not fit.
+        TypeError: A value has not the dtype of its leaf.
+    """
+
+    def __init__(self, source: Plan, size: int, shapes: Any, values: Any, drop_remainder: bool):
+        super().__init__(source, size, drop_remainder)
+        inputs = source.signature
+        self._shapes = [
+            _padded_shape(spec, shape, index)
+            for index, (spec, shape) in enumerate(
+                zip(inputs.specs, _per_leaf(shapes, inputs.structure), strict=True)
+            )
+        ]
+        self._values = [
+            _padding(spec, value)
+            for spec, value in zip(
+                inputs.specs, _per_leaf(values, inputs.structure, True), strict=True
+            )
+        ]
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        (inner,) = inputs
+        specs = [
+            ArraySpec((self._known_size, *shape), spec.dtype)
+            for spec, shape in zip(inner.specs, self._shapes, strict=True)
+        ]
+        return Signature(inner.structure, tuple(specs))
+
+    def _stream(self) -> Stream:
+        return _PaddedBatchStream(self, self._input.stream())
+
+    def next_of(self, stream: Stream) -> Leaves | None:
+        """Returns the next batch of the input's elements."""
+        elements: list[Leaves] = []
+        while len(elements) < self._size and (element := stream.next()) is not None:
+            elements.append(element)
+        if not elements or (self._drop_remainder and len(elements) < self._size):
+            return None
+        return tuple(
+            _pad([element[index] for element in elements], shape, value)
+            for index, (shape, value) in enumerate(zip(self._shapes, self._values, strict=True))
+        )
+
+
+class _PaddedBatchStream(Stream):
+    def __init__(self, plan: PaddedBatch, stream: Stream):
+        self._plan = plan
+        self._stream = stream
+
+    def next(self) -> Leaves | None:
+        return self._plan.next_of(self._stream)
+
+
+def _per_leaf(given: Any, structure: Structure, may_be_one: bool = False) -> Sequence[Any]:
+    """Returns what is given for every leaf: in their structure, one for all of them, or None."""
+    is_one = may_be_one and np.ndim(given) == 0 and not isinstance(given, tuple | dict)
+    if given is None or is_one:
+        return [given] * structure.num_leaves
+    return structure.flatten(given)
+
+
+def _padded_shape(spec: ArraySpec, given: Any, index: int) -> tuple[int | None, ...]:
+    shape = spec.shape if given is None else as_shape(given)
+    if shape is None:
+        raise ValueError(
+            f"padded_batch needs padded_shapes, because the number of axes of component {index} "
+            "is not known."
+        )
+    if spec.shape is not None and len(shape) != len(spec.shape):
+        raise ValueError(
+            f"The padded shape {shape} does not fit component {index}, whose shape is {spec.shape}."
+        )
+    return shape
+
+
+def _padding(spec: ArraySpec, value: Any) -> Any:
+    if value is None:
+        return b"" if spec.dtype.kind == "O" else np.zeros((), spec.dtype)
+    leaf = as_leaf(value)
+    if isinstance(leaf, bytes) == (spec.dtype.kind == "O"):
+        if isinstance(leaf, bytes):
+            return leaf
+        # A Python number fits what can hold it; anything else has a dtype of its own.
+        is_plain = isinstance(value, bool | int | float) and not isinstance(value, np.generic)
+        converted = np.asarray(leaf).astype(spec.dtype)
+        if converted == leaf and (is_plain or leaf.dtype == spec.dtype):
+            return converted
+    raise TypeError(f"A padding value must have the dtype {spec.dtype}. Received: {value!r}")
+
+
+def _pad(leaves: list[Any], shape: tuple[int | None, ...], value: Any) -> np.ndarray:
+    largest = np.max([shape_of(leaf) for leaf in leaves], axis=0).astype(int)
+    sizes = [int(most) if size is None else size for size, most in zip(shape, largest, strict=True)]
+    if any(most > size for size, most in zip(sizes, largest, strict=True)):
+        raise DataLossError(
+            message=f"Cannot pad to the shape {list(shape)}: an element has the sizes "
+            f"{largest.tolist()}, and would be cut."
+        )
+    padded = np.full((len(leaves), *sizes), value, getattr(value, "dtype", object))
+    for row, leaf in enumerate(leaves):
+        padded[row, ...][tuple(slice(size) for size in shape_of(leaf))] = leaf
+    return padded
+
+
+class Unbatch(Transformation):
+    """The rows of every element.
+
+    Raises:
+        ValueError: The elements have no rows.
+    """
+
+    def __init__(self, source: Plan):
+        super().__init__(source)
+        _ = self.known_signature  # raises where they have none
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return inputs[0].unbatched()
+
+    def cardinality(self) -> int:
+        length = self._input.cardinality()
+        if length in (INFINITE, 0):
+            return length
+        signature = self._input.known_signature
+        size = None if signature is None else signature.batch_size
+        return UNKNOWN if length < 0 or size is None else length * size
+
+    def _stream(self) -> Stream:
+        return UnbatchStream(self._input.stream())
+
+
+class UnbatchStream(Stream):
+    """The rows of the elements of another stream."""
+
+    def __init__(self, stream: Stream):
+        self._stream = stream
+        self._batch: Leaves | None = None
+        self._position = 0
+        self._length = 0
+
+    def next(self) -> Leaves | None:
+        if not self._has_row():
+            return None
+        assert self._batch is not None
+        self._position += 1
+        return tuple(leaf[self._position - 1] for leaf in self._batch)
+
+    def next_block(self, count: int) -> Leaves | None:
+        blocks: list[Leaves] = []
+        while count and self._has_row():
+            assert self._batch is not None
+            stop = min(self._position + count, self._length)
+            blocks.append(tuple(leaf[self._position : stop] for leaf in self._batch))
+            count -= stop - self._position
+            self._position = stop
+        return concatenate(blocks) if blocks else None
+
+    def no_rows(self) -> Leaves | None:
+        """Returns a block without rows; None where all have been read."""
+        if not self._has_row():
+            return None
+        assert self._batch is not None
+        return tuple(leaf[:0] for leaf in self._batch)
+
+    def _has_row(self) -> bool:
+        """Goes on to the next row, if there is one."""
+        while self._position >= self._length:
+            self._batch = self._stream.next()
+            if self._batch is None:
+                return False
+            self._position = 0
+            self._length = _length_of(self._batch)
+        return True
+
+
+def _length_of(batch: Leaves) -> int:
+    lengths = {shape_of(leaf)[:1] for leaf in batch}
+    if len(lengths) != 1 or () in lengths:
+        raise InvalidArgumentError(
+            message="The components of an element that is cut into rows must have the same number "
+            f"of them. Received shapes: {[shape_of(leaf) for leaf in batch]}"
+        )
+    return count_rows(batch)
+
+
+class Rebatch(Transformation):
+    """The rows of batches, in batches of other sizes.
+
+    Args:
+        source: Batches.
+        sizes: The sizes, in turn; they may be 0.
+        drop_remainder: Whether a last batch that is smaller than its size is dropped.
+    """
+
+    def __init__(self, source: Plan, sizes: Sequence[int], drop_remainder: bool):
+        super().__init__(source)
+        if not sizes or min(sizes) < 0 or not sum(sizes):
+            raise InvalidArgumentError(
+                message=f"Expected sizes of batches, not all of them 0. Received: {list(sizes)}"
+            )
+        self._sizes = tuple(sizes)
+        self._drop_remainder = drop_remainder
+        _ = self.known_signature  # raises where there are no rows
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        is_one_size = len(set(self._sizes)) == 1 and self._drop_remainder
+        return inputs[0].unbatched().batched(self._sizes[0] if is_one_size else None)
+
+    def cardinality(self) -> int:
+        length = self._input.cardinality()
+        return length if length in (INFINITE, 0) else UNKNOWN
+
+    def _stream(self) -> Stream:
+        stream = UnbatchStream(self._input.stream())
+        return _RebatchStream(stream, self._sizes, self._drop_remainder)
+
+
+class _RebatchStream(Stream):
+    def __init__(self, stream: UnbatchStream, sizes: Sequence[int], drop_remainder: bool):
+        self._stream = stream
+        self._sizes = sizes
+        self._drop_remainder = drop_remainder
+        self._position = 0
+
+    def next(self) -> Leaves | None:
+        size = self._sizes[self._position % len(self._sizes)]
+        self._position += 1
+        if not size:
+            return self._stream.no_rows()
+        block = self._stream.next_block(size)
+        if block is None or (self._drop_remainder and count_rows(block) < size):
+            return None
+        return block

@@ -1,0 +1,826 @@
+"""`Dataset`: the pipeline as users write it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from unison.data import (
+    batching,
+    choosing,
+    combination,
+    files,
+    filtering,
+    nesting,
+    selection,
+    windows,
+)
+from unison.data import options as options_
+from unison.data.bucketing import bucketed
+from unison.data.caching import Cache
+from unison.data.functions import ElementFunction
+from unison.data.guarding import AssertCardinality, IgnoreErrors
+from unison.data.iterators import ElementIterator, Optional, PlanElements, require_python
+from unison.data.leaves import as_leaf
+from unison.data.mapping import Map
+from unison.data.options import Options
+from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN, Plan
+from unison.data.prefetching import Prefetch
+from unison.data.randomness import fresh_seed
+from unison.data.repetition import Repeat
+from unison.data.scanning import Scan
+from unison.data.shuffling import Shuffle
+from unison.data.sources import Counter, Generator, Range, Slices, single_element
+from unison.data.specs import ArraySpec, Signature, as_shape
+from unison.data.structure import LEAF, Leaves, Structure, flatten, tuple_of
+from unison.errors import InvalidArgumentError
+
+#: Called whenever a dataset is made: others may take datasets then.
+when_made: list[Callable[[], None]] = []
+
+
+class Dataset:
+    """Elements, and what is done to them, computed as they are iterated over.
+
+    An element is an array, a number, `bytes`, or tuples, named tuples and dictionaries of them.
+    Arrays are NumPy's, and keep their dtype; text is `bytes`. Every transformation returns a new
+    dataset, and a dataset can be iterated over any number of times.
+
+    Make one by a class method (`from_tensor_slices`, `range`, `from_generator`, ...).
+
+    Args:
+        plan: How the elements are computed.
+
+    Example:
+        >>> images, labels = np.arange(6.0).reshape(3, 2), np.array([7, 8, 9])
+        >>> dataset = Dataset.from_tensor_slices((images, labels)).batch(2)
+        >>> for image, label in dataset:
+        ...     print(image.tolist(), label.tolist())
+        [[0.0, 1.0], [2.0, 3.0]] [7, 8]
+        [[4.0, 5.0]] [9]
+
+    TF: `tf.data.Dataset`.
+    """
+
+    def __init__(self, plan: Plan):
+        #: How the elements are computed.
+        self.plan = plan
+        for observer in when_made:
+            observer()
+
+    # -- what the drop-in face changes -----------------------------------------------------
+
+    #: The class of what `get_next_as_optional` returns.
+    optional: ClassVar[type[Optional]] = Optional
+
+    @staticmethod
+    def _of(plan: Plan) -> Dataset:
+        """Returns the dataset of a plan."""
+        return Dataset(plan)
+
+    @classmethod
+    def _function(cls, function: Callable[..., Any], stage: str) -> ElementFunction:
+        """Returns a user's function as plans call it."""
+        return ElementFunction(function, stage, cls.shown, cls._leaf)
+
+    @classmethod
+    def _leaf(cls, value: Any) -> Any:
+        """Returns what a user gives as a part of an element, as a leaf."""
+        return as_leaf(value)
+
+    @classmethod
+    def shown(cls, leaf: Any) -> Any:
+        """Returns a leaf as users see it."""
+        return cls._of(leaf) if isinstance(leaf, Plan) else leaf
+
+    @classmethod
+    def shown_spec(cls, spec: Any) -> Any:
+        """Returns the spec of a leaf as users see it."""
+        return spec
+
+    @classmethod
+    def _seed(cls, seed: int | None) -> int:
+        """Returns the seed to use where a user gives `seed`."""
+        return fresh_seed() if seed is None else int(seed)
+
+    # -- sources ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any) -> Dataset:
+        """Returns the dataset of the rows of arrays.
+
+        The arrays are not copied, and may be memory-mapped.
+
+        Args:
+            tensors: An array, or a structure of arrays with as many rows; lists become arrays.
+
+        Raises:
+            ValueError: An array has no rows, or another number of them.
+
+        TF: `tf.data.Dataset.from_tensor_slices`.
+        """
+        leaves, structure = cls._element(tensors)
+        return cls._of(Slices(leaves, structure))
+
+    @classmethod
+    def from_tensors(cls, tensors: Any) -> Dataset:
+        """Returns the dataset of one element. TF: `tf.data.Dataset.from_tensors`."""
+        return cls._of(single_element(*cls._element(tensors)))
+
+    @classmethod
+    def from_generator(
+        cls,
+        generator: Callable[..., Iterable[Any]],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Sequence[Any] | None = None,
+        output_signature: Any = None,
+    ) -> Dataset:
+        """Returns the dataset of what a function's iterator yields.
+
+        Args:
+            generator: Called for every iteration; returns an iterable.
+            output_types: The dtypes of the elements' leaves, in their structure.
+            output_shapes: Their shapes, likewise; unknown if left out.
+            args: Passed to `generator`, as leaves.
+            output_signature: Instead of the two, specs in the elements' structure: anything with
+                a shape and a dtype. With none of them, elements are what the first one is.
+
+        Raises:
+            TypeError: `generator` cannot be called, or both ways to say the signature are used.
+
+        Example:
+            >>> list(Dataset.from_generator(lambda n: range(n), args=(3,)))
+            [np.int64(0), np.int64(1), np.int64(2)]
+
+        TF: `tf.data.Dataset.from_generator`.
+        """
+        if not callable(generator):
+            raise TypeError(f"`generator` must be a Python callable. Received: {generator!r}")
+        signature = _generator_signature(output_types, output_shapes, output_signature)
+        leaves = tuple(cls._leaf(arg) for arg in args or ())
+        return cls._of(Generator(lambda: generator(*leaves), signature))
+
+    @classmethod
+    def range(cls, *args: Any, output_type: Any = np.int64) -> Dataset:
+        """Returns the dataset of Python's `range(*args)`. TF: `tf.data.Dataset.range`."""
+        if not 1 <= len(args) <= 3:
+            raise ValueError(
+                "Dataset.range takes a stop, a start and a stop, or these and a step. Received: "
+                f"{len(args)} arguments"
+            )
+        numbers = [int(arg) for arg in args]
+        bounds = [0, numbers[0], 1] if len(numbers) == 1 else [*numbers, 1][:3]
+        return cls._of(Range(bounds, output_type))
+
+    @classmethod
+    def counter(
+        cls,
+        start: int = 0,
+        step: int = 1,
+        dtype: Any = np.int64,
+    ) -> Dataset:
+        """Returns the endless dataset of start, start + step, ...
+
+        TF: `tf.data.Dataset.counter`.
+        """
+        return cls._of(Counter(int(start), int(step), dtype))
+
+    @classmethod
+    def list_files(
+        cls,
+        file_pattern: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+    ) -> Dataset:
+        """Returns the dataset of the names of the files that a pattern matches.
+
+        Args:
+            file_pattern: A pattern with `*`, `?` and `[...]`, or several of them. With `://` in
+                it, it is fsspec's.
+            shuffle: Whether they come in a random order, another one in each pass; the default.
+                Otherwise they are sorted.
+            seed: Of that order.
+
+        Raises:
+            InvalidArgumentError: There is no such file.
+
+        TF: `tf.data.Dataset.list_files`.
+        """
+        names = np.array(files.matching_files(file_pattern), object)
+        dataset = cls._of(Slices((names,), LEAF))
+        return dataset if shuffle is False else dataset.shuffle(len(names), seed)
+
+    @classmethod
+    def zip(cls, *args: Any, datasets: Any = None) -> Dataset:
+        """Returns the dataset of one element of every dataset side by side.
+
+        Args:
+            args: The datasets, or one structure of them; lists do not count as one.
+            datasets: Another place for that structure.
+
+        Raises:
+            TypeError: Something is no dataset.
+
+        TF: `tf.data.Dataset.zip`.
+        """
+        if not args and datasets is None:
+            raise TypeError("Must pass at least one dataset to `zip`.")
+        given = datasets if not args else args[0] if len(args) == 1 else args
+        leaves, structure = flatten(given)
+        for leaf in leaves:
+            if not isinstance(leaf, Dataset):
+                raise TypeError(
+                    "zip takes datasets, and tuples and dictionaries of them. Received an object "
+                    f"of type {type(leaf).__name__}: {leaf!r}"
+                )
+        return cls._of(combination.Zip([leaf.plan for leaf in leaves], structure))
+
+    @classmethod
+    def sample_from_datasets(
+        cls,
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+    ) -> Dataset:
+        """Returns the dataset of elements drawn from datasets at random.
+
+        Args:
+            datasets: At least one.
+            weights: How often each is drawn; equally often if left out.
+            seed: Determines the draws.
+            stop_on_empty_dataset: Whether all ends when one ends; otherwise the others go on.
+
+        Raises:
+            ValueError: There is no dataset, or another number of weights.
+            TypeError: The datasets' elements do not fit together.
+
+        TF: `tf.data.Dataset.sample_from_datasets`.
+        """
+        plans = _plans(datasets)
+        shares = np.ones(len(plans)) if weights is None else np.asarray(weights, float)
+        if shares.shape != (len(plans),) or shares.min() < 0 or not shares.sum():
+            raise ValueError(
+                f"Expected {len(plans)} weights, one a dataset, none negative and not all 0. "
+                f"Received: {weights!r}"
+            )
+        sample = choosing.Sample(plans, shares.tolist(), cls._seed(seed), stop_on_empty_dataset)
+        return cls._of(sample)
+
+    @classmethod
+    def choose_from_datasets(
+        cls,
+        datasets: Sequence[Dataset],
+        choice_dataset: Dataset,
+        stop_on_empty_dataset: bool = True,
+    ) -> Dataset:
+        """Returns the dataset of elements of the datasets that another one chooses.
+
+        Args:
+            datasets: At least one.
+            choice_dataset: Their indices, int64 scalars.
+            stop_on_empty_dataset: Whether all ends when one is chosen that has ended; otherwise
+                that choice is passed over.
+
+        Raises:
+            TypeError: The datasets' elements do not fit together, or the choices are no indices.
+
+        TF: `tf.data.Dataset.choose_from_datasets`.
+        """
+        plans = _plans(datasets)
+        choice = choice_dataset.plan.signature
+        if choice != Signature(LEAF, (ArraySpec((), np.dtype(np.int64)),)):
+            raise TypeError(
+                "Elements of `choice_dataset` must be int64 scalars. Received: "
+                f"{choice.element_spec}"
+            )
+        return cls._of(choosing.Choose(plans, choice_dataset.plan, stop_on_empty_dataset))
+
+    # -- functions of elements -------------------------------------------------------------
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset:
+        """Returns the dataset of a function's results.
+
+        Args:
+            map_func: Takes an element; one that is a tuple, as several arguments. Returns
+                anything that an element can be.
+            num_parallel_calls: In how many threads it is called; `AUTOTUNE` measures whether that
+                is worth while.
+            deterministic: Whether the results keep the order of the elements (default: they do).
+
+        Example:
+            >>> list(Dataset.range(3).map(lambda x: x * 10))
+            [np.int64(0), np.int64(10), np.int64(20)]
+
+        TF: `tf.data.Dataset.map`.
+        """
+        function = self._function(map_func, "map")
+        is_ordered = deterministic is not False
+        return self._of(Map(self.plan, function, num_parallel_calls, is_ordered))
+
+    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+        """Returns the dataset of the elements of which `predicate` is true.
+
+        TF: `tf.data.Dataset.filter`.
+        """
+        return self._of(filtering.Filter(self.plan, self._function(predicate, "filter")))
+
+    def take_while(self, predicate: Callable[..., Any]) -> Dataset:
+        """Returns the dataset of the elements before the first of which `predicate` is false.
+
+        TF: `tf.data.Dataset.take_while`.
+        """
+        return self._of(filtering.TakeWhile(self.plan, self._function(predicate, "take_while")))
+
+    def scan(
+        self,
+        initial_state: Any,
+        scan_func: Callable[..., Any],
+    ) -> Dataset:
+        """Returns the dataset of what a function of a state and an element returns.
+
+        Args:
+            initial_state: The first state, any structure.
+            scan_func: Takes the state and an element; returns the next state and the output.
+
+        Example:
+            >>> total = Dataset.range(4).scan(0, lambda state, x: (state + x, state + x))
+            >>> [int(x) for x in total]
+            [0, 1, 3, 6]
+
+        TF: `tf.data.Dataset.scan`.
+        """
+        state, structure = self._element(initial_state)
+        function = self._function(scan_func, "scan")
+        return self._of(Scan(self.plan, state, structure, function))
+
+    def reduce(
+        self,
+        initial_state: Any,
+        reduce_func: Callable[..., Any],
+    ) -> Any:
+        """Returns the last state of a function of a state and every element.
+
+        Args:
+            initial_state: The first state, any structure.
+            reduce_func: Takes the state and an element; returns the next state.
+
+        Example:
+            >>> Dataset.range(5).reduce(0, lambda state, x: state + x)
+            np.int64(10)
+
+        TF: `tf.data.Dataset.reduce`.
+        """
+        require_python("Dataset.reduce()")
+        state, structure = self._element(initial_state)
+        function = self._function(reduce_func, "reduce")
+        stream = self.plan.stream()
+        epoch = function.begin()
+        for index in itertools.count():
+            element = stream.next()
+            if element is None:
+                break
+            arguments = tuple_of(structure, self.plan.structure)
+            state = function(state + element, arguments, epoch, index)
+            if function.structure != structure:
+                raise TypeError(
+                    "The function of reduce must return a state of the structure of the first "
+                    f"one, {structure}. Received: {function.structure}"
+                )
+        return structure.pack([self.shown(leaf) for leaf in state])
+
+    # -- order and number ------------------------------------------------------------------
+
+    def shuffle(
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = True,
+    ) -> Dataset:
+        """Returns the dataset of the elements in a random order.
+
+        Each element is drawn from a buffer of the next `buffer_size` ones. Of arrays and ranges,
+        no buffer is filled: their indices are shuffled, and batches are taken at once.
+
+        Args:
+            buffer_size: For a uniform order, the length of the dataset or more.
+            seed: Determines the orders; drawn from NumPy's global generator if left out.
+            reshuffle_each_iteration: Whether every pass has an order of its own.
+
+        TF: `tf.data.Dataset.shuffle` (its orders are others).
+        """
+        reshuffles = reshuffle_each_iteration is not False
+        return self._of(Shuffle(self.plan, int(buffer_size), self._seed(seed), reshuffles))
+
+    def repeat(self, count: int | None = None) -> Dataset:
+        """Returns the elements `count` times over; without end for None or -1.
+
+        TF: `tf.data.Dataset.repeat`.
+        """
+        return self._of(Repeat(self.plan, -1 if count is None else int(count)))
+
+    def take(self, count: int) -> Dataset:
+        """Returns the first `count` elements, all of them for -1. TF: `tf.data.Dataset.take`."""
+        return self._of(selection.Take(self.plan, int(count)))
+
+    def skip(self, count: int) -> Dataset:
+        """Returns the elements after the first `count`, none for -1. TF: `tf.data.Dataset.skip`."""
+        return self._of(selection.Skip(self.plan, int(count)))
+
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """Returns every `num_shards`-th element, from that at `index` on.
+
+        TF: `tf.data.Dataset.shard`.
+        """
+        return self._of(selection.Shard(self.plan, int(num_shards), int(index)))
+
+    def enumerate(self, start: int = 0) -> Dataset:
+        """Returns pairs of a number, counted from `start`, and an element.
+
+        TF: `tf.data.Dataset.enumerate`.
+        """
+        return self._of(combination.Enumerate(self.plan, int(start)))
+
+    def concatenate(self, dataset: Dataset) -> Dataset:
+        """Returns these elements and then those of `dataset`.
+
+        Raises:
+            TypeError: They have different structures or dtypes.
+
+        TF: `tf.data.Dataset.concatenate`.
+        """
+        return self._of(combination.Concatenate([self.plan, dataset.plan]))
+
+    # -- batches ---------------------------------------------------------------------------
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Returns the dataset of consecutive elements stacked.
+
+        Args:
+            batch_size: How many; the last batch may have fewer.
+            drop_remainder: Whether such a last batch is dropped.
+
+        TF: `tf.data.Dataset.batch`.
+        """
+        return self._of(batching.Batch(self.plan, int(batch_size), drop_remainder))
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Returns the dataset of consecutive elements, padded to one shape and stacked.
+
+        Args:
+            batch_size: How many; the last batch may have fewer.
+            padded_shapes: A shape for every leaf, in their structure; a size of None (or -1)
+                stands for the largest of the batch. Default: the sizes that are known.
+            padding_values: What to pad with: one value, or one a leaf. Default: 0, empty text.
+            drop_remainder: Whether a last, smaller batch is dropped.
+
+        Example:
+            >>> rows = Dataset.from_generator(lambda: [[1], [2, 3]])
+            >>> print(next(iter(rows.padded_batch(2))))
+            [[1 0]
+             [2 3]]
+
+        TF: `tf.data.Dataset.padded_batch`.
+        """
+        padded = batching.PaddedBatch(
+            self.plan, int(batch_size), padded_shapes, padding_values, drop_remainder
+        )
+        return self._of(padded)
+
+    def unbatch(self) -> Dataset:
+        """Returns the dataset of the rows of every element. TF: `tf.data.Dataset.unbatch`."""
+        return self._of(batching.Unbatch(self.plan))
+
+    def rebatch(
+        self,
+        batch_size: Any,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Returns the examples of batches in batches of other sizes.
+
+        Args:
+            batch_size: The size, or several that are used in turn.
+            drop_remainder: Whether a last batch that is smaller than its size is dropped.
+
+        TF: `tf.data.Dataset.rebatch`.
+        """
+        sizes = np.atleast_1d(np.asarray(batch_size)).tolist()
+        return self._of(batching.Rebatch(self.plan, sizes, drop_remainder))
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[..., Any],
+        window_size: int | None = None,
+        window_size_func: Callable[..., Any] | None = None,
+    ) -> Dataset:
+        """Returns the elements of the datasets that a function makes of elements with one key.
+
+        Args:
+            key_func: Returns the key of an element, an int64.
+            reduce_func: Takes a key and the dataset of a window; returns a dataset.
+            window_size: How many elements a window has.
+            window_size_func: Or a function of the key that tells.
+
+        TF: `tf.data.Dataset.group_by_window`.
+        """
+        if (window_size is None) == (window_size_func is None):
+            raise ValueError("Pass either window_size or window_size_func.")
+        size_function = self._function(window_size_func or (lambda key: window_size), "window_size")
+        group = windows.GroupByWindow(
+            self.plan,
+            self._function(key_func, "group_by_window"),
+            self._function(reduce_func, "group_by_window"),
+            lambda key: int(size_function((np.int64(key),), LEAF)[0]),
+        )
+        return self._of(group)
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Returns padded batches of elements of similar lengths.
+
+        Args:
+            element_length_func: Returns the length of an element.
+            bucket_boundaries: The lengths at which a new bucket begins.
+            bucket_batch_sizes: The size of the batches of each bucket, one more than boundaries.
+            padded_shapes: As `padded_batch` takes them.
+            padding_values: As `padded_batch` takes them.
+            pad_to_bucket_boundary: Whether sizes that are not known are padded to one less than
+                the bucket's upper boundary. The last bucket must then stay empty.
+            no_padding: Whether the elements of a bucket are stacked without padding.
+            drop_remainder: Whether a last, smaller batch of a bucket is dropped.
+
+        TF: `tf.data.Dataset.bucket_by_sequence_length`.
+        """
+
+        def batches_of(window: Plan, size: int, shapes: Any) -> Plan:
+            if no_padding:
+                return batching.Batch(window, size, drop_remainder)
+            return batching.PaddedBatch(window, size, shapes, padding_values, drop_remainder)
+
+        batches = bucketed(
+            self.plan,
+            self._function(element_length_func, "bucket_by_sequence_length"),
+            [int(boundary) for boundary in bucket_boundaries],
+            [int(size) for size in bucket_batch_sizes],
+            batches_of,
+            padded_shapes,
+            pad_to_bucket_boundary,
+        )
+        return self._of(batches)
+
+    # -- datasets of datasets --------------------------------------------------------------
+
+    def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
+        """Returns the elements of the datasets that a function makes of every element.
+
+        Example:
+            >>> lines = Dataset.range(3).flat_map(lambda n: Dataset.range(n))
+            >>> [int(x) for x in lines]
+            [0, 0, 1]
+
+        TF: `tf.data.Dataset.flat_map`.
+        """
+        return self._of(nesting.FlatMap(self.plan, self._function(map_func, "flat_map")))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+    ) -> Dataset:
+        """Returns the elements of such datasets in turn.
+
+        Args:
+            map_func: Makes a dataset of an element.
+            cycle_length: How many datasets are read at a time; default: the number of CPUs.
+            block_length: How many elements are taken of each in its turn; default 1.
+            num_parallel_calls: How many of them are read ahead, in threads. `AUTOTUNE`: none.
+
+        TF: `tf.data.Dataset.interleave`.
+        """
+        if cycle_length is None or cycle_length == AUTOTUNE:
+            cycle_length = os.cpu_count() or 1
+        interleaved = nesting.Interleave(
+            self.plan,
+            self._function(map_func, "interleave"),
+            int(cycle_length),
+            1 if block_length is None else int(block_length),
+            num_parallel_calls,
+        )
+        return self._of(interleaved)
+
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Returns datasets of consecutive elements, one for every leaf.
+
+        Args:
+            size: How many elements a window has.
+            shift: By how many elements each begins later than the one before; default: `size`.
+            stride: The distance of its elements.
+            drop_remainder: Whether windows that are not full are dropped.
+
+        TF: `tf.data.Dataset.window`.
+        """
+        by = int(size) if shift is None else int(shift)
+        return self._of(windows.Window(self.plan, int(size), by, int(stride), drop_remainder))
+
+    # -- speed -----------------------------------------------------------------------------
+
+    def cache(self, filename: str | os.PathLike = "") -> Dataset:
+        """Returns the same elements, computed once and then kept.
+
+        They are kept when a pass has come to the end.
+
+        Args:
+            filename: How the names of files begin in which they are kept for later processes;
+                they must have one shape. Nothing: they are kept in memory.
+
+        TF: `tf.data.Dataset.cache`.
+        """
+        path = os.fsdecode(filename) if filename else None
+        return self._of(Cache(self.plan, path))
+
+    def prefetch(self, buffer_size: int) -> Dataset:
+        """Returns the same elements, computed in a thread before they are asked for.
+
+        Args:
+            buffer_size: How many may wait; `AUTOTUNE` for a few, 0 for none.
+
+        TF: `tf.data.Dataset.prefetch`.
+        """
+        return self._of(Prefetch(self.plan, int(buffer_size)))
+
+    # -- the rest --------------------------------------------------------------------------
+
+    def apply(self, transformation_func: Callable[[Any], Any]) -> Dataset:
+        """Returns `transformation_func(self)`, which must be a dataset.
+
+        TF: `tf.data.Dataset.apply`.
+        """
+        dataset = transformation_func(self)
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                "`transformation_func` must return a Dataset. Received: "
+                f"{dataset!r} of type {type(dataset).__name__}"
+            )
+        return dataset
+
+    def assert_cardinality(self, expected_cardinality: int) -> Dataset:
+        """Returns the same elements, with an error if there are not as many.
+
+        TF: `tf.data.experimental.assert_cardinality`.
+        """
+        return self._of(AssertCardinality(self.plan, int(expected_cardinality)))
+
+    def unique(self) -> Dataset:
+        """Returns the elements without repetitions. TF: `tf.data.Dataset.unique`."""
+        return self._of(filtering.Unique(self.plan))
+
+    def ignore_errors(self, log_warning: bool = False) -> Dataset:
+        """Returns the elements whose computation does not fail.
+
+        Args:
+            log_warning: Whether each failure is logged.
+
+        TF: `tf.data.Dataset.ignore_errors`.
+        """
+        return self._of(IgnoreErrors(self.plan, log_warning))
+
+    def with_options(self, options: Options) -> Dataset:
+        """Returns the same elements, with options that are added to those that are set.
+
+        TF: `tf.data.Dataset.with_options`.
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"Expected Options. Received: {options!r}")
+        return self._of(options_.WithOptions(self.plan, options))
+
+    def options(self) -> Options:
+        """Returns the options that are set. TF: `tf.data.Dataset.options`."""
+        return options_.options_of(self.plan)
+
+    def get_single_element(self) -> Any:
+        """Returns the only element.
+
+        Raises:
+            InvalidArgumentError: There is none, or more than one.
+
+        TF: `tf.data.Dataset.get_single_element`.
+        """
+        iterator = iter(self)
+        element = next(iterator, _MISSING)
+        if element is _MISSING:
+            raise InvalidArgumentError(message="Dataset was empty.")
+        if next(iterator, _MISSING) is not _MISSING:
+            raise InvalidArgumentError(message="Dataset had more than one element.")
+        return element
+
+    def cardinality(self) -> Any:
+        """Returns the number of elements, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`.
+
+        TF: `tf.data.Dataset.cardinality`.
+        """
+        return self.plan.cardinality()
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of an element's leaves, in its structure.
+
+        Where only an element tells (after `map` with a NumPy function), the first one is
+        computed, and the sizes of arrays are left open.
+        """
+        signature = self.plan.signature
+        return signature.map(self.shown_spec).element_spec
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """Returns an iterator over the elements with NumPy leaves.
+
+        TF: `tf.data.Dataset.as_numpy_iterator`.
+        """
+        elements = PlanElements(self.plan, Dataset.shown)
+        return ElementIterator(elements, lambda: self.plan.signature.element_spec)
+
+    def __iter__(self) -> Any:
+        require_python("Iterating over a dataset")
+        elements = PlanElements(self.plan, self.shown)
+        return ElementIterator(elements, lambda: self.element_spec, self.optional)
+
+    def __len__(self) -> int:
+        length = self.plan.cardinality()
+        if length == INFINITE:
+            raise TypeError("The dataset is infinite.")
+        if length == UNKNOWN:
+            raise TypeError("The dataset length is unknown.")
+        return length
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        signature = self.plan.known_signature
+        spec = "?" if signature is None else signature.map(self.shown_spec).element_spec
+        return f"<{self.plan.name}Dataset element_spec={spec}>"
+
+    @classmethod
+    def _element(cls, value: Any) -> tuple[Leaves, Structure]:
+        leaves, structure = flatten(value)
+        return tuple(map(cls._leaf, leaves)), structure
+
+
+_MISSING = object()
+
+
+def _plans(datasets: Sequence[Dataset]) -> list[Plan]:
+    if not datasets:
+        raise ValueError("Expected at least one dataset. Received: none")
+    return [dataset.plan for dataset in datasets]
+
+
+def _generator_signature(types: Any, shapes: Any, signature: Any) -> Signature | None:
+    if signature is not None:
+        if types is not None or shapes is not None:
+            raise TypeError("Pass either output_signature, or output_types and output_shapes.")
+        specs, structure = flatten(signature)
+        return Signature(structure, tuple(map(ArraySpec.like, specs)))
+    if types is None:
+        return None
+    dtypes, structure = flatten(types)
+    known = [None] * len(dtypes) if shapes is None else structure.flatten(shapes)
+    pairs = zip(known, dtypes, strict=True)
+    return Signature(structure, tuple(ArraySpec(as_shape(s), np.dtype(t)) for s, t in pairs))

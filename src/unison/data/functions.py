@@ -1,0 +1,121 @@
+"""The functions that users give to `map`, `filter` and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from unison.data.specs import Signature
+from unison.data.structure import Leaves, Structure, flatten
+
+#: A function of stacked elements: takes a block and the elements' numbers.
+BlockFunction = Callable[[Leaves, np.ndarray], Leaves]
+
+
+class ElementFunction:
+    """A user's function of elements, as the streams call it: leaves in, leaves out.
+
+    An element that is a tuple is passed as several arguments, as in TensorFlow. A list in the
+    result is a tuple of leaves.
+
+    Args:
+        function: The function.
+        stage: The transformation's name, for messages.
+        shown: Makes what the function sees of a leaf: of a plan, its dataset.
+        as_leaf: Makes a leaf of what it returns.
+    """
+
+    #: Whether a call depends on those before it: on variables, on a stream of random numbers.
+    is_stateful = False
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        stage: str,
+        shown: Callable[[Any], Any],
+        as_leaf: Callable[[Any], Any],
+    ):
+        if not callable(function):
+            raise ValueError(f"{stage} needs a function to call. Received: {function!r}")
+        self._function = function
+        self.stage = stage
+        self._shown = shown
+        self._as_leaf = as_leaf
+        #: The structure of the results; known from the first call on.
+        self.structure: Structure | None = None
+
+    def begin(self) -> Any:
+        """Returns what the calls of one pass over the elements have in common."""
+        return None
+
+    def __call__(
+        self, leaves: Leaves, structure: Structure, epoch: Any = None, index: int = 0
+    ) -> Leaves:
+        """Returns the leaves of the function's result.
+
+        Args:
+            leaves: Those of the element.
+            structure: What is around them.
+            epoch: What `begin` returned for this pass; None for a call by itself.
+            index: The element's number.
+
+        Raises:
+            TypeError: The result has another structure than the results before.
+        """
+        result = self.call_with(structure.pack(tuple(map(self._shown, leaves))))
+        return tuple(map(self._as_leaf, self.flatten(result)))
+
+    def call_with(self, element: Any) -> Any:
+        """Calls the function with an element as it sees it."""
+        # A named tuple is one argument.
+        return self._function(*element) if type(element) is tuple else self._function(element)
+
+    def flatten(self, result: Any) -> Leaves:
+        """Returns what a result has in the places of the leaves."""
+        if self.structure is None:
+            leaves, structure = flatten(result, lists_are_tuples=True)
+            if not leaves:
+                raise TypeError(
+                    f"The function of {self.stage} must return something. Received: {result!r}"
+                )
+            self.structure = structure
+            return leaves
+        try:
+            return self.structure.flatten(result)
+        except ValueError as error:
+            raise TypeError(
+                f"The function of {self.stage} must return the same structure every time. {error}"
+            ) from error
+
+    def signature_of(self, inputs: Signature) -> Signature | None:
+        """Returns what the results are; None where only a call would tell."""
+        del inputs
+        return None
+
+    def on_blocks(self, inputs: Signature) -> BlockFunction | None:
+        """Returns the function of stacked elements; None where it takes one at a time.
+
+        Args:
+            inputs: What the elements are.
+        """
+        del inputs
+        return None
+
+
+def as_truth(leaves: Leaves, stage: str) -> bool:
+    """Returns the answer of a predicate.
+
+    Raises:
+        ValueError: It is no truth value.
+    """
+    answer = leaves[0]
+    if len(leaves) == 1 and isinstance(answer, np.bool_):
+        return bool(answer)
+    raise ValueError(f"The predicate of {stage} must return one bool. Received: {leaves!r}")
+
+
+def note_place(error: Exception, stage: str, index: int) -> None:
+    """Adds a note to an error that says where in the pipeline it happened."""
+    error.add_note(f"In the function of {stage}, called for element {index} of the dataset.")

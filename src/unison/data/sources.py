@@ -1,0 +1,254 @@
+"""Datasets out of arrays, ranges and generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from unison.data.leaves import as_leaf, read_only
+from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream
+from unison.data.specs import ArraySpec, Signature
+from unison.data.structure import LEAF, Leaves, Structure, flatten
+from unison.errors import InvalidArgumentError
+
+
+class ArrayRows(Rows):
+    """The rows of arrays, all with the same number of them."""
+
+    def __init__(self, arrays: Leaves):
+        #: The arrays.
+        self.arrays = tuple(map(read_only, arrays))
+        self._length = len(arrays[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: np.ndarray) -> Leaves:
+        return tuple(array[indices] for array in self.arrays)
+
+    def slice(self, start: int, stop: int) -> Leaves:
+        return tuple(array[start:stop] for array in self.arrays)
+
+    def element(self, index: int) -> Leaves:
+        return tuple(array[index] for array in self.arrays)
+
+
+class Slices(Plan):
+    """The rows of arrays."""
+
+    def __init__(self, arrays: Leaves, structure: Structure):
+        if not arrays:
+            raise ValueError("A dataset needs at least one array. Received: none")
+        for array in arrays:
+            if not isinstance(array, np.ndarray):
+                raise ValueError(
+                    "from_tensor_slices cuts arrays along their first axis. Received a value "
+                    f"without one: {array!r}. Use from_tensors for a single element."
+                )
+        lengths = [len(array) for array in arrays]
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                "Arrays that are cut together must have the same length along their first axis. "
+                f"Received lengths: {lengths}"
+            )
+        self._rows = ArrayRows(arrays)
+        specs = tuple(ArraySpec(array.shape[1:], array.dtype) for array in arrays)
+        self._signature = Signature(structure, specs)
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return self._signature
+
+    def cardinality(self) -> int:
+        return len(self._rows)
+
+    def rows(self) -> Rows:
+        return self._rows
+
+
+class ListStream(Stream):
+    """Elements of a list, in order."""
+
+    def __init__(self, elements: Sequence[Leaves]):
+        self._elements = elements
+        self._position = 0
+
+    def next(self) -> Leaves | None:
+        if self._position >= len(self._elements):
+            return None
+        self._position += 1
+        return self._elements[self._position - 1]
+
+
+class Elements(Plan):
+    """Elements that are there already: those of a window, or a single one."""
+
+    def __init__(self, elements: Sequence[Leaves], signature: Signature):
+        self._elements = elements
+        self._signature = signature
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return self._signature
+
+    def cardinality(self) -> int:
+        return len(self._elements)
+
+    def _stream(self) -> Stream:
+        return ListStream(self._elements)
+
+
+def single_element(leaves: Leaves, structure: Structure) -> Plan:
+    """Returns the plan of one element."""
+    if not leaves:
+        raise ValueError("A dataset needs at least one array. Received: none")
+    leaves = tuple(map(read_only, leaves))
+    return Elements([leaves], Signature.of(leaves, structure))
+
+
+class _RangeRows(Rows):
+    def __init__(self, numbers: range, dtype: np.dtype):
+        self._numbers = numbers
+        self._dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def take(self, indices: np.ndarray) -> Leaves:
+        return ((self._numbers.start + self._numbers.step * indices).astype(self._dtype),)
+
+    def element(self, index: int) -> Leaves:
+        return (self._dtype.type(self._numbers[index]),)
+
+
+class Range(Plan):
+    """Numbers at equal distances.
+
+    Raises:
+        InvalidArgumentError: The distance is 0.
+    """
+
+    def __init__(self, numbers: Sequence[int], dtype: Any):
+        start, stop, step = numbers
+        if step == 0:
+            raise InvalidArgumentError(message="The step of a range must not be 0.")
+        self._numbers = range(start, stop, step)
+        self._dtype = np.dtype(dtype)
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return Signature(LEAF, (ArraySpec((), self._dtype),))
+
+    def cardinality(self) -> int:
+        return len(self._numbers)
+
+    def rows(self) -> Rows:
+        return _RangeRows(self._numbers, self._dtype)
+
+
+class Counter(Plan):
+    """Numbers at equal distances, without end."""
+
+    def __init__(self, start: int, step: int, dtype: Any):
+        self._start = start
+        self._step = step
+        self._dtype = np.dtype(dtype)
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return Signature(LEAF, (ArraySpec((), self._dtype),))
+
+    def cardinality(self) -> int:
+        return INFINITE
+
+    def _stream(self) -> Stream:
+        return _CounterStream(self._start, self._step, self._dtype)
+
+
+class _CounterStream(Stream):
+    def __init__(self, start: int, step: int, dtype: np.dtype):
+        self._number = start
+        self._step = step
+        self._dtype = dtype
+
+    def next(self) -> Leaves:
+        self._number += self._step
+        return (self._dtype.type(self._number - self._step),)
+
+    def next_block(self, count: int) -> Leaves:
+        numbers = self._number + self._step * np.arange(count)
+        self._number += self._step * count
+        return (numbers.astype(self._dtype),)
+
+
+class Generator(Plan):
+    """What a function's iterator yields.
+
+    Args:
+        make: Returns a new iterable for every iteration.
+        signature: What the elements must be; their leaves are converted to its dtypes. None:
+            what the first one is.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Any]], signature: Signature | None):
+        self._make = make
+        self._signature = signature
+        self._structure = None if signature is None else signature.structure
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
+        return self._signature
+
+    @property
+    def structure(self) -> Structure:
+        return self.signature.structure if self._structure is None else self._structure
+
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    def _stream(self) -> Stream:
+        return _GeneratorStream(self, iter(self._make()))
+
+    def leaves_of(self, value: Any, index: int) -> Leaves:
+        """Returns the leaves of what was yielded as element `index`.
+
+        Raises:
+            InvalidArgumentError: It is not what the signature says.
+        """
+        try:
+            if self._structure is None:
+                found, self._structure = flatten(value)
+                return tuple(map(as_leaf, found))
+            leaves = self._structure.flatten(value)
+            if self._signature is None:
+                return tuple(map(as_leaf, leaves))
+            pairs = zip(leaves, self._signature.specs, strict=True)
+            return tuple(_converted(leaf, spec) for leaf, spec in pairs)
+        except (TypeError, ValueError) as error:
+            expected = self._structure if self._signature is None else self._signature.element_spec
+            raise InvalidArgumentError(
+                message=f"Element {index} of the generator is not what its signature says. "
+                f"Expected: {expected}. Received: {value!r}. {error}"
+            ) from error
+
+
+class _GeneratorStream(Stream):
+    def __init__(self, plan: Generator, iterator: Iterator[Any]):
+        self._plan = plan
+        self._iterator = iterator
+        self._position = 0
+
+    def next(self) -> Leaves | None:
+        try:
+            value = next(self._iterator)
+        except StopIteration:
+            return None
+        self._position += 1
+        return self._plan.leaves_of(value, self._position - 1)
+
+
+def _converted(value: Any, spec: ArraySpec) -> Any:
+    leaf = as_leaf(value)
+    is_text = spec.dtype.kind == "O"
+    if not is_text and not isinstance(leaf, bytes) and leaf.dtype != spec.dtype:
+        leaf = leaf.astype(spec.dtype)
+    if not spec.describes(leaf):
+        raise ValueError(f"A leaf does not fit {spec}: {leaf!r}")
+    return leaf

@@ -1,0 +1,182 @@
+"""`Function`: a Python function as one compiled program, with the variables that it touches.
+
+A function is compiled on trial. Where it does what only Python can do between programs (running a
+strategy, taking the next batch, an `if` on an array's value), it runs step by step in Python
+instead, and the replica programs that it calls are compiled all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from unison.lifting import current_lift
+from unison.program import (
+    Arguments,
+    ControlFlowError,
+    ProgramCache,
+    Static,
+    describe_for_function,
+)
+from unison.runtime.private_jax import nothing_is_traced
+from unison.stepping import NeedsPythonError, on_trial
+from unison.strategies.context import in_cross_replica_context
+from unison.strategies.default import default_strategy
+
+logger = logging.getLogger("unison")
+
+
+class Function:
+    """Calls a function as one compiled program wherever that can be.
+
+    * Outside any scope the function is compiled, once for each signature: the shapes and dtypes
+      of arrays, the values of numbers and text, the identity of everything else. Variables are
+      read and assigned as if the function ran in Python. Its Python side effects happen when it
+      is traced; a variable may be created then, in the first call only.
+    * What cannot be compiled runs in Python, operation by operation: a function that calls
+      `strategy.run`, iterates over a dataset, or assigns variables of several replicas, and, for
+      the signature at hand, one whose `if` or `while` depends on an array.
+    * In a strategy's scope it runs in Python too, and inside a replica program, a function that
+      JAX traces, or a gradient tape it is a part of that.
+
+    Args:
+        python_function: A function of pytrees, with whatever leaves.
+
+    Example:
+        >>> import unison
+        >>> total = unison.Variable(0.0)
+        >>> @unison.Function
+        ... def add(x):
+        ...     return total.assign_add(x)
+        >>> add(2.0), float(total)
+        (Array(2., dtype=float32), 2.0)
+    """
+
+    def __init__(self, python_function: Callable[..., Any]):
+        if not callable(python_function):
+            raise TypeError(f"Expected a function. Received: {python_function!r}")
+        functools.update_wrapper(self, python_function)
+        self.python_function = python_function
+        self._compiled: dict[Any, None] = {}
+        self._stepwise: set[Any] = set()
+        self._is_stepwise = False
+
+    @property
+    def trace_count(self) -> int:
+        """For how many signatures the function was traced, or found to need Python."""
+        return len(self._compiled.keys() | self._stepwise)
+
+    def signatures(self) -> list[tuple[tuple, dict[str, Any]]]:
+        """Returns the arguments that programs were made for, with a `jax.ShapeDtypeStruct` for
+        every array.
+        """
+        return [
+            jax.tree.unflatten(
+                structure,
+                [
+                    leaf.value
+                    if isinstance(leaf, Static)
+                    else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+                    for leaf in descriptions
+                ],
+            )
+            for structure, descriptions in self._compiled
+        ]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_stepwise or not _may_compile():
+            return self._run(*args, **kwargs)
+        programs = _programs()
+        try:
+            arguments = Arguments.of(args, kwargs, programs.placement, describe_for_function)
+            signature = (arguments.structure, arguments.descriptions)
+            if signature in self._stepwise:
+                return self._run(*args, **kwargs)
+            with on_trial():
+                result = programs.call(self, arguments, may_create=not self._compiled)
+            self._compiled[signature] = None
+            return result
+        except NeedsPythonError as error:
+            self._is_stepwise = True
+            logger.debug("%s runs step by step: %s", self._name, error)
+        except ControlFlowError as error:
+            self._stepwise.add(signature)
+            logger.warning(
+                "%s is not compiled. It runs step by step, because at %s", self._name, error
+            )
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function itself: to trace it, or in Python."""
+        return self.python_function(*args, **kwargs)
+
+    def shapes_of_result(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the function's result as `jax.ShapeDtypeStruct`s, without running it.
+
+        Args:
+            args: A `jax.ShapeDtypeStruct` or an example for every array, and the values of all
+                other arguments.
+            kwargs: Likewise.
+        """
+        programs = _programs()
+        arguments = Arguments.of(args, kwargs, programs.placement, describe_for_function)
+        with on_trial():
+            return programs.shapes_of_result(self, arguments)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundFunction(self, instance)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.python_function, "__qualname__", repr(self.python_function))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}>"
+
+
+class BoundFunction:
+    """A `Function` that was decorated as a method, of one instance.
+
+    A program of it is found again by function and instance, as that of a method is.
+    """
+
+    __func__: Function
+    __self__: Any
+
+    def __init__(self, function: Function, instance: Any):
+        self.__func__ = function
+        self.__self__ = instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, BoundFunction)
+            and self.__func__ is other.__func__
+            and self.__self__ is other.__self__
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__func__, name)
+
+    def __repr__(self) -> str:
+        return f"<bound {self.__func__!r} of {self.__self__!r}>"
+
+
+def _may_compile() -> bool:
+    """Whether a call stands on its own, where a program of one replica may be launched."""
+    return current_lift() is None and not in_cross_replica_context() and nothing_is_traced()
+
+
+@functools.cache
+def _programs() -> ProgramCache:
+    strategy = default_strategy()
+    return ProgramCache(strategy.placement, strategy.replica_context)

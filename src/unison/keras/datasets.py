@@ -1,0 +1,154 @@
+"""Keras' loops over `unison.data` datasets: `fit`, `evaluate` and `predict` take them as they are.
+
+Keras asks `get_data_adapter` how to iterate over what it was given. `teach_keras` lets that
+function know datasets, also outside scopes; what it does with anything else stays the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+from keras.utils import unpack_x_y_sample_weight
+
+from unison.data import INFINITE, Dataset, DistributedDataset
+from unison.data.structure import flatten
+
+
+class DatasetAdapter(DataAdapter):
+    """How Keras iterates over a dataset: by its batches, on the host.
+
+    Of a distributed dataset it sees the batches of all replicas together; the step divides them
+    again.
+
+    Args:
+        dataset: Batches: `x`, `(x, y)` or `(x, y, sample_weight)`.
+        class_weight: The weight of the examples of each class; 1 for a class that is not there.
+        steps: How many batches make an epoch; None for all there are.
+
+    Raises:
+        ValueError: The dataset gives single examples, or batches without end and `steps` is None.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | DistributedDataset,
+        class_weight: dict[int, float] | None = None,
+        steps: int | None = None,
+    ):
+        self._dataset = dataset
+        self._class_weight = class_weight
+        if steps is None and self._cardinality() == INFINITE:
+            raise ValueError(
+                "The dataset never ends: say how many batches make an epoch, by steps_per_epoch, "
+                "validation_steps or steps."
+            )
+        if isinstance(dataset, Dataset):
+            _check_batched(dataset)
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Yields the batches of a new pass.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if isinstance(self._dataset, DistributedDataset):
+            batches: Iterator[Any] = self._dataset.global_batches()
+        else:
+            batches = self._dataset.as_numpy_iterator()
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch if self._class_weight is None else self._weighted(batch)
+        if is_empty:
+            raise ValueError("The dataset is empty: it gave no batch.")
+
+    get_jax_iterator = get_numpy_iterator
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in a pass; None if it has no end or only iterating tells."""
+        length = self._cardinality()
+        return None if length < 0 else length
+
+    def _cardinality(self) -> int:
+        if isinstance(self._dataset, Dataset):
+            return self._dataset.plan.cardinality()
+        return int(self._dataset.cardinality)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of examples in a batch, if it is known."""
+        return self._dataset.plan.batch_size if isinstance(self._dataset, Dataset) else None
+
+    has_partial_batch = None
+    partial_batch_size = None
+
+    def _weighted(self, batch: Any) -> tuple[Any, Any, Any]:
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+        if sample_weight is not None:
+            raise ValueError("Pass either class_weight, or a dataset with sample weights.")
+        if y is None or len(flatten(y)[0]) != 1:
+            raise ValueError(
+                "class_weight needs a dataset of (x, y), with one array y of classes. Received a "
+                f"batch of type {type(batch).__name__}"
+            )
+        return x, y, class_weight_to_sample_weights(y, self._class_weight)
+
+
+def _check_batched(dataset: Dataset) -> None:
+    signature = dataset.plan.known_signature
+    if signature is not None and any(spec.shape == () for spec in signature.specs):
+        raise ValueError(
+            "Keras takes datasets of batches, and the elements of this one have no axis of "
+            f"examples: {signature.element_spec}. Use dataset.batch(batch_size)."
+        )
+
+
+@functools.cache
+def teach_keras() -> None:
+    """Lets Keras' `fit`, `evaluate` and `predict`, and `Normalization.adapt`, take datasets.
+
+    Once and for all.
+    """
+    data_adapters.get_data_adapter = _knowing_datasets(data_adapters.get_data_adapter)
+    keras.layers.Normalization.adapt = _adapting_to_datasets(keras.layers.Normalization.adapt)
+
+
+def _knowing_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def get_data_adapter(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        if not isinstance(given["x"], Dataset | DistributedDataset):
+            return original(*args, **kwargs)
+        for name, meaning in (("y", "targets"), ("sample_weight", "sample weights")):
+            if given.get(name) is not None:
+                raise ValueError(
+                    f"When `x` is a dataset, its batches hold the {meaning}: `{name}` must not be "
+                    "passed."
+                )
+        return DatasetAdapter(given["x"], given.get("class_weight"), given.get("steps_per_epoch"))
+
+    return get_data_adapter
+
+
+def _adapting_to_datasets(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def adapt(self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(data, Dataset):
+            # Of (x, y), the layer sees x; vectors are single examples, as under TensorFlow.
+            elements = [flatten(element)[0][0] for element in data.as_numpy_iterator()]
+            together = np.stack if np.ndim(elements[0]) < 2 else np.concatenate
+            data = together(elements)
+        original(self, data, *args, **kwargs)
+
+    return adapt

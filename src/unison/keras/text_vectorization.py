@@ -1,0 +1,375 @@
+"""`TextVectorization` and `Hashing`: from text to numbers, without TensorFlow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from keras.src.saving import serialization_lib
+
+from unison.fingerprint import fingerprint64
+from unison.keras import host_layers
+from unison.keras.host_layers import HostLayer
+from unison.keras.lookup import StringLookup
+
+#: What Keras strips: ASCII punctuation.
+_PUNCTUATION = re.compile(rb"""[!"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~']""")
+
+_STANDARDIZATIONS: dict[str, Callable[[bytes], bytes]] = {
+    "lower": bytes.lower,
+    "strip_punctuation": lambda text: _PUNCTUATION.sub(b"", text),
+    "lower_and_strip_punctuation": lambda text: _PUNCTUATION.sub(b"", text.lower()),
+}
+_SPLITS: dict[str, Callable[[bytes], list[bytes]]] = {
+    "whitespace": bytes.split,
+    "character": lambda text: [character.encode() for character in text.decode(errors="replace")],
+}
+
+
+@keras.saving.register_keras_serializable("unison")
+class TextVectorization(HostLayer):
+    """Maps texts to the indices of their words, computed on the host.
+
+    Args:
+        max_tokens: The largest size of the vocabulary, the two special tokens included.
+        standardize: "lower_and_strip_punctuation", "lower", "strip_punctuation", None, or a
+            function of an array of texts.
+        split: "whitespace", "character", None, or a function of an array of texts that returns a
+            list of tokens for each.
+        ngrams: The largest number of words in a token, or a tuple of numbers.
+        output_mode: "int", "multi_hot", "count" or "tf_idf".
+        output_sequence_length: To how many indices texts are padded or cut. Default: to the
+            longest text of the batch.
+        pad_to_max_tokens: Whether vectors have `max_tokens` elements.
+        vocabulary: The words, or the path of a file with one a line.
+        idf_weights: Of output mode "tf_idf", the words' weights.
+        sparse: Must be False.
+        ragged: Must be False.
+        encoding: How `bytes` are decoded.
+        name: The layer's name.
+        kwargs: What a saved configuration has besides.
+
+    Example:
+        >>> vectorize = TextVectorization(output_sequence_length=4)
+        >>> vectorize.adapt(["the cat", "The dog, the cow"])
+        >>> vectorize.get_vocabulary(), vectorize(["the sow"]).tolist()
+        (['', '[UNK]', 'the', 'dog', 'cow', 'cat'], [[2, 1, 0, 0]])
+
+    TF: `tf.keras.layers.TextVectorization`.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        standardize: str | Callable[[Any], Any] | None = "lower_and_strip_punctuation",
+        split: str | Callable[[Any], Any] | None = "whitespace",
+        ngrams: int | tuple[int, ...] | None = None,
+        output_mode: str = "int",
+        output_sequence_length: int | None = None,
+        pad_to_max_tokens: bool = False,
+        vocabulary: Any = None,
+        idf_weights: Any = None,
+        sparse: bool = False,
+        ragged: bool = False,
+        encoding: str = "utf-8",
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        output_mode = host_layers.output_mode_of(output_mode)
+        _check_choice("standardize", standardize, _STANDARDIZATIONS)
+        _check_choice("split", split, _SPLITS)
+        if output_mode != "int" and output_sequence_length is not None:
+            raise ValueError(
+                "output_sequence_length goes with output_mode='int'. Received: "
+                f"output_mode={output_mode!r}"
+            )
+        if ragged:
+            raise ValueError("ragged=True is not supported: texts are padded. Leave it False.")
+        for ignored in ("trainable", "dtype", "vocabulary_size", "has_input_vocabulary"):
+            kwargs.pop(ignored, None)
+        super().__init__(name, **kwargs)
+        self._standardize = standardize
+        self._split = split
+        self._ngrams = tuple(range(1, ngrams + 1)) if isinstance(ngrams, int) else ngrams
+        self._given_ngrams = ngrams
+        self._output_mode = output_mode
+        self._output_sequence_length = output_sequence_length
+        self._lookup_layer = StringLookup(
+            max_tokens=max_tokens,
+            mask_token="",
+            vocabulary=vocabulary,
+            idf_weights=idf_weights,
+            output_mode=output_mode,
+            pad_to_max_tokens=pad_to_max_tokens,
+            sparse=sparse,
+            encoding=encoding,
+        )
+
+    # -- the vocabulary, which the lookup has --
+
+    def adapt(self, data: Any, batch_size: int | None = None, steps: int | None = None) -> None:
+        """Learns the vocabulary: the words of `data`, the most frequent first.
+
+        Args:
+            data: An array, a list, or an iterable of batches.
+            batch_size: Without effect.
+            steps: Of an iterable, how many batches to look at.
+        """
+        del batch_size
+        host_layers.adapt(self, data, steps)
+
+    def update_state(self, data: Any) -> None:
+        """Counts the words of a batch of texts."""
+        self._lookup_layer.count_documents(self._tokens(data))
+
+    def finalize_state(self) -> None:
+        """Makes the vocabulary of the words that were counted."""
+        self._lookup_layer.finalize_state()
+
+    def reset_state(self) -> None:
+        """Forgets the words that `update_state` counted."""
+        self._lookup_layer.reset_state()
+
+    def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
+        """Returns the words, each at its index; see `StringLookup.get_vocabulary`."""
+        return self._lookup_layer.get_vocabulary(include_special_tokens)
+
+    def vocabulary_size(self) -> int:
+        """Returns the number of indices, those of padding and unknown words included."""
+        return self._lookup_layer.vocabulary_size()
+
+    def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
+        """Sets the vocabulary; see `StringLookup.set_vocabulary`."""
+        self._lookup_layer.set_vocabulary(vocabulary, idf_weights)
+
+    # -- from text to indices --
+
+    def encode(self, inputs: Any) -> np.ndarray:
+        lookup = self._lookup_layer
+        if self._split is None and self._ngrams is None and self._output_sequence_length is None:
+            return lookup.encode(self._standardized(inputs))
+        documents = self._tokens(inputs)
+        is_scalar = np.ndim(inputs) == 0
+        if self._output_mode != "int":
+            rows = [
+                lookup.encode_indices(_indices(lookup, document)[None])[0] for document in documents
+            ]
+        else:
+            length = self._output_sequence_length
+            if length is None:
+                length = max(map(len, documents), default=0)
+            rows = [_fitted(_indices(lookup, document), length) for document in documents]
+        return rows[0] if is_scalar else np.array(rows)
+
+    def _tokens(self, inputs: Any) -> list[list[bytes]]:
+        """Returns the tokens of every text."""
+        documents = self._documents(self._standardized(inputs))
+        if self._ngrams is None:
+            return documents
+        return [_ngrams_of(document, self._ngrams) for document in documents]
+
+    def _documents(self, texts: np.ndarray) -> list[list[bytes]]:
+        if self._split is None:
+            rows = np.atleast_1d(texts)
+            return rows.reshape(-1, rows.shape[-1]).tolist()
+        if texts.ndim > 1:
+            if texts.shape[-1] != 1:
+                raise ValueError(
+                    "TextVectorization splits texts: its input must have one axis, or a last "
+                    f"axis of size 1. Received: shape {texts.shape}"
+                )
+            texts = texts[..., 0]
+        return self._splitted(np.atleast_1d(texts))
+
+    def _standardized(self, inputs: Any) -> np.ndarray:
+        if callable(self._standardize):
+            return host_layers.text_array(self._standardize(self._for_functions(inputs)))
+        texts = host_layers.text_array(inputs)
+        if self._standardize is None:
+            return texts
+        change = _STANDARDIZATIONS[self._standardize]
+        changed = np.empty(texts.size, dtype=object)
+        changed[:] = [change(text) for text in texts.ravel().tolist()]
+        return changed.reshape(texts.shape)
+
+    def _splitted(self, texts: np.ndarray) -> list[list[bytes]]:
+        if callable(self._split):
+            parts = self._split(self._for_functions(texts))
+            return [host_layers.text_array(part).tolist() for part in parts]
+        assert self._split is not None
+        split = _SPLITS[self._split]
+        return [split(text) for text in texts.ravel().tolist()]
+
+    def _for_functions(self, texts: Any) -> Any:
+        """Returns what the user's functions get of texts."""
+        return host_layers.text_array(texts)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        if self._output_mode == "int":
+            return (input_shape[0], self._output_sequence_length)
+        if self._split is not None:
+            input_shape = (*input_shape, None)
+        elif len(input_shape) <= 1:
+            input_shape = (*input_shape, 1)
+        if len(input_shape) > 2:
+            input_shape = (input_shape[0], input_shape[-1])
+        return self._lookup_layer.compute_output_shape(input_shape)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        dtype = "int64" if self._output_mode == "int" else keras.config.floatx()
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=dtype)
+
+    # -- saving --
+
+    def get_config(self) -> dict[str, Any]:
+        lookup = self._lookup_layer.get_config()
+        shared = "max_tokens pad_to_max_tokens sparse vocabulary idf_weights encoding".split()
+        return {
+            **super().get_config(),
+            **{name: lookup[name] for name in shared},
+            "standardize": self._standardize,
+            "split": self._split,
+            "ngrams": self._given_ngrams,
+            "output_mode": self._output_mode,
+            "output_sequence_length": self._output_sequence_length,
+            "ragged": False,
+            "vocabulary_size": self.vocabulary_size(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TextVectorization:
+        for name in ("standardize", "split"):
+            if isinstance(config[name], dict):
+                config[name] = serialization_lib.deserialize_keras_object(config[name])
+        if isinstance(config["ngrams"], list):
+            config["ngrams"] = tuple(config["ngrams"])
+        return cls(**config)
+
+    def save_own_variables(self, store: Any) -> None:
+        self._lookup_layer.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        self._lookup_layer.load_own_variables(store)
+
+    def save_assets(self, dir_path: str) -> None:
+        self._lookup_layer.save_assets(dir_path)
+
+    def load_assets(self, dir_path: str) -> None:
+        self._lookup_layer.load_assets(dir_path)
+
+
+def _check_choice(argument: str, value: Any, choices: dict[str, Any]) -> None:
+    if value is not None and not callable(value) and value not in choices:
+        raise ValueError(
+            f"{argument} must be one of {sorted(choices)}, None or a function. Received: {value!r}"
+        )
+
+
+def _indices(lookup: StringLookup, document: Sequence[bytes]) -> np.ndarray:
+    return np.array([lookup._lookup(token) for token in document], dtype=np.int64)
+
+
+def _fitted(indices: np.ndarray, length: int) -> np.ndarray:
+    return np.pad(indices[:length], (0, max(length - len(indices), 0)))
+
+
+def _ngrams_of(tokens: Sequence[bytes], sizes: Sequence[int]) -> list[bytes]:
+    return [
+        b" ".join(tokens[start : start + size])
+        for size in sizes
+        for start in range(len(tokens) - size + 1)
+    ]
+
+
+@keras.saving.register_keras_serializable("unison")
+class Hashing(HostLayer):
+    """Puts strings or integers into buckets by FarmHash, as TensorFlow does; on the host.
+
+    Args:
+        num_bins: The number of buckets.
+        mask_value: What is put into bucket 0, which then holds nothing else.
+        salt: Must be None.
+        output_mode: "int", "one_hot", "multi_hot" or "count".
+        sparse: Must be False.
+        name: The layer's name.
+        kwargs: What a saved configuration has besides.
+
+    Example:
+        >>> Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]]).tolist()
+        [[1], [0], [1], [1], [2]]
+
+    TF: `tf.keras.layers.Hashing`.
+    """
+
+    def __init__(
+        self,
+        num_bins: int,
+        mask_value: Any = None,
+        salt: Any = None,
+        output_mode: str = "int",
+        sparse: bool = False,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        for ignored in ("trainable", "dtype"):
+            kwargs.pop(ignored, None)
+        if num_bins is None or num_bins <= 0:
+            raise ValueError(f"num_bins must be positive. Received: {num_bins}")
+        if sparse or salt is not None:
+            raise ValueError(
+                "Sparse outputs and salted hashing are not supported. Received: "
+                f"sparse={sparse}, salt={salt}. Leave them at False and None."
+            )
+        super().__init__(name, **kwargs)
+        self.num_bins = num_bins
+        self.mask_value = mask_value
+        self.output_mode = host_layers.output_mode_of(output_mode)
+
+    def call(self, inputs: Any) -> Any:
+        if isinstance(inputs, jax.core.Tracer):
+            raise TypeError(
+                "Hashing works on the host: hash in the input pipeline (dataset.map), or put "
+                "the layer where the model gets its inputs."
+            )
+        return super().call(inputs)
+
+    def encode(self, inputs: Any) -> np.ndarray:
+        if host_layers.is_text(inputs):
+            values = host_layers.text_array(inputs)
+        else:
+            values = np.asarray(inputs).astype(np.int64)
+        bins = np.array([self._bin(value) for value in values.ravel().tolist()], dtype=np.int64)
+        bins = bins.reshape(values.shape)
+        if self.output_mode == "int":
+            return bins
+        return host_layers.encoded_categories(bins, self.output_mode, self.num_bins)
+
+    def _bin(self, value: bytes | int) -> int:
+        text = value if isinstance(value, bytes) else str(value).encode()
+        if self.mask_value is None or self.num_bins == 1:
+            return fingerprint64(text) % self.num_bins
+        mask = self.mask_value
+        if value == (mask.encode() if isinstance(mask, str) else mask):
+            return 0
+        return fingerprint64(text) % (self.num_bins - 1) + 1
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return host_layers.encoded_shape(input_shape, self.output_mode, self.num_bins)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        dtype = "int64" if self.output_mode == "int" else keras.config.floatx()
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_bins": self.num_bins,
+            "salt": None,
+            "mask_value": self.mask_value,
+            "output_mode": self.output_mode,
+            "sparse": False,
+        }

@@ -1,0 +1,144 @@
+"""The folder of a saved model: what is in it, and how it appears.
+
+| file | holds |
+| --- | --- |
+| `saved_model.json` | the objects, their functions and signatures |
+| `variables/variables.index` | the variables, as a checkpoint (see `unison.train.archive`) |
+| `functions/*.jaxexport` | the programs: StableHLO, as `jax.export` serializes it |
+| `model.keras` | of a Keras model: Keras' own archive, from which the model is rebuilt |
+
+TensorFlow cannot read it: its functions are graphs of TensorFlow's operations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
+from unison.train import files
+
+INDEX = "saved_model.json"
+FUNCTIONS = "functions"
+VARIABLES = os.path.join("variables", "variables")
+KERAS_MODEL = "model.keras"
+
+_FORMAT = "unison saved model"
+_VERSION = 1
+
+
+def write_program(path: str, name: str, data: bytes | None) -> dict[str, Any] | None:
+    """Writes a program into the saved model at `path`; returns what `read_program` needs."""
+    if data is None:
+        return None
+    with open(os.path.join(path, FUNCTIONS, f"{name}.jaxexport"), "wb") as file:
+        file.write(data)
+    return {"name": name, "crc32": zlib.crc32(data)}
+
+
+def read_program(path: str, described: dict[str, Any] | None) -> bytes | None:
+    """Returns what `write_program` wrote.
+
+    Raises:
+        NotFoundError: The file is not there.
+        DataLossError: It is damaged.
+    """
+    if described is None:
+        return None
+    name = os.path.join(path, FUNCTIONS, f"{described['name']}.jaxexport")
+    with files.open_to_read(name) as file:
+        data = file.read()
+    if zlib.crc32(data) != described["crc32"]:
+        raise DataLossError(message=f"{name} is damaged: it has another checksum")
+    return data
+
+
+def write_index(path: str, model: dict[str, Any]) -> None:
+    """Writes what describes the objects of a saved model."""
+    described = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(model), "model": model}
+    with open(os.path.join(path, INDEX), "w") as file:
+        json.dump(described, file, indent=1)
+
+
+def read_index(path: str) -> dict[str, Any]:
+    """Returns what `write_index` wrote.
+
+    Raises:
+        DataLossError: It is damaged.
+        InvalidArgumentError: Another release wrote it, in another format.
+    """
+    name = os.path.join(path, INDEX)
+    try:
+        with open(name) as file:
+            described = json.load(file)
+        kind, version, model = (described[key] for key in ("format", "version", "model"))
+        is_whole = described["crc32"] == _checksum(model)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLossError(message=f"{name} is damaged: {error!r}") from error
+    if (kind, version) != (_FORMAT, _VERSION):
+        raise InvalidArgumentError(
+            message=f"{name} is a {kind!r} of version {version!r}; this release reads {_FORMAT!r}, "
+            f"version {_VERSION}."
+        )
+    if not is_whole:
+        raise DataLossError(message=f"{name} is damaged: it has another checksum")
+    return model
+
+
+def _checksum(model: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(model, sort_keys=True).encode())
+
+
+@contextlib.contextmanager
+def replacing_folder(directory: str) -> Iterator[str]:
+    """Yields a folder to write into; when the block ends without an error it is at `directory`."""
+    if files.is_remote(directory):
+        with tempfile.TemporaryDirectory() as aside:
+            yield aside
+            files.upload(aside, directory)
+        return
+    target = os.path.abspath(directory)
+    aside = f"{target}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    os.makedirs(aside)
+    try:
+        yield aside
+        if os.path.isdir(target):
+            before = f"{aside}.before"
+            os.rename(target, before)
+            os.rename(aside, target)
+            shutil.rmtree(before)
+        else:
+            os.rename(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def local_copy(directory: str) -> Iterator[str]:
+    """Yields a local folder with what is in `directory`.
+
+    Raises:
+        NotFoundError: There is no saved model.
+    """
+    if not files.exists(os.path.join(directory, INDEX)):
+        instead = ""
+        if files.exists(os.path.join(directory, "saved_model.pb")):
+            instead = (
+                " It holds a model that TensorFlow saved, whose functions only TensorFlow runs."
+            )
+        raise NotFoundError(
+            message=f"There is no saved model in {directory} (no file {INDEX}).{instead}"
+        )
+    if not files.is_remote(directory):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        files.download(directory, copy)
+        yield copy

@@ -1,0 +1,175 @@
+"""Slices of an array along its first axis, and arrays with some of their elements updated.
+
+What a lookup in an embedding leaves as its gradient: the rows that were used, and where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.errors import InvalidArgumentError
+
+
+@jax.tree_util.register_pytree_node_class
+class IndexedSlices:
+    """Slices of an array, by their indices along its first axis; an index may occur repeatedly.
+
+    Args:
+        values: The slices, stacked along the first axis.
+        indices: The index of every slice; integers of the shape of the first axes of `values`.
+        dense_shape: The shape of the array that they are slices of, if known.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> slices = IndexedSlices(jnp.array([1.0, 2.0]), jnp.array([2, 0]), dense_shape=(3,))
+        >>> slices.dense().tolist()
+        [2.0, 0.0, 1.0]
+
+    TF: `tf.IndexedSlices`.
+    """
+
+    __slots__ = ("_dense_shape", "_indices", "_values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None):
+        self._values = values
+        self._indices = indices
+        self._dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+
+    @property
+    def values(self) -> Any:
+        return self._values
+
+    @property
+    def indices(self) -> Any:
+        return self._indices
+
+    @property
+    def dense_shape(self) -> tuple[int, ...] | None:
+        return self._dense_shape
+
+    shape = dense_shape
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.result_type(self._values)
+
+    def dense(self) -> jax.Array:
+        """Returns the array of `dense_shape` with the slices added up, and zeros elsewhere.
+
+        Raises:
+            ValueError: `dense_shape` is not known.
+        """
+        if self._dense_shape is None:
+            raise ValueError(
+                "IndexedSlices without a dense_shape cannot become an array. "
+                f"Received: {self!r}. Pass dense_shape=, or use variable.scatter_add(slices)."
+            )
+        zeros = jnp.zeros(self._dense_shape, self.dtype)
+        return updated(zeros, "add", self._values, row_index(zeros, self._indices))
+
+    def __jax_array__(self) -> jax.Array:
+        return self.dense()
+
+    def __neg__(self) -> IndexedSlices:
+        return IndexedSlices(-jnp.asarray(self._values), self._indices, self._dense_shape)
+
+    def __repr__(self) -> str:
+        shape = "" if self._dense_shape is None else f", dense_shape={self._dense_shape}"
+        return f"IndexedSlices(indices={self._indices}, values={self._values}{shape})"
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[int, ...] | None]:
+        return (self._values, self._indices), self._dense_shape
+
+    @classmethod
+    def tree_unflatten(
+        cls, dense_shape: tuple[int, ...] | None, children: Sequence[Any]
+    ) -> IndexedSlices:
+        values, indices = children
+        return cls(values, indices, dense_shape)
+
+
+#: An index as JAX and NumPy take it: one array of indices for each of the first axes.
+Index = tuple[Any, ...]
+
+#: JAX's names for what is done with the elements that an index names.
+_METHODS = {
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "div": "divide",
+    "max": "max",
+    "min": "min",
+    "update": "set",
+}
+
+
+def updated(array: jax.Array, how: str, values: Any, index: Index) -> jax.Array:
+    """Returns `array` with the elements at `index` updated by `values`.
+
+    Repeated indices take effect one after the other.
+
+    Args:
+        array: The array.
+        how: `"add"`, `"sub"`, `"mul"`, `"div"`, `"max"`, `"min"`, or `"update"` to replace.
+        values: What the elements are updated with, of their shape or broadcast to it.
+        index: From `row_index`, `batch_index` or `nd_index`.
+    """
+    update = getattr(array.at[index], _METHODS[how])
+    # Negative indices do not count from the end, and nothing happens outside the array.
+    return update(jnp.asarray(values, dtype=array.dtype), mode="drop", wrap_negative_indices=False)
+
+
+def row_index(array: jax.Array, indices: Any) -> Index:
+    """Returns the index of the rows of `array` that `indices` names.
+
+    Raises:
+        InvalidArgumentError: An index is known to be outside the array.
+    """
+    return _checked(array, (_integers(indices),))
+
+
+def batch_index(array: jax.Array, indices: Any) -> Index:
+    """Returns the index whose element `[b..., i]` is `[b..., indices[b..., i]]` of `array`.
+
+    Raises:
+        InvalidArgumentError: An index is known to be outside the array.
+    """
+    indices = _integers(indices)
+    batch = [jnp.arange(size) for size in indices.shape[:-1]]
+    grid = jnp.meshgrid(*batch, indexing="ij") if batch else []
+    return _checked(array, (*(axis[..., None] for axis in grid), indices))
+
+
+def nd_index(array: jax.Array, indices: Any) -> Index:
+    """Returns the index that the last axis of `indices` spells: an index for each first axis.
+
+    Raises:
+        InvalidArgumentError: An index is known to be outside the array.
+    """
+    indices = _integers(indices)
+    return _checked(array, tuple(indices[..., axis] for axis in range(indices.shape[-1])))
+
+
+def _integers(indices: Any) -> Any:
+    if isinstance(indices, jax.Array):
+        return indices
+    return np.asarray(indices, dtype=None if np.size(indices) else np.int32)
+
+
+def _checked(array: jax.Array, index: Index) -> Index:
+    for axis, indices in enumerate(index):
+        if isinstance(indices, jax.core.Tracer):  # known only when the program runs
+            continue
+        known, size = np.asarray(indices), array.shape[axis]
+        outside = known[(known < 0) | (known >= size)]
+        if outside.size:
+            raise InvalidArgumentError(
+                message=f"Index {outside.flat[0]} is outside axis {axis} of an array of shape "
+                f"{array.shape}: expected 0 to {size - 1}."
+            )
+    return index

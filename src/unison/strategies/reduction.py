@@ -1,0 +1,190 @@
+"""From one component a replica to one value: what `Strategy.reduce` and `gather` do to a leaf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.cells import Cell, Layout, has_cell
+from unison.collectives import CrossDeviceOps, ReduceOp, all_gather, all_reduce
+from unison.collectives.components import on_device, reduce_components, sum_dtype
+from unison.collectives.operations import mean_dtype
+from unison.lifting import current_lift
+from unison.runtime.placement import Placement
+from unison.slices import IndexedSlices
+from unison.values import DistributedValues, PerReplica, ReplicaLocal, is_distributed
+
+Axis = int | Sequence[int] | None
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether `value` is one value in a tree that is reduced or gathered."""
+    return is_distributed(value) or isinstance(value, IndexedSlices) or has_cell(value)
+
+
+def components_of(value: Any) -> tuple[Any, ...] | None:
+    """Returns the components of a leaf, of a variable its copies; None if it has none."""
+    if isinstance(value, DistributedValues):
+        return value.values
+    if not has_cell(value):
+        return None
+    lift = current_lift()
+    if lift is not None:
+        return ReplicaLocal(lift.own_copy(value.cell)).values
+    return tuple(map(on_device, value.cell.copies()))
+
+
+def reduced(
+    op: ReduceOp,
+    value: Any,
+    axis: Axis,
+    placement: Placement,
+    cross_device_ops: CrossDeviceOps | None = None,
+) -> Any:
+    """Combines the components of a leaf into one value; see `Strategy.reduce`."""
+    if has_cell(value):
+        value = _copies_or_value(value.cell)
+    if isinstance(value, ReplicaLocal):
+        return _reduced_in_program(op, value.local, axis)
+    if isinstance(value, IndexedSlices):
+        return _reduced_slices(op, value, axis, placement)
+    if isinstance(value, PerReplica):
+        if axis is None and cross_device_ops is not None:
+            return cross_device_ops.reduce(op, value, placement.devices[0])
+        stacked = value.stacked(placement) if axis is None else None
+        if stacked is not None:
+            with placement.launch_lock:
+                result = _STACKED[op](stacked)
+            assert result.is_fully_replicated
+            return result.addressable_data(0)
+        return reduce_components(op, value.components, axis)
+    components = components_of(value) or (value,)
+    return _reduced_whole(op, components[0], axis, placement)
+
+
+def gathered(value: Any, axis: int) -> Any:
+    """Concatenates the components of a leaf along `axis`; see `Strategy.gather`."""
+    if isinstance(value, ReplicaLocal):
+        return all_gather(value.local, axis)
+    lift = current_lift()
+    if has_cell(value) and lift is not None:
+        return all_gather(lift.own_copy(value.cell), axis)
+    components = components_of(value)
+    if components is None:
+        return value
+    parts = [np.asarray(part) for part in components]
+    if not -parts[0].ndim <= axis < parts[0].ndim:
+        raise ValueError(
+            "gather concatenates along an axis of the components. Received: "
+            f"axis={axis}, components of shape {parts[0].shape}"
+        )
+    return on_device(np.concatenate(parts, axis))
+
+
+def _copies_or_value(cell: Cell) -> Any:
+    """Returns the copies of a variable as components; if they are equal by design, one of them."""
+    lift = current_lift()
+    if lift is not None:
+        own = lift.own_copy(cell)
+        return ReplicaLocal(own) if lift.copies_differ(cell) and not cell.is_alone else own
+    if cell.layout is Layout.LOCAL and not cell.is_alone:
+        return PerReplica(cell.copies())
+    return cell.read()
+
+
+def _reduced_whole(op: ReduceOp, whole: Any, axis: Axis, placement: Placement) -> Any:
+    """Reduces a value that all replicas have in common."""
+    is_traced = isinstance(whole, jax.core.Tracer)
+    adds = op in (ReduceOp.SUM, ReduceOp.PROD) and placement.num_replicas > 1
+    if adds and (is_traced or np.any(np.asarray(whole) != 0)):
+        raise ValueError(
+            f"A value that is the same on all {placement.num_replicas} replicas has no {op.name} "
+            f"over them that is not a guess. Received: {whole!r}. Pass what strategy.run returned, "
+            "or use ReduceOp.MEAN."
+        )
+    if axis is None:
+        return whole
+    return _ALONG[op](whole, axis) if is_traced else reduce_components(op, [whole], axis)
+
+
+def _reduced_slices(
+    op: ReduceOp, slices: IndexedSlices, axis: Axis, placement: Placement
+) -> IndexedSlices:
+    """Joins the slices of all replicas; `MEAN` divides them by the number of replicas."""
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN) or axis is not None:
+        raise ValueError(
+            "IndexedSlices can be reduced by SUM and MEAN with axis=None. "
+            f"Received: {op}, axis={axis}"
+        )
+    count = placement.num_replicas
+    is_whole = not is_distributed(slices.values)
+    if is_whole and op is ReduceOp.SUM and count > 1:
+        raise ValueError(
+            f"IndexedSlices that are the same on all {count} replicas have no SUM over them that "
+            "is not a guess. Pass what strategy.run returned, or use ReduceOp.MEAN."
+        )
+    values = gathered(slices.values, 0)
+    if op is ReduceOp.MEAN and not is_whole:
+        values = values / count
+    return IndexedSlices(values, gathered(slices.indices, 0), slices.dense_shape)
+
+
+@jax.jit
+def _sum_over_replicas(stacked: jax.Array) -> jax.Array:
+    return jnp.sum(stacked, axis=0, dtype=sum_dtype(stacked.dtype))
+
+
+@jax.jit
+def _mean_over_replicas(stacked: jax.Array) -> jax.Array:
+    return jnp.mean(stacked, axis=0, dtype=mean_dtype(stacked.dtype))
+
+
+@jax.jit
+def _min_over_replicas(stacked: jax.Array) -> jax.Array:
+    return jnp.min(stacked, axis=0)
+
+
+@jax.jit
+def _max_over_replicas(stacked: jax.Array) -> jax.Array:
+    return jnp.max(stacked, axis=0)
+
+
+@jax.jit
+def _product_over_replicas(stacked: jax.Array) -> jax.Array:
+    return jnp.prod(stacked, axis=0, dtype=stacked.dtype)
+
+
+_STACKED: dict[ReduceOp, Callable[[jax.Array], jax.Array]] = {
+    ReduceOp.SUM: _sum_over_replicas,
+    ReduceOp.MEAN: _mean_over_replicas,
+    ReduceOp.MIN: _min_over_replicas,
+    ReduceOp.MAX: _max_over_replicas,
+    ReduceOp.PROD: _product_over_replicas,
+}
+
+
+def _reduced_in_program(op: ReduceOp, local: Any, axis: Axis) -> Any:
+    """Reduces the values of all replicas, inside the `merge_call` of a program."""
+    if axis is None:
+        return all_reduce(op, local)
+    local = jnp.asarray(local)
+    if op is not ReduceOp.MEAN:
+        return all_reduce(op, _ALONG[op](local, axis))
+    axes = (axis,) if isinstance(axis, int) else axis
+    own_count = math.prod(local.shape[axis] for axis in axes)
+    total, count = all_reduce(ReduceOp.SUM, (jnp.sum(local, axis), own_count))
+    return total.astype(mean_dtype(total.dtype)) / count
+
+
+_ALONG: dict[ReduceOp, Callable[..., jax.Array]] = {
+    ReduceOp.SUM: jnp.sum,
+    ReduceOp.MEAN: jnp.mean,
+    ReduceOp.MIN: jnp.min,
+    ReduceOp.MAX: jnp.max,
+    ReduceOp.PROD: jnp.prod,
+}

@@ -1,0 +1,5 @@
+"""`tf.autodiff`."""
+
+from unison.tf.gradients import ForwardAccumulator, GradientTape
+
+__all__ = ["ForwardAccumulator", "GradientTape"]

@@ -1,0 +1,262 @@
+"""`tf.data.Dataset`: `unison.data.Dataset` of tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from unison import data as core
+from unison.data.functions import ElementFunction
+from unison.data.iterators import ElementIterator, PlanElements, require_python
+from unison.data.iterators import Optional as CoreOptional
+from unison.data.leaves import as_leaf
+from unison.data.plan import Plan
+from unison.data.structure import flatten
+from unison.data.text_lines import text_lines
+from unison.runtime.precision import device_array
+from unison.tf import dtypes, random
+from unison.tf.data.functions import TensorFunction
+from unison.tf.data.options import Options
+from unison.tf.tensor_spec import TensorShape, TensorSpec, TypeSpec
+from unison.tf.tensors import convert_to_tensor, start_devices
+from unison.tf.text import StringTensor
+
+#: Arguments of TensorFlow's that make no difference, by method; `name` is one of every method's.
+_WITHOUT_EFFECT = {
+    "batch": {"num_parallel_calls", "deterministic"},
+    "interleave": {"deterministic"},
+    "map": {"synchronous", "use_unbounded_threadpool"},
+    "sample_from_datasets": {"rerandomize_each_iteration"},
+}
+
+
+def tensor_of(leaf: Any) -> Any:
+    """Returns a leaf as a tensor; of a nested dataset, the dataset."""
+    if isinstance(leaf, bytes):
+        return StringTensor(leaf)
+    if isinstance(leaf, Plan):
+        return Dataset(leaf)
+    if leaf.dtype.kind == "O":
+        return leaf.view(StringTensor)
+    return device_array(np.asarray(leaf))
+
+
+def leaf_of(value: Any) -> Any:
+    """Returns a tensor, or what can be made one, as a leaf; Python numbers have 32 bits."""
+    if isinstance(value, bytes | str | core.Dataset) or hasattr(value, "__array__"):
+        return as_leaf(value)
+    return as_leaf(convert_to_tensor(value))
+
+
+def spec_of(spec: Any) -> Any:
+    """Returns the spec of a leaf as TensorFlow's."""
+    if isinstance(spec, core.DatasetSpec):
+        inner = spec.signature
+        return DatasetSpec(inner.map(spec_of).element_spec)
+    return TensorSpec(spec.shape, spec.dtype)
+
+
+class DatasetSpec(TypeSpec):
+    """The spec of an element that is a dataset itself.
+
+    Args:
+        element_spec: What its elements are.
+        dataset_shape: Without meaning.
+
+    TF: `tf.data.DatasetSpec`.
+    """
+
+    def __init__(self, element_spec: Any, dataset_shape: Any = ()):
+        self.element_spec = element_spec
+        self.dataset_shape = TensorShape(dataset_shape)
+
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        """Whether it is a dataset of such elements, or its spec."""
+        other = spec_or_value
+        return isinstance(other, Dataset | DatasetSpec) and other.element_spec == self.element_spec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DatasetSpec) and other.element_spec == self.element_spec
+
+    def __hash__(self) -> int:
+        return hash(DatasetSpec)
+
+    def __repr__(self) -> str:
+        return f"DatasetSpec({self.element_spec!r}, {self.dataset_shape!r})"
+
+
+class Optional(CoreOptional):
+    """TF: `tf.experimental.Optional`."""
+
+    @classmethod
+    def from_value(cls, value: Any) -> Optional:
+        """Returns a value, any structure of tensors, as an optional element."""
+        leaves, structure = flatten(value)
+        tensors = [convert_to_tensor(leaf) for leaf in leaves]
+        spec = structure.pack([TensorSpec.from_tensor(tensor) for tensor in tensors])
+        return cls(structure.pack(tensors), lambda: spec)
+
+    def has_value(self) -> jax.Array:
+        """Whether there is an element, as a tensor."""
+        return convert_to_tensor(super().has_value())
+
+
+class Iterator(ElementIterator):
+    """TF: `tf.data.Iterator`."""
+
+
+class NumpyIterator(ElementIterator):
+    """TF: `tf.data.NumpyIterator`."""
+
+    def next(self) -> Any:
+        """Returns the next element; raises StopIteration at the end."""
+        return next(self)
+
+
+class Dataset(core.Dataset):
+    """Elements, and what is done to them, computed as they are iterated over.
+
+    The elements are tensors, and so are the arguments of the functions of `map` and its kin. A
+    function that only computes with tensors is compiled; see `unison.tf.data.functions`.
+
+    Example:
+        >>> dataset = Dataset.from_tensor_slices([1, 2, 3]).map(lambda x: 2 * x)
+        >>> [int(x) for x in dataset], dataset.element_spec
+        ([2, 4, 6], TensorSpec(shape=(), dtype=tf.int32, name=None))
+
+    TF: `tf.data.Dataset`.
+    """
+
+    optional = Optional
+
+    @staticmethod
+    def _of(plan: Plan) -> Dataset:
+        return Dataset(plan)
+
+    @classmethod
+    def _function(cls, function: Callable[..., Any], stage: str) -> ElementFunction:
+        return TensorFunction(function, stage, tensor_of, leaf_of)
+
+    @classmethod
+    def _leaf(cls, value: Any) -> Any:
+        return leaf_of(value)
+
+    @classmethod
+    def shown(cls, leaf: Any) -> Any:
+        return tensor_of(leaf)
+
+    @classmethod
+    def shown_spec(cls, spec: Any) -> Any:
+        return spec_of(spec)
+
+    @classmethod
+    def _seed(cls, seed: int | None) -> int:
+        # Where none is given, `tf.random.set_seed` decides.
+        return int(jax.random.bits(random.next_key(None)) if seed is None else seed)
+
+    @classmethod
+    def from_generator(
+        cls,
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Any = None,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Returns the dataset of what a function's iterator yields; see `unison.data.Dataset`.
+
+        TF: `tf.data.Dataset.from_generator`.
+        """
+        if output_types is None and output_signature is None:
+            raise TypeError(
+                "To specify the output signature you need to provide either the "
+                "`output_signature` argument or the `output_types` argument."
+            )
+        made = super().from_generator(
+            generator, output_types, output_shapes, args, output_signature
+        )
+        return cls._of(made.plan)
+
+    def with_options(self, options: Any, name: str | None = None) -> Dataset:
+        """Returns the same elements, with options that are added to those that are set.
+
+        TF: `tf.data.Dataset.with_options`.
+        """
+        set_before = self.options()
+        made = super().with_options(set_before.merge(options).as_core())
+        return self._of(made.plan)
+
+    def options(self) -> Any:
+        """Returns the options that are set. TF: `tf.data.Dataset.options`."""
+        return Options.of(super().options())
+
+    def cardinality(self) -> jax.Array:
+        """Returns the number of elements, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`.
+
+        TF: `tf.data.Dataset.cardinality`.
+        """
+        return convert_to_tensor(super().cardinality(), dtypes.int64)
+
+    def as_numpy_iterator(self) -> NumpyIterator:
+        """Returns an iterator over the elements with NumPy leaves.
+
+        TF: `tf.data.Dataset.as_numpy_iterator`.
+        """
+        elements = PlanElements(self.plan, core.Dataset.shown)
+        return NumpyIterator(elements, lambda: self.element_spec)
+
+    def __iter__(self) -> Iterator:
+        require_python("Iterating over a dataset")
+        start_devices()
+        elements = PlanElements(self.plan, tensor_of)
+        return Iterator(elements, lambda: self.element_spec, self.optional)
+
+
+def _without(arguments: set[str], method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that accepts more arguments, without effect."""
+
+    @functools.wraps(method)
+    def accepting(*args: Any, **kwargs: Any) -> Any:
+        for argument in arguments & kwargs.keys():
+            del kwargs[argument]
+        return method(*args, **kwargs)
+
+    return accepting
+
+
+def _accept_arguments_without_effect() -> None:
+    for name, method in vars(core.Dataset).items():
+        if name.startswith("_") or name in vars(Dataset):
+            continue
+        arguments = {"name"} | _WITHOUT_EFFECT.get(name, set())
+        if isinstance(method, classmethod):
+            setattr(Dataset, name, classmethod(_without(arguments, method.__func__)))
+        elif callable(method):
+            setattr(Dataset, name, _without(arguments, method))
+
+
+_accept_arguments_without_effect()
+
+
+class TextLineDataset(Dataset):
+    """The lines of text files; see `unison.data.TextLineDataset`.
+
+    TF: `tf.data.TextLineDataset`.
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ):
+        if not isinstance(filenames, core.Dataset):
+            filenames = leaf_of(filenames)
+        super().__init__(text_lines(filenames, compression_type or "", num_parallel_reads))

@@ -1,0 +1,414 @@
+"""The functions of `tf.data` pipelines: of tensors, compiled where that makes no difference.
+
+A function that only computes with arrays is traced once for each signature, compiled, and called
+for whole blocks of elements where a plan asks for blocks. Where it draws random numbers
+(`tf.random`, Keras' layers), it is compiled, too: what an element gets is determined by the pass
+over the dataset and the element's number, in whatever order and thread it is computed.
+
+Everything else is called in Python, once an element, with tensors that have values: functions of
+text or of datasets, functions with Python control flow on tensors or with effects (`tf.print`,
+`tf.py_function`), and those that use variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from unison.cells import Cell, Layout
+from unison.data.functions import BlockFunction, ElementFunction
+from unison.data.leaves import NestedDataset, count_rows, dtype_of, is_text, shape_of
+from unison.data.specs import ArraySpec, Signature
+from unison.data.structure import Leaves, Structure, flatten
+from unison.lifting import Lift
+from unison.runtime.precision import array_type, device_array
+from unison.runtime.private_jax import nothing_is_traced
+from unison.stepping import NeedsPythonError, on_trial
+from unison.strategies.default import default_strategy
+from unison.tf.tensors import convert_to_tensor, start_devices
+
+logger = logging.getLogger("unison")
+
+#: How many sizes of blocks are compiled as they are; others are padded to the next power of 2.
+_EXACT_SIZES = 4
+
+#: Sizes that stand for one that is not known while shapes are inferred.
+_STAND_INS = (2, 3)
+
+#: From how many streams a function draws at most. One that makes a stream in every call would
+#: want one more every time.
+_MOST_STREAMS = 16
+
+#: The bits of a stream's counter that count the draws for one element; the others number elements.
+_DRAWS_BITS = 10
+
+#: What sets apart the seeds of elements whose numbers do not fit into the counter.
+_SEED_STRIDE = 0x9E3779B1
+
+_debug = False
+
+
+def enable_debug_mode() -> None:
+    """Lets all functions of pipelines be called in Python, for every element.
+
+    TF: `tf.data.experimental.enable_debug_mode`.
+    """
+    global _debug
+    _debug = True
+
+
+class TensorFunction(ElementFunction):
+    """A user's function of tensors; see the module."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._programs: dict[Any, _Program | None] = {}
+
+    def begin(self) -> Epoch:
+        return Epoch()
+
+    def __call__(
+        self, leaves: Leaves, structure: Structure, epoch: Any = None, index: int = 0
+    ) -> Leaves:
+        if not any(isinstance(leaf, NestedDataset) or is_text(leaf) for leaf in leaves):
+            kinds = tuple((shape_of(leaf), dtype_of(leaf)) for leaf in leaves)
+            program = self._program(kinds, structure)
+            if program is not None:
+                return program(leaves, epoch or Epoch(), index)
+        with _at_once():
+            return super().__call__(leaves, structure)
+
+    def signature_of(self, inputs: Signature) -> Signature | None:
+        if any(not isinstance(spec, ArraySpec) or spec.dtype.kind == "O" for spec in inputs.specs):
+            return None
+        if any(spec.shape is None for spec in inputs.specs):
+            return None
+        found = []
+        for size in _STAND_INS[:1] if inputs.is_static else _STAND_INS:
+            kinds = tuple((_known(spec.shape, size), spec.dtype) for spec in inputs.specs)
+            program = self._program(kinds, inputs.structure)
+            if program is None:
+                return None
+            found.append(program.signature)
+        return functools.reduce(Signature.widened, found)
+
+    def on_blocks(self, inputs: Signature) -> BlockFunction | None:
+        kinds = tuple((spec.shape, spec.dtype) for spec in inputs.specs)
+        program = self._program(kinds, inputs.structure)
+        if program is None or not program.takes_blocks:
+            return None
+        return functools.partial(program.on_block, self.begin())
+
+    def _program(self, kinds: Any, structure: Structure) -> _Program | None:
+        """Returns the compiled function of leaves of these shapes and dtypes, if it has one."""
+        key = (kinds, structure)
+        if key not in self._programs:
+            self._programs[key] = None if _debug else self._trace(kinds, structure)
+        return self._programs[key]
+
+    def _trace(self, kinds: Any, structure: Structure) -> _Program | None:
+        """Returns the function as a program; None where it is to be called in Python."""
+        streams: list[Any] = []
+        while len(streams) <= _MOST_STREAMS:
+            trial = _Trial(streams)
+            try:
+                return self._traced(trial, kinds, structure)
+            except Exception as error:
+                if trial.wanted is None:
+                    self.is_stateful |= trial.was_refused
+                    logger.debug("The function of %s is called in Python: %s", self.stage, error)
+                    return None
+            # Once more, with the state of that stream as an input.
+            streams.append(trial.wanted)
+        self.is_stateful = True
+        return None
+
+    def _traced(self, trial: _Trial, kinds: Any, structure: Structure) -> _Program:
+        """Returns the function as a program that draws from the streams of `trial`.
+
+        Raises:
+            Exception: It is none, for whatever reason.
+        """
+        results: list[Structure] = []
+
+        def function(*values: jax.Array) -> list[jax.Array]:
+            result = self.call_with(structure.pack(trial.given(values)))
+            leaves, result_structure = flatten(result, lists_are_tuples=True)
+            results.append(result_structure)
+            return [_as_array(leaf) for leaf in leaves]
+
+        avals = [array_type(shape, dtype) for shape, dtype in kinds]
+        states = [array_type((2,), np.dtype(np.uint32)) for _ in trial.streams]
+        with _at_once(), trial.tracing():
+            jaxpr = jax.make_jaxpr(function)(*avals, *states)
+        if not jaxpr.jaxpr.outvars or _has_effects(jaxpr.jaxpr):
+            raise NeedsPythonError("It has effects, or returns nothing.")
+        if self.structure not in (None, results[0]):
+            raise NeedsPythonError("It has returned another structure before.")
+        self.structure = results[0]
+        return _Program(jaxpr, results[0], [dtype for _, dtype in kinds], trial.streams)
+
+
+def _known(shape: Any, stand_in: int) -> tuple[int, ...]:
+    return tuple(stand_in if size is None else size for size in shape)
+
+
+def _as_array(value: Any) -> jax.Array:
+    tensor = convert_to_tensor(value)
+    if isinstance(tensor, jax.Array):
+        return tensor
+    if isinstance(tensor, np.ndarray) and tensor.dtype != np.dtype(object):
+        return jnp.asarray(tensor, dtype=tensor.dtype)
+    raise TypeError(f"The function returns what no array is: {value!r}")
+
+
+class _Trial(Lift):
+    """What stands between a function that is traced and all variables.
+
+    The states of random streams are inputs of the function; other variables it may not use.
+
+    Args:
+        streams: The cells and Keras variables of the streams that are known to be used.
+    """
+
+    def __init__(self, streams: list[Any]):
+        super().__init__(default_strategy().placement, {})
+        #: The streams.
+        self.streams = streams
+        self._states: dict[int, Any] = {}
+        #: A stream that it asked for and that is not known yet.
+        self.wanted: Any = None
+        #: Whether it asked for another variable.
+        self.was_refused = False
+
+    def given(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Takes the states from the function's inputs, and returns the others."""
+        count = len(values) - len(self.streams)
+        states = zip(self.streams, values[count:], strict=True)
+        self._states = {id(stream): state for stream, state in states}
+        return values[:count]
+
+    def state_of(self, stream: Any) -> Any:
+        if id(stream) not in self._states:
+            self.wanted = stream
+            raise NeedsPythonError("The function draws from a stream that is not an input yet.")
+        return self._states[id(stream)]
+
+    def set_state(self, stream: Any, value: Any) -> None:
+        self._states[id(stream)] = value
+
+    def refuse(self) -> NoReturn:
+        """Ends the trial."""
+        self.was_refused = True
+        raise NeedsPythonError("A function that uses variables is called for every element.")
+
+    def read(self, cell: Cell) -> Any:
+        return self.state_of(cell) if _is_stream(cell) else self.refuse()
+
+    def assign(self, cell: Cell, value: Any) -> None:
+        self.set_state(cell, value) if _is_stream(cell) else self.refuse()
+
+    def add(self, cell: Cell, delta: Any) -> NoReturn:
+        self.refuse()
+
+    def update(self, cell: Cell, function: Any) -> NoReturn:
+        self.refuse()
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Inside, the thread traces the function."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(on_trial())
+            stack.enter_context(self.active())
+            if "keras" in sys.modules:
+                stack.enter_context(_keras_scope_of(self))
+            yield
+
+
+def _is_stream(cell: Cell) -> bool:
+    return cell.layout is Layout.STREAM
+
+
+def _keras_scope_of(trial: _Trial) -> Any:
+    """Returns what stands between the function and Keras' variables."""
+    import keras
+
+    class TrialScope(keras.StatelessScope):
+        def get_current_value(self, variable: Any) -> Any:
+            is_stream = variable.name == "seed_generator_state"
+            return trial.state_of(variable) if is_stream else trial.refuse()
+
+        def add_update(self, update: Any) -> None:
+            variable, value = update
+            if variable.name != "seed_generator_state":
+                trial.refuse()
+            trial.set_state(variable, value)
+
+    return TrialScope()
+
+
+class Epoch:
+    """One pass over the elements, for functions that draw random numbers.
+
+    Every stream is drawn from once for a pass; that and the element's number determine what the
+    function draws from it for the element.
+    """
+
+    def __init__(self) -> None:
+        self._seeds: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def states(self, streams: Sequence[Any], indices: Any) -> list[np.ndarray]:
+        """Returns a state of each stream for every element."""
+        return [_states_from(self._seed(stream), np.asarray(indices)) for stream in streams]
+
+    def _seed(self, stream: Any) -> int:
+        with self._lock:
+            if id(stream) not in self._seeds:
+                self._seeds[id(stream)] = _drawn_from(stream)
+            return self._seeds[id(stream)]
+
+
+def _drawn_from(stream: Any) -> int:
+    """Returns a number drawn from a stream, which goes on."""
+    with _at_once():
+        state = np.asarray(stream.read() if isinstance(stream, Cell) else stream.value)
+        stream.assign(state + np.array([0, 1], state.dtype))
+    return int(np.random.SeedSequence(state.tolist()).generate_state(1)[0])
+
+
+def _states_from(seed: int, indices: np.ndarray) -> np.ndarray:
+    """Returns states `(seed, counter)` that are far from each other."""
+    high, low = np.divmod(indices, 1 << (32 - _DRAWS_BITS))
+    states = np.stack([seed + high * _SEED_STRIDE, low << _DRAWS_BITS], axis=-1)
+    return (states & 0xFFFFFFFF).astype(np.uint32)
+
+
+def _has_effects(jaxpr: Jaxpr) -> bool:
+    """Whether calling the program does something beside returning arrays."""
+    if jaxpr.effects:
+        return True
+    for equation in jaxpr.eqns:
+        if "callback" in equation.primitive.name:
+            return True
+        for parameter in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if isinstance(inner, Jaxpr) and _has_effects(inner):
+                return True
+    return False
+
+
+@dataclasses.dataclass
+class _Program:
+    """A traced function of leaves of certain shapes and dtypes.
+
+    Attributes:
+        jaxpr: What it computes of the leaves and the states of the streams.
+        structure: What is around its results.
+        dtypes: Those of the leaves that it takes.
+        streams: The random streams that it draws from.
+    """
+
+    jaxpr: ClosedJaxpr
+    structure: Structure
+    dtypes: list[np.dtype]
+    streams: list[Any]
+    _sizes: set[int] = dataclasses.field(default_factory=set)
+
+    def __call__(self, leaves: Leaves, epoch: Epoch, index: int) -> Leaves:
+        """Returns the results for the element with this number."""
+        states = epoch.states(self.streams, index)
+        with _at_once():
+            results = self._of_one(*self._placed(leaves), *states)
+            return tuple(np.asarray(leaf)[()] for leaf in results)
+
+    def on_block(self, epoch: Epoch, block: Leaves, indices: np.ndarray) -> Leaves:
+        """Returns the stacked results for stacked elements with these numbers."""
+        count = count_rows(block)
+        inputs = (*block, *epoch.states(self.streams, indices))
+        size = self._size_for(count)
+        if size > count:
+            inputs = tuple(np.concatenate([x, x[:1].repeat(size - count, 0)]) for x in inputs)
+        with _at_once():
+            results = self._of_block(*self._placed(inputs[: len(block)]), *inputs[len(block) :])
+            return tuple(np.asarray(leaf)[:count] for leaf in results)
+
+    @functools.cached_property
+    def takes_blocks(self) -> bool:
+        """Whether elements can be computed side by side."""
+        try:
+            avals = [array_type((1, *aval.shape), aval.dtype) for aval in self.jaxpr.in_avals]
+            jax.make_jaxpr(jax.vmap(jaxpr_as_fun(self.jaxpr)))(*avals)
+        except Exception as error:
+            logger.debug("A function takes one element at a time: %s", error)
+            return False
+        return True
+
+    @property
+    def signature(self) -> Signature:
+        """What the results are."""
+        avals = self.jaxpr.out_avals
+        return Signature(
+            self.structure, tuple(ArraySpec(aval.shape, np.dtype(aval.dtype)) for aval in avals)
+        )
+
+    @functools.cached_property
+    def _of_one(self) -> Callable[..., list[jax.Array]]:
+        return jax.jit(jaxpr_as_fun(self.jaxpr))
+
+    @functools.cached_property
+    def _of_block(self) -> Callable[..., list[jax.Array]]:
+        return jax.jit(jax.vmap(jaxpr_as_fun(self.jaxpr)))
+
+    def _placed(self, leaves: Leaves) -> list[Any]:
+        """Returns the leaves as a program takes them: of NumPy's, 64 bits would be cut."""
+        return [
+            device_array(np.asarray(leaf)) if dtype.itemsize == 8 else leaf
+            for leaf, dtype in zip(leaves, self.dtypes, strict=True)
+        ]
+
+    def _size_for(self, count: int) -> int:
+        """Returns the size of block to compile for `count` elements."""
+        if count not in self._sizes and len(self._sizes) >= _EXACT_SIZES:
+            return 1 << (count - 1).bit_length()
+        self._sizes.add(count)
+        return count
+
+
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """Inside, the thread computes at once, on the CPU, whatever it traces or records outside."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_on_cpu())
+        if not nothing_is_traced():
+            stack.enter_context(jax.ensure_compile_time_eval())
+        yield
+
+
+def _on_cpu() -> Any:
+    """Returns a context in which arrays are made on the host's CPU."""
+    device = _cpu()
+    return contextlib.nullcontext() if device is None else jax.default_device(device)
+
+
+@functools.cache
+def _cpu() -> jax.Device | None:
+    """Returns the CPU device; None where it is the default one, or there is none."""
+    start_devices()
+    if jax.default_backend() == "cpu":
+        return None
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None

@@ -1,0 +1,131 @@
+"""`tf.data.Options` and its groups."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from unison.data import options as core
+from unison.data.options import AutoShardPolicy
+
+
+class _Group:
+    """Options that are set as attributes; None where nothing was said."""
+
+    _NAMES: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        for name, default in self._NAMES.items():
+            value = default() if isinstance(default, type) else default
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._NAMES:
+            raise AttributeError(
+                f"Cannot set the property {name} on {type(self).__name__}. It has: "
+                f"{', '.join(self._NAMES)}"
+            )
+        object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class AutotuneOptions(_Group):
+    """Without effect. TF: `tf.data.experimental.AutotuneOptions`."""
+
+    _NAMES: ClassVar = dict.fromkeys(
+        "enabled cpu_budget ram_budget autotune_algorithm initial_parallelism "
+        "min_parallelism".split()
+    )
+
+
+class DistributeOptions(_Group):
+    """How strategies divide a dataset. TF: `tf.data.experimental.DistributeOptions`.
+
+    Attributes:
+        auto_shard_policy: See `unison.data.AutoShardPolicy`.
+        num_devices: Without effect.
+    """
+
+    auto_shard_policy: AutoShardPolicy
+
+    _NAMES: ClassVar = {"auto_shard_policy": AutoShardPolicy.AUTO, "num_devices": None}
+
+
+class OptimizationOptions(_Group):
+    """Without effect. TF: `tf.data.experimental.OptimizationOptions`."""
+
+    _NAMES: ClassVar = dict.fromkeys(
+        "apply_default_optimizations filter_fusion filter_parallelization inject_prefetch "
+        "map_and_batch_fusion map_and_filter_fusion map_fusion map_parallelization "
+        "noop_elimination parallel_batch seq_interleave_prefetch "
+        "shuffle_and_repeat_fusion".split()
+    )
+
+
+class ThreadingOptions(_Group):
+    """Without effect. TF: `tf.data.ThreadingOptions`."""
+
+    _NAMES: ClassVar = dict.fromkeys("max_intra_op_parallelism private_threadpool_size".split())
+
+
+class Options(_Group):
+    """Options of a dataset.
+
+    What TensorFlow's have an effect on is decided here (`num_parallel_calls=tf.data.AUTOTUNE`),
+    or by the transformation (`map(..., deterministic=False)`): but for
+    `experimental_distribute.auto_shard_policy`, they are accepted without effect.
+
+    TF: `tf.data.Options`.
+    """
+
+    experimental_distribute: DistributeOptions
+
+    _NAMES: ClassVar = {
+        "autotune": AutotuneOptions,
+        "dataset_name": None,
+        "deterministic": None,
+        "experimental_deterministic": None,
+        "experimental_distribute": DistributeOptions,
+        "experimental_external_state_policy": None,
+        "experimental_optimization": OptimizationOptions,
+        "experimental_slack": None,
+        "experimental_symbolic_checkpoint": None,
+        "experimental_threading": ThreadingOptions,
+        "experimental_warm_start": None,
+        "framework_type": None,
+        "threading": ThreadingOptions,
+    }
+
+    def as_core(self) -> core.Options:
+        """Returns the options that have an effect."""
+        policy = self.experimental_distribute.auto_shard_policy
+        return core.Options(AutoShardPolicy(policy))
+
+    @classmethod
+    def of(cls, options: core.Options) -> Options:
+        """Returns the options with what is set below."""
+        made = cls()
+        if options.auto_shard_policy is not None:
+            made.experimental_distribute.auto_shard_policy = options.auto_shard_policy
+        return made
+
+    def merge(self, other: Options) -> Options:
+        """Returns what either says; `other` where both do."""
+        return _merged(self, other)
+
+
+def _merged(one: Any, other: Any) -> Any:
+    merged = type(one)()
+    fresh = type(one)()
+    for name in one._NAMES:
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if isinstance(mine, _Group):
+            value = _merged(mine, theirs)
+        else:
+            value = mine if theirs == getattr(fresh, name) else theirs
+        setattr(merged, name, value)
+    return merged

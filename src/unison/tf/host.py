@@ -1,0 +1,61 @@
+"""Tensors that are NumPy arrays: text, and what is known while a program is traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from unison.references import Reference
+from unison.tf.tensor_spec import TensorShape
+
+
+class HostTensor(np.ndarray):
+    """An array on the host, with what TensorFlow's tensors have beyond NumPy's.
+
+    `tf.shape(x)`, inside a compiled program, is one: its value is known where the program is
+    traced, so that `tf.reshape(x, [tf.shape(x)[0], -1])` and Python's `if` and `range` work.
+    What NumPy computes from it is one as well; what is computed with an array of the program is
+    an array of the program.
+    """
+
+    def __array_wrap__(
+        self, array: np.ndarray, context: Any = None, return_scalar: bool = False
+    ) -> Any:
+        # NumPy would turn arrays without axes into scalars, which have no `.numpy()`.
+        return array.view(type(self))
+
+    def numpy(self) -> Any:
+        """Returns an array of the caller's own, or the scalar."""
+        return np.array(self.view(np.ndarray))[()]
+
+    def get_shape(self) -> TensorShape:
+        """Returns the shape as a `tf.TensorShape`."""
+        return TensorShape(self.shape)
+
+    def set_shape(self, shape: Any) -> None:
+        """Checks that `shape` is compatible with the tensor's."""
+        self.get_shape().assert_is_compatible_with(shape)
+
+    def ref(self) -> Reference:
+        """Returns a key for dictionaries and sets, equal for the same tensor only."""
+        return Reference(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        item = self.view(np.ndarray)[_on_host(index)]
+        if isinstance(item, np.ndarray):
+            return item.view(type(self))
+        scalar = np.empty((), self.view(np.ndarray).dtype)
+        scalar[()] = item
+        return scalar.view(type(self))
+
+    def __iter__(self) -> Any:
+        return (self[index] for index in range(len(self)))
+
+
+def _on_host(index: Any) -> Any:
+    """Indices may be tensors; NumPy wants arrays of its own."""
+    if isinstance(index, tuple):
+        return tuple(_on_host(part) for part in index)
+    return np.asarray(index) if isinstance(index, jax.Array) else index

@@ -1,0 +1,214 @@
+"""What optimizers of Keras 2 have and Keras 3's have not; `patches` gives it to them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from unison.collectives import ReduceOp
+from unison.lifting import current_lift
+from unison.strategies import get_replica_context
+from unison.strategies.context import in_cross_replica_context
+
+
+class OptimizerMethods:
+    """For `keras.optimizers.Optimizer`."""
+
+    @property
+    def lr(self: Any) -> Any:
+        """The learning rate. TF: `tf.keras.optimizers.Optimizer.lr` (Keras 2)."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self: Any, value: Any) -> None:
+        self.learning_rate = value
+
+    @property
+    def weights(self: Any) -> list[keras.Variable]:
+        """The optimizer's variables."""
+        return self.variables
+
+    def get_weights(self: Any) -> list[Any]:
+        """Returns the values of the optimizer's variables."""
+        return [variable.numpy() for variable in self.variables]
+
+    def apply_gradients(
+        self: Any,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        """Applies gradients; in a replica program, their sums over the replicas.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable.
+            name: Without effect.
+            skip_gradients_aggregation: Whether the gradients are summed already.
+            experimental_aggregate_gradients: The opposite, as `optimizers.legacy` calls it.
+
+        Returns:
+            The number of iterations, a variable.
+
+        Raises:
+            RuntimeError: In cross-replica context, where there is no replica's gradient.
+
+        TF: `tf.keras.optimizers.Optimizer.apply_gradients` (Keras 2).
+        """
+        del name
+        if in_cross_replica_context():
+            raise RuntimeError(
+                "apply_gradients() cannot be called in cross-replica context. Call it in the "
+                "function that strategy.run runs."
+            )
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        gradients = tuple(_scaled_again(self, gradients))
+        are_summed = skip_gradients_aggregation or not experimental_aggregate_gradients
+        with _of_summed_gradients(self) if are_summed else contextlib.nullcontext():
+            self.apply(gradients, variables)
+        return self.iterations
+
+    def aggregate_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[Any]:
+        """Returns the pairs with the gradients summed over the replicas.
+
+        TF: `tf.keras.optimizers.Optimizer.aggregate_gradients` (Keras 2).
+        """
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        context = get_replica_context()
+        if context is None:
+            raise RuntimeError("aggregate_gradients() must be called in a replica's context.")
+        return list(zip(context.all_reduce(ReduceOp.SUM, gradients), variables, strict=True))
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> list[Any]:
+        """Returns pairs of a gradient of `loss` and its variable.
+
+        Args:
+            loss: A function of no arguments, or, with `tape`, a tensor that it recorded.
+            var_list: The variables, or a function that returns them.
+            tape: The `tf.GradientTape` in which `loss` was computed.
+
+        Raises:
+            ValueError: `loss` is a tensor, and there is no tape.
+
+        TF: `tf.keras.optimizers.Optimizer.compute_gradients` (Keras 2).
+        """
+        if tape is None and not callable(loss):
+            raise ValueError(
+                f"A loss that is no function needs the tape that recorded it. Received: {loss!r}"
+            )
+        if callable(loss):
+            from unison.tf.gradients import GradientTape
+
+            tape = tape or GradientTape()
+            with tape:
+                loss = loss()
+        variables = var_list() if callable(var_list) else var_list
+        variables = keras.tree.flatten(variables)
+        return list(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Updates the variables of `var_list` once, by the gradients of `loss`.
+
+        The arguments are those of `compute_gradients`.
+
+        TF: `tf.keras.optimizers.Optimizer.minimize` (Keras 2).
+        """
+        return self.apply_gradients(self.compute_gradients(loss, var_list, tape))
+
+
+@contextlib.contextmanager
+def _of_summed_gradients(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, `optimizer` applies gradients as Keras does.
+
+    What sums them first is on the object (see `unison.keras.optimizers`), and comes back.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    summing = [
+        (vars(owner), name, vars(owner).pop(name))
+        for owner in {id(optimizer): optimizer, id(inner): inner}.values()
+        for name in ("apply", "stateless_apply")
+        if name in vars(owner)
+    ]
+    lift = current_lift()
+    try:
+        with lift.equal_writes() if lift is not None else contextlib.nullcontext():
+            yield
+    finally:
+        for attributes, name, method in summing:
+            attributes[name] = method
+
+
+def init_taking_lr(original: Callable[..., None]) -> Callable[..., None]:
+    """Returns an optimizer's `__init__` that takes `lr`, and any number as learning rate."""
+
+    @functools.wraps(original)
+    def init(self: Any, learning_rate: Any, *args: Any, lr: Any = None, **kwargs: Any) -> None:
+        rate = learning_rate if lr is None else lr
+        is_number = isinstance(rate, numbers.Real) and not isinstance(rate, float)
+        original(self, float(rate) if is_number else rate, *args, **kwargs)
+
+    return init
+
+
+class LossScaleMethods:
+    """For `keras.mixed_precision.LossScaleOptimizer`.
+
+    In Keras 2 the program unscales the gradients, in Keras 3 `apply` does. Of gradients that
+    `get_unscaled_gradients` returned, `apply_gradients` takes the scale in again.
+    """
+
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Applies gradients; where some are not finite, only the loss scale changes.
+
+        Keras' own assigns variables in the branches of a conditional, which JAX does not allow.
+        """
+        if not self.built:
+            self.build(list(trainable_variables))
+        weights = self._trainable_variables
+        given = weights if trainable_variables is None else trainable_variables
+        of_weight = {id(weight): grad for weight, grad in zip(given, grads, strict=True)}
+        new_weights, new_variables = self.stateless_apply(
+            [variable.value for variable in self.variables],
+            [of_weight.get(id(weight)) for weight in weights],
+            [weight.value for weight in weights],
+        )
+        for variable, value in zip(
+            (*weights, *self.variables), (*new_weights, *new_variables), strict=True
+        ):
+            variable.assign(value)
+
+    @property
+    def loss_scale(self: Any) -> Any:
+        """What the loss is multiplied by now."""
+        return self.dynamic_scale.value if self.built else self.initial_scale
+
+    def get_scaled_loss(self: Any, loss: Any) -> Any:
+        """Returns `loss` times the scale, or a function that returns it.
+
+        TF: `tf.keras.mixed_precision.LossScaleOptimizer.get_scaled_loss` (Keras 2).
+        """
+        if callable(loss):
+            return lambda: self.scale_loss(loss())
+        return self.scale_loss(loss)
+
+    def get_unscaled_gradients(self: Any, grads: Sequence[Any]) -> list[Any]:
+        """Returns the gradients of a scaled loss divided by the scale.
+
+        TF: `tf.keras.mixed_precision.LossScaleOptimizer.get_unscaled_gradients` (Keras 2).
+        """
+        vars(self)["_unison_unscales"] = True
+        scale = self.loss_scale
+        return [None if grad is None else grad / scale for grad in grads]
+
+
+def _scaled_again(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> Sequence[Any]:
+    """Undoes `get_unscaled_gradients`, for an `apply` that unscales."""
+    if not vars(optimizer).get("_unison_unscales"):
+        return gradients
+    scale = optimizer.loss_scale
+    return [None if grad is None else grad * scale for grad in gradients]

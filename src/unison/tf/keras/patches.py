@@ -1,0 +1,86 @@
+"""What `unison.tf.keras` adds to Keras' classes, done when it is imported.
+
+Methods, arguments and file formats of Keras 2 that TensorFlow programs use. Nothing that Keras 3
+does changes: what is added was an error before.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+from keras.src import datasets
+from keras.src.api_export import register_internal_serializable
+from keras.src.backend.common import dtypes
+from keras.src.dtype_policies.dtype_policy import DTypePolicy
+from keras.src.layers import layer as layer_module
+from keras.src.models.functional import Functional
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.trainer import Trainer
+from keras.src.utils import file_utils
+
+from unison.keras import text_input
+from unison.keras.scope import ENTRY_POINTS
+from unison.keras.stateful_step import STATE_OF_STEPS
+from unison.tf.keras import layers, old_models, old_optimizers, old_saving, utils
+
+#: Keras' own layers of these names need TensorFlow.
+_OWN_LAYERS = ("Hashing", "IntegerLookup", "StringLookup", "TextVectorization")
+
+#: Of `compile`: they chose between implementations that are gone.
+_OLD_COMPILE_ARGUMENTS = ("experimental_run_tf_function", "distribute", "pss_evaluation_shards")
+
+
+def patch_keras() -> None:
+    """Gives Keras' classes the old spellings."""
+    _give(old_optimizers.OptimizerMethods, keras.optimizers.Optimizer)
+    _give(old_optimizers.LossScaleMethods, keras.optimizers.LossScaleOptimizer)
+    # Where it is defined: while a scope is open, `keras.optimizers.Optimizer` has another.
+    BaseOptimizer.__init__ = old_optimizers.init_taking_lr(BaseOptimizer.__init__)
+    _give(old_models.MetricMethods, keras.metrics.Metric)
+    _give(old_models.VariableMethods, keras.Variable)
+    keras.Variable.__init__ = old_models.init_starting_devices(keras.Variable.__init__)
+    for owner in (keras.layers.Layer, keras.metrics.Metric):
+        owner.add_weight = old_models.method_adding_weights(owner)
+    for tensors in ("input", "output"):
+        setattr(keras.layers.Layer, f"{tensors}_shape", old_models.ShapeOf(tensors))
+    # Where it is defined: Keras tells a program's own `compile` by comparing with that.
+    Trainer.compile = old_models.compile_ignoring(_OLD_COMPILE_ARGUMENTS, Trainer.compile)
+    for name in ENTRY_POINTS:
+        setattr(keras.Model, name, old_models.entry_point(name))
+    for name in ("fit", "evaluate", "predict"):
+        setattr(keras.Model, f"{name}_generator", getattr(keras.Model, name))
+    for name in STATE_OF_STEPS:
+        setattr(keras.Model, name, old_models.step_with_or_without_state(name))
+    _give(old_models.ModelMethods, keras.Model)
+    _give(old_saving.SavingMethods, keras.Model)
+    let_text_pass()
+    for module in (file_utils, *vars(datasets).values()):
+        if hasattr(module, "get_file"):
+            module.get_file = utils.get_file
+
+
+def let_text_pass() -> None:
+    """Lets models take text, and Keras find our layers for it where it looks for its own.
+
+    Models with such layers are saved as Keras saves them, and load in Keras with TensorFlow.
+    """
+    keras.Model.__call__ = text_input.calling_with_text(keras.Model.__call__)
+    DTypePolicy.convert_input = text_input.casting_but_text(DTypePolicy.convert_input)
+    Functional._convert_inputs_to_tensors = text_input.converting_but_text(
+        Functional._convert_inputs_to_tensors
+    )
+    Functional._adjust_input_rank = text_input.ranking_but_text(Functional._adjust_input_rank)
+    layer_module.is_backend_tensor_or_symbolic = text_input.counting_text_as_tensor(
+        layer_module.is_backend_tensor_or_symbolic
+    )
+    dtypes.PYTHON_DTYPES_MAP[np.dtype(object)] = "string"
+    for name in _OWN_LAYERS:
+        layer = getattr(layers, name)
+        setattr(keras.layers, name, layer)
+        register_internal_serializable(f"keras.layers.{name}", layer)
+
+
+def _give(methods: type, owner: type) -> None:
+    for name, value in vars(methods).items():
+        if not name.startswith("__"):
+            setattr(owner, name, value)

@@ -1,0 +1,67 @@
+"""`tf.profiler`: JAX's profiler, whose traces TensorBoard and Perfetto show."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+
+from unison.tf.missing import names_missing_from, namespace
+from unison.tf.text import text_of
+
+__getattr__ = names_missing_from(__name__)
+
+
+class ProfilerOptions(NamedTuple):
+    """How much to record. TF: `tf.profiler.experimental.ProfilerOptions`."""
+
+    host_tracer_level: int = 2
+    python_tracer_level: int = 0
+    device_tracer_level: int = 1
+    delay_ms: int | None = None
+
+
+def _start(logdir: Any, options: ProfilerOptions | None = None) -> None:
+    """Starts recording into a folder. TF: `tf.profiler.experimental.start`."""
+    wanted = jax.profiler.ProfileOptions()
+    for name in ("host_tracer_level", "python_tracer_level", "device_tracer_level"):
+        setattr(wanted, name, getattr(options or ProfilerOptions(), name))
+    jax.profiler.start_trace(text_of(logdir), profiler_options=wanted)
+
+
+def _stop(save: bool = True) -> None:
+    """Stops recording; the trace is always written. TF: `tf.profiler.experimental.stop`."""
+    jax.profiler.stop_trace()
+
+
+@contextlib.contextmanager
+def _profile(logdir: Any, options: ProfilerOptions | None = None) -> Iterator[None]:
+    """Records what happens inside. TF: `tf.profiler.experimental.Profile`."""
+    _start(logdir, options)
+    try:
+        yield
+    finally:
+        _stop()
+
+
+def _trace(name: str, **kwargs: Any) -> AbstractContextManager[Any]:
+    """Names what happens inside in the trace; with `step_num`, as a step of training.
+
+    TF: `tf.profiler.experimental.Trace`.
+    """
+    if "step_num" in kwargs:
+        return jax.profiler.StepTraceAnnotation(name, **kwargs)
+    return jax.profiler.TraceAnnotation(name, **kwargs)
+
+
+experimental = namespace(
+    "unison.tf.profiler.experimental",
+    Profile=_profile,
+    ProfilerOptions=ProfilerOptions,
+    Trace=_trace,
+    start=_start,
+    stop=_stop,
+)

@@ -1,0 +1,262 @@
+"""`tf.Variable`: a `unison.Variable` with TensorFlow's signatures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison import variables
+from unison.cells import VariableAggregation, VariableSynchronization
+from unison.lifting import current_lift
+from unison.references import Reference
+from unison.slices import nd_index, row_index
+from unison.tf.dtypes import as_dtype
+from unison.tf.tensor_spec import TensorShape
+
+
+class Variable(variables.Variable):
+    """A variable, made and named as in TensorFlow; see `unison.Variable`.
+
+    Indexing gives arrays, which cannot be assigned to: use `scatter_nd_update`, or
+    `v.assign(v.value().at[1:3].set(x))`. There are no variables of text.
+
+    Args:
+        initial_value: A value, or a function of no arguments that returns one.
+        trainable: Whether `trainable_variables` lists it. Default: True, False for `ON_READ`.
+        validate_shape: If False, assignments may change the shape (outside compiled functions).
+        caching_device: Without effect.
+        name: Its name; `variable.name` has ":0" at the end. Default: "Variable".
+        variable_def: Refused: there are no protocol buffers of variables.
+        dtype: The dtype; default: that of `initial_value`.
+        import_scope: Without effect.
+        constraint: A function of the value, for an optimizer to apply after its updates.
+        synchronization: A `tf.VariableSynchronization`.
+        aggregation: A `tf.VariableAggregation`.
+        shape: A `tf.TensorShape` or list, with None for sizes that assignments may change.
+        experimental_enable_variable_lifting: Without effect.
+
+    Example:
+        >>> v = Variable([1.0, 2.0], name="v")
+        >>> v.assign_add([1.0, 1.0])
+        <tf.Variable 'v:0' shape=(2,) dtype=float32, numpy=array([2., 3.], dtype=float32)>
+
+    TF: `tf.Variable`.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        variable_def: Any = None,
+        dtype: Any = None,
+        import_scope: str | None = None,
+        constraint: Callable[[Any], Any] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        shape: Any = None,
+        experimental_enable_variable_lifting: bool = True,
+    ):
+        del caching_device, import_scope, experimental_enable_variable_lifting
+        if variable_def is not None:
+            raise ValueError(
+                "tf.Variable cannot be made from a variable_def: there are no protocol buffers of "
+                "variables. Pass initial_value=."
+            )
+        super().__init__(
+            initial_value,
+            trainable,
+            name or "Variable",
+            None if dtype is None else as_dtype(dtype),
+            shape=_sizes(shape, validate_shape),
+            constraint=constraint,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+        self.name = f"{self.name}:0"
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Assigns `value`; returns the variable, or None without `read_value`.
+
+        TF: `tf.Variable.assign`.
+        """
+        del use_locking, name
+        super().assign(value)
+        return self._assigned(read_value)
+
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Adds `delta`; returns as `assign`. TF: `tf.Variable.assign_add`."""
+        del use_locking, name
+        super().assign_add(delta)
+        return self._assigned(read_value)
+
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtracts `delta`; returns as `assign`. TF: `tf.Variable.assign_sub`."""
+        del use_locking, name
+        super().assign_sub(delta)
+        return self._assigned(read_value)
+
+    def _assigned(self, read_value: bool) -> Variable | None:
+        """Returns what an assignment returns: the variable, for its new value.
+
+        Raises:
+            ValueError: The copies, which are assigned, have no common value.
+        """
+        if read_value and current_lift() is None:
+            self._cell.require_common_value()
+        return self if read_value else None
+
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """The copies of a variable on several replicas, in their order."""
+        if self._cell.is_alone:
+            raise AttributeError("A variable on one replica has no values; use value().")
+        return tuple(jnp.asarray(copy, dtype=copy.dtype) for copy in self._cell.copies())
+
+    @property
+    def shape(self) -> Any:
+        """The shape: a tuple, or a `TensorShape` if assignments may change it."""
+        is_open = self._sizes is ... or None in self._sizes
+        return self.get_shape() if is_open else self._sizes
+
+    def get_shape(self) -> TensorShape:
+        """Returns the shape, with None for sizes that assignments may change."""
+        return TensorShape(None if self._sizes is ... else self._sizes)
+
+    def ref(self) -> Reference:
+        """Returns a key for dictionaries and sets. TF: `tf.Variable.ref`."""
+        return Reference(self)
+
+    experimental_ref = ref
+
+    def is_initialized(self, name: str | None = None) -> bool:
+        """Whether there is a value: always. TF: `tf.Variable.is_initialized`."""
+        del name
+        return True
+
+    def initialized_value(self) -> jax.Array:
+        """Returns the value. TF: `tf.compat.v1.Variable.initialized_value`."""
+        return self.value()
+
+    def numpy(self) -> Any:
+        """Returns the value as a NumPy array of the caller's own, or a NumPy scalar."""
+        return super().numpy()[()]
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
+        """Returns the slices at `indices` of the first axis. TF: `tf.Variable.sparse_read`."""
+        del name
+        value = self.value()
+        return value[row_index(value, indices)]
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:
+        """Returns the elements or slices at `indices`. TF: `tf.Variable.gather_nd`."""
+        del name
+        value = self.value()
+        return value[nd_index(value, indices)]
+
+    def _operand(self, other: Any) -> Any:
+        # As TensorFlow converts them: NumPy's numbers of one kind take the variable's dtype.
+        if isinstance(other, np.ndarray | np.generic):
+            for kind in (jnp.floating, jnp.integer):
+                if jnp.issubdtype(other.dtype, kind) and jnp.issubdtype(self.dtype, kind):
+                    return np.asarray(other, dtype=self.dtype)
+        return super()._operand(other)
+
+    def __repr__(self) -> str:
+        copies = self._shown_copies()
+        if len(copies) == 1:
+            return self._shown(self.name, copies[0])
+        kind = "SyncOnReadVariable" if self._cell.is_on_read else "MirroredVariable"
+        stem = self.name.removesuffix(":0")
+        names = [self.name, *(f"{stem}/replica_{index}:0" for index in range(1, len(copies)))]
+        lines = [
+            f"  {index}: {self._shown(name, value)}"
+            for index, (name, value) in enumerate(zip(names, copies, strict=True))
+        ]
+        return "\n".join([f"{kind}:{{", *lines, "}"])
+
+    def _shown_copies(self) -> list[Any]:
+        try:
+            if current_lift() is None:
+                return self._cell.copies()
+        except RuntimeError:  # a program that failed took the value
+            pass
+        return [self._shown_value()]
+
+    def _shown(self, name: str, value: Any) -> str:
+        shown = str(value) if np.ndim(value) == 0 else repr(value)
+        sizes = self.get_shape()
+        return f"<tf.Variable {name!r} shape={sizes} dtype={self.dtype}, numpy={shown}>"
+
+
+def _sizes(shape: Any, validate_shape: bool) -> Any:
+    """Returns TensorFlow's `shape` as `unison.Variable` takes it."""
+    if shape is None:
+        return None if validate_shape else ...
+    shape = TensorShape(shape)
+    return ... if shape.rank is None else tuple(shape.as_list())
+
+
+def _with_tensorflows_options(method: Callable[..., variables.Variable]) -> Any:
+    """Returns `method` with `use_locking` and `name`, which TensorFlow's has as well.
+
+    They are without effect: an update always takes effect as a whole, and it has no name.
+    """
+
+    @functools.wraps(method)
+    def scatter(
+        self: Variable, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> variables.Variable:
+        del use_locking, name
+        return method(self, sparse_delta)
+
+    return scatter
+
+
+def _with_tensorflows_name(method: Callable[..., variables.Variable]) -> Any:
+    """Returns `method` with `name`, without effect."""
+
+    @functools.wraps(method)
+    def scatter_nd(
+        self: Variable, indices: Any, updates: Any, name: str | None = None
+    ) -> variables.Variable:
+        del name
+        return method(self, indices, updates)
+
+    return scatter_nd
+
+
+for _name in "add sub mul div max min update".split():
+    _method = getattr(variables.Variable, f"scatter_{_name}")
+    setattr(Variable, f"scatter_{_name}", _with_tensorflows_options(_method))
+for _name in "add sub update max min".split():
+    _method = getattr(variables.Variable, f"scatter_nd_{_name}")
+    setattr(Variable, f"scatter_nd_{_name}", _with_tensorflows_name(_method))
+Variable.batch_scatter_update = _with_tensorflows_options(  # type: ignore[method-assign]
+    variables.Variable.batch_scatter_update
+)

@@ -1,0 +1,45 @@
+"""Saving the state of a program and bringing it back, and optimizers."""
+
+from unison.train.checkpoint import Checkpoint
+from unison.train.latest import CheckpointState, get_checkpoint_state, latest_checkpoint
+from unison.train.manager import CheckpointManager
+from unison.train.optimizers import (
+    Adadelta,
+    Adagrad,
+    Adam,
+    Ftrl,
+    GradientDescent,
+    Momentum,
+    Optimizer,
+    RMSProp,
+    aggregated,
+    with_aggregation,
+)
+from unison.train.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
+from unison.train.watching import checkpoints_iterator
+from unison.train.weights import load_weights, save_weights
+
+__all__ = [
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "Checkpoint",
+    "CheckpointManager",
+    "CheckpointReader",
+    "CheckpointState",
+    "Ftrl",
+    "GradientDescent",
+    "Momentum",
+    "Optimizer",
+    "RMSProp",
+    "aggregated",
+    "checkpoints_iterator",
+    "get_checkpoint_state",
+    "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
+    "load_weights",
+    "save_weights",
+    "with_aggregation",
+]

@@ -1,0 +1,203 @@
+"""The file of a checkpoint: arrays, and the graph of the objects that they belong to.
+
+`PREFIX.index` is a ZIP archive as `numpy.savez` writes it: an uncompressed `.npy` member for each
+array, named by the array's path in the graph, and `checkpoint.json`. Every member carries a CRC-32,
+which reading checks. Nothing in it is pickled, and `numpy.load` opens it.
+
+Why not Orbax (0.12): it gives back arrays whose bits were flipped on the disk without an error,
+writes NumPy arrays in process 0 only and refuses arrays that one process holds, while TensorFlow's
+programs let every worker write a checkpoint of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
+from unison.train import files
+
+#: What follows a checkpoint's prefix in the name of its file, as in TensorFlow.
+SUFFIX = ".index"
+
+_GRAPH = "checkpoint.json"
+_FORMAT = "unison checkpoint"
+_VERSION = 1
+
+
+@dataclasses.dataclass
+class Node:
+    """An object of a checkpoint.
+
+    Attributes:
+        children: The numbers of the nodes that it refers to, by name.
+        variable: The key of the array that is its value, if it is a variable.
+        state: What its `get_state` returned, encoded (see `structures`); None if it has none.
+    """
+
+    children: dict[str, int] = dataclasses.field(default_factory=dict)
+    variable: str | None = None
+    state: Any = None
+
+    @property
+    def has_value(self) -> bool:
+        return self.variable is not None or self.state is not None
+
+
+def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a checkpoint, which appears whole or not at all and replaces one that is there."""
+    index = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "nodes": [dataclasses.asdict(node) for node in nodes],
+        "arrays": {
+            key: {"shape": list(array.shape), "dtype": _name_of_dtype(array.dtype)}
+            for key, array in arrays.items()
+        },
+    }
+    with (
+        files.replacing(prefix + SUFFIX) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        archive.writestr(zipfile.ZipInfo(_GRAPH), json.dumps(index))
+        for key, array in arrays.items():
+            member = zipfile.ZipInfo(_member(key))
+            with archive.open(member, "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, _storable(array), allow_pickle=False)
+
+
+class ArrayDescription(NamedTuple):
+    """What is known of an array before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Archive:
+    """A checkpoint to read from; it can be read as long as this object lives.
+
+    Args:
+        prefix: The checkpoint's path, without `.index`.
+
+    Attributes:
+        nodes: The objects; the first one is the root.
+        arrays: The description of every array, by key.
+
+    Raises:
+        NotFoundError: There is no checkpoint.
+        DataLossError: It is damaged.
+        InvalidArgumentError: Another release wrote it, in another format.
+    """
+
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+        try:
+            file = files.open_to_read(prefix + SUFFIX)
+        except NotFoundError as error:
+            raise NotFoundError(message=_what_is_there_instead(prefix)) from error
+        try:
+            self._archive = zipfile.ZipFile(file)
+            index = json.loads(self._archive.read(_GRAPH))
+            self._check_format(index)
+            self.nodes = [Node(**node) for node in index["nodes"]]
+            self.arrays = {
+                key: ArrayDescription(tuple(array["shape"]), jnp.dtype(array["dtype"]))
+                for key, array in index["arrays"].items()
+            }
+        except InvalidArgumentError:
+            file.close()
+            raise
+        except Exception as error:  # whatever a damaged archive makes of itself
+            file.close()
+            raise self._damaged(error) from error
+
+    def _check_format(self, index: Mapping[str, Any]) -> None:
+        if (index["format"], index["version"]) != (_FORMAT, _VERSION):
+            raise InvalidArgumentError(
+                message=f"{self.prefix}{SUFFIX} is a {index['format']!r} of version "
+                f"{index['version']!r}; this release reads {_FORMAT!r}, version {_VERSION}."
+            )
+
+    def read(self, key: str) -> np.ndarray:
+        """Returns an array.
+
+        Raises:
+            NotFoundError: The checkpoint has none of that name.
+            DataLossError: It is damaged.
+        """
+        if key not in self.arrays:
+            raise NotFoundError(
+                message=f"Checkpoint {self.prefix} has no array {key!r}. It has: "
+                f"{', '.join(sorted(self.arrays))}"
+            )
+        shape, dtype = self.arrays[key]
+        try:
+            with self._archive.open(_member(key)) as stream:
+                array = np.lib.format.read_array(stream, allow_pickle=False)
+            array = array if array.dtype == dtype else array.view(dtype)
+            if array.shape != shape:
+                raise ValueError(f"array {key!r} has shape {array.shape}, and {shape} in its index")
+        except Exception as error:  # whatever a damaged archive makes of itself
+            raise self._damaged(error) from error
+        return array
+
+    def verify(self) -> None:
+        """Reads everything and compares the checksums.
+
+        Raises:
+            DataLossError: Something is damaged, or not there.
+        """
+        missing = {_member(key) for key in self.arrays} - set(self._archive.namelist())
+        try:
+            damaged = next(iter(missing), None) or self._archive.testzip()
+        except Exception as error:  # whatever a damaged archive makes of itself
+            raise self._damaged(error) from error
+        if damaged is not None:
+            raise self._damaged(ValueError(f"{damaged} is missing or has another checksum"))
+
+    def _damaged(self, error: Exception) -> DataLossError:
+        return DataLossError(
+            message=f"Checkpoint {self.prefix} is damaged: {error}. Restore another one; "
+            "latest_checkpoint skips those that are."
+        )
+
+
+def _what_is_there_instead(prefix: str) -> str:
+    message = f"There is no checkpoint {prefix} (no file {prefix}{SUFFIX})."
+    folder, name = os.path.split(prefix)
+    if prefix.endswith(SUFFIX) and files.exists(prefix):
+        return f"{message} Name it without {SUFFIX}: {prefix.removesuffix(SUFFIX)}"
+    if files.names_in(prefix):
+        return f"{message} {prefix} is a folder: pass latest_checkpoint({prefix!r})."
+    pattern = re.compile(re.escape(name) + r"-\d+" + re.escape(SUFFIX))
+    numbered = sorted(found for found in files.names_in(folder) if pattern.fullmatch(found))
+    if numbered:
+        found = os.path.join(folder, numbered[-1].removesuffix(SUFFIX))
+        return f"{message} `save` adds a number to the prefix. Did you mean {found}?"
+    return message
+
+
+def _member(key: str) -> str:
+    return f"{key}.npy"
+
+
+def _name_of_dtype(dtype: np.dtype) -> str:
+    # To NumPy's own notation, the dtypes that JAX adds (bfloat16, ...) are bytes without a meaning.
+    return dtype.name if dtype.kind == "V" else dtype.str
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"Checkpoints hold numbers and text, and nothing pickled. Received: an array of {array}"
+        )
+    is_bytes_to_numpy = array.dtype.kind == "V"
+    return array.view(f"u{array.dtype.itemsize}") if is_bytes_to_numpy else array

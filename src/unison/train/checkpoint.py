@@ -1,0 +1,210 @@
+"""`Checkpoint`: saves the state of a graph of objects, and brings it back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from unison.data.dataset import Dataset
+from unison.lifting import current_lift
+from unison.module import Tracked, tell_waiting
+from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.placement import scoped_placement
+from unison.stepping import needs_python
+from unison.strategies.default import default_strategy
+from unison.train import files
+from unison.train.archive import SUFFIX, Archive, write_archive
+from unison.train.graph import describe, is_tracked, parts_of
+from unison.train.latest import update_checkpoint_state
+from unison.train.restoration import Restoration
+from unison.train.status import CheckpointLoadStatus, InitializationOnlyStatus
+from unison.variables import Variable
+
+#: Where the folder of a saved model has its variables; it can be restored, too.
+_OF_A_SAVED_MODEL = os.path.join("variables", "variables")
+
+_COUNTER = "save_counter"
+
+
+class Checkpoint(Tracked):
+    """Saves and restores variables, and the objects that hold them.
+
+    A checkpoint follows attributes, lists, tuples and dictionaries of what it is given: variables
+    (Unison's and Keras'), modules, Keras models, layers, optimizers and metrics, other checkpoints,
+    and objects with `get_state` and `set_state`. Values are those seen outside the replicas, so
+    that they can be restored under another strategy.
+
+    Args:
+        root: An object whose parts are the checkpoint's own: `Checkpoint(model)` can be restored
+            into `Checkpoint(other_model)`, and into any object with attributes of the same names.
+        objects: What to follow, by name.
+
+    Raises:
+        ValueError: An object has no state that a checkpoint can follow.
+
+    Example:
+        >>> import tempfile, unison
+        >>> folder = tempfile.mkdtemp()
+        >>> weight = unison.Variable(3.0)
+        >>> checkpoint = Checkpoint(weight=weight)
+        >>> path = checkpoint.save(f"{folder}/ckpt")
+        >>> os.path.basename(path)
+        'ckpt-1'
+        >>> _ = weight.assign(0.0)
+        >>> _ = checkpoint.restore(path).assert_consumed()
+        >>> float(weight)
+        3.0
+
+    TF: `tf.train.Checkpoint`.
+    """
+
+    def __init__(self, root: Any = None, **objects: Any):
+        #: A save counts, writes and records what it wrote: one after the other.
+        self._saving = threading.RLock()
+        if _COUNTER in objects:
+            raise AttributeError(
+                f"A Checkpoint has a {_COUNTER} of its own: give yours another name."
+            )
+        named = {} if root is None else {"root": root}
+        for name, value in (named | dict(sorted(objects.items()))).items():
+            if not (is_tracked(value) or isinstance(value, list | tuple | dict | Dataset)):
+                raise ValueError(
+                    "A Checkpoint follows variables, modules, Keras objects, lists and "
+                    "dictionaries of them, and objects with get_state and set_state. Received: "
+                    f"{name}={value!r} of type {type(value).__name__}"
+                )
+            setattr(self, name, value)
+
+    @property
+    def save_counter(self) -> Variable:
+        """How often `save` was called; it numbers the checkpoints, and is saved in them."""
+        if _COUNTER not in vars(self):
+            with scoped_placement(default_strategy().placement):
+                counter = Variable(0, trainable=False, name=_COUNTER, dtype=np.int64)
+            vars(self)[_COUNTER] = counter
+            tell_waiting(self)
+        return vars(self)[_COUNTER]
+
+    def save(self, file_prefix: str | os.PathLike, options: Any = None) -> str:
+        """Writes a checkpoint and makes it its folder's latest one.
+
+        Args:
+            file_prefix: Its path, to which a hyphen and the number of the checkpoint are added.
+            options: Accepted for TensorFlow's sake (`tf.train.CheckpointOptions`).
+
+        Returns:
+            The path, for `restore`.
+
+        Raises:
+            PermissionDeniedError: The folder cannot be written.
+            ResourceExhaustedError: The disk is full.
+            ValueError: An `ON_READ` variable without aggregation has no common value.
+            RuntimeError: Inside a replica program.
+        """
+        with self._saving:
+            path = self.write_numbered(file_prefix, options=options)
+            update_checkpoint_state(os.path.dirname(path), path)
+        return path
+
+    def write_numbered(
+        self, file_prefix: str | os.PathLike, number: int | None = None, options: Any = None
+    ) -> str:
+        """Counts, and writes a checkpoint without making it its folder's latest one; see `save`.
+
+        Args:
+            file_prefix: Its path without the number.
+            number: The number; default: that of the counter.
+            options: See `save`.
+        """
+        _require_known_values()
+        with self._saving:
+            before = int(self.save_counter)
+            self.save_counter.assign(before + 1)
+            try:
+                number = before + 1 if number is None else number
+                return self.write(f"{os.fspath(file_prefix)}-{number}", options)
+            except BaseException:
+                self.save_counter.assign(before)  # nothing was saved
+                raise
+
+    def write(self, file_prefix: str | os.PathLike, options: Any = None) -> str:
+        """Writes a checkpoint, without a number and without counting; see `save`.
+
+        Returns:
+            The path, for `read` or `restore`.
+        """
+        del options
+        _require_known_values()
+        path = os.fspath(file_prefix)
+        with LAUNCH_LOCK:  # no step changes one variable while another one is read
+            nodes, arrays = describe(self._root, self._parts)
+        for key, array in arrays.items():
+            if key.startswith(f"{_COUNTER}/"):
+                arrays[key] = array.astype(np.int64)  # also where the program keeps 32 bits only
+        write_archive(path, nodes, arrays)
+        return path
+
+    def read(self, save_path: str | os.PathLike, options: Any = None) -> CheckpointLoadStatus:
+        """Restores what `write` or `save` has written.
+
+        Objects that exist get their values now. Variables that are created later (by a Keras model
+        that is not built, as an optimizer's slots, as attributes that are set later) get theirs
+        when they are created.
+
+        Args:
+            save_path: The path that `write` or `save` returned, or a saved model's folder.
+            options: Accepted for TensorFlow's sake.
+
+        Returns:
+            What was restored, with assertions about it.
+
+        Raises:
+            NotFoundError: There is no such checkpoint.
+            DataLossError: It is damaged. Nothing was changed.
+            ValueError: A variable has another shape. Nothing was changed.
+            InvalidArgumentError: A variable has another dtype. Nothing was changed.
+        """
+        del options
+        path = os.fspath(save_path)
+        if files.exists(os.path.join(path, _OF_A_SAVED_MODEL + SUFFIX)):
+            path = os.path.join(path, _OF_A_SAVED_MODEL)
+        others = () if self._root is self else (self,)
+        return CheckpointLoadStatus(Restoration(Archive(path), self._root, self._parts, others))
+
+    def restore(
+        self, save_path: str | os.PathLike | None, options: Any = None
+    ) -> CheckpointLoadStatus | InitializationOnlyStatus:
+        """Restores what `save` has written, with the number of checkpoints; see `read`.
+
+        Args:
+            save_path: The path; None, which `latest_checkpoint` returns for a folder without a
+                checkpoint, restores nothing.
+            options: Accepted for TensorFlow's sake.
+        """
+        if save_path is None:
+            return InitializationOnlyStatus()
+        _ = self.save_counter  # which is restored with the others
+        return self.read(save_path, options)
+
+    @property
+    def _root(self) -> Any:
+        """The object that the checkpoint's first node stands for."""
+        return vars(self).get("root", self)
+
+    def _parts(self, owner: Any) -> dict[str, Any]:
+        if owner is not self._root:
+            return parts_of(owner)
+        own = {name: part for name, part in parts_of(self).items() if name != "root"}
+        return own if owner is self else parts_of(owner) | own
+
+
+def _require_known_values() -> None:
+    if current_lift() is not None:
+        needs_python("Saving a checkpoint")
+        raise RuntimeError(
+            "A checkpoint cannot be saved inside a function that strategy.run is tracing, where "
+            "values are not known yet. Save it outside run."
+        )

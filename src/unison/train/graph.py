@@ -1,0 +1,173 @@
+"""The graph of objects that a checkpoint follows: who refers to whom, by which name.
+
+It is TensorFlow's object graph: an object is found again by the names that lead to it from the
+root, not by its own name, so that parts of a checkpoint can be restored into another program.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from unison.cells import has_cell
+from unison.module import WAITING, Tracked
+from unison.train.archive import Node
+from unison.train.structures import encode_structure
+
+#: Returns the parts of an object, by name.
+Parts = Callable[[Any], dict[str, Any]]
+
+_ATTRIBUTE = ".ATTRIBUTES"
+
+
+def parts_of(owner: Any) -> dict[str, Any]:
+    """Returns the objects with a state that `owner` refers to, by name.
+
+    Raises:
+        ValueError: A dictionary has such an object under a key that is no text.
+    """
+    if isinstance(owner, dict):
+        return _items(owner)
+    if isinstance(owner, list | tuple):
+        return {str(index): item for index, item in enumerate(owner) if is_tracked(item)}
+    keras_parts = _keras_parts()
+    if keras_parts is not None and keras_parts.is_keras_object(owner):
+        return keras_parts.parts_of_keras_object(owner, is_tracked)
+    if isinstance(owner, Tracked):
+        attributes = vars(owner).items()
+        return {name: value for name, value in attributes if name != WAITING and is_tracked(value)}
+    return {}
+
+
+def is_tracked(value: Any) -> bool:
+    """Whether a checkpoint follows `value`: it has a state, or refers to what may have one."""
+    if isinstance(value, dict):
+        return any(map(is_tracked, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_tracked, value))
+    if isinstance(value, Tracked) or is_variable(value) or has_state(value):
+        return True
+    keras_parts = _keras_parts()
+    return keras_parts is not None and keras_parts.is_keras_object(value)
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a variable, ours or Keras'."""
+    return has_cell(value) or (
+        "keras" in sys.modules and isinstance(value, sys.modules["keras"].Variable)
+    )
+
+
+def has_state(value: Any) -> bool:
+    """Whether `value` gives and takes its state by `get_state` and `set_state`."""
+    return (
+        not isinstance(value, type)
+        and callable(getattr(value, "get_state", None))
+        and callable(getattr(value, "set_state", None))
+    )
+
+
+def reachable(root: Any, parts: Parts) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields every object that can be reached from `root`, the nearest first, with its path."""
+    queue: collections.deque[tuple[tuple[str, ...], Any]] = collections.deque([((), root)])
+    seen = {id(root)}
+    while queue:
+        path, owner = queue.popleft()
+        yield path, owner
+        for name, part in parts(owner).items():
+            if id(part) not in seen:
+                seen.add(id(part))
+                queue.append(((*path, name), part))
+
+
+def settle(root: Any, parts: Parts) -> None:
+    """Stores the state that running training loops hold, so that it can be read and assigned."""
+    keras_parts = _keras_parts()
+    if keras_parts is not None:
+        for _, owner in list(reachable(root, parts)):
+            keras_parts.settle(owner)
+
+
+def announce_new_parts(owner: Any) -> None:
+    """Makes `owner` tell what waits for its parts when it may have new ones."""
+    keras_parts = _keras_parts()
+    if keras_parts is not None and keras_parts.is_keras_object(owner):
+        keras_parts.announce_new_parts(owner)
+
+
+def describe(root: Any, parts: Parts) -> tuple[list[Node], dict[str, np.ndarray]]:
+    """Returns the nodes of the graph and the arrays that are its state.
+
+    A variable of several replicas is one array: its copies combined.
+
+    Raises:
+        ValueError: A variable's copies have no common value.
+    """
+    settle(root, parts)
+    found = list(reachable(root, parts))
+    number = {id(owner): index for index, (_, owner) in enumerate(found)}
+    arrays: dict[str, np.ndarray] = {}
+    nodes = []
+    for path, owner in found:
+        node = Node({name: number[id(part)] for name, part in parts(owner).items()})
+        if is_variable(owner):
+            node.variable = key_of(path, "VARIABLE_VALUE")
+            arrays[node.variable] = owner.cell.numpy() if has_cell(owner) else np.asarray(owner)
+        elif has_state(owner):
+            node.state = {"value": _encoded(owner, path, arrays)}
+        nodes.append(node)
+    return nodes, arrays
+
+
+def key_of(path: Iterable[str], attribute: str) -> str:
+    """Returns the key of an array of the object at `path`.
+
+    Example:
+        >>> key_of(["net", "layers/a", "kernel"], "VARIABLE_VALUE")
+        'net/layers.Sa/kernel/.ATTRIBUTES/VARIABLE_VALUE'
+    """
+    escaped = (name.replace(".", "..").replace("/", ".S") for name in path)
+    return "/".join([*escaped, _ATTRIBUTE, attribute])
+
+
+def _encoded(owner: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray]) -> Any:
+    numbers = itertools.count()
+
+    def store(leaf: Any) -> str:
+        if not isinstance(leaf, np.ndarray | np.generic | jax.Array):
+            raise TypeError(
+                f"What get_state of {owner!r} returns must be made of dictionaries with text as "
+                "keys, lists, tuples, numbers, text, bytes, arrays and None. Received: "
+                f"{leaf!r} of type {type(leaf).__name__}"
+            )
+        key = key_of(path, f"STATE_{next(numbers)}")
+        arrays[key] = np.asarray(leaf)
+        return key
+
+    return encode_structure(owner.get_state(), store)
+
+
+def _items(owner: dict[Any, Any]) -> dict[str, Any]:
+    tracked = {key: value for key, value in owner.items() if is_tracked(value)}
+    for key, value in tracked.items():
+        if not isinstance(key, str):
+            raise ValueError(
+                "A dictionary that a checkpoint follows must have text as keys. Received: the key "
+                f"{key!r} of {value!r}"
+            )
+    return tracked
+
+
+def _keras_parts() -> Any:
+    """Returns the module that knows Keras' objects, if the program uses Keras."""
+    if "keras" not in sys.modules:
+        return None
+    from unison.train import keras_parts
+
+    return keras_parts

@@ -1,0 +1,104 @@
+"""What Keras' objects consist of for a checkpoint, and when they get new parts.
+
+Parts are named by attributes, as in TensorFlow: `kernel`, `dense`, `optimizer`. What a layer made
+without keeping it in an attribute (the layers of a `Sequential`, a weight that only `add_weight`
+knows) is named by its place among the layers or weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
+from unison.module import tell_waiting
+
+import keras  # isort: skip
+from keras.src.saving.keras_saveable import KerasSaveable  # isort: skip
+
+_KERAS_OBJECTS = (KerasSaveable, keras.random.SeedGenerator)
+
+#: Attributes that are not followed: Keras' own lists of what the others hold, what belongs to
+#: another object, and the metrics that `compile` makes (as in TensorFlow; `model.metrics` can be
+#: given to a checkpoint by name).
+_NOT_FOLLOWED = frozenset(
+    "_trainable_variables _non_trainable_variables _variables _layers _metrics _seed_generators "
+    "_functional _operations _operations_by_depth _nodes _nodes_by_depth _inbound_nodes "
+    "_outbound_nodes _compile_metrics _compile_loss _loss_tracker".split()
+)
+
+#: The accounts of an object's own variables. Those of an optimizer's are `_variables` alone: its
+#: `_trainable_variables` are the model's.
+_WEIGHTS = ("_trainable_variables", "_non_trainable_variables")
+
+#: The methods in which Keras' objects make variables, and other objects that do.
+_MAKES_PARTS = ("build", "compile")
+
+
+def is_keras_object(value: Any) -> bool:
+    """Whether `value` is a layer, model, optimizer, metric, ... of Keras."""
+    return isinstance(value, _KERAS_OBJECTS)
+
+
+def parts_of_keras_object(owner: Any, is_tracked: Callable[[Any], bool]) -> dict[str, Any]:
+    """Returns the parts of one of Keras' objects, by name."""
+    parts = dict(_attributes(owner, is_tracked))
+    held = set(_identities(parts.values()))
+    return parts | {name: part for name, part in _unnamed(owner) if id(part) not in held}
+
+
+def _attributes(owner: Any, is_tracked: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(owner).items():
+        if name in _NOT_FOLLOWED or not is_tracked(value):
+            continue
+        public = name.lstrip("_")
+        if public != name and isinstance(getattr(type(owner), public, None), property):
+            yield public, value  # `kernel` of a Dense layer is kept in `_kernel`
+        yield name, value
+
+
+def _identities(values: Any) -> Iterator[int]:
+    for value in values:
+        if isinstance(value, dict):
+            yield from _identities(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _identities(value)
+        else:
+            yield id(value)
+
+
+def _unnamed(owner: Any) -> Iterator[tuple[str, Any]]:
+    for account in ("_variables",) if hasattr(owner, "_variables") else _WEIGHTS:
+        for index, variable in enumerate(getattr(owner, account, ())):
+            yield f"{account}[{index}]", variable
+    # Of a model without the input layer, which a Sequential model gets when it is built.
+    layers = owner.layers if isinstance(owner, keras.Model) else getattr(owner, "_layers", ())
+    for index, layer in enumerate(layers):
+        yield f"layers[{index}]", layer
+
+
+def settle(owner: Any) -> None:
+    """Stores the state that a running loop of a model holds in the model's variables."""
+    if isinstance(owner, keras.Model):
+        owner.jax_state_sync()
+
+
+def announce_new_parts(owner: Any) -> None:
+    """Makes `owner` tell what waits for its parts when it has been built or compiled."""
+    for name in _MAKES_PARTS:
+        method = getattr(owner, name, None)
+        if callable(method) and not hasattr(method, "_announces_parts"):
+            # Past Keras' attribute tracking, and on this object only.
+            vars(owner)[name] = _announcing(owner, method)
+
+
+def _announcing(owner: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        tell_waiting(owner)
+        return result
+
+    wrapped._announces_parts = True  # type: ignore[attr-defined]
+    return wrapped

@@ -1,0 +1,150 @@
+"""Which checkpoint of a folder is the latest: the text file `checkpoint` beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from unison.errors import NotFoundError, OpError
+from unison.train import files
+from unison.train.archive import SUFFIX, Archive
+
+logger = logging.getLogger("unison")
+
+_FILE = "checkpoint"
+_LINE = re.compile(r'(\w+): ("(?:[^"\\]|\\.)*"|[-+.\deE]+)')
+
+
+@dataclasses.dataclass
+class CheckpointState:
+    """What the file `checkpoint` of a folder says.
+
+    Attributes:
+        model_checkpoint_path: The latest checkpoint.
+        all_model_checkpoint_paths: The checkpoints that are kept for now, the oldest first.
+        all_model_checkpoint_timestamps: When they were written, in seconds since the epoch.
+        last_preserved_timestamp: When the last one that is kept for good was written.
+
+    TF: the `CheckpointState` of `tf.train.get_checkpoint_state`.
+    """
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str] = dataclasses.field(default_factory=list)
+    all_model_checkpoint_timestamps: list[float] = dataclasses.field(default_factory=list)
+    last_preserved_timestamp: float = 0.0
+
+
+def latest_checkpoint(
+    checkpoint_dir: str | os.PathLike, latest_filename: str | None = None
+) -> str | None:
+    """Returns the path of the latest checkpoint in a folder, None if there is none.
+
+    All of it is read to see that it is whole. One that is not is skipped with a warning, for the
+    one before.
+
+    Args:
+        checkpoint_dir: The folder.
+        latest_filename: The name of the file that says which one it is. Default: `checkpoint`.
+
+    TF: `tf.train.latest_checkpoint`.
+    """
+    folder = os.fspath(checkpoint_dir)
+    state = get_checkpoint_state(folder, latest_filename)
+    if state is None:
+        return None
+    for path in _newest_first(state):
+        try:
+            Archive(path).verify()
+        except OpError as error:
+            logger.warning("Skipping checkpoint %s: %s", path, error)
+        else:
+            return path
+    return None
+
+
+def get_checkpoint_state(
+    checkpoint_dir: str | os.PathLike, latest_filename: str | None = None
+) -> CheckpointState | None:
+    """Returns what the file `checkpoint` of a folder says, None if there is none.
+
+    Raises:
+        ValueError: The file names no latest checkpoint.
+
+    TF: `tf.train.get_checkpoint_state`.
+    """
+    folder = os.fspath(checkpoint_dir)
+    path = os.path.join(folder, latest_filename or _FILE)
+    try:
+        with files.open_to_read(path) as file:
+            text = file.read().decode()
+    except (NotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    fields: dict[str, list] = {}
+    try:
+        for line in filter(None, map(str.strip, text.splitlines())):
+            matched = _LINE.fullmatch(line)
+            if matched is None:
+                raise ValueError(f"it has the line {line!r}")
+            fields.setdefault(matched[1], []).append(json.loads(matched[2]))
+    except ValueError as error:
+        logger.warning("Ignoring %s, which cannot be read: %s", path, error)
+        return None
+    if not fields.get("model_checkpoint_path"):
+        raise ValueError(f"{path} names no latest checkpoint. Delete it, and save anew.")
+    return CheckpointState(
+        os.path.join(folder, fields["model_checkpoint_path"][0]),
+        [os.path.join(folder, name) for name in fields.get("all_model_checkpoint_paths", [])],
+        fields.get("all_model_checkpoint_timestamps", []),
+        fields.get("last_preserved_timestamp", [0.0])[0],
+    )
+
+
+def update_checkpoint_state(
+    folder: str,
+    latest: str,
+    kept: Sequence[str] | None = None,
+    timestamps: Sequence[float] = (),
+    last_preserved: float | None = None,
+) -> None:
+    """Writes the file `checkpoint` of a folder.
+
+    Args:
+        folder: The folder.
+        latest: The path of the latest checkpoint in it.
+        kept: The paths of those that are kept for now. Default: the latest.
+        timestamps: When they were written.
+        last_preserved: When the last one that is kept for good was written.
+    """
+    name = {
+        path: json.dumps(os.path.relpath(path, folder or ".")) for path in (latest, *(kept or ()))
+    }
+    lines = [f"model_checkpoint_path: {name[latest]}"]
+    lines += [f"all_model_checkpoint_paths: {name[path]}" for path in kept or (latest,)]
+    lines += [f"all_model_checkpoint_timestamps: {timestamp!r}" for timestamp in timestamps]
+    if last_preserved is not None:
+        lines.append(f"last_preserved_timestamp: {last_preserved!r}")
+    with files.replacing(os.path.join(folder, _FILE)) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _newest_first(state: CheckpointState) -> Iterator[str]:
+    """Yields the latest checkpoint, those that are kept with it, and those of smaller numbers."""
+    latest = state.model_checkpoint_path
+    known = [
+        latest,
+        *(path for path in reversed(state.all_model_checkpoint_paths) if path != latest),
+    ]
+    yield from known
+    folder, name = os.path.split(latest)
+    stem, _, number = name.rpartition("-")
+    pattern = re.compile(re.escape(stem) + r"-(\d+)" + re.escape(SUFFIX))
+    found = filter(None, map(pattern.fullmatch, files.names_in(folder)))
+    numbers = sorted((int(match[1]) for match in found), reverse=True)
+    for other in numbers:
+        path = os.path.join(folder, f"{stem}-{other}")
+        if path not in known and number.isdigit() and other < int(number):
+            yield path

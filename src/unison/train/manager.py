@@ -1,0 +1,192 @@
+"""`CheckpointManager`: keeps the last few checkpoints of a folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from unison.train import files
+from unison.train.archive import SUFFIX
+from unison.train.checkpoint import Checkpoint
+from unison.train.latest import get_checkpoint_state, latest_checkpoint, update_checkpoint_state
+
+_SECONDS_AN_HOUR = 3600.0
+
+
+class CheckpointManager:
+    """Saves checkpoints into a folder and deletes the old ones.
+
+    What it knows is in the folder's file `checkpoint`, so that another manager of the folder goes
+    on from there. Only one should be at work in a folder at a time.
+
+    Args:
+        checkpoint: What to save.
+        directory: The folder.
+        max_to_keep: How many checkpoints are kept; None: all.
+        keep_checkpoint_every_n_hours: One that would be deleted is kept for good if it is at least
+            so much younger than the last one kept for good.
+        checkpoint_name: What the names of the checkpoints begin with.
+        step_counter: A variable or a number: the step, for `checkpoint_interval`.
+        checkpoint_interval: The least number of steps between two checkpoints.
+        init_fn: Called by `restore_or_initialize` where there is no checkpoint.
+        last_checkpoint_step: The step of the last checkpoint, for `checkpoint_interval`.
+
+    Raises:
+        ValueError: `max_to_keep` is not positive, or there is an interval and no `step_counter`.
+
+    Example:
+        >>> import tempfile, unison
+        >>> count = unison.Variable(0)
+        >>> manager = CheckpointManager(Checkpoint(count=count), tempfile.mkdtemp(), max_to_keep=2)
+        >>> for _ in range(3):
+        ...     _ = manager.save()
+        >>> [os.path.basename(path) for path in manager.checkpoints]
+        ['ckpt-2', 'ckpt-3']
+
+    TF: `tf.train.CheckpointManager`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        last_checkpoint_step: int | None = None,
+    ):
+        if max_to_keep is not None and max_to_keep <= 0:
+            raise ValueError(
+                f"max_to_keep must be a positive number, or None. Received: {max_to_keep}"
+            )
+        if checkpoint_interval is not None and step_counter is None:
+            raise ValueError(
+                "A checkpoint_interval is counted in steps: pass the variable that counts them as "
+                "step_counter, too."
+            )
+        self._checkpoint = checkpoint
+        self._directory = os.fspath(directory)
+        self._max_to_keep = max_to_keep
+        self._hours = keep_checkpoint_every_n_hours
+        self._prefix = os.path.join(self._directory, checkpoint_name)
+        self._step_counter = step_counter
+        self._interval = checkpoint_interval
+        self._last_step = last_checkpoint_step
+        self._init_fn = init_fn
+        #: When each checkpoint that may be deleted was written, the oldest first.
+        self._written: dict[str, float] = {}
+        files.remove_abandoned(self._prefix)
+        self._latest = latest_checkpoint(self._directory)
+        self._take_over(time.time())
+
+    def _take_over(self, now: float) -> None:
+        """Goes on from where the last manager of the folder stopped."""
+        state = get_checkpoint_state(self._directory)
+        if state is None:
+            # Slightly before now: a checkpoint written at once is later.
+            self._last_preserved = now - 1.0
+            return
+        # A clock that was set back must not make checkpoints look old.
+        self._last_preserved = min(state.last_preserved_timestamp, now)
+        paths = state.all_model_checkpoint_paths
+        times = state.all_model_checkpoint_timestamps or [self._last_preserved] * len(paths)
+        for path, written in zip(paths, times, strict=False):
+            if min(written, now) > self._last_preserved:
+                self._written[path] = min(written, now)
+
+    @property
+    def directory(self) -> str:
+        """The folder."""
+        return self._directory
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved."""
+        return self._checkpoint
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """The least number of steps between two checkpoints."""
+        return self._interval
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the latest checkpoint that is whole; None if there is none."""
+        return self._latest
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints, the oldest first, without those that are kept for good."""
+        return list(self._written)
+
+    def save(
+        self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
+    ) -> str | None:
+        """Writes a checkpoint, and deletes the ones that are too many.
+
+        Args:
+            checkpoint_number: A number, or a variable that holds it, for the name. Default: that of
+                `checkpoint.save_counter`, which counts in any case.
+            check_interval: Whether to save only if the interval has passed.
+            options: See `Checkpoint.save`.
+
+        Returns:
+            The path; None if the interval has not passed, or this step was saved already.
+        """
+        step = None if self._interval is None else int(self._step_counter)
+        if step is not None and self._last_step is not None:
+            is_due = step >= self._last_step + (self._interval or 0) or not check_interval
+            if step == self._last_step or not is_due:
+                return None
+        number = None if checkpoint_number is None else int(checkpoint_number)
+        path = self._checkpoint.write_numbered(self._prefix, number, options)
+        self._last_step = step
+        self._written.pop(path, None)
+        self._written[path] = time.time()
+        self._latest = path
+        # The new one counts before an old one is deleted, whenever the program is stopped.
+        self._record()
+        if self._sweep():
+            self._record()
+        return path
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the latest checkpoint; without one, calls `init_fn` if there is one.
+
+        Returns:
+            The path of the checkpoint, None if there was none.
+        """
+        if self._latest is not None:
+            self._checkpoint.restore(self._latest)
+            if self._interval is not None:
+                self._last_step = int(self._step_counter)
+            return self._latest
+        if self._init_fn is not None:
+            self._init_fn()
+        return None
+
+    def _record(self) -> None:
+        assert self._latest is not None
+        update_checkpoint_state(
+            self._directory,
+            self._latest,
+            list(self._written),
+            list(self._written.values()),
+            self._last_preserved,
+        )
+
+    def _sweep(self) -> bool:
+        """Deletes, or keeps for good, the checkpoints that are too many; returns if there were."""
+        excess = max(0, len(self._written) - (self._max_to_keep or len(self._written)))
+        for path in list(self._written)[:excess]:
+            written = self._written.pop(path)
+            if self._hours and written - self._hours * _SECONDS_AN_HOUR >= self._last_preserved:
+                self._last_preserved = written
+            else:
+                files.remove(path + SUFFIX)
+        return excess > 0

@@ -1,0 +1,224 @@
+"""Bringing a checkpoint's values into a graph of objects, now and as the graph grows."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from unison.module import WAITING
+from unison.train.archive import Archive
+from unison.train.graph import Parts, announce_new_parts, has_state, is_variable, settle
+from unison.train.structures import decode_structure
+from unison.train.values import assign, check_fits
+
+logger = logging.getLogger("unison")
+
+#: How many names a message lists.
+SHOWN = 10
+
+_serial_numbers = itertools.count()
+_live: weakref.WeakSet[Restoration] = weakref.WeakSet()
+
+
+@dataclasses.dataclass
+class _Missing:
+    """The parts that an object lacks.
+
+    Attributes:
+        owner: The object.
+        children: The nodes of the parts, by name.
+        callback: What is called when the object may have got one.
+    """
+
+    owner: Any
+    children: dict[str, int]
+    callback: Any
+
+
+class Restoration:
+    """Matches objects with the nodes of a checkpoint by the names that lead to them.
+
+    Objects that are there get their values at once, all or none. For names that lead nowhere yet
+    it waits: what is set as an attribute later, or made when a Keras object is built, gets its
+    value then. A name is matched once; where several restorations wait, the latest one wins.
+
+    Args:
+        archive: The checkpoint.
+        root: What the checkpoint's first node stands for.
+        parts: Returns an object's parts, by name.
+        others: Objects whose attributes are parts of `root`, too.
+
+    Raises:
+        ValueError: A variable has another shape than its value in the checkpoint.
+        InvalidArgumentError: It has another dtype.
+        DataLossError: The checkpoint is damaged.
+    """
+
+    def __init__(self, archive: Archive, root: Any, parts: Parts, others: tuple[Any, ...] = ()):
+        self.archive = archive
+        self.root = root
+        self.parts = parts
+        self._others = others
+        self._serial_number = next(_serial_numbers)
+        #: The objects that stand for nodes, by the nodes' numbers.
+        self.bound: dict[int, Any] = {}
+        self._identities: set[int] = set()
+        self._missing: dict[int, _Missing] = {}
+        self.report = Report(archive)
+        settle(root, parts)
+        self._bind([(root, 0)])
+        _live.add(self)
+        weakref.finalize(self, self.report.warn)
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether `value` stands for a node."""
+        return id(value) in self._identities
+
+    def __deepcopy__(self, memo: Any) -> Restoration:
+        return self  # a copied object waits for nothing of its own
+
+    def resume(self, owner: Any | None = None) -> None:
+        """Looks for parts that were missing: of `owner`, or of every object."""
+        found = []
+        for missing in list(self._missing.values()):
+            # A list or a dictionary cannot say when it grows.
+            if owner is None or missing.owner is owner or isinstance(missing.owner, list | dict):
+                parts = self.parts(missing.owner)
+                present = missing.children.keys() & parts.keys()
+                found += [(parts[name], missing.children.pop(name)) for name in present]
+                if not missing.children:
+                    self._stop_waiting(missing)
+        if found:
+            self._bind(found)
+
+    def _bind(self, pairs: Iterable[tuple[Any, int]]) -> None:
+        """Lets objects stand for nodes, and what they refer to for the nodes' children."""
+        bound: dict[int, Any] = {}
+        lacking = []
+        queue = collections.deque(pairs)
+        while queue:
+            owner, number = queue.popleft()
+            known = bound.get(number, self.bound.get(number))
+            if known is not None:
+                self._warn_of_two(known, owner, number)
+                continue
+            bound[number] = owner
+            parts = self.parts(owner)
+            children = self.archive.nodes[number].children
+            queue.extend((parts[name], children[name]) for name in children if name in parts)
+            absent = {name: child for name, child in children.items() if name not in parts}
+            if absent:
+                lacking.append((owner, absent))
+        self._give_values(bound)
+        self.bound |= bound
+        self._identities.update(map(id, bound.values()))
+        for owner, absent in lacking:
+            self._wait_for(owner, absent)
+
+    def _give_values(self, bound: dict[int, Any]) -> None:
+        """Gives the objects their nodes' values, after all have been read and found to fit."""
+        nodes, archive = self.archive.nodes, self.archive
+        variables, states = {}, {}
+        for number, owner in bound.items():
+            key, state = nodes[number].variable, nodes[number].state
+            if key is not None and is_variable(owner):
+                check_fits(owner, *archive.arrays[key], where=f"{archive.prefix}: {key}")
+                variables[number] = owner
+            elif state is not None and has_state(owner):
+                states[number] = owner
+        if not self.bound and len(variables) + len(states) < len(self.report.unused):
+            archive.verify()  # what is restored later must not turn out damaged then
+        arrays = {number: archive.read(str(nodes[number].variable)) for number in variables}
+        contents = {n: decode_structure(nodes[n].state["value"], archive.read) for n in states}
+        done = set(self._identities)
+        for number, owner in (variables | states).items():
+            if id(owner) not in done and not self._is_overruled(owner):
+                if number in arrays:
+                    assign(owner, arrays[number])
+                else:
+                    owner.set_state(contents[number])
+            done.add(id(owner))
+            self.report.unused.discard(number)
+
+    def _is_overruled(self, owner: Any) -> bool:
+        return any(other._serial_number > self._serial_number and owner in other for other in _live)
+
+    def _wait_for(self, owner: Any, absent: dict[str, int]) -> None:
+        if id(owner) in self._missing:
+            self._missing[id(owner)].children.update(absent)
+            return
+        callback = functools.partial(self.resume, owner)
+        self._missing[id(owner)] = _Missing(owner, absent, callback)
+        for target in self._targets(owner):
+            vars(target).setdefault(WAITING, []).insert(0, callback)
+            announce_new_parts(target)
+
+    def _stop_waiting(self, missing: _Missing) -> None:
+        del self._missing[id(missing.owner)]
+        for target in self._targets(missing.owner):
+            vars(target)[WAITING].remove(missing.callback)
+
+    def _targets(self, owner: Any) -> list[Any]:
+        """Returns the objects whose attributes are parts of `owner`."""
+        others = self._others if owner is self.root else ()
+        return [target for target in (owner, *others) if hasattr(target, "__dict__")]
+
+    def _warn_of_two(self, known: Any, owner: Any, number: int) -> None:
+        if known is not owner:
+            logger.warning(
+                "Checkpoint %s has one object at %s, for which the program has two: %r got its "
+                "value, %r did not.",
+                self.archive.prefix,
+                self.report.name_of(number),
+                known,
+                owner,
+            )
+
+
+class Report:
+    """What of a checkpoint nobody has got.
+
+    Attributes:
+        unused: The numbers of the nodes with a value that no object got.
+        expects_partial: Whether that is as it should be.
+    """
+
+    def __init__(self, archive: Archive):
+        self._prefix = archive.prefix
+        self._nodes = archive.nodes
+        self.unused = {number for number, node in enumerate(archive.nodes) if node.has_value}
+        self.expects_partial = False
+
+    def name_of(self, number: int) -> str:
+        """Returns the path that leads to a node, as `(root).model.dense.kernel`."""
+        paths: dict[int, str] = {0: "(root)"}
+        queue = collections.deque([0])
+        while queue and number not in paths:
+            current = queue.popleft()
+            for name, child in self._nodes[current].children.items():
+                if child not in paths:
+                    paths[child] = f"{paths[current]}.{name}"
+                    queue.append(child)
+        return paths[number]
+
+    def names_of_unused(self) -> str:
+        """Returns the paths of the first of the values that nobody got."""
+        shown = [self.name_of(number) for number in sorted(self.unused)[:SHOWN]]
+        return ", ".join(shown) + (", ..." if len(self.unused) > SHOWN else "")
+
+    def warn(self) -> None:
+        """Logs the values that nobody got, unless that was expected."""
+        if self.unused and not self.expects_partial:
+            logger.warning(
+                "%d values of checkpoint %s were restored nowhere: %s. If that is as it should be, "
+                "call expect_partial() on what restore() returns.",
+                len(self.unused),
+                self._prefix,
+                self.names_of_unused(),
+            )

@@ -1,0 +1,81 @@
+"""Giving a variable a value that was saved, under whatever strategy either was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.cells import has_cell
+from unison.errors import InvalidArgumentError
+from unison.runtime.precision import device_dtype
+from unison.variables import Variable
+
+
+def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
+    """Checks that `variable` can hold a value.
+
+    A 64-bit value fits a 32-bit variable where this program keeps no 64-bit dtypes.
+
+    Raises:
+        ValueError: The shapes differ.
+        InvalidArgumentError: The dtypes differ.
+    """
+    name = getattr(variable, "path", variable.name)
+    declared = variable.declared_shape if isinstance(variable, Variable) else variable.shape
+    if not _agree(declared, shape):
+        raise ValueError(
+            f"Variable {name!r} has shape {declared}, and its value in the checkpoint "
+            f"has shape {shape}. Restore into a model of the same sizes, or leave the variable out "
+            f"of what is restored. Checkpoint: {where}"
+        )
+    wanted = jnp.dtype(variable.dtype)
+    if wanted not in (dtype, device_dtype(dtype)):
+        raise InvalidArgumentError(
+            message=f"Variable {name!r} has dtype {wanted}, and its value in the checkpoint has "
+            f"dtype {dtype}. Make the variable of that dtype, and cast it after. Checkpoint: "
+            f"{where}"
+        )
+
+
+def assign(variable: Any, value: np.ndarray) -> None:
+    """Assigns `value` from outside the replicas, also while a program is traced.
+
+    A Keras variable that waits for its initial value gets `value` as that.
+
+    Raises:
+        InvalidArgumentError: The value is an integer that the variable's dtype cannot hold.
+    """
+    dtype = jnp.dtype(variable.dtype)
+    if dtype != value.dtype and np.issubdtype(dtype, np.integer):
+        _check_range(variable, value, dtype)
+    with jax.ensure_compile_time_eval():
+        array = jnp.asarray(value, dtype=dtype)
+        if getattr(variable, "_initializer", None) is not None:
+            variable._initializer = lambda shape, dtype: array
+        elif has_cell(variable):
+            variable.cell.assign(array)
+        else:
+            from unison.keras.variables import outside_the_traced_program
+
+            with outside_the_traced_program():
+                variable.assign(array)
+
+
+def _check_range(variable: Any, value: np.ndarray, dtype: np.dtype) -> None:
+    if not np.array_equal(value.astype(dtype), value):
+        raise InvalidArgumentError(
+            message=f"Variable {variable.name!r} of dtype {dtype} cannot hold its value in the "
+            f"checkpoint, {value} of dtype {value.dtype}. Set jax_enable_x64."
+        )
+
+
+def _agree(declared: Any, shape: Sequence[int]) -> bool:
+    """Whether a value may have `shape`; a declared size of None, or shape of ..., may be any."""
+    return declared is ... or (
+        len(declared) == len(shape)
+        and all(wanted in (None, size) for wanted, size in zip(declared, shape, strict=True))
+    )

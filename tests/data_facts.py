@@ -1,0 +1,119 @@
+"""Facts about `tf.data`: expressions, and what TensorFlow answers.
+
+`data_facts.txt` holds them as plain data, so that the tests need no TensorFlow. To record its
+answers anew, run this file in an environment that has it: `python data_facts.py tensorflow`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surface_facts import ARROW, agree, plain
+
+__all__ = ["Setting", "agree", "facts"]
+
+FACTS = Path(__file__).with_suffix(".txt")
+MANY = 40
+
+Point = namedtuple("Point", "x y")
+
+
+def facts() -> Iterator[tuple[str, Any]]:
+    """Every expression with the answer that was recorded."""
+    lines = [line for line in FACTS.read_text("utf-8").splitlines() if not line.startswith("#")]
+    lines = [line for line in lines if line]
+    for expression, answer in zip(lines[::2], lines[1::2], strict=True):
+        assert answer.startswith(ARROW), expression
+        yield expression, eval(answer.removeprefix(ARROW))
+
+
+class Setting:
+    """What the expressions may name.
+
+    Args:
+        tf: TensorFlow, or `unison.tf`.
+        folder: An empty folder, for files.
+    """
+
+    def __init__(self, tf: Any, folder: Path):
+        self._tf = tf
+        (folder / "one.txt").write_bytes(b"a\nb\r\nc")
+        (folder / "two.txt").write_bytes(b"d\n\ne\n")
+        (folder / "empty.txt").write_bytes(b"")
+        self._names = {
+            "tf": tf,
+            "np": np,
+            "ds": tf.data.Dataset,
+            "files": str(folder),
+            "Point": Point,
+            "two": tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+            "four": tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(4)]),
+            "ints": lambda dataset: [int(x) for x in dataset],
+            "of_shapes": self._of_shapes,
+            "with_policy": self._with_policy,
+        }
+
+    def _of_shapes(self, rows: Any, dtype: str = "int32") -> Any:
+        spec = self._tf.TensorSpec([None], dtype)
+        return self._tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+
+    def _with_policy(self, name: str, dataset: Any) -> Any:
+        options = self._tf.data.Options()
+        policy = getattr(self._tf.data.experimental.AutoShardPolicy, name)
+        options.experimental_distribute.auto_shard_policy = policy
+        return dataset.with_options(options)
+
+    def answer(self, expression: str) -> Any:
+        """What `expression` gives: plain Python values, or the name of the error raised."""
+        try:
+            return plain(self._listed(eval(expression, self._names)))
+        except Exception as error:
+            return {"raises": type(error).__name__}
+
+    def _listed(self, value: Any) -> Any:
+        """Returns `value` with the elements of every dataset, and the values of every replica."""
+        distribute = self._tf.distribute
+        if isinstance(value, self._tf.data.Dataset | distribute.DistributedDataset):
+            return [self._listed(element) for element in itertools.islice(iter(value), MANY)]
+        if isinstance(value, distribute.DistributedValues):
+            return [self._listed(part) for part in value.values]
+        if isinstance(value, dict):
+            return {key: self._listed(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._listed(part) for part in value]
+        return value
+
+
+def record(module: str, folder: Path) -> None:
+    """Writes the answers of `module` into the file of facts."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    tf = importlib.import_module(module)
+    if module == "tensorflow":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        logical = [tf.config.LogicalDeviceConfiguration() for _ in range(4)]
+        tf.config.set_logical_device_configuration(cpu, logical)
+    setting = Setting(tf, folder)
+    lines = []
+    for line in FACTS.read_text("utf-8").splitlines():
+        if line.startswith(ARROW):
+            continue
+        lines.append(line)
+        if line and not line.startswith("#"):
+            lines.append(f"{ARROW}{setting.answer(line)!r}")
+    FACTS.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        record(sys.argv[1], Path(made))

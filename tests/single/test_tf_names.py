@@ -1,0 +1,149 @@
+"""Every public name of TensorFlow is there, or says what to use instead."""
+
+import inspect
+import types
+from pathlib import Path
+
+import pytest
+
+import unison.tf as tf
+from unison.tf.advice import ADVICE
+from unison.tf.missing import _all_names, names_missing_from, public_names
+
+#: The modules whose names other files answer for.
+ELSEWHERE = ("tf.compat", "tf.keras", "tf.losses", "tf.metrics", "tf.optimizers", "tf.initializers")
+MODULES = [path for path in _all_names() if not path.startswith(ELSEWHERE)]
+
+
+def found(path: str) -> object:
+    """The object of a dotted name; None if a part of it is not supported."""
+    value = tf
+    for name in path.split(".")[1:]:
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            return None
+    return value
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_a_public_name_is_there_or_says_what_to_use_instead(path):
+    module = found(path)
+    if module is None:
+        parent, _, name = path.rpartition(".")
+        module, names = found(parent), (name,)
+        if module is None:  # said of the module above
+            return
+    else:
+        names = public_names(path)
+    for name in names:
+        if hasattr(module, name):
+            continue
+        with pytest.raises(AttributeError) as raised:
+            getattr(module, name)
+        message = str(raised.value)
+        assert f".{name} is not supported by Unison: " in message
+        assert len(message.partition("Unison: ")[2]) > 10
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        (tf, "RaggedTensor", "pad to a rectangle"),
+        (tf, "signal", "jax.numpy.fft"),
+        (tf.nn, "ctc_loss", "optax.ctc_loss"),
+        (tf.strings, "to_hash_bucket_strong", "to_hash_bucket_fast"),
+        (tf.config, "experimental_connect_to_cluster", "TF_CONFIG"),
+        (tf.config.experimental, "get_device_policy", "JAX"),
+        (tf.random, "uniform_candidate_sampler", "tf.random"),
+        (tf.io, "parse_tensor", "Dataset.map"),
+        (tf.experimental if hasattr(tf, "experimental") else tf, "dtensor", "jax.sharding"),
+    ],
+)
+def test_a_name_of_tensorflow_that_is_not_there_says_what_to_use_instead(module, name, instead):
+    with pytest.raises(AttributeError, match=f"{name} is not supported by Unison") as raised:
+        getattr(module, name)
+    assert instead in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "hint"),
+    [
+        (tf, "reduce_summ", "did you mean 'reduce_sum'"),
+        (tf, "quantum_leap", "jax.numpy, jax or keras"),
+        (tf.nn, "relu7", "did you mean 'relu'"),
+        (tf.math, "bessel", "neither in TensorFlow 2.21 nor in Unison"),
+        (tf.random, "gamma_ray", "neither in TensorFlow 2.21 nor in Unison"),
+        (tf.io.gfile, "exist", "did you mean 'exists'"),
+        (tf.config.threading, "threads", "neither in TensorFlow 2.21 nor in Unison"),
+    ],
+)
+def test_a_name_that_tensorflow_has_not_either_is_told_apart(module, name, hint):
+    with pytest.raises(AttributeError) as raised:
+        getattr(module, name)
+    assert hint in str(raised.value)
+
+
+def test_a_module_may_say_more_than_the_table():
+    lookup = names_missing_from("unison.tf.nn", {"ctc_loss": "use mine"})
+    with pytest.raises(AttributeError, match=r"tf\.nn\.ctc_loss is not supported.*use mine"):
+        lookup("ctc_loss")
+
+
+def test_advice_is_for_names_that_tensorflow_has():
+    def is_known(full_name: str) -> bool:
+        parent, _, name = full_name.rpartition(".")
+        return name in public_names(parent)
+
+    assert [name for name in ADVICE if not is_known(name)] == []
+
+
+def test_advice_is_for_names_that_are_missing_or_for_those_in_a_module():
+    is_for_nothing = [
+        name for name in ADVICE if not isinstance(found(name), types.ModuleType | None)
+    ]
+    assert is_for_nothing == []
+
+
+def test_every_listed_name_is_there():
+    for module in (tf, tf.nn, tf.io, tf.image, tf.errors, tf.linalg, tf.math):
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_keras_modules_have_their_second_names():
+    assert tf.losses is tf.keras.losses
+    assert tf.initializers is tf.keras.initializers
+    assert tf.optimizers.Adam is tf.keras.optimizers.Adam
+
+
+def parameters_of(function: object) -> str:
+    def default(value: object) -> str:
+        if isinstance(value, tf.DType):
+            return f"tf.{value.name}"
+        return repr(str(value) if isinstance(value, str) else value)
+
+    shown = []
+    for parameter in inspect.signature(function).parameters.values():
+        mark = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        has_default = parameter.default is not parameter.empty
+        shown.append(
+            f"{mark}{parameter.name}={default(parameter.default)}"
+            if has_default
+            else f"{mark}{parameter.name}"
+        )
+    return ", ".join(shown)
+
+
+SIGNATURES = [
+    line.split(": ", 1)
+    for line in (Path(__file__).parents[1] / "surface_signatures.txt").read_text().splitlines()
+]
+
+
+def test_there_are_signatures():
+    assert len(SIGNATURES) > 500
+
+
+def test_arguments_have_tensorflows_names_order_and_defaults():
+    differing = {path: parameters_of(found(path)) for path, _ in SIGNATURES}
+    assert differing == dict(SIGNATURES)
