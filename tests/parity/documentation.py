@@ -1,0 +1,95 @@
+"""Writes `docs/parity.md`: how many facts there are, and each that differs, with the reason."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from parity.facts import facts, topics
+from parity.recorded_answers import RECORDED, recorded
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "parity.md"
+_LONGEST = 60
+
+_HEAD = """\
+# Parity with TensorFlow
+
+The same short programs run under TensorFlow and under `unison.tf`, and what they give is compared:
+values, dtypes, shapes, numbers of traces, and the families of errors. `tests/parity/programs` holds
+the programs, one file a topic; `tests/parity/recorded` holds the answers of TensorFlow {version}
+with Keras {keras} as plain JSON, so that the comparison needs no TensorFlow. Where there is one,
+
+```bash
+cd tests && python -m parity record --tf-python PATH
+```
+
+asks it again.
+
+Whole numbers, text, dtypes, shapes and errors must be equal. Numbers with a fraction may differ by
+2e-5 of their size, because XLA and TensorFlow sum in different orders; facts that compare more
+loosely say why. An error has the family of its class, so that a `ValueError` and a `TypeError` are
+one answer: TensorFlow raises the one or the other depending on how deep in it a value is looked at.
+
+{counts}
+
+## Where the answers differ
+
+Each difference is a fact too: the tests hold Unison to the answer on the right.
+
+{differences}
+"""
+
+
+def write_page() -> None:
+    """Writes `docs/parity.md`."""
+    PAGE.write_text(page())
+
+
+def page() -> str:
+    """The text of `docs/parity.md`."""
+    stated = list(facts())
+    counted = [
+        [f"`{topic}`", str(sum(fact.topic == topic for fact in stated))] for topic in topics()
+    ]
+    theirs = recorded()
+    differing = [
+        [
+            f"{fact.sentence} (`{fact.topic}`)",
+            _short(theirs[fact.topic][fact.name]),
+            _short(fact.ours),
+            fact.because,
+        ]
+        for fact in stated
+        if fact.differs
+    ]
+    versions = json.loads((RECORDED / f"{topics()[0]}.json").read_text())["versions"]
+    return _HEAD.format(
+        version=versions["tensorflow"],
+        keras=versions["keras"],
+        counts=_table(["topic", "facts"], [*counted, ["all", str(len(stated))]]),
+        differences=_table(["program", "TensorFlow", "Unison", "why"], differing),
+    )
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _short(answer: Any) -> str:
+    """An answer as a table's cell."""
+    text = _said(answer)
+    return f"`{text}`" if len(text) <= _LONGEST else "numbers of its own"
+
+
+def _said(answer: Any) -> str:
+    if isinstance(answer, list):
+        return f"[{', '.join(map(_said, answer))}]"
+    if not isinstance(answer, dict):
+        return json.dumps(answer)
+    if answer.keys() == {"raises"}:
+        return answer["raises"]
+    if answer.keys() == {"dtype", "shape", "values"}:
+        return f"{answer['dtype']} {answer['values']}"
+    return f"{{{', '.join(f'{key}: {_said(item)}' for key, item in answer.items())}}}"
