@@ -79,6 +79,20 @@ def test_run_is_measured_with_one_variable_and_with_twenty(tmp_path):
     assert all(set(workload["rounds"]) == {"unison", "hand"} for workload in workloads)
 
 
+def test_the_aggregation_methods_are_measured_beside_a_hand_written_psum(tmp_path):
+    written = tmp_path / "aggregation.json"
+    finished = run_benchmarks("aggregation", "--quick", "--rounds=1", "--json", written)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "x as fast as TREE" in finished.stdout
+    workloads = json.loads(written.read_text())["workloads"]
+    assert [workload["work"]["processes"] for workload in workloads] == [1, 2]
+    for workload in workloads:
+        assert set(workload["rounds"]) == {"unison", "ADD_N", "TREE", "ACCUMULATE_N", "hand"}
+        for [measured] in workload["rounds"].values():
+            assert measured["value"] > 0
+            assert measured["facts"]["temporary_bytes"] > 0
+
+
 def test_a_contestant_that_fails_is_named_and_the_others_go_on(benchmarks):
     entry = benchmarks.contestants.Entry("broken", "broken", "there_is_none", (), {})
     work = benchmarks.workloads.RunWork(1, seconds=0.01)
