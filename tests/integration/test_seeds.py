@@ -18,13 +18,14 @@ MNIST = SEEDS.parent / "data" / "mnist.npz"
 SUM_OF_UPDATES = ("000", (23, 35))
 COPIES_OF_THEIR_OWN = ("002", (20, 21), (26, 28), (32, 37), (42, 44))
 MIRRORED_FIT = ("003", (12, 30))
+MULTI_WORKER_FIT = ("003", (35, 54))
 # Each with the values of `w` below after its one step, alone and on two replicas.
 AGGREGATION_METHODS = {
     "ADD_N": (("001", (27, 30)), [1.96, -0.98], [1.92, -0.96]),
     "DEFAULT": (("001", (32, 35)), [1.999, -0.999], [1.999, -0.999]),
     "TREE": (("001", (37, 40)), [1.974702, -0.982459], [1.970391, -0.974702]),
 }
-# Not yet: 003 lines 35-54 (several workers) and 59-65 (a TPU).
+# Not yet: 003 lines 35-54 on several workers, and 59-65 (a TPU).
 
 with_seeds = pytest.mark.skipif(
     not SEEDS.is_dir(), reason=f"the seeds are not beside this checkout: no folder {SEEDS}"
@@ -109,11 +110,8 @@ def test_an_optimizer_sums_the_gradients_of_the_replicas_by_an_aggregation_metho
     assert values_of_w(program) == pytest.approx(expected, rel=1e-5)
 
 
-@with_seeds
-@with_mnist
-def test_the_mnist_network_trains_on_two_replicas():
-    # The article's images are 28 x 28 and its network takes 784 numbers; a part of them will do.
-    loading = f"""
+# The article's images are 28 x 28 and its networks take 784 numbers; a part of them will do.
+LOADING = f"""
 import json, keras, numpy as np
 
 def load_data():
@@ -124,11 +122,26 @@ def load_data():
 
 keras.datasets.mnist.load_data = load_data
 """
+
+
+@with_seeds
+@with_mnist
+def test_the_mnist_network_trains_on_two_replicas():
     sample = read_sample(*MIRRORED_FIT).replace("epochs=10", "epochs=1, verbose=0")
     saying = "print(json.dumps(model.history.history))\n"
-    lines = run_on_two_devices(loading + sample + saying).stdout.splitlines()
+    lines = run_on_two_devices(LOADING + sample + saying).stdout.splitlines()
     assert lines[0] == "Number of devices: 2"
     assert json.loads(lines[-1])["val_accuracy"][-1] > 0.93
+
+
+@with_seeds
+@with_mnist
+def test_the_multi_worker_program_trains_in_a_cluster_of_one():
+    sample = read_sample(*MULTI_WORKER_FIT).replace("epochs=3", "epochs=1, verbose=0")
+    saying = "print(json.dumps([global_batch_size, multi_worker_model.history.history]))\n"
+    batch_size, history = json.loads(run_on_two_devices(LOADING + sample + saying).stdout)
+    assert batch_size == 128
+    assert history["accuracy"][-1] > 0.8
 
 
 def test_lost_indentation_is_found_again():
