@@ -17,8 +17,10 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/unison demo
 
+# A file's tests stay in one process, which shares their fixtures. Each process has four logical
+# devices: more processes than eight would only crowd each other out.
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

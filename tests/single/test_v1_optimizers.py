@@ -339,7 +339,9 @@ def test_the_global_step_counts_the_updates(dtype):
 
 
 @pytest.mark.parametrize(
-    "learning_rate", [lambda: 0.5, tf.Variable(0.5, trainable=False), np.float64(0.5)], ids=repr
+    "learning_rate",
+    [lambda: 0.5, tf.Variable(0.5, trainable=False), np.float64(0.5)],
+    ids=["function", "variable", "number"],
 )
 def test_the_learning_rate_is_a_number_a_variable_or_a_function(learning_rate):
     w = tf.Variable(1.0)
