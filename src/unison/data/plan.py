@@ -18,6 +18,7 @@ import numpy as np
 
 from unison.data.leaves import NestedDataset, stack
 from unison.data.specs import Signature
+from unison.data.state import State, restored, state_of
 from unison.data.structure import Leaves, Structure
 
 #: The cardinality of a dataset that never ends. TF: `tf.data.INFINITE_CARDINALITY`.
@@ -34,8 +35,26 @@ AUTOTUNE = -1
 class Stream:
     """The elements of a plan, from the first on; opened by `Plan.stream`.
 
-    Everything that decides what comes next is in its attributes.
+    Everything that decides what comes next is in its attributes. Those that reading changes are
+    named in `moving`; what they hold is the stream's state.
     """
+
+    #: The attributes that reading changes. They hold numbers, text, arrays, elements, random
+    #: generators, other streams, and lists of these.
+    moving: ClassVar[Sequence[str]] = ()
+
+    def state(self) -> State:
+        """Returns where the stream is; see `restore`."""
+        return {name: state_of(getattr(self, name)) for name in self.moving}
+
+    def restore(self, state: State) -> None:
+        """Goes to where another stream of the same plan, also of another process, was.
+
+        Args:
+            state: What its `state` returned.
+        """
+        for name in self.moving:
+            setattr(self, name, restored(getattr(self, name), state[name]))
 
     def next(self) -> Leaves | None:
         """Returns the next element; None at the end, and ever after."""
@@ -80,6 +99,8 @@ class Rows:
 
 class RowsStream(Stream):
     """The rows in order."""
+
+    moving = ("_position",)
 
     def __init__(self, rows: Rows):
         self._rows = rows
