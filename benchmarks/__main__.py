@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks [fit|run|memory|aggregation|all] ...`."""
+"""The command line: `python -m benchmarks [fit|run|memory|aggregation|data|all] ...`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pathlib
 import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Sequence
 
-from benchmarks import machine, tables, workloads
-from benchmarks.contestants import ENTRIES, FAMILIES, Entry
+from benchmarks import examples, machine, tables, workloads
+from benchmarks.contestants import ENTRIES, FAMILIES, PEERS, Entry
 from benchmarks.driver import Limits, Result, measure
 from benchmarks.workloads import Work
 
@@ -27,15 +29,18 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     about = machine.description()
     print(f"{about['cpu']}, {about['cores']} cores, {about['system']}, Python {about['python']}")
-    pythons = _interpreters(options)
     rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
     results: list[Result] = []
     try:
-        for work in _workloads(options):
-            print(f"\n{work.name}", flush=True)
-            contestants = _contestants(work, pythons)
-            results.append(measure(work, contestants, rounds, Limits(), _say))
-            print(tables.table(results[-1]), flush=True)
+        with tempfile.TemporaryDirectory(prefix="unison-benchmarks-") as folder:
+            works = _workloads(options, folder)
+            pythons = _interpreters(options, works)
+            examples.write_files(pathlib.Path(folder), works)
+            for work in works:
+                print(f"\n{work.name}", flush=True)
+                contestants = _contestants(work, pythons)
+                results.append(measure(work, contestants, rounds, Limits(), _say))
+                print(tables.table(results[-1]), flush=True)
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return 130
@@ -54,9 +59,15 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Only ratios of one run count. Leave the machine alone meanwhile.",
     )
     add = parser.add_argument
-    contests = ("fit", "run", "memory", "aggregation", "all")
+    contests = ("fit", "run", "memory", "aggregation", "data", "all")
     add("what", nargs="?", choices=contests, default="all")
     add("--model", choices=("mlp", "cnn"), help="only this model (default: both)")
+    add(
+        "--task",
+        default=",".join(workloads.TASKS),
+        metavar="NAME,NAME",
+        help="tasks of `data` (%(default)s)",
+    )
     add("--batch", default="64,256,1024", metavar="N,N", help="global batches (%(default)s)")
     add("--rounds", type=int, metavar="N", help=f"rounds of each contestant ({_ROUNDS})")
     add(
@@ -66,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         help="who takes part (%(default)s)",
     )
     add("--tf-python", metavar="PATH", help="an interpreter that has TensorFlow and Keras 3")
+    add("--grain-python", metavar="PATH", help="an interpreter that has Grain")
+    add("--torch-python", metavar="PATH", help="an interpreter that has PyTorch")
     add("--data", metavar="PATH", help="images in the format of Keras' mnist.npz (synthetic)")
     add("--verbose", type=int, choices=(0, 1), default=0, help="that of fit (%(default)s)")
     add("--json", type=pathlib.Path, metavar="PATH", help="write everything measured there")
@@ -78,6 +91,9 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     options.contestants = options.contestants.split(",")
     if unknown := set(options.contestants) - set(FAMILIES):
         parser.error(f"--contestants knows {', '.join(FAMILIES)}. Received: {', '.join(unknown)}")
+    options.task = options.task.split(",")
+    if unknown := set(options.task) - set(workloads.TASKS):
+        parser.error(f"--task knows {', '.join(workloads.TASKS)}. Received: {', '.join(unknown)}")
     try:
         options.batch = workloads.parse_batches(options.batch)
     except ValueError as error:
@@ -86,27 +102,39 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         options.data = str(pathlib.Path(options.data).resolve())
         if not pathlib.Path(options.data).is_file():
             parser.error(f"--data: there is no file {options.data}")
-    if options.tf_python and not shutil.which(options.tf_python):
-        parser.error(f"--tf-python: there is no program {options.tf_python}")
+    for peer in PEERS:
+        if (python := _peer_python(options, peer)) and not shutil.which(python):
+            parser.error(f"--{peer}-python: there is no program {python}")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds: expected 1 or more. Received: {options.rounds}")
 
 
-def _interpreters(options: argparse.Namespace) -> dict[str, str]:
+def _peer_python(options: argparse.Namespace, peer: str) -> str | None:
+    return getattr(options, f"{peer}_python")
+
+
+def _interpreters(options: argparse.Namespace, works: Sequence[Work]) -> dict[str, str]:
     """Returns the interpreter of every family that takes part; says who does not."""
-    pythons = {family: sys.executable for family in options.contestants if family != "tf"}
-    if "tf" in options.contestants:
-        if options.tf_python:
+    wanted = [
+        family
+        for family in options.contestants
+        if any(entry.family == family and any(map(entry.takes_part_in, works)) for entry in ENTRIES)
+    ]
+    pythons = {family: sys.executable for family in wanted if family not in PEERS}
+    for peer, package in PEERS.items():
+        if peer not in wanted:
+            continue
+        if python := _peer_python(options, peer):
             # Not resolved: a link into a virtual environment must stay one.
-            pythons["tf"] = str(pathlib.Path(shutil.which(options.tf_python)).absolute())
-        elif importlib.util.find_spec("tensorflow"):
-            pythons["tf"] = sys.executable
+            pythons[peer] = str(pathlib.Path(shutil.which(python)).absolute())
+        elif importlib.util.find_spec(package):
+            pythons[peer] = sys.executable
         else:
-            print("tf is left out: this interpreter has no TensorFlow; give --tf-python PATH.")
+            print(f"{peer} is left out: here is no {package}; give --{peer}-python PATH.")
     return pythons
 
 
-def _workloads(options: argparse.Namespace) -> list[Work]:
+def _workloads(options: argparse.Namespace, folder: str) -> list[Work]:
     works: list[Work] = []
     if options.what in ("fit", "all"):
         models = [options.model] if options.model else ["mlp", "cnn"]
@@ -119,6 +147,8 @@ def _workloads(options: argparse.Namespace) -> list[Work]:
         works += workloads.memory_workloads(options.data, options.quick)
     if options.what in ("aggregation", "all"):
         works += workloads.aggregation_workloads(options.quick)
+    if options.what in ("data", "all"):
+        works += workloads.data_workloads(options.task, folder, options.quick)
     return works
 
 
@@ -126,7 +156,7 @@ def _contestants(work: Work, pythons: dict[str, str]) -> list[tuple[Entry, str]]
     return [
         (entry, pythons[entry.family])
         for entry in ENTRIES
-        if entry.family in pythons and isinstance(work, entry.kinds)
+        if entry.family in pythons and entry.takes_part_in(work)
     ]
 
 

@@ -78,10 +78,10 @@ class ContestantProcess:
         self._limits = limits
         self._unread = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `end`
-        module = f"benchmarks.contestants.{entry.module}"
+        builder = f"benchmarks.contestants.{entry.module}:{entry.function}"
         # It ends by itself a little later than we would end it: if we are killed, say.
         own_limit = str(max(limits.start, limits.round) + 10)
-        command = [python, "-m", "benchmarks.worker", module, json.dumps(to_json(work)), own_limit]
+        command = [python, "-m", "benchmarks.worker", builder, json.dumps(to_json(work)), own_limit]
         self._process = subprocess.Popen(
             command,
             cwd=_ROOT,

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.contestants import PEERS
 from benchmarks.driver import Result
 from benchmarks.protocol import Round
 from benchmarks.workloads import Work, to_json
@@ -30,18 +31,15 @@ def table(result: Result) -> str:
         f"  unison is {_ratio_text(ratios)} x as fast as {name}"
         for name, ratios in speed_ratios(result).items()
     ]
+    lines += _bests(result)
     return "\n".join(lines)
 
 
 def speed_ratios(result: Result) -> dict[str, list[float]]:
     """Returns, for every other contestant, how many times as fast as it Unison was, by round."""
-    ours = result.rounds.get(OURS, [])
-    ratios = {}
-    for name, theirs in result.rounds.items():
-        if name != OURS and ours and theirs:
-            pairs = zip(ours, theirs, strict=True)
-            ratios[name] = [_speed_ratio(result.work, our, their) for our, their in pairs]
-    return ratios
+    names = [name for name in result.rounds if name != OURS]
+    ratios = {name: _ratios(result, OURS, name) for name in names}
+    return {name: found for name, found in ratios.items() if found}
 
 
 def to_dictionary(results: Iterable[Result], machine: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +59,33 @@ def _workload(result: Result) -> dict[str, Any]:
         "failures": result.failures,
         "unison_times_as_fast_as": medians,
     }
+
+
+def _bests(result: Result) -> list[str]:
+    """Says how the fastest of several programs of ours does beside the fastest of the peers."""
+    ours = [name for name in result.rounds if _family(name) == OURS]
+    theirs = [name for name in result.rounds if _family(name) in PEERS]
+    if len(ours) < 2 or not theirs:
+        return []
+    our, their = _fastest(result, ours), _fastest(result, theirs)
+    ratios = _ratio_text(_ratios(result, our, their))
+    return [f"  the fastest, {our}, is {ratios} x as fast as the fastest peer, {their}"]
+
+
+def _fastest(result: Result, names: Iterable[str]) -> str:
+    def median(name: str) -> float:
+        return statistics.median(done.value for done in result.rounds[name])
+
+    best = max if result.work.higher_is_better else min
+    return best((name for name in names if result.rounds[name]), key=median)
+
+
+def _ratios(result: Result, our: str, their: str) -> list[float]:
+    ours, theirs = result.rounds.get(our), result.rounds.get(their)
+    if not ours or not theirs:
+        return []
+    pairs = zip(ours, theirs, strict=True)
+    return [_speed_ratio(result.work, one, other) for one, other in pairs]
 
 
 def _speed_ratio(work: Work, our: Round, their: Round) -> float:
@@ -90,6 +115,11 @@ def _fact(name: str, value: float | None) -> str:
     if value is None:
         return ""
     return f"{value / _MEBIBYTE:.1f}" if name.endswith("_bytes") else f"{value:.3f}"
+
+
+def _family(name: str) -> str:
+    """Returns the family of a contestant of several programs: how its name begins."""
+    return name.split()[0].split(".")[0]
 
 
 def _mebibytes(value: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The process of one contestant: `python -m benchmarks.worker MODULE WORK SECONDS`.
+"""The process of one contestant: `python -m benchmarks.worker MODULE:FUNCTION WORK SECONDS`.
 
 Nothing that is printed while a contestant works can disturb the protocol: standard output leads
 to /dev/null, and the answers go to what it was before. The process ends when standard input
@@ -22,7 +22,8 @@ from benchmarks.protocol import Contestant, Ready, Round
 from benchmarks.workloads import from_json
 
 
-def main(module: str, work: str, seconds: str) -> None:
+def main(builder: str, work: str, seconds: str) -> None:
+    module, function = builder.split(":")
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -32,7 +33,8 @@ def main(module: str, work: str, seconds: str) -> None:
 
     faulthandler.enable()
     end_after(float(seconds))
-    contestant = importlib.import_module(module).build(from_json(json.loads(work)))
+    build = getattr(importlib.import_module(module), function)
+    contestant = build(from_json(json.loads(work)))
     contestant.round()  # compiles and warms up
     answer(Ready(contestant.versions))
     for _ in sys.stdin:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Replicas of every workload but those of aggregation: logical CPU devices.
 REPLICAS = 2
@@ -15,6 +16,33 @@ _STEPS = {
     "cnn": {64: 20, 256: 6, 1024: 2},
 }
 _MEMORY_STEPS = 8
+
+#: How long a round of reading a dataset begins passes.
+_SECONDS = 0.3
+
+
+class _Size(NamedTuple):
+    examples: int
+    batch: int
+
+
+#: What is read, and how much of it in a pass.
+DATA_TASKS = {
+    "arrays": _Size(60_000, 256),
+    "map": _Size(20_000, 256),
+    "map_batches": _Size(20_000, 256),
+    "records": _Size(20_000, 256),
+    "records_batched": _Size(20_000, 256),
+    "augment": _Size(10_000, 256),
+    "generator": _Size(20_000, 256),
+    "lines": _Size(100_000, 256),
+    "padded_batch": _Size(20_000, 64),
+    "bucketing": _Size(20_000, 64),
+}
+
+#: The name, among those of the tasks, of the workloads `InputWork`.
+INPUT_TASK = "input"
+TASKS = (*DATA_TASKS, INPUT_TASK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +130,58 @@ class AggregationWork:
         return self.processes * self.devices
 
 
-Work = FitWork | RunWork | AggregationWork
+@dataclasses.dataclass(frozen=True)
+class DataWork:
+    """Reading a dataset; a round is as many passes as begin in `seconds`.
+
+    Attributes:
+        task: A key of `DATA_TASKS`.
+        examples: How many a pass has.
+        batch: How many a batch has.
+        seconds: How long a round begins passes.
+        folder: Where the files are.
+    """
+
+    task: str
+    examples: int
+    batch: int
+    seconds: float
+    folder: str
+
+    unit = "examples/s"
+    higher_is_better = True
+
+    @property
+    def name(self) -> str:
+        return f"data, {self.task.replace('_', ' ')}, batch {self.batch}"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputWork:
+    """Training from a dataset, beside training from a batch that is on the devices already.
+
+    Attributes:
+        way: `fit`, or `run`: a loop around `strategy.run`.
+        replicas: How many devices.
+        batch: The global batch.
+        steps: The number of steps between two looks at the clock.
+    """
+
+    way: str
+    replicas: int
+    batch: int
+    steps: int
+
+    unit = "us/step"
+    higher_is_better = False
+
+    @property
+    def name(self) -> str:
+        replicas = "1 replica" if self.replicas == 1 else f"{self.replicas} replicas"
+        return f"input of {self.way}, CNN, {replicas}, batch {self.batch}"
+
+
+Work = FitWork | RunWork | AggregationWork | DataWork | InputWork
 
 
 def fit_workloads(
@@ -141,6 +220,24 @@ def aggregation_workloads(quick: bool) -> list[Work]:
     ]
 
 
+def data_workloads(tasks: Iterable[str], folder: str, quick: bool) -> list[Work]:
+    works: list[Work] = []
+    for task in tasks:
+        if task == INPUT_TASK:
+            works += _input_workloads(quick)
+        else:
+            size = DATA_TASKS[task]
+            count = 2 * size.batch + 1 if quick else size.examples
+            works.append(DataWork(task, count, size.batch, 0.0 if quick else _SECONDS, folder))
+    return works
+
+
+def _input_workloads(quick: bool) -> list[Work]:
+    if quick:
+        return [InputWork("fit", 1, 8, 2), InputWork("run", 2, 8, 2)]
+    return [InputWork(way, replicas, 256, 10) for way in ("fit", "run") for replicas in (1, 2)]
+
+
 def _steps(model: str, batch: int) -> int:
     steps = _STEPS[model]
     nearest = min(steps, key=lambda known: abs(known - batch))
@@ -153,7 +250,7 @@ def to_json(work: Work) -> dict[str, Any]:
 
 def from_json(fields: dict[str, Any]) -> Work:
     fields = dict(fields)
-    kinds = {kind.__name__: kind for kind in (FitWork, RunWork, AggregationWork)}
+    kinds = {kind.__name__: kind for kind in typing.get_args(Work)}
     return kinds[fields.pop("kind")](**fields)
 
 

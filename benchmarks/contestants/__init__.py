@@ -1,4 +1,4 @@
-"""The programs that are measured. Each module has a function `build(work) -> Contestant`.
+"""The programs that are measured. A module has functions `(work) -> Contestant`, most one: `build`.
 
 This file only names them, for the driver: it imports none.
 """
@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from benchmarks.workloads import REPLICAS, AggregationWork, FitWork, RunWork, Work
+from benchmarks.workloads import (
+    REPLICAS,
+    AggregationWork,
+    DataWork,
+    FitWork,
+    InputWork,
+    RunWork,
+    Work,
+)
 
 #: With fewer threads XLA's collectives between logical CPU devices of one process deadlock.
 _XLA_POOL = {"NPROC": str(2 * REPLICAS)}
@@ -24,6 +32,8 @@ class Entry:
         module: The module in this package that builds it.
         kinds: The workloads it takes part in.
         environment: The environment variables it needs.
+        function: The function of the module that builds it.
+        tasks: If given, the tasks of `DataWork` it takes part in.
     """
 
     name: str
@@ -31,7 +41,97 @@ class Entry:
     module: str
     kinds: tuple[type[Work], ...]
     environment: dict[str, str]
+    function: str = "build"
+    tasks: tuple[str, ...] = ()
 
+    def takes_part_in(self, work: Work) -> bool:
+        if isinstance(work, DataWork) and work.task not in self.tasks:
+            return False
+        return isinstance(work, self.kinds)
+
+
+def _data(task: str, functions: dict[str, str]) -> list[Entry]:
+    """Returns the contestants of a task, by name; the first word of it is the family."""
+    entries = []
+    for name, function in functions.items():
+        library = name.split()[0]
+        family = library.split(".")[0]
+        module = f"data_{library.replace('.', '_')}"
+        entries.append(Entry(name, family, module, (DataWork,), {}, function, (task,)))
+    return entries
+
+
+_DATA_ENTRIES = [
+    *_data(
+        "arrays",
+        {
+            "unison": "arrays",
+            "unison prefetch": "arrays_ahead",
+            "numpy": "arrays",
+            "numpy take": "arrays_taken",
+            "tf": "arrays",
+            "tf gather": "arrays_gathered",
+            "grain": "arrays",
+            "grain 2 workers": "arrays_in_workers",
+            "torch": "arrays",
+            "torch 2 workers": "arrays_in_workers",
+            "torch rows": "arrays_by_rows",
+        },
+    ),
+    *_data(
+        "map",
+        {
+            "unison": "mapped",
+            "unison 2 threads": "mapped_in_threads",
+            "unison 2 processes": "mapped_in_processes",
+            "tf": "mapped",
+            "tf autotune": "mapped_in_threads",
+            "grain": "mapped",
+            "grain 2 workers": "mapped_in_workers",
+            "torch": "mapped",
+            "torch 2 workers": "mapped_in_workers",
+        },
+    ),
+    *_data(
+        "map_batches",
+        {
+            "unison": "mapped_behind_batch",
+            "unison vectorized": "mapped_as_blocks",
+            "numpy": "mapped",
+            "tf": "mapped_behind_batch",
+            "grain": "mapped_behind_batch",
+            "torch rows": "mapped_by_rows",
+        },
+    ),
+    *_data(
+        "records",
+        {
+            "unison": "records",
+            "unison vectorized": "records_vectorized",
+            "unison.tf": "records",
+            "tf": "records",
+        },
+    ),
+    *_data(
+        "records_batched",
+        {"unison": "records_batched", "unison.tf": "records_batched", "tf": "records_batched"},
+    ),
+    *_data(
+        "augment",
+        {
+            "unison": "augmented",
+            "unison 2 processes": "augmented_in_processes",
+            "unison after batch": "augmented_behind_batch",
+            "unison vectorized": "augmented_as_blocks",
+            "unison jitted": "augmented_jitted",
+            "tf": "augmented",
+        },
+    ),
+    *_data("generator", {"unison": "generator", "tf": "generator"}),
+    *_data("lines", {"unison": "lines", "tf": "lines"}),
+    *_data("padded_batch", {"unison": "padded", "tf": "padded"}),
+    *_data("bucketing", {"unison": "bucketed", "tf": "bucketed"}),
+]
 
 ENTRIES = (
     Entry("unison", "unison", "unison_fit", (FitWork,), {"KERAS_BACKEND": "jax"}),
@@ -47,5 +147,11 @@ ENTRIES = (
     Entry("hand", "hand", "aggregation_psum", (AggregationWork,), {}),
     Entry("tf function", "tf", "tensorflow_run_function", (RunWork,), {}),
     Entry("tf direct", "tf", "tensorflow_run_direct", (RunWork,), {}),
+    *_DATA_ENTRIES,
+    Entry("unison", "unison", "input_unison", (InputWork,), {"KERAS_BACKEND": "jax"}),
 )
+
+#: The other libraries, each with the package that tells whether an interpreter has it.
+PEERS = {"tf": "tensorflow", "grain": "grain", "torch": "torch"}
+
 FAMILIES = tuple(dict.fromkeys(entry.family for entry in ENTRIES))

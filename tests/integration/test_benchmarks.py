@@ -1,5 +1,6 @@
 """The benchmarks run, measure who takes part, and leave nobody behind."""
 
+import importlib
 import json
 import os
 import signal
@@ -93,6 +94,103 @@ def test_the_aggregation_methods_are_measured_beside_a_hand_written_psum(tmp_pat
             assert measured["facts"]["temporary_bytes"] > 0
 
 
+def test_datasets_are_measured_beside_numpy_and_missing_peers_are_named(tmp_path):
+    written = tmp_path / "data.json"
+    finished = run_benchmarks(
+        "data",
+        "--quick",
+        "--rounds=1",
+        "--task=arrays,lines",
+        "--contestants=unison,numpy,tf",
+        "--json",
+        written,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "tf is left out" in finished.stdout
+    assert "x as fast as numpy take" in finished.stdout
+    arrays, lines = json.loads(written.read_text())["workloads"]
+    assert set(arrays["rounds"]) == {"unison", "unison prefetch", "numpy", "numpy take"}
+    assert set(lines["rounds"]) == {"unison"}
+    for [measured] in (*arrays["rounds"].values(), *lines["rounds"].values()):
+        assert measured["value"] > 0
+    assert not Path(lines["work"]["folder"]).exists()
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "arrays",
+        "map",
+        "map_batches",
+        "records",
+        "records_batched",
+        "augment",
+        "generator",
+        "lines",
+        "padded_batch",
+        "bucketing",
+    ],
+)
+def test_every_program_of_ours_reads_every_example_once(benchmarks, tmp_path, task):
+    from benchmarks import examples
+
+    work = benchmarks.workloads.DataWork(task, 131, 16, 0.0, str(tmp_path))
+    examples.write_files(tmp_path, [work])
+    entries = [entry for entry in benchmarks.contestants.ENTRIES if entry.takes_part_in(work)]
+    ours = [entry for entry in entries if entry.family in ("unison", "numpy")]
+    assert any(entry.family == "unison" for entry in ours)
+    for entry in ours:
+        module = importlib.import_module(f"benchmarks.contestants.{entry.module}")
+        contestant = getattr(module, entry.function)(work)  # counts the examples of a pass
+        assert contestant.round() > 0
+
+
+def test_what_the_input_adds_to_a_step_is_measured(tmp_path):
+    written = tmp_path / "input.json"
+    finished = run_benchmarks("data", "--quick", "--rounds=1", "--task=input", "--json", written)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    workloads = json.loads(written.read_text())["workloads"]
+    assert [workload["work"]["way"] for workload in workloads] == ["fit", "run"]
+    for workload in workloads:
+        [measured] = workload["rounds"]["unison"]
+        assert measured["value"] > 0
+        assert measured["facts"]["without"] > 0
+        assert {"added %", "added CPU %"} < set(measured["facts"])
+
+
+def test_the_ways_to_augment_give_the_same_images(benchmarks):
+    import numpy as np
+    from benchmarks import augmentation, examples
+
+    images, labels = examples.colours(9)
+    keys = np.random.default_rng(0).integers(0, 2**32, (9, 2), np.uint32)
+    together, _ = augmentation.of_block(images, labels, keys)
+    alone = [augmentation.of_element(*each)[0] for each in zip(images, labels, keys, strict=True)]
+    np.testing.assert_array_equal(together, np.stack(alone))
+    jitted, _ = augmentation.jitted()(images, labels, keys[0])
+    assert jitted.shape == together.shape
+    assert jitted.dtype == together.dtype
+
+
+def test_the_fastest_of_ours_is_compared_with_the_fastest_peer(benchmarks):
+    def rounds(*values):
+        return [benchmarks.protocol.Round(value, 1.0, None, 1, {}) for value in values]
+
+    result = benchmarks.driver.Result(benchmarks.workloads.DataWork("map", 9, 3, 0.0, ""))
+    result.rounds = {
+        "unison": rounds(10, 10),
+        "unison 2 processes": rounds(30, 50),
+        "numpy": rounds(99, 99),
+        "tf": rounds(5, 5),
+        "torch": rounds(20, 20),
+    }
+    last = benchmarks.tables.table(result).splitlines()[-1]
+    assert last == (
+        "  the fastest, unison 2 processes, is 2.00 (1.50 to 2.50) x as fast as the fastest peer, "
+        "torch"
+    )
+
+
 def test_a_contestant_that_fails_is_named_and_the_others_go_on(benchmarks):
     entry = benchmarks.contestants.Entry("broken", "broken", "there_is_none", (), {})
     work = benchmarks.workloads.RunWork(1, seconds=0.01)
@@ -150,7 +248,9 @@ def test_ratios_are_of_the_same_round_and_more_is_faster(benchmarks):
     assert benchmarks.tables.speed_ratios(by_time) == {"hand": [2.0, 1.0]}
 
 
-@pytest.mark.parametrize("arguments", [["--batch=63"], ["--contestants=who"], ["--data=nowhere"]])
+@pytest.mark.parametrize(
+    "arguments", [["--batch=63"], ["--contestants=who"], ["--data=nowhere"], ["--task=what"]]
+)
 def test_wrong_options_are_refused_before_anything_starts(arguments):
     finished = run_benchmarks(*arguments)
     assert finished.returncode == 2
