@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,21 @@ class Setting:
         (folder / "one.txt").write_bytes(b"a\nb\r\nc")
         (folder / "two.txt").write_bytes(b"d\n\ne\n")
         (folder / "empty.txt").write_bytes(b"")
+        (folder / "table.csv").write_bytes(b'a,b,c\n1,2.5,x\n3,,"y\nz"\n 4 ,5,w\n')
+        numbers = tf.data.Dataset.range(10)
         self._names = {
+            "csv": str(folder / "table.csv"),
+            "generator_that_fails": _generator_that_fails,
+            "imbalanced": np.random.default_rng(5).choice(2, 2000, p=[0.8, 0.2]).astype("int32"),
+            "known_endless_unknown": [
+                numbers,
+                numbers.repeat(),
+                numbers.filter(lambda x: True),
+            ],
+            "nested": self._nested(),
+            "points": self._nested(with_text=False),
+            "raises": _raises,
+            "shares": _shares,
             "tf": tf,
             "np": np,
             "ds": tf.data.Dataset,
@@ -65,6 +79,12 @@ class Setting:
     def _of_shapes(self, rows: Any, dtype: str = "int32") -> Any:
         spec = self._tf.TensorSpec([None], dtype)
         return self._tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+
+    def _nested(self, with_text: bool = True) -> Any:
+        """Three elements `(a, {"p": Point(x, y), "q": text})`, or without the text."""
+        points = Point(np.arange(6.0, dtype="f4").reshape(3, 2), np.array([[1], [2], [3]], "i4"))
+        labels = {"p": points, **({"q": ["r", "st", "u"]} if with_text else {})}
+        return self._tf.data.Dataset.from_tensor_slices((np.arange(1, 4), labels))
 
     def _with_policy(self, name: str, dataset: Any) -> Any:
         options = self._tf.data.Options()
@@ -91,6 +111,28 @@ class Setting:
         if isinstance(value, list | tuple):
             return [self._listed(part) for part in value]
         return value
+
+
+def _generator_that_fails() -> Iterator[int]:
+    yield 1
+    raise ValueError("no more")
+
+
+def _raises(call: Callable[[], Any]) -> str:
+    """Whether a call raises an error, or the word of the end."""
+    try:
+        call()
+    except StopIteration:
+        return "the end"
+    except Exception:
+        return "an error"
+    return "nothing"
+
+
+def _shares(pairs: Any) -> list[float]:
+    """The share of each class in pairs of a class and an element, to one digit."""
+    classes = [int(pair[0]) for pair in pairs]
+    return np.round(np.bincount(classes, minlength=2) / len(classes), 1).tolist()
 
 
 def record(module: str, folder: Path) -> None:

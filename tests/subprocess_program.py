@@ -77,11 +77,9 @@ def run_program(
     processes that it started are killed at the end, also when time runs out
     (`subprocess.TimeoutExpired`, with the output so far).
     """
-    environment = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
-    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE), **(env or {})}
     process = subprocess.Popen(
         [sys.executable, "-c", source, *map(str, args)],
-        env=environment,
+        env=environment_of_program(env or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -90,14 +88,21 @@ def run_program(
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as expired:
-        _kill_group(process.pid)
+        kill_group(process.pid)
         expired.output, expired.stderr = process.communicate()
         raise
     finally:
-        _kill_group(process.pid)
+        kill_group(process.pid)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def _kill_group(group: int) -> None:
+def environment_of_program(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns this environment without what sets devices and threads, and then `env`."""
+    environment = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
+    return environment | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE), **env}
+
+
+def kill_group(group: int) -> None:
+    """Kills all processes of a group, if there are any."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of Keras under a strategy."""
+"""Fixtures of the tests that run in this process, on its four logical devices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any
 import jax
 import pytest
 
+from unison.runtime import devices
+
 # Values that several parametrized tests share, by test and by their other parameters.
 _alone: dict[Any, Any] = {}
 _strategies: dict[int, Any] = {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def four_devices() -> None:
+    """Starts JAX with the four logical devices before a test does so with one."""
+    devices.prepare_backend()
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import unison
+import unison.data
 from unison import train
 from unison.cells import VariableAggregation as Aggregation
 from unison.cells import VariableSynchronization as Synchronization
 from unison.errors import DataLossError, InvalidArgumentError, NotFoundError, PermissionDeniedError
-from unison.runtime.devices import prepare_backend
+from unison.runtime.devices import LAUNCH_LOCK, prepare_backend
 from unison.train import (
     Checkpoint,
     CheckpointManager,
@@ -334,6 +335,139 @@ def test_object_that_is_set_after_restoring_gets_its_state(prefix):
     restored.read(path)
     restored.position = Position()
     assert restored.position.state == 7
+
+
+class Stubborn(Position):
+    """Refuses every state."""
+
+    def set_state(self, state):
+        raise ValueError(f"not mine: {state}")
+
+
+@pytest.mark.parametrize("refusing", ["a", "z"])
+def test_nothing_is_changed_where_one_object_refuses_its_state(prefix, refusing):
+    saved_objects = {"a": Position(), "m": Position(), "z": Position()}
+    for state, position in enumerate(saved_objects.values()):
+        position.state = state
+    path = Checkpoint(v=variable(1.0), **saved_objects).write(prefix)
+    objects = {**{name: Position() for name in "amz"}, refusing: Stubborn()}
+    v = variable(5.0)
+    with pytest.raises(ValueError, match="not mine"):
+        Checkpoint(v=v, **objects).read(path)
+    assert [position.state for position in objects.values()] == [None, None, None]
+    assert float(v) == 5.0
+
+
+def test_object_that_waits_for_a_thread_that_launches_programs_is_saved(prefix):
+    class Waiting(Position):
+        def get_state(self):
+            launched = threading.Event()
+
+            def launch():
+                with LAUNCH_LOCK:
+                    launched.set()
+
+            threading.Thread(target=launch, daemon=True).start()
+            return launched.wait(20)
+
+    path = Checkpoint(waiting=Waiting()).write(prefix)
+    restored = Position()
+    Checkpoint(waiting=restored).read(path)
+    assert restored.state is True
+
+
+# -- iterators over datasets ---------------------------------------------------------------------
+
+
+def batches(count=12):
+    words = np.array([b"w%d" % n for n in range(count)], object)
+    halves = np.arange(count).astype(jnp.bfloat16) / 2
+    dataset = unison.data.Dataset.from_tensor_slices({"word": words, "half": halves})
+    # Behind a filter there is no access by index: elements wait in the buffer.
+    return dataset.filter(lambda x: np.True_).shuffle(4, seed=1).repeat(2).batch(3)
+
+
+def words(iterator):
+    return [batch["word"].tolist() for batch in iterator]
+
+
+def test_iterator_goes_on_together_with_the_variables(prefix):
+    iterator, step = iter(batches()), variable(0)
+    for _ in range(3):
+        step.assign_add(1)
+        next(iterator)
+    path = Checkpoint(iterator=iterator, step=step).save(prefix)
+    restored, restored_step = iter(batches()), variable(0)
+    Checkpoint(iterator=restored, step=restored_step).restore(path).assert_consumed()
+    assert int(restored_step) == 3
+    batch, expected = next(restored), next(iterator)
+    assert batch["half"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(batch["half"], expected["half"])
+    assert words(restored) == words(iterator)
+
+
+def test_iterator_that_is_set_after_restoring_goes_on(prefix):
+    iterator = iter(batches())
+    next(iterator)
+    path = Checkpoint(iterator=iterator).write(prefix)
+    checkpoint = Checkpoint()
+    status = checkpoint.read(path)
+    checkpoint.iterator = iter(batches())
+    status.assert_consumed()
+    assert words(checkpoint.iterator) == words(iterator)
+
+
+def test_manager_brings_the_iterator_back(tmp_path):
+    iterator = iter(batches())
+    manager = CheckpointManager(Checkpoint(iterator=iterator), tmp_path, max_to_keep=2)
+    for _ in range(3):
+        next(iterator)
+        manager.save()
+    restored = iter(batches())
+    CheckpointManager(Checkpoint(iterator=restored), tmp_path, 2).restore_or_initialize()
+    assert words(restored) == words(iterator)
+
+
+def test_iterator_of_another_pipeline_changes_nothing(prefix):
+    iterator, v = iter(batches()), variable(1.0)
+    path = Checkpoint(iterator=iterator, v=v).write(prefix)
+    other, v = iter(batches().prefetch(1)), variable(5.0)
+    with pytest.raises(ValueError, match=r"another pipeline.*\.Prefetch.*Make the dataset as it"):
+        Checkpoint(iterator=other, v=v).read(path)
+    assert float(v) == 5.0
+    assert len(words(other)) == 8
+
+
+def test_iterator_of_tf_data_goes_on(prefix):
+    import unison.tf as tf
+
+    def make():
+        return tf.data.Dataset.range(10).shuffle(10, seed=1).map(lambda x: x + 1).batch(2)
+
+    for made in (iter, lambda dataset: dataset.as_numpy_iterator()):
+        iterator = made(make())
+        next(iterator)
+        path = tf.train.Checkpoint(iterator=iterator).save(prefix)
+        restored = made(make())
+        tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
+        rest = [np.asarray(batch).tolist() for batch in restored]
+        assert rest == [np.asarray(batch).tolist() for batch in iterator]
+        assert len(rest) == 4
+
+
+def test_iterator_of_grain_goes_on(prefix):
+    import grain
+
+    def make():
+        return iter(grain.MapDataset.range(10).shuffle(seed=1).to_iter_dataset())
+
+    iterator = make()
+    for _ in range(4):
+        next(iterator)
+    path = Checkpoint(iterator=iterator).write(prefix)
+    restored = make()
+    Checkpoint(iterator=restored).read(path).assert_consumed()
+    assert list(restored) == list(iterator)
 
 
 @pytest.mark.parametrize(

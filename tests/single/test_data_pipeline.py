@@ -288,7 +288,7 @@ def test_a_cache_computes_every_element_once_and_then_has_access_by_index(taken)
 def test_a_cache_of_elements_of_different_shapes_keeps_them_one_by_one():
     dataset = Dataset.range(1, 4).map(lambda n: np.zeros(n)).cache()
     assert [len(x) for x in dataset] == [len(x) for x in dataset] == [1, 2, 3]
-    assert dataset.plan.rows() is None
+    assert sorted(len(x) for x in dataset.shuffle(3)) == [1, 2, 3]
 
 
 def test_a_cache_keeps_text():
@@ -331,15 +331,10 @@ def test_a_pass_that_was_not_finished_leaves_no_cache_in_files(tmp_path):
 
 def test_damaged_files_of_a_cache_are_named(tmp_path):
     list(Dataset.range(4).cache(tmp_path / "kept"))
-    (tmp_path / "kept.leaf0.npy").write_bytes(b"nonsense")
-    with pytest.raises(DataLossError, match=r"kept\.\* cannot be read.*Remove these files"):
+    (file,) = (tmp_path / "kept.cache").glob("run-*/shard-00000/leaf0.values")
+    file.write_bytes(b"nonsense")
+    with pytest.raises(DataLossError, match=r"leaf0.values should have 32 bytes.*Remove .*kept"):
         Dataset.range(4).cache(tmp_path / "kept")
-
-
-def test_elements_of_different_shapes_are_not_kept_in_files(tmp_path):
-    dataset = Dataset.range(1, 4).map(lambda n: np.zeros(n)).cache(tmp_path / "kept")
-    with pytest.raises(ValueError, match="takes elements of one shape"):
-        list(dataset)
 
 
 # -- files ---------------------------------------------------------------------------------

@@ -14,9 +14,13 @@ from unison.data.prefetching import ReadAhead
 
 PREFIX = "unison-data"
 
+# Threads of what other files' tests have left behind.
+_others = set()
+
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith(PREFIX)]
+    own = set(threading.enumerate()) - _others
+    return [thread for thread in own if thread.name.startswith(PREFIX)]
 
 
 def wait_until(condition, seconds=5.0):
@@ -28,6 +32,7 @@ def wait_until(condition, seconds=5.0):
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
+    _others.update(threading.enumerate())
     yield
     gc.collect()
     wait_until(lambda: not threads())
@@ -64,7 +69,7 @@ def test_a_thread_ends_with_the_dataset():
         lambda d: d.prefetch(1),
         lambda d: d.prefetch(1).prefetch(1).batch(2).prefetch(AUTOTUNE),
         lambda d: d.map(lambda x: x, num_parallel_calls=3),
-        lambda d: d.interleave(Dataset.from_tensors, 2, num_parallel_calls=2),
+        lambda d: d.interleave(lambda x: counted([], 10**6), 2, num_parallel_calls=2),
     ],
 )
 def test_threads_end_when_an_iterator_is_dropped(transform):
@@ -170,3 +175,105 @@ def test_a_program_that_ends_in_the_middle_ends():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (finished.returncode, finished.stdout.strip(), finished.stderr) == (0, "done", "")
+
+
+def test_blocks_are_read_ahead_where_blocks_are_taken():
+    sizes = []
+
+    def identity(block):
+        sizes.append(len(block))
+        return block
+
+    numbers = Dataset.from_generator(lambda: iter(range(20)), output_signature=np.int64(0))
+    batches = list(numbers.map(identity, vectorized=True).prefetch(4).batch(5))
+    assert np.concatenate(batches).tolist() == list(range(20))
+    assert sizes == [5] * 4
+
+
+def test_datasets_that_are_interleaved_are_waited_for_side_by_side():
+    together = threading.Barrier(3, timeout=5)
+
+    def meeting(n):
+        together.wait()
+        yield from range(int(n), int(n) + 2)
+
+    dataset = Dataset.range(0, 30, 10).interleave(
+        lambda n: Dataset.from_generator(meeting, output_signature=np.int64(0), args=(n,)),
+        cycle_length=3,
+        num_parallel_calls=AUTOTUNE,
+    )
+    assert [int(n) for n in dataset] == [0, 10, 20, 1, 11, 21]
+
+
+def test_a_dataset_that_is_not_ready_is_passed_over_where_order_does_not_count():
+    may_go_on = threading.Event()
+
+    def waiting(n):
+        if n == 0:
+            assert may_go_on.wait(5)
+        yield from [n] * 3
+
+    dataset = Dataset.range(3).interleave(
+        lambda n: Dataset.from_generator(waiting, output_signature=np.int64(0), args=(n,)),
+        cycle_length=3,
+        num_parallel_calls=3,
+        deterministic=False,
+    )
+    iterator = iter(dataset)
+    assert sorted(int(next(iterator)) for _ in range(6)) == [1, 1, 1, 2, 2, 2]
+    may_go_on.set()
+    assert [int(n) for n in iterator] == [0, 0, 0]
+
+
+def test_no_dataset_starves_where_order_does_not_count():
+    def endless(n):
+        while True:
+            yield n
+
+    dataset = Dataset.range(3).interleave(
+        lambda n: Dataset.from_generator(endless, output_signature=np.int64(0), args=(n,)),
+        cycle_length=3,
+        num_parallel_calls=3,
+        deterministic=False,
+    )
+    taken = np.bincount([int(n) for n in dataset.take(60_000)], minlength=3)
+    assert taken.min() > 0
+
+
+@pytest.mark.parametrize("cycle_length", [1, 3, 5])
+@pytest.mark.parametrize("block_length", [1, 2, 7])
+@pytest.mark.parametrize("threads", [None, 2, AUTOTUNE])
+def test_batches_of_interleaved_datasets_are_their_elements(cycle_length, block_length, threads):
+    def numbers(n):
+        return Dataset.from_generator(
+            lambda: iter(range(int(n) * 100, int(n) * 100 + int(n) * 3 % 7)),
+            output_signature=np.int64(0),
+        )
+
+    def interleaved(threads):
+        return Dataset.range(9).interleave(numbers, cycle_length, block_length, threads)
+
+    elements = [int(n) for n in interleaved(None)]
+    assert sorted(elements) == [n * 100 + k for n in range(9) for k in range(n * 3 % 7)]
+    assert [int(n) for n in interleaved(threads)] == elements
+    for size in (1, 4, 50):
+        assert np.concatenate(list(interleaved(threads).batch(size))).tolist() == elements
+
+
+def test_an_error_of_an_interleaved_dataset_comes_in_its_turn():
+    def failing(n):
+        yield int(n)
+        if n == 1:
+            raise KeyError("mine")
+        yield int(n) + 10
+
+    dataset = Dataset.range(2).interleave(
+        lambda n: Dataset.from_generator(failing, output_signature=np.int64(0), args=(n,)),
+        cycle_length=2,
+        num_parallel_calls=2,
+    )
+    iterator = iter(dataset)
+    assert [int(next(iterator)) for _ in range(3)] == [0, 1, 10]
+    with pytest.raises(KeyError, match="mine"):
+        next(iterator)
+    assert next(iterator, "end") == "end"

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 import unison
-from unison.data import Dataset, InputOptions
+from unison.data import (
+    AutoShardPolicy,
+    Dataset,
+    InputOptions,
+    InputReplicationMode,
+    Options,
+)
 
 
 @pytest.fixture
@@ -261,6 +267,44 @@ def test_a_function_makes_the_batches_that_the_replicas_take_in_turn(strategy):
     assert (context.num_input_pipelines, context.num_replicas_in_sync) == (1, 4)
     old_name = strategy.experimental_distribute_datasets_from_function
     assert values(old_name(dataset_fn)) == values(distributed)
+
+
+def test_every_replica_may_have_an_input_pipeline_of_its_own(strategy):
+    pipelines = []
+
+    def dataset_fn(context):
+        pipelines.append((context.input_pipeline_id, context.num_input_pipelines))
+        return (
+            Dataset.range(8).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
+        )
+
+    options = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
+    distributed = strategy.distribute_datasets_from_function(dataset_fn, options)
+    assert pipelines == [(0, 4), (1, 4), (2, 4), (3, 4)]  # as TensorFlow numbers them
+    assert values(distributed) == [[[0, 4], [1, 5], [2, 6], [3, 7]]]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 20, 40])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda d: d.shuffle(100, seed=1).batch(2),
+        lambda d: d.filter(lambda x: x % 9 > 0).shuffle(9, seed=1).batch(2).prefetch(2),
+        lambda d: d.map(lambda x: x, num_parallel_calls=2).batch(3).repeat(2),
+    ],
+)
+@pytest.mark.parametrize("policy", ["DATA", "OFF"])
+def test_an_iterator_goes_on_where_another_one_was(strategy, steps, transform, policy):
+    options = Options(auto_shard_policy=AutoShardPolicy[policy])
+    dataset = transform(Dataset.range(100)).with_options(options)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    for _ in range(steps):
+        next(iterator)
+    state = iterator.get_state()
+    other = iter(strategy.experimental_distribute_dataset(dataset))
+    next(other)
+    other.set_state(state)
+    assert values(other) == values(iterator)
 
 
 def test_a_function_that_makes_no_dataset_is_refused(strategy):

@@ -1,5 +1,6 @@
 """`fit`, `evaluate` and `predict` take datasets, with and without a strategy."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -223,3 +224,118 @@ def test_a_dataset_of_one_strategy_does_not_keep_a_model_of_another_from_trainin
     with unison.OneDeviceStrategy("CPU:0").scope():
         model = build()
     assert_close(history(model, dataset, validation_data=dataset), expected)
+
+
+# -- other sources, under every strategy -------------------------------------------------------
+
+
+class Batches(keras.utils.PyDataset):
+    """The three batches of the data."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return X[8 * index : 8 * index + 8], Y[8 * index : 8 * index + 8]
+
+
+def generated():
+    batches = Batches()
+    return (batches[index] for index in range(len(batches)))
+
+
+def of_grain():
+    grain = pytest.importorskip("grain")
+    return grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(8).to_iter_dataset()
+
+
+def of_torch():
+    torch = pytest.importorskip("torch")
+    rows = torch.utils.data.TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
+    return torch.utils.data.DataLoader(rows, batch_size=8)
+
+
+SOURCES = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 8, "shuffle": False},
+    "a dataset": lambda: {"x": batches()},
+    "a generator": lambda: {"x": generated()},
+    "a PyDataset": lambda: {"x": Batches(workers=1), "shuffle": False},
+    "Grain": lambda: {"x": of_grain()},
+    "a dataset of Grain's": lambda: {"x": Dataset.from_source(of_grain())},
+    "torch": lambda: {"x": of_torch()},
+    "a dataset of torch's": lambda: {"x": Dataset.from_source(of_torch())},
+    "a dataset of a generator": lambda: {"x": Dataset.from_generator(generated)},
+}
+STRATEGIES = {
+    "none": lambda: None,
+    "MirroredStrategy": lambda: mirrored(2),
+    "OneDeviceStrategy": lambda: unison.OneDeviceStrategy("CPU:1"),
+    "MultiWorkerMirroredStrategy": tf.distribute.MultiWorkerMirroredStrategy,
+}
+
+
+def built_under(strategy):
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        return build()
+
+
+@pytest.fixture(scope="module")
+def first_epoch():
+    model = build()
+    loss = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+    return loss, model.evaluate(X, Y, batch_size=8, verbose=0), model.predict(X, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "source"),
+    [("MirroredStrategy", source) for source in SOURCES]
+    + [("none", "a dataset of Grain's"), ("none", "a dataset of torch's")]
+    + [("OneDeviceStrategy", source) for source in ("arrays", "a dataset", "a generator")]
+    + [("MultiWorkerMirroredStrategy", source) for source in ("arrays", "a dataset")],
+)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:Your `PyDataset` class should call")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_every_strategy_takes_every_source(strategy, source, first_epoch):
+    model = built_under(STRATEGIES[strategy]())
+    loss, metrics, outputs = first_epoch
+    trained = model.fit(**SOURCES[source](), verbose=0).history["loss"]
+    np.testing.assert_allclose(trained, loss, rtol=2e-5)
+    if strategy == "MirroredStrategy":
+        again = {key: value for key, value in SOURCES[source]().items() if key != "shuffle"}
+        np.testing.assert_allclose(model.evaluate(**again, verbose=0), metrics, rtol=2e-5)
+        again = {**SOURCES[source](), "y": None, "shuffle": None}
+        given = {key: value for key, value in again.items() if value is not None}
+        np.testing.assert_allclose(model.predict(**given, verbose=0), outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["MirroredStrategy", "OneDeviceStrategy"])
+@pytest.mark.parametrize("use", ["fit", "evaluate", "predict"])
+def test_distributed_datasets_that_are_empty_or_endless_are_errors(strategy, use):
+    strategy = STRATEGIES[strategy]()
+    model = built_under(strategy)
+    endless = strategy.experimental_distribute_dataset(batches().filter(lambda *_: True).repeat())
+    with pytest.raises(ValueError, match="The dataset never ends: say how many batches"):
+        getattr(model, use)(endless, verbose=0)
+    empty = strategy.experimental_distribute_dataset(batches().filter(lambda *_: False))
+    with pytest.raises(ValueError, match="The dataset is empty: it gave no batch"):
+        getattr(model, use)(empty, verbose=0)
+
+
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+def test_arrays_without_an_example_are_an_error(use):
+    with pytest.raises(ValueError, match=r"The data is empty: it gives no batch.*ndarray"):
+        getattr(build(), use)(X[:0], Y[:0], verbose=0)
+
+
+def test_elements_of_too_many_components_are_an_error_that_shows_them():
+    dataset = Dataset.from_tensor_slices((X, X, X, Y)).batch(8)
+    with pytest.raises(ValueError, match=r"\(x, y, sample_weight\). Received elements of 4"):
+        build().fit(dataset, verbose=0)
+
+
+def test_examples_of_another_shape_are_an_error_that_shows_both(two_replicas):
+    model = built_under(two_replicas)
+    dataset = Dataset.from_tensor_slices((X[:, 1:], Y)).batch(8)
+    with pytest.raises(ValueError, match=r"expected axis -1 .* value 6.*shape \(8, 5\)"):
+        model.fit(dataset, verbose=0)

@@ -56,7 +56,7 @@ def test_a_public_name_is_there_or_says_what_to_use_instead(path):
         (tf.config, "experimental_connect_to_cluster", "TF_CONFIG"),
         (tf.config.experimental, "get_device_policy", "JAX"),
         (tf.random, "uniform_candidate_sampler", "tf.random"),
-        (tf.io, "parse_tensor", "Dataset.map"),
+        (tf.io, "decode_proto", "Dataset.map"),
         (tf.experimental if hasattr(tf, "experimental") else tf, "dtensor", "jax.sharding"),
     ],
 )

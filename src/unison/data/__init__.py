@@ -8,8 +8,21 @@ from unison.data.distribution import (
     distribute_dataset,
     distribute_from_function,
 )
+from unison.data.examples import (
+    ExampleParser,
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Sparse,
+    SparseFeature,
+    VarLenFeature,
+    parse_example,
+    parse_sequence_example,
+)
+from unison.data.files import TFRecordOptions, TFRecordWriter, open_file
+from unison.data.input_workers import InputWorkers, workers_in_threads, workers_of_cluster
 from unison.data.iterators import ElementIterator, Optional
 from unison.data.options import (
+    SHARD_HINT,
     AutoShardPolicy,
     InputContext,
     InputOptions,
@@ -17,14 +30,17 @@ from unison.data.options import (
     Options,
 )
 from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN
+from unison.data.record_files import FixedLengthRecordDataset, TFRecordDataset
 from unison.data.replica_batches import count_examples
 from unison.data.shares import Shares
 from unison.data.specs import ArraySpec, DatasetSpec
+from unison.data.statistics import InputStatistics, StageTimes, timing, waited_seconds
 from unison.data.text_lines import TextLineDataset
 
 __all__ = [
     "AUTOTUNE",
     "INFINITE",
+    "SHARD_HINT",
     "UNKNOWN",
     "ArraySpec",
     "AutoShardPolicy",
@@ -33,15 +49,35 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "ElementIterator",
+    "ExampleParser",
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "FixedLengthRecordDataset",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
+    "InputStatistics",
+    "InputWorkers",
     "Optional",
     "Options",
     "PerReplicaSpec",
     "Shares",
+    "Sparse",
+    "SparseFeature",
+    "StageTimes",
+    "TFRecordDataset",
+    "TFRecordOptions",
+    "TFRecordWriter",
     "TextLineDataset",
+    "VarLenFeature",
     "count_examples",
     "distribute_dataset",
     "distribute_from_function",
+    "open_file",
+    "parse_example",
+    "parse_sequence_example",
+    "timing",
+    "waited_seconds",
+    "workers_in_threads",
+    "workers_of_cluster",
 ]

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from unison.data.functions import note_batch
 from unison.data.leaves import as_leaf, concatenate, count_rows, shape_of
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream, Transformation
 from unison.data.specs import ArraySpec, Signature, as_shape
+from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.errors import DataLossError, InvalidArgumentError
 
@@ -20,6 +22,8 @@ class _Batches(Transformation):
     Raises:
         InvalidArgumentError: The size is no positive number.
     """
+
+    identity = ("_size", "_drop_remainder")
 
     def __init__(self, source: Plan, size: int, drop_remainder: bool):
         super().__init__(source)
@@ -56,13 +60,22 @@ class Batch(_Batches):
 
 
 class _BatchStream(Stream):
+    moving = ("_stream", "_position")
+
     def __init__(self, stream: Stream, size: int, drop_remainder: bool):
         self._stream = stream
         self._size = size
         self._drop_remainder = drop_remainder
+        self._position = 0
 
     def next(self) -> Leaves | None:
-        block = self._stream.next_block(self._size)
+        start = self._position
+        self._position += self._size
+        try:
+            block = self._stream.next_block(self._size)
+        except Exception as error:
+            note_batch(error, "batch", start)
+            raise
         if block is None or (self._drop_remainder and count_rows(block) < self._size):
             return None
         return block
@@ -111,13 +124,21 @@ class PaddedBatch(_Batches):
     def _stream(self) -> Stream:
         return _PaddedBatchStream(self, self._input.stream())
 
-    def next_of(self, stream: Stream) -> Leaves | None:
-        """Returns the next batch of the input's elements."""
+    def next_of(self, stream: Stream, start: int) -> Leaves | None:
+        """Returns the next batch of the input's elements, of which element `start` is next."""
         elements: list[Leaves] = []
         while len(elements) < self._size and (element := stream.next()) is not None:
             elements.append(element)
         if not elements or (self._drop_remainder and len(elements) < self._size):
             return None
+        try:
+            return self.padded(elements)
+        except Exception as error:
+            note_batch(error, "padded_batch", start)
+            raise
+
+    def padded(self, elements: Sequence[Leaves]) -> Leaves:
+        """Returns elements, of which there is at least one, padded and stacked."""
         return tuple(
             _pad([element[index] for element in elements], shape, value)
             for index, (shape, value) in enumerate(zip(self._shapes, self._values, strict=True))
@@ -125,12 +146,17 @@ class PaddedBatch(_Batches):
 
 
 class _PaddedBatchStream(Stream):
+    moving = ("_stream", "_position")
+
     def __init__(self, plan: PaddedBatch, stream: Stream):
         self._plan = plan
         self._stream = stream
+        self._position = 0
 
     def next(self) -> Leaves | None:
-        return self._plan.next_of(self._stream)
+        start = self._position
+        self._position += self._plan.batch_size
+        return self._plan.next_of(self._stream, start)
 
 
 def _per_leaf(given: Any, structure: Structure, may_be_one: bool = False) -> Sequence[Any]:
@@ -171,13 +197,20 @@ def _padding(spec: ArraySpec, value: Any) -> Any:
 
 
 def _pad(leaves: list[Any], shape: tuple[int | None, ...], value: Any) -> np.ndarray:
+    for number, leaf in enumerate(leaves):
+        if len(shape_of(leaf)) != len(shape):
+            raise InvalidArgumentError(
+                message=f"Cannot pad to the shape {list(shape)}: element {number} of the batch has "
+                f"the shape {list(shape_of(leaf))}, with another number of axes."
+            )
     largest = np.max([shape_of(leaf) for leaf in leaves], axis=0).astype(int)
     sizes = [int(most) if size is None else size for size, most in zip(shape, largest, strict=True)]
-    if any(most > size for size, most in zip(sizes, largest, strict=True)):
-        raise DataLossError(
-            message=f"Cannot pad to the shape {list(shape)}: an element has the sizes "
-            f"{largest.tolist()}, and would be cut."
-        )
+    for number, leaf in enumerate(leaves):
+        if any(own > size for own, size in zip(shape_of(leaf), sizes, strict=True)):
+            raise DataLossError(
+                message=f"Cannot pad to the shape {list(shape)}: element {number} of the batch has "
+                f"the shape {list(shape_of(leaf))}, and would be cut."
+            )
     padded = np.full((len(leaves), *sizes), value, getattr(value, "dtype", object))
     for row, leaf in enumerate(leaves):
         padded[row, ...][tuple(slice(size) for size in shape_of(leaf))] = leaf
@@ -218,6 +251,18 @@ class UnbatchStream(Stream):
         self._batch: Leaves | None = None
         self._position = 0
         self._length = 0
+
+    def state(self) -> State:
+        rest = None
+        if self._batch is not None and self._position < self._length:
+            rest = tuple(leaf[self._position :] for leaf in self._batch)
+        return {"stream": self._stream.state(), "rest": rest}
+
+    def restore(self, state: State) -> None:
+        self._stream.restore(state["stream"])
+        self._batch = state["rest"]
+        self._position = 0
+        self._length = 0 if self._batch is None else count_rows(self._batch)
 
     def next(self) -> Leaves | None:
         if not self._has_row():
@@ -273,6 +318,8 @@ class Rebatch(Transformation):
         drop_remainder: Whether a last batch that is smaller than its size is dropped.
     """
 
+    identity = ("_sizes", "_drop_remainder")
+
     def __init__(self, source: Plan, sizes: Sequence[int], drop_remainder: bool):
         super().__init__(source)
         if not sizes or min(sizes) < 0 or not sum(sizes):
@@ -297,6 +344,8 @@ class Rebatch(Transformation):
 
 
 class _RebatchStream(Stream):
+    moving = ("_stream", "_position")
+
     def __init__(self, stream: UnbatchStream, sizes: Sequence[int], drop_remainder: bool):
         self._stream = stream
         self._sizes = sizes

@@ -64,7 +64,8 @@ def bucketed(
             padded = _filled(shapes, window.signature, boundaries[bucket] - 1)
         return (batches_of(window, sizes[bucket], padded),)
 
-    return GroupByWindow(source, bucket_of, reduce, lambda key: sizes[key])
+    stage = "bucket_by_sequence_length"
+    return GroupByWindow(source, bucket_of, reduce, lambda key: sizes[key], stage)
 
 
 def _filled(shapes: Any, signature: Signature, size: int) -> Any:

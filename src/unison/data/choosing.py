@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from unison.data.combination import common_signature
-from unison.data.plan import UNKNOWN, Plan, Stream
+from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream
 from unison.data.randomness import random_generator
 from unison.data.specs import Signature
+from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.errors import InvalidArgumentError
 
@@ -23,6 +24,9 @@ class Sample(Plan):
         seed: Determines the draws.
         stop_on_empty: Whether all ends with the first that ends; otherwise the rest goes on.
     """
+
+    identity = ("_stop_on_empty",)
+    lasting = ("_seed",)
 
     def __init__(
         self, inputs: Sequence[Plan], weights: Sequence[float], seed: int, stop_on_empty: bool
@@ -41,7 +45,9 @@ class Sample(Plan):
         return self.inputs[0].structure
 
     def cardinality(self) -> int:
-        return UNKNOWN
+        are_endless = [plan.cardinality() == INFINITE for plan in self.inputs]
+        ends_never = all(are_endless) if self._stop_on_empty else any(are_endless)
+        return INFINITE if ends_never else UNKNOWN
 
     def _stream(self) -> Stream:
         drawn = np.flatnonzero(self._weights).tolist()
@@ -50,24 +56,33 @@ class Sample(Plan):
 
 
 class _SampleStream(Stream):
+    moving = ("_streams", "_open", "_random")
+
     def __init__(self, streams: list[Stream], weights: np.ndarray, seed: int, stop_on_empty: bool):
         self._streams = streams
         self._weights = weights
+        # The numbers of the streams that have not ended.
+        self._open = list(range(len(streams)))
+        self._limits = np.cumsum(weights)
         self._random = random_generator(seed)
         self._stop_on_empty = stop_on_empty
 
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self._limits = np.cumsum(self._weights[self._open])
+
     def next(self) -> Leaves | None:
-        while self._streams:
-            limits = np.cumsum(self._weights)
-            drawn = self._random.random() * limits[-1]
-            index = min(int(np.searchsorted(limits, drawn, side="right")), len(self._streams) - 1)
-            element = self._streams[index].next()
+        while self._open:
+            drawn = self._random.random() * self._limits[-1]
+            place = int(np.searchsorted(self._limits, drawn, side="right"))
+            place = min(place, len(self._open) - 1)
+            element = self._streams[self._open[place]].next()
             if element is not None:
                 return element
-            del self._streams[index]
-            self._weights = np.delete(self._weights, index)
+            del self._open[place]
             if self._stop_on_empty:
-                self._streams = []
+                self._open = []
+            self._limits = np.cumsum(self._weights[self._open])
         return None
 
 
@@ -80,6 +95,8 @@ class Choose(Plan):
         stop_on_empty: Whether all ends when a dataset that has ended is chosen; otherwise that
             choice is passed over.
     """
+
+    identity = ("_stop_on_empty",)
 
     def __init__(self, inputs: Sequence[Plan], choice: Plan, stop_on_empty: bool):
         self.inputs = tuple(inputs)
@@ -94,8 +111,13 @@ class Choose(Plan):
     def structure(self) -> Structure:
         return self.inputs[0].structure
 
+    @property
+    def opened(self) -> Sequence[Plan]:
+        return (*self.inputs, self._choice)
+
     def cardinality(self) -> int:
-        return UNKNOWN
+        lengths = [plan.cardinality() for plan in (*self.inputs, self._choice)]
+        return INFINITE if {*lengths} == {INFINITE} else UNKNOWN
 
     def _stream(self) -> Stream:
         streams = [plan.stream() for plan in self.inputs]
@@ -103,13 +125,16 @@ class Choose(Plan):
 
 
 class _ChosenStream(Stream):
+    moving = ("_streams", "_choice", "_has_ended")
+
     def __init__(self, streams: list[Stream], choice: Stream, stop_on_empty: bool):
         self._streams = streams
         self._choice = choice
         self._stop_on_empty = stop_on_empty
+        self._has_ended = False
 
     def next(self) -> Leaves | None:
-        while (chosen := self._choice.next()) is not None:
+        while not self._has_ended and (chosen := self._choice.next()) is not None:
             index = int(chosen[0])
             if not 0 <= index < len(self._streams):
                 raise InvalidArgumentError(
@@ -119,6 +144,5 @@ class _ChosenStream(Stream):
             element = self._streams[index].next()
             if element is not None:
                 return element
-            if self._stop_on_empty:
-                break
+            self._has_ended = self._stop_on_empty
         return None

@@ -1,88 +1,403 @@
-"""Stacked elements in files: one a leaf, and one that says what they are.
+"""Elements in files, column by column: a table has one file for every leaf.
 
-`NAME.index.json` is written last, so that elements are there as a whole or not at all; a pass that
-was interrupted leaves nothing that a later one would take. Numbers are read where they lie
-(memory-mapped). Nothing is unpickled.
+Elements are written in blocks of about a megabyte, one behind the other. A block of a leaf has up
+to three parts, each in a file of its own:
+
+    leafN.values     the numbers, or the bytes of all texts
+    leafN.lengths    int64, how many bytes each text has; of text only
+    leafN.sizes      int64, the sizes of each array; only of blocks in which they differ
+
+What a table says of itself (`TableWriter.finish`) is plain data, for JSON, with the length and
+the CRC-32 of every part. Blocks that are not compressed lie behind each other as in one array, and
+are read where they lie (memory-mapped). Every part is checked when it is first read. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import itertools
 import os
-from pathlib import Path
-from typing import Any
+import zlib
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from unison.data.columns import Column
+from unison.data.files.paths import file_system, is_remote, named_errors, open_file
+from unison.data.files.patience import attempted
+from unison.data.leaves import concatenate, count_rows, gathered, stack
+from unison.data.memory_maps import MappedRows
+from unison.data.plan import Rows
 from unison.data.structure import Leaves
-from unison.errors import DataLossError
+from unison.errors import DataLossError, InvalidArgumentError
+
+#: How many bytes a block has at least, but for the last one and those before a pause.
+BLOCK_BYTES = 1 << 20
+
+#: How many blocks are kept in memory after they have been read.
+_BLOCKS_AT_HAND = 16
+
+_LENGTH = np.dtype(np.int64)
 
 
-def write_columns(path: str, columns: Leaves) -> None:
-    """Writes the leaves of stacked elements, text or numbers, beside `path`."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    described = []
-    for number, column in enumerate(columns):
-        described.append({"dtype": column.dtype.name, "shape": column.shape})
-        if column.dtype.kind == "O":
-            texts = column.ravel().tolist()
-            _write(_leaf(path, number), np.frombuffer(b"".join(texts), np.uint8))
-            _write(_leaf(path, number, ".lengths"), np.array(list(map(len, texts)), np.int64))
-        else:
-            _write(_leaf(path, number), column.view(_as_bytes(column.dtype)))
-    index = Path(_index(path) + ".new")
-    index.write_text(json.dumps(described), "utf-8")
-    os.replace(index, _index(path))
+class Codec(NamedTuple):
+    """How parts are compressed; `decompress` gets the length of what comes out, too."""
+
+    compress: Callable[[bytes], bytes]
+    decompress: Callable[[bytes, int], bytes]
 
 
-def read_columns(path: str) -> Leaves | None:
-    """Returns what `write_columns` wrote; None where it has not.
+def codec_of(compression: str | None) -> Codec | None:
+    """Returns what compresses, by TensorFlow's names; None for nothing.
 
     Raises:
-        DataLossError: The files are not what it writes.
+        InvalidArgumentError: There is no such compression.
+        ImportError: SNAPPY is asked for without pyarrow.
     """
-    try:
-        described = json.loads(Path(_index(path)).read_text("utf-8"))
-    except FileNotFoundError:
+    if compression in (None, "", "NONE"):
         return None
-    try:
-        return tuple(_read(path, number, leaf) for number, leaf in enumerate(described))
-    except (OSError, TypeError, ValueError, KeyError) as error:
-        raise DataLossError(
-            message=f"The elements kept in {path}.* cannot be read ({error}). Remove these files."
-        ) from error
+    if compression == "GZIP":
+        return Codec(lambda data: zlib.compress(data, 1), lambda data, size: zlib.decompress(data))
+    if compression == "SNAPPY":
+        try:
+            import pyarrow
+        except ImportError as error:
+            raise ImportError(
+                'SNAPPY needs pyarrow: pip install "unison[parquet]". GZIP needs nothing.'
+            ) from error
+        return Codec(
+            lambda data: pyarrow.compress(data, "snappy", asbytes=True),
+            lambda data, size: pyarrow.decompress(data, size, "snappy", asbytes=True),
+        )
+    raise InvalidArgumentError(
+        message=f"Expected a compression of None, 'GZIP' or 'SNAPPY'. Received: {compression!r}"
+    )
 
 
-def _read(path: str, number: int, described: dict[str, Any]) -> np.ndarray:
-    shape = described["shape"]
-    is_text = described["dtype"] == "object"
-    # There is no memory map of nothing.
-    is_mapped = not is_text and 0 not in shape
-    column = np.load(_leaf(path, number), "r" if is_mapped else None, allow_pickle=False)
-    if not is_text:
-        return column.view(np.dtype(described["dtype"])).reshape(shape)
-    ends = np.cumsum(np.load(_leaf(path, number, ".lengths"), allow_pickle=False))
-    whole = column.tobytes()
-    texts = np.empty(len(ends), object)
-    starts = [0, *ends[:-1].tolist()]
-    texts[:] = [whole[start:end] for start, end in zip(starts, ends.tolist(), strict=True)]
-    return texts.reshape(shape)
+class TableWriter:
+    """Writes elements to the files of a table.
+
+    Args:
+        folder: Where the files are to be. It is made with the first block.
+        compression: See `codec_of`.
+        before_files: Called before the first file is made.
+    """
+
+    def __init__(self, folder: str, compression: str | None, before_files: Callable[[], None]):
+        self._folder = folder
+        self._codec = codec_of(compression)
+        self._before_files = before_files
+        self._files: dict[str, IO[bytes]] = {}
+        self._dtypes: list[np.dtype] | None = None
+        self._blocks: list[dict[str, Any]] = []
+        self._waiting: list[Leaves] = []
+        self._bytes_waiting = 0
+
+    def add(self, block: Leaves) -> None:
+        """Writes stacked elements.
+
+        Raises:
+            InvalidArgumentError: Their dtypes are not those of the elements before.
+        """
+        self._check(block)
+        rows = count_rows(block)
+        rows_at_once = max(1, BLOCK_BYTES * rows // max(1, sum(map(_bytes_of, block))))
+        for start in range(0, rows, rows_at_once):
+            part = tuple(leaf[start : start + rows_at_once] for leaf in block)
+            if self._waiting and _axes_of(self._waiting[-1]) != _axes_of(part):
+                self._write_block()
+            self._waiting.append(part)
+            self._bytes_waiting += sum(map(_bytes_of, part))
+            if self._bytes_waiting >= BLOCK_BYTES:
+                self._write_block()
+
+    def finish(self) -> dict[str, Any]:
+        """Writes the rest, closes the files, and returns what `Table` reads them with."""
+        if self._waiting:
+            self._write_block()
+        self.close()
+        dtypes = [dtype.name for dtype in self._dtypes or ()]
+        return {"dtypes": dtypes, "blocks": self._blocks}
+
+    def close(self) -> None:
+        """Closes the files, as they are."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def _check(self, block: Leaves) -> None:
+        dtypes = [leaf.dtype.newbyteorder("=") for leaf in block]
+        if self._dtypes is None:
+            self._dtypes = dtypes
+        if dtypes != self._dtypes:
+            raise InvalidArgumentError(
+                message="Elements that are kept in files must have the same dtypes. The first one "
+                f"has {[dtype.name for dtype in self._dtypes]}. Received: "
+                f"{[dtype.name for dtype in dtypes]}"
+            )
+
+    def _write_block(self) -> None:
+        blocks, self._waiting, self._bytes_waiting = self._waiting, [], 0
+        leaves = [
+            self._write_leaf(number, [block[number] for block in blocks])
+            for number in range(len(blocks[0]))
+        ]
+        self._blocks.append({"rows": sum(map(count_rows, blocks)), "leaves": leaves})
+
+    def _write_leaf(self, number: int, leaves: list[np.ndarray]) -> dict[str, Any]:
+        parts: dict[str, Any] = {}
+        shapes = {leaf.shape[1:] for leaf in leaves}
+        if len(shapes) > 1:
+            sizes = [size for leaf in leaves for size in [leaf.shape[1:]] * len(leaf)]
+            parts["sizes"] = self._write(number, "sizes", np.array(sizes, _LENGTH).tobytes())
+        items = np.concatenate([leaf.ravel() for leaf in leaves])
+        if items.dtype.kind == "O":
+            texts = items.tolist()
+            lengths = np.fromiter(map(len, texts), _LENGTH, len(texts))
+            parts["lengths"] = self._write(number, "lengths", lengths.tobytes())
+            values = b"".join(texts)
+        else:
+            values = items.astype(items.dtype.newbyteorder("="), copy=False).tobytes()
+        parts["values"] = self._write(number, "values", values)
+        return {"shape": None if len(shapes) > 1 else list(shapes.pop()), "parts": parts}
+
+    def _write(self, number: int, part: str, data: bytes) -> list[int]:
+        """Writes a part; returns its length in the file and in memory, and its checksum."""
+        stored = data if self._codec is None else self._codec.compress(data)
+        name = f"leaf{number}.{part}"
+        if name not in self._files:
+            self._before_files()
+            if not is_remote(self._folder):
+                os.makedirs(self._folder, exist_ok=True)
+            self._files[name] = open_file(f"{self._folder}/{name}", "wb")
+        self._files[name].write(stored)
+        return [len(stored), len(data), zlib.crc32(stored)]
 
 
-def _write(path: str, array: np.ndarray) -> None:
-    with open(path + ".new", "wb") as file:
-        np.save(file, array, allow_pickle=False)
-    os.replace(path + ".new", path)
+def read_part(path: str, start: int, size: int) -> bytes:
+    """Returns `size` bytes of a file, those from `start` on."""
+    if not is_remote(path):
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(size)
+    with named_errors(path):
+        system, inside = file_system(path)
+        return attempted(path, lambda: system.cat_file(inside, start=start, end=start + size))
 
 
-def _as_bytes(dtype: np.dtype) -> np.dtype:
-    """Returns a dtype of NumPy's own and of the same size, for what `np.save` does not know."""
-    return dtype if dtype.kind in "biufc" else np.dtype(f"u{dtype.itemsize}")
+def _axes_of(block: Leaves) -> list[int]:
+    return [leaf.ndim for leaf in block]
 
 
-def _leaf(path: str, number: int, what: str = "") -> str:
-    return f"{path}.leaf{number}{what}.npy"
+def _bytes_of(leaf: np.ndarray) -> int:
+    return sum(map(len, leaf.ravel())) if leaf.dtype.kind == "O" else leaf.nbytes
 
 
-def _index(path: str) -> str:
-    return f"{path}.index.json"
+class _Texts:
+    """Texts behind each other, cut out where they are asked for."""
+
+    def __init__(self, whole: np.ndarray, lengths: np.ndarray):
+        self._whole = whole
+        self._ends = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        ends = self._ends[part.start : part.stop + 1]
+        texts = np.empty(len(ends) - 1, object)
+        whole = self._whole[ends[0] : ends[-1]].tobytes()
+        begin = ends[0]
+        texts[:] = [whole[start - begin : end - begin] for start, end in itertools.pairwise(ends)]
+        return texts
+
+
+class Table:
+    """Elements that a `TableWriter` has written.
+
+    Args:
+        folder: Where its files are.
+        described: What the writer's `finish` returned.
+        compression: What the writer got.
+
+    Raises:
+        DataLossError: The files are not there, or have not the size that they should have.
+    """
+
+    def __init__(self, folder: str, described: dict[str, Any], compression: str | None):
+        self._folder = folder
+        self._codec = codec_of(compression)
+        self._blocks = described["blocks"]
+        self._dtypes = [np.dtype(name) for name in described["dtypes"]]
+        #: Where the rows of each block begin; and behind the last.
+        self.starts = np.cumsum([0, *(block["rows"] for block in self._blocks)])
+        self._offsets = self._offsets_of_parts()
+        self._has_been_read: set[tuple[str, int]] = set()
+        #: Whether any element can be read without reading others.
+        self.is_mapped = not is_remote(folder) and self._codec is None
+        self._mapped: dict[str, np.ndarray] = {}
+        if self.is_mapped:
+            self._mapped = {name: self._map(name) for name in self._offsets}
+        self.column = functools.lru_cache(_BLOCKS_AT_HAND * len(self._dtypes))(self._column)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def num_leaves(self) -> int:
+        return len(self._dtypes)
+
+    def whole(self, leaf: int) -> np.ndarray | None:
+        """Returns all rows of a leaf as one array, not yet checked; None where they are not one."""
+        if not self.is_mapped or not self._blocks or self._dtypes[leaf].kind == "O":
+            return None
+        shape = self._blocks[0]["leaves"][leaf]["shape"]
+        if shape is None or any(b["leaves"][leaf]["shape"] != shape for b in self._blocks):
+            return None
+        items = self._mapped[f"leaf{leaf}.values"].view(self._dtypes[leaf])
+        return items.reshape(len(self), *shape)
+
+    def check(self, block: int, leaf: int) -> None:
+        """Compares the checksum of the values of a block, where that has not been done yet.
+
+        Raises:
+            DataLossError: They are not what was written.
+        """
+        self._part(block, leaf, "values")
+
+    def _offsets_of_parts(self) -> dict[str, list[int]]:
+        """Returns for every file where the part of each block begins, and where the file ends."""
+        offsets: dict[str, list[int]] = {}
+        for number, block in enumerate(self._blocks):
+            for leaf, described in enumerate(block["leaves"]):
+                for part, (stored, _, _) in described["parts"].items():
+                    ends = offsets.setdefault(f"leaf{leaf}.{part}", [])
+                    # A block without this part has no bytes in the file.
+                    ends.extend([ends[-1] if ends else 0] * (number + 1 - len(ends)))
+                    ends.append(ends[-1] + stored)
+        return offsets
+
+    def _map(self, name: str) -> np.ndarray:
+        path = f"{self._folder}/{name}"
+        expected = self._offsets[name][-1]
+        try:
+            size = os.path.getsize(path)
+        except OSError as error:
+            raise DataLossError(message=f"{path} cannot be read: {error}") from error
+        if size != expected:
+            raise DataLossError(message=f"{path} should have {expected} bytes. It has {size}.")
+        # There is no memory map of nothing.
+        return np.asarray(np.memmap(path, np.uint8, "r")) if size else np.empty(0, np.uint8)
+
+    def _part(self, block: int, leaf: int, part: str) -> np.ndarray:
+        """Returns a part of a block, as bytes.
+
+        Raises:
+            DataLossError: They are not what was written.
+        """
+        stored, size, checksum = self._blocks[block]["leaves"][leaf]["parts"][part]
+        name = f"leaf{leaf}.{part}"
+        start = self._offsets[name][block]
+        if self.is_mapped:
+            data = self._mapped[name][start : start + stored]
+        else:
+            data = np.frombuffer(read_part(f"{self._folder}/{name}", start, stored), np.uint8)
+        if not self.is_mapped or (name, block) not in self._has_been_read:
+            if zlib.crc32(data.data) != checksum:
+                raise DataLossError(
+                    message=f"{self._folder}/{name} is damaged: the bytes from {start} on are not "
+                    f"those that were written (elements {self.starts[block]} to "
+                    f"{self.starts[block + 1] - 1})."
+                )
+            self._has_been_read.add((name, block))
+        if self._codec is not None:
+            data = np.frombuffer(self._codec.decompress(data.tobytes(), size), np.uint8)
+        return data
+
+    def _column(self, block: int, leaf: int) -> Column:
+        described = self._blocks[block]["leaves"][leaf]
+        dtype = self._dtypes[leaf]
+        rows = self._blocks[block]["rows"]
+        values = self._part(block, leaf, "values")
+        items: Any
+        if dtype.kind == "O":
+            items = _Texts(values, self._part(block, leaf, "lengths").view(_LENGTH))
+        else:
+            items = values.view(dtype)
+        sizes = None
+        if described["shape"] is None:
+            sizes = self._part(block, leaf, "sizes").view(_LENGTH).reshape(rows, -1)
+        return Column(items, rows, described["shape"], sizes)
+
+
+class TableRows(Rows):
+    """The elements of a table, of which there is at least one."""
+
+    def __init__(self, table: Table):
+        self._table = table
+        self._whole = [table.whole(leaf) for leaf in range(table.num_leaves)]
+        blocks = len(table.starts) - 1
+        self._is_unchecked = np.ones(blocks, bool)
+        self._has_unchecked = any(whole is not None for whole in self._whole)
+        self._mapped = MappedRows([whole for whole in self._whole if whole is not None])
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def take(self, indices: np.ndarray) -> Leaves:
+        blocks = self._blocks_of(indices)
+        self._check(blocks)
+        # A block that is to be checked is read in order.
+        self._mapped.expect(is_random=not self._has_unchecked)
+        return tuple(
+            self._one_by_one(leaf, blocks, indices) if whole is None else gathered(whole, indices)
+            for leaf, whole in enumerate(self._whole)
+        )
+
+    def slice(self, start: int, stop: int) -> Leaves:
+        first, last = self._blocks_of(np.array([start, stop - 1])).tolist()
+        blocks = range(first, last + 1)
+        self._mapped.expect(is_random=False)
+        self._check(np.arange(first, last + 1))
+        starts = self._table.starts.tolist()
+        ranges = [
+            (block, max(start, starts[block]), min(stop, starts[block + 1])) for block in blocks
+        ]
+        return tuple(
+            concatenate(
+                [
+                    (self._table.column(b, leaf).slice(low - starts[b], high - starts[b]),)
+                    for b, low, high in ranges
+                ]
+            )[0]
+            if whole is None
+            else whole[start:stop]
+            for leaf, whole in enumerate(self._whole)
+        )
+
+    def element(self, index: int) -> Leaves:
+        block = int(self._blocks_of(np.array([index]))[0])
+        self._check(np.array([block]))
+        row = index - int(self._table.starts[block])
+        return tuple(
+            self._table.column(block, leaf).element(row) if whole is None else whole[index]
+            for leaf, whole in enumerate(self._whole)
+        )
+
+    def _blocks_of(self, indices: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._table.starts, indices, "right") - 1
+
+    def _one_by_one(self, leaf: int, blocks: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        rows = (indices - self._table.starts[blocks]).tolist()
+        pairs = zip(blocks.tolist(), rows, strict=True)
+        return stack([(self._table.column(block, leaf).element(row),) for block, row in pairs])[0]
+
+    def _check(self, blocks: np.ndarray) -> None:
+        """Checks the blocks of whole leaves that have not been read yet."""
+        if not self._has_unchecked:
+            return
+        for block in np.unique(blocks[self._is_unchecked[blocks]]).tolist():
+            for leaf, whole in enumerate(self._whole):
+                if whole is not None:
+                    self._table.check(block, leaf)
+            self._is_unchecked[block] = False
+        self._has_unchecked = bool(self._is_unchecked.any())

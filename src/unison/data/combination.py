@@ -79,6 +79,8 @@ class _ZippedRows(Rows):
 
 
 class _ZipStream(Stream):
+    moving = ("_streams", "_has_ended")
+
     def __init__(self, streams: Sequence[Stream]):
         self._streams = streams
         self._has_ended = False
@@ -110,6 +112,8 @@ class _ZipStream(Stream):
 
 class Enumerate(Transformation):
     """A number in front of every element."""
+
+    identity = ("_start",)
 
     def __init__(self, source: Plan, start: int):
         super().__init__(source)
@@ -154,6 +158,8 @@ class _NumberedRows(Rows):
 
 
 class _NumberedStream(Stream):
+    moving = ("_stream", "_number")
+
     def __init__(self, stream: Stream, start: int):
         self._stream = stream
         self._number = start
@@ -208,6 +214,8 @@ class Concatenate(Plan):
 
 
 class _ConcatenatedStream(Stream):
+    moving = ("_streams", "_position")
+
     def __init__(self, streams: Sequence[Stream]):
         self._streams = streams
         self._position = 0

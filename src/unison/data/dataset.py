@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -16,22 +16,33 @@ from unison.data import (
     files,
     filtering,
     nesting,
+    resampling,
     selection,
+    size_batching,
+    stratified,
     windows,
 )
 from unison.data import options as options_
+from unison.data.array_record import ArrayRecordFiles
 from unison.data.bucketing import bucketed
 from unison.data.caching import Cache
-from unison.data.functions import ElementFunction
+from unison.data.dataset_files import KeptDataset
+from unison.data.device_prefetching import PrefetchToDevice
+from unison.data.external import plan_of_source
+from unison.data.functions import ElementFunction, as_it_is, note_place
 from unison.data.guarding import AssertCardinality, IgnoreErrors
 from unison.data.iterators import ElementIterator, Optional, PlanElements, require_python
+from unison.data.keys import Keyed
 from unison.data.leaves import as_leaf
 from unison.data.mapping import Map
 from unison.data.options import Options
+from unison.data.parquet import ParquetFiles
 from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN, Plan
 from unison.data.prefetching import Prefetch
+from unison.data.random_numbers import Random
 from unison.data.randomness import fresh_seed
 from unison.data.repetition import Repeat
+from unison.data.saving import Snapshot, datasets_of, load, save
 from unison.data.scanning import Scan
 from unison.data.shuffling import Shuffle
 from unison.data.sources import Counter, Generator, Range, Slices, single_element
@@ -87,10 +98,8 @@ class Dataset:
         """Returns a user's function as plans call it."""
         return ElementFunction(function, stage, cls.shown, cls._leaf)
 
-    @classmethod
-    def _leaf(cls, value: Any) -> Any:
-        """Returns what a user gives as a part of an element, as a leaf."""
-        return as_leaf(value)
+    #: Returns what a user gives as a part of an element, as a leaf.
+    _leaf = staticmethod(as_leaf)
 
     @classmethod
     def shown(cls, leaf: Any) -> Any:
@@ -101,6 +110,11 @@ class Dataset:
     def shown_spec(cls, spec: Any) -> Any:
         """Returns the spec of a leaf as users see it."""
         return spec
+
+    @classmethod
+    def _device(cls, device: Any) -> Any:
+        """Returns the device that a user means, or the sharding."""
+        return device
 
     @classmethod
     def _seed(cls, seed: int | None) -> int:
@@ -191,6 +205,25 @@ class Dataset:
         return cls._of(Counter(int(start), int(step), dtype))
 
     @classmethod
+    def random(
+        cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None
+    ) -> Dataset:
+        """Returns the endless dataset of random int64 numbers from 0 up to 2**32.
+
+        Args:
+            seed: Determines them.
+            rerandomize_each_iteration: Whether every pass has other ones.
+
+        Example:
+            >>> numbers = Dataset.random(seed=4).take(3)
+            >>> list(numbers) == list(numbers)
+            True
+
+        TF: `tf.data.Dataset.random` (its numbers are others).
+        """
+        return cls._of(Random(cls._seed(seed), bool(rerandomize_each_iteration)))
+
+    @classmethod
     def list_files(
         cls,
         file_pattern: Any,
@@ -214,6 +247,66 @@ class Dataset:
         names = np.array(files.matching_files(file_pattern), object)
         dataset = cls._of(Slices((names,), LEAF))
         return dataset if shuffle is False else dataset.shuffle(len(names), seed)
+
+    @classmethod
+    def from_source(cls, source: Any) -> Dataset:
+        """Returns the dataset of the elements that another object holds.
+
+        What has `__len__` and `__getitem__` (a list, a PyTorch `Dataset`, a Grain `MapDataset` or
+        data source, a Hugging Face `Dataset`) has access by index: `shuffle` permutes its indices.
+        Where it has `__getitems__`, that is asked for whole batches; of Hugging Face datasets,
+        whole columns are taken. PyTorch's tensors become arrays that share their memory.
+
+        Args:
+            source: Such an object; an iterable (a PyTorch or Grain `DataLoader`, a Grain
+                `IterDataset`, a Hugging Face `IterableDataset`), or a function that returns one;
+                an array or memory map, or tuples and dictionaries of these; a list of memory
+                maps, which are the parts of one array.
+
+        Raises:
+            TypeError: It is none of these.
+
+        Example:
+            >>> squares = [n * n for n in range(4)]
+            >>> list(Dataset.from_source(squares).batch(4))
+            [array([0, 1, 4, 9])]
+        """
+        if isinstance(source, Dataset):
+            return cls._of(source.plan)
+        return cls._of(plan_of_source(source))
+
+    @classmethod
+    def from_parquet(cls, paths: Any, columns: Sequence[str] | None = None) -> Dataset:
+        """Returns the dataset of the rows of Parquet files, as dictionaries of columns.
+
+        Files of up to 256 MiB together, decompressed, have access by index; larger ones are read
+        in order, and shuffled through the buffer of `shuffle`.
+
+        Args:
+            paths: Names of files or patterns, one or several; with `://` in it, fsspec's.
+            columns: The columns to read; default: all.
+
+        Raises:
+            ImportError: pyarrow is not installed (`unison[parquet]`).
+            InvalidArgumentError: No file matches, or no array can hold a column. When they are
+                read: a value is missing.
+            DataLossError: A file is damaged.
+        """
+        return cls._of(ParquetFiles(paths, columns))
+
+    @classmethod
+    def from_array_record(cls, paths: Any) -> Dataset:
+        """Returns the dataset of the records of ArrayRecord files, as `bytes`, by index.
+
+        Args:
+            paths: Names of local files or patterns, one or several.
+
+        Raises:
+            ImportError: Grain is not installed (`unison[grain]`).
+            InvalidArgumentError: No file matches, or one is not local.
+            DataLossError: A file is damaged.
+        """
+        return cls._of(ArrayRecordFiles(paths))
 
     @classmethod
     def zip(cls, *args: Any, datasets: Any = None) -> Dataset:
@@ -308,25 +401,52 @@ class Dataset:
         map_func: Callable[..., Any],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        *,
+        executor: str = "thread",
+        vectorized: bool = False,
+        seed: int | None = None,
     ) -> Dataset:
         """Returns the dataset of a function's results.
 
         Args:
             map_func: Takes an element; one that is a tuple, as several arguments. Returns
                 anything that an element can be.
-            num_parallel_calls: In how many threads it is called; `AUTOTUNE` measures whether that
-                is worth while.
+            num_parallel_calls: In how many threads, or processes, it is called. `AUTOTUNE`
+                measures whether threads are worth while; of processes it starts one a CPU.
             deterministic: Whether the results keep the order of the elements (default: they do).
+            executor: "thread", or "process" for functions that keep Python busy. Worker processes
+                get the function pickled, see elements as NumPy has them, and take many at once.
+            vectorized: Whether `map_func` takes elements stacked, and returns stacked results. How
+                many it gets is not said: it must do the same for each.
+            seed: Of random numbers. If given, `map_func` takes a key behind the element: a uint32
+                array of shape [2], which the seed, the number of the pass over the dataset and
+                that of the element determine. NumPy's `default_rng`, JAX's random functions and
+                `tf.image.stateless_random_*` take it. Vectorized: keys of shape [n, 2].
+
+        Raises:
+            InvalidArgumentError: `num_parallel_calls` or `executor` is none.
 
         Example:
             >>> list(Dataset.range(3).map(lambda x: x * 10))
             [np.int64(0), np.int64(10), np.int64(20)]
+            >>> def noisy(x, key):
+            ...     return x + np.random.default_rng(key).normal()
+            >>> [f"{x:.3f}" for x in Dataset.range(2).map(noisy, seed=1)]
+            ['-0.429', '2.234']
 
         TF: `tf.data.Dataset.map`.
         """
-        function = self._function(map_func, "map")
-        is_ordered = deterministic is not False
-        return self._of(Map(self.plan, function, num_parallel_calls, is_ordered))
+        plan = self.plan if seed is None else Keyed(self.plan, int(seed))
+        in_processes = executor == "process"
+        function = (
+            ElementFunction(map_func, "map", as_it_is, as_leaf)
+            if in_processes
+            else self._function(map_func, "map")
+        )
+        options = options_.options_of(self.plan)
+        calls = options.parallel_calls(num_parallel_calls)
+        is_ordered = options.keeps_order(deterministic)
+        return self._of(Map(plan, function, calls, is_ordered, executor, vectorized))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Returns the dataset of the elements of which `predicate` is true.
@@ -382,6 +502,10 @@ class Dataset:
         TF: `tf.data.Dataset.reduce`.
         """
         require_python("Dataset.reduce()")
+        if self.plan.cardinality() == INFINITE:
+            raise InvalidArgumentError(
+                message="reduce would never end: the dataset is infinite. Use take or take_while."
+            )
         state, structure = self._element(initial_state)
         function = self._function(reduce_func, "reduce")
         stream = self.plan.stream()
@@ -391,12 +515,16 @@ class Dataset:
             if element is None:
                 break
             arguments = tuple_of(structure, self.plan.structure)
-            state = function(state + element, arguments, epoch, index)
-            if function.structure != structure:
-                raise TypeError(
-                    "The function of reduce must return a state of the structure of the first "
-                    f"one, {structure}. Received: {function.structure}"
-                )
+            try:
+                state = function(state + element, arguments, epoch, index)
+                if function.structure != structure:
+                    raise TypeError(
+                        "The function of reduce must return a state of the structure of the first "
+                        f"one, {structure}. Received: {function.structure}"
+                    )
+            except Exception as error:
+                note_place(error, "reduce", index)
+                raise
         return structure.pack([self.shown(leaf) for leaf in state])
 
     # -- order and number ------------------------------------------------------------------
@@ -440,8 +568,13 @@ class Dataset:
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Returns every `num_shards`-th element, from that at `index` on.
 
+        `shard(SHARD_HINT, SHARD_HINT)` stands for the shard of each worker; see
+        `AutoShardPolicy.HINT`.
+
         TF: `tf.data.Dataset.shard`.
         """
+        if num_shards == index == options_.SHARD_HINT:
+            return self._of(options_.ShardHere(self.plan))
         return self._of(selection.Shard(self.plan, int(num_shards), int(index)))
 
     def enumerate(self, start: int = 0) -> Dataset:
@@ -598,6 +731,149 @@ class Dataset:
         )
         return self._of(batches)
 
+    def batch_by_size(
+        self,
+        max_size: float,
+        size_func: Callable[..., Any],
+        *,
+        counts_padding: bool = True,
+        max_count: int | None = None,
+        sort_window: int = 1,
+        drop_oversize: bool = False,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+    ) -> Dataset:
+        """Returns padded batches that hold as many elements as a budget of tokens or bytes allows.
+
+        Args:
+            max_size: What the size of a batch may be.
+            size_func: Returns the size of an element, a number.
+            counts_padding: Whether the size of a batch is its number of elements times the largest
+                size; otherwise it is the sum of their sizes.
+            max_count: How many elements a batch may hold; None for any number.
+            sort_window: Of how many elements, each time, those of similar sizes come together,
+                which leaves little to pad.
+            drop_oversize: Whether an element of more than `max_size` is left out; it is an error
+                otherwise.
+            padded_shapes: As `padded_batch` takes them.
+            padding_values: As `padded_batch` takes them.
+
+        Example:
+            >>> rows = Dataset.from_generator(lambda: [[1], [2, 3], [4, 5, 6], [7]])
+            >>> for batch in rows.batch_by_size(4, len):
+            ...     print(batch.tolist())
+            [[1, 0], [2, 3]]
+            [[4, 5, 6]]
+            [[7]]
+        """
+        batches = size_batching.BatchBySize(
+            self.plan,
+            self._function(size_func, "batch_by_size"),
+            size_batching.Budget(max_size, counts_padding, max_count),
+            int(sort_window),
+            drop_oversize,
+            padded_shapes,
+            padding_values,
+        )
+        return self._of(batches)
+
+    def stratified_batch(
+        self,
+        batch_size: int,
+        class_func: Callable[..., Any],
+        num_classes: int,
+        weights: Any = None,
+        *,
+        exhausted: Literal["repeat", "stop"] = "repeat",
+        buffer_size: int = 1024,
+        seed: int | None = None,
+    ) -> Dataset:
+        """Returns shuffled batches in which every class has its share.
+
+        The numbers are exact: what does not divide goes to other classes from batch to batch, so
+        that over many batches each class has its share to the element.
+
+        Args:
+            batch_size: How many elements a batch holds; there are no smaller ones.
+            class_func: Returns the class of an element, an integer of at least 0 and less than
+                `num_classes`. Of arrays and what else has access by index, it is asked about every
+                element before the first batch.
+            num_classes: The number of classes.
+            weights: The share of each class; they need not add up to 1. Equal shares if left out;
+                with `np.bincount(labels)`, those of the data.
+            exhausted: What happens when a class runs out. "repeat": its elements come again, and
+                a pass ends when every element has been given at least once (oversampling). "stop":
+                the pass ends, and no element has been given twice (undersampling).
+            buffer_size: How many elements of a class may wait where there is no access by index.
+                With "repeat", a class that is short when another one's buffer is full gives
+                elements again; with "stop", what finds its buffer full takes another's place.
+            seed: Determines the orders, of every pass another one.
+
+        Raises:
+            ValueError: There is another number of weights, or they are no shares.
+
+        Example:
+            >>> labels = np.array([0, 0, 0, 0, 0, 0, 1, 1])
+            >>> batches = Dataset.from_tensor_slices(labels).stratified_batch(4, int, 2, seed=1)
+            >>> [sorted(batch.tolist()) for batch in batches]
+            [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]
+        """
+        if exhausted not in ("repeat", "stop"):
+            raise ValueError(
+                f'Expected exhausted to be "repeat" or "stop". Received: exhausted={exhausted!r}'
+            )
+        shares = np.ones(num_classes) if weights is None else np.asarray(weights, float)
+        if shares.shape != (num_classes,):
+            raise ValueError(
+                f"Expected as many weights as num_classes={num_classes}. Received: {weights!r}"
+            )
+        batches = stratified.StratifiedBatch(
+            self.plan,
+            int(batch_size),
+            self._function(class_func, "stratified_batch"),
+            shares,
+            exhausted == "repeat",
+            int(buffer_size),
+            self._seed(seed),
+        )
+        return self._of(batches)
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Any,
+        initial_dist: Any = None,
+        seed: int | None = None,
+    ) -> Dataset:
+        """Returns pairs of a class and an element, with given shares of the classes.
+
+        To get there, elements are left out, and others are given twice: the dataset is read a
+        second time beside the first. `stratified_batch` has exact numbers in every batch.
+
+        Args:
+            class_func: Returns the class of an element, an integer from 0 on.
+            target_dist: The share that each class is to have.
+            initial_dist: The share that each class has; estimated while reading if left out.
+            seed: Determines what is left out.
+
+        Raises:
+            ValueError: The shares are none, or are not as many.
+
+        TF: `tf.data.Dataset.rejection_resample`.
+        """
+        target = stratified.shares_of(target_dist, "target_dist")
+        initial = None
+        if initial_dist is not None:
+            initial = stratified.shares_of(initial_dist, "initial_dist")
+            if len(initial) != len(target):
+                raise ValueError(
+                    f"Expected as many shares in initial_dist as in target_dist, {len(target)}. "
+                    f"Received: initial_dist={initial_dist!r}"
+                )
+        function = self._function(class_func, "rejection_resample")
+        seed = self._seed(seed)
+        return self._of(resampling.RejectionResample(self.plan, function, target, initial, seed))
+
     # -- datasets of datasets --------------------------------------------------------------
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
@@ -618,6 +894,7 @@ class Dataset:
         cycle_length: int | None = None,
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
     ) -> Dataset:
         """Returns the elements of such datasets in turn.
 
@@ -625,18 +902,23 @@ class Dataset:
             map_func: Makes a dataset of an element.
             cycle_length: How many datasets are read at a time; default: the number of CPUs.
             block_length: How many elements are taken of each in its turn; default 1.
-            num_parallel_calls: How many of them are read ahead, in threads. `AUTOTUNE`: none.
+            num_parallel_calls: How many of them are read ahead, in threads; `AUTOTUNE`: all of
+                those being read.
+            deterministic: Whether the turns are kept (default: they are), even if that means to
+                wait; otherwise the turn is that of a dataset that has something ready.
 
         TF: `tf.data.Dataset.interleave`.
         """
         if cycle_length is None or cycle_length == AUTOTUNE:
             cycle_length = os.cpu_count() or 1
+        options = options_.options_of(self.plan)
         interleaved = nesting.Interleave(
             self.plan,
             self._function(map_func, "interleave"),
             int(cycle_length),
             1 if block_length is None else int(block_length),
-            num_parallel_calls,
+            options.parallel_calls(num_parallel_calls),
+            options.keeps_order(deterministic),
         )
         return self._of(interleaved)
 
@@ -665,16 +947,126 @@ class Dataset:
     def cache(self, filename: str | os.PathLike = "") -> Dataset:
         """Returns the same elements, computed once and then kept.
 
-        They are kept when a pass has come to the end.
+        They are kept when a pass has come to the end. Later passes have access by index, so that
+        `shuffle` permutes indices.
 
         Args:
-            filename: How the names of files begin in which they are kept for later processes;
-                they must have one shape. Nothing: they are kept in memory.
+            filename: They are kept in files, in the folder `filename + ".cache"`, for later
+                processes. Nothing: they are kept in memory. Files are written block by block,
+                and each block is checked (CRC-32) when it is first read.
+
+        Raises:
+            InvalidArgumentError: The files hold the elements of another pipeline.
+            DataLossError: They are not what was written.
 
         TF: `tf.data.Dataset.cache`.
         """
         path = os.fsdecode(filename) if filename else None
         return self._of(Cache(self.plan, path))
+
+    def save(
+        self,
+        path: str | os.PathLike,
+        compression: str | None = None,
+        shard_func: Callable[..., Any] | None = None,
+    ) -> None:
+        """Writes the elements to a folder, from which `load` reads them.
+
+        They appear there as a whole, in place of those that were there.
+
+        Args:
+            path: The folder; with `://` in it, it is fsspec's.
+            compression: None, "GZIP", or "SNAPPY" (needs pyarrow). Elements that are not
+                compressed are read where they lie, by index.
+            shard_func: Returns the number of an element's shard, an int64. Default: one shard.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     Dataset.range(4).save(folder)
+            ...     list(Dataset.load(folder).batch(2))
+            [array([0, 1]), array([2, 3])]
+
+        TF: `tf.data.Dataset.save` (the files are others).
+        """
+        require_python("Dataset.save()")
+        function = None if shard_func is None else self._function(shard_func, "save")
+        save(self.plan, os.fsdecode(path), compression, function)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        element_spec: Any = None,
+        *,
+        reader_func: Callable[[Any], Dataset] | None = None,
+    ) -> Dataset:
+        """Returns the dataset that `save` or `snapshot` has written to a folder.
+
+        Args:
+            path: The folder.
+            element_spec: What the elements must be; what they are if left out.
+            reader_func: Takes the dataset of the shards, each a dataset, and returns the dataset
+                of their elements. Default: one element of each shard in turn.
+
+        Raises:
+            NotFoundError: There is no dataset.
+            InvalidArgumentError: Its elements are others.
+            DataLossError: Its files are not what was written; of elements, when they are read.
+
+        TF: `tf.data.Dataset.load`.
+        """
+        expected = None
+        if element_spec is not None:
+            expected = _generator_signature(None, None, element_spec)
+        return cls._of(cls._reader(reader_func, "load")(load(os.fsdecode(path), expected)))
+
+    def snapshot(
+        self,
+        path: str | os.PathLike,
+        compression: str | None = "AUTO",
+        reader_func: Callable[[Any], Dataset] | None = None,
+        shard_func: Callable[..., Any] | None = None,
+    ) -> Dataset:
+        """Returns the same elements, which the first pass writes to a folder for later ones.
+
+        Of the pipeline that made them, only the structure and dtypes of the elements are checked:
+        remove the folder when it changes.
+
+        Args:
+            path: The folder; with `://` in it, it is fsspec's.
+            compression: As `save` takes it; "AUTO" is none.
+            reader_func: As `load` takes it.
+            shard_func: As `save` takes it.
+
+        TF: `tf.data.Dataset.snapshot`.
+        """
+        function = None if shard_func is None else self._function(shard_func, "snapshot")
+        chosen = None if compression == "AUTO" else compression
+        read = self._reader(reader_func, "snapshot")
+        return self._of(Snapshot(self.plan, os.fsdecode(path), chosen, function, read))
+
+    @classmethod
+    def _reader(
+        cls, reader_func: Callable[[Any], Dataset] | None, stage: str
+    ) -> Callable[[KeptDataset], Plan]:
+        """Returns what makes the plan of the elements of shards."""
+
+        def read(kept: KeptDataset) -> Plan:
+            if reader_func is None and len(kept.shards) == 1:
+                return kept.shards[0]
+            shards = cls._of(datasets_of(kept.shards))
+            if reader_func is None:
+                elements = shards.interleave(lambda shard: shard, len(kept.shards))
+                return AssertCardinality(elements.plan, len(kept))
+            elements = reader_func(shards)
+            if not isinstance(elements, Dataset):
+                raise TypeError(
+                    f"`reader_func` of {stage} must return a Dataset. Received: {elements!r}"
+                )
+            return elements.plan
+
+        return read
 
     def prefetch(self, buffer_size: int) -> Dataset:
         """Returns the same elements, computed in a thread before they are asked for.
@@ -685,6 +1077,32 @@ class Dataset:
         TF: `tf.data.Dataset.prefetch`.
         """
         return self._of(Prefetch(self.plan, int(buffer_size)))
+
+    def prefetch_to_device(self, size: int = 2, device: Any = None) -> Dataset:
+        """Returns the same elements as `jax.Array`s, put on a device by a thread beforehand.
+
+        It is the last thing done to a dataset. Text stays on the host, and numbers have the dtypes
+        that JAX gives them.
+
+        Args:
+            size: How many elements may wait there; `AUTOTUNE` for a few.
+            device: A `jax.Device`, or a `jax.sharding.Sharding`, which divides every array between
+                several (of several processes, each gives its part); default: JAX's default one.
+
+        Raises:
+            InvalidArgumentError: `size` is no positive number.
+
+        Example:
+            >>> import jax
+            >>> mesh = jax.make_mesh((1,), ("data",))
+            >>> rows = jax.NamedSharding(mesh, jax.P("data"))
+            >>> batches = Dataset.range(8).batch(4).prefetch_to_device(2, rows)
+            >>> next(iter(batches)).sharding == rows
+            True
+
+        TF: `tf.data.experimental.prefetch_to_device`.
+        """
+        return self._of(PrefetchToDevice(self.plan, int(size), lambda: self._device(device)))
 
     # -- the rest --------------------------------------------------------------------------
 
@@ -724,6 +1142,8 @@ class Dataset:
 
     def with_options(self, options: Options) -> Dataset:
         """Returns the same elements, with options that are added to those that are set.
+
+        Those of order and threads are for the transformations that follow.
 
         TF: `tf.data.Dataset.with_options`.
         """

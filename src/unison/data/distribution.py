@@ -4,40 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from unison.data.ahead import BatchesAhead
 from unison.data.dataset import Dataset
-from unison.data.iterators import ElementIterator, require_python
+from unison.data.input_workers import InputWorkers
+from unison.data.iterators import ElementIterator, Optional, require_python
 from unison.data.leaves import dtype_of, shape_of
 from unison.data.options import (
     AutoShardPolicy,
     InputContext,
     InputOptions,
     InputReplicationMode,
-    options_of,
 )
-from unison.data.plan import INFINITE
-from unison.data.prefetching import ReadAhead
+from unison.data.owned import owned
+from unison.data.plan import INFINITE, Plan
 from unison.data.replica_batches import (
     BatchesInTurn,
     DividedBatches,
+    DividedExamples,
     IterableBatches,
     OwnBatches,
-    Parts,
     RegroupedExamples,
     ReplicaBatches,
-    Step,
 )
+from unison.data.sharding import (
+    agreed,
+    comes_from_files,
+    divided_by_files,
+    divided_by_hint,
+    possible_policies,
+)
+from unison.data.state import decode, encode
+from unison.data.steps import Parts, Position, Step
 from unison.runtime.placement import Placement
 from unison.runtime.precision import device_array
 from unison.values import PerReplica, is_numeric
 
-#: The policies that divide the stream of examples, whatever the batches.
-_OVER_BATCHES = (AutoShardPolicy.OFF, AutoShardPolicy.FILE, AutoShardPolicy.HINT)
+#: The only worker.
+_ALONE = InputWorkers()
+
+#: The number of the format of states.
+_VERSION = 1
 
 
 class DistributedDataset:
@@ -48,23 +60,35 @@ class DistributedDataset:
 
     Args:
         source: Where the batches come from.
-        placement: The replicas' devices.
+        placement: The devices of this worker's replicas.
         options: How the batches get there.
+        workers: The worker's place among those that share the source.
+        others: Returns other ways to divide the same dataset, for passes that others have begun.
 
     TF: `tf.distribute.DistributedDataset`.
     """
 
-    def __init__(self, source: ReplicaBatches, placement: Placement, options: InputOptions):
+    def __init__(
+        self,
+        source: ReplicaBatches,
+        placement: Placement,
+        options: InputOptions,
+        workers: InputWorkers = _ALONE,
+        others: Callable[[], Sequence[ReplicaBatches]] = lambda: (),
+    ):
         self._source = source
+        self._others = others
         self._placement = placement
         self._options = options
+        self._workers = workers
 
     def __iter__(self) -> DistributedIterator:
         require_python("Iterating over a distributed dataset")
-        batches: Iterator[Any] = map(self._placed, self._source.steps())
-        if self._options.experimental_fetch_to_device and self._source.is_of_datasets:
-            batches = _read_ahead(batches, self._options.experimental_per_replica_buffer_size)
-        return DistributedIterator(batches, lambda: self.element_spec, self._source.optional)
+        is_ahead = self._options.experimental_fetch_to_device and self._source.is_of_datasets
+        size = max(self._options.experimental_per_replica_buffer_size, 1) if is_ahead else 0
+        batches = BatchesAhead(self._source, self._others, self._placed, size)
+        optional = self._source.optional
+        return DistributedIterator(batches, lambda: self.element_spec, optional, self._workers)
 
     @property
     def element_spec(self) -> Any:
@@ -97,35 +121,117 @@ class DistributedDataset:
 
     def global_batches(self) -> Iterator[Any]:
         """Yields the batches of all replicas together, on the host."""
-        for step in self._source.steps():
+        steps = self._source.steps()
+        while (step := steps.next()) is not None:
             yield step.pack([_united(parts) for parts in step.parts])
 
     def _placed(self, step: Step) -> Any:
-        return step.pack([self._placed_leaf(parts) for parts in step.parts])
-
-    def _placed_leaf(self, parts: Parts) -> Any:
         devices = self._placement.devices
         if len(devices) == 1 and not self._source.is_of_datasets:
-            return parts[0]
-        fetches = self._options.experimental_fetch_to_device
-        if not fetches or not is_numeric(dtype_of(parts[0])):
-            shown = [self._source.shown(part) for part in parts]
-            return shown[0] if len(devices) == 1 else PerReplica(shown)
-        if len(devices) == 1:
-            return jax.device_put(_as_array(parts[0]), devices[0])
-        if isinstance(parts, list) and len({shape_of(part) for part in parts}) == 1:
-            parts = np.stack(parts)
+            return step.pack([parts[0] for parts in step.parts])
+        whole = [self._whole(parts) for parts in step.parts]
+        to = devices[0] if len(devices) == 1 else self._placement.per_replica
+        # One call for all leaves: several take longer.
+        fetched = [leaf for leaf in whole if leaf is not None]
+        arrays = iter(jax.device_put(fetched, to) if fetched else ())
+        pairs = zip(step.parts, whole, strict=True)
+        return step.pack(
+            [
+                self._of_parts(parts) if leaf is None else self._of_whole(next(arrays))
+                for parts, leaf in pairs
+            ]
+        )
+
+    def _whole(self, parts: Parts) -> Any:
+        """Returns the parts that are to be placed as one array; None where they stay apart."""
+        if not self._is_fetched(parts):
+            return None
+        if len(self._placement.devices) == 1:
+            return _as_array(parts[0])
         if isinstance(parts, list):
-            pairs = zip(parts, devices, strict=True)
+            is_even = len({shape_of(part) for part in parts}) == 1
+            return _as_array(np.stack(parts)) if is_even else None
+        return _as_array(parts)
+
+    def _is_fetched(self, parts: Parts) -> bool:
+        return self._options.experimental_fetch_to_device and is_numeric(dtype_of(parts[0]))
+
+    def _of_whole(self, array: jax.Array) -> Any:
+        if len(self._placement.devices) == 1:
+            return array
+        return PerReplica.from_stacked(array, self._placement)
+
+    def _of_parts(self, parts: Parts) -> Any:
+        if self._is_fetched(parts):
+            pairs = zip(parts, self._placement.devices, strict=True)
             return PerReplica([jax.device_put(_as_array(part), to) for part, to in pairs])
-        return PerReplica.from_stacked(self._placement.spread(_as_array(parts)), self._placement)
+        shown = [self._source.shown(part) for part in parts]
+        return shown[0] if len(shown) == 1 else PerReplica(shown)
 
 
 class DistributedIterator(ElementIterator):
     """The batches of a `DistributedDataset`, one after the other.
 
+    Args:
+        batches: The batches.
+        element_spec: What they are; called when somebody asks.
+        optional: The class of the optional batches.
+        workers: The worker's place among those that share them.
+
     TF: `tf.distribute.DistributedIterator`.
     """
+
+    def __init__(
+        self,
+        batches: BatchesAhead,
+        element_spec: Callable[[], Any],
+        optional: type[Optional],
+        workers: InputWorkers,
+    ):
+        super().__init__(batches, element_spec, optional)
+        self._batches = batches
+        self._workers = workers
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns where the iterator is: behind the batch that was taken last.
+
+        Where each worker reads a part of its own (`AutoShardPolicy.FILE`, datasets of a
+        function), all workers must call this, after the same step; the state is that of all of
+        them. Otherwise it is the position in the global batches.
+
+        Returns:
+            Text and arrays, for `set_state`; nothing in it needs pickling.
+
+        Raises:
+            TypeError: The source does not know where it is.
+        """
+        own = self._batches.position()
+        is_global = self._batches.is_global
+        positions = [own] if is_global else self._workers.talk("positions").ask(tuple(own))
+        text, data = encode([tuple(position) for position in positions])
+        pipeline = self._batches.description
+        return {"version": _VERSION, "pipeline": pipeline, "position": text, "data": data}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where another iterator over an equal dataset was.
+
+        It may have had another number of replicas, and of workers: the rest of the epoch is
+        divided among those that are there now. All of them must call this.
+
+        Args:
+            state: What its `get_state` returned.
+
+        Raises:
+            ValueError: It is the state of something else, or of datasets of a function and
+                another number of workers.
+        """
+        if state.get("version") != _VERSION:
+            raise ValueError(
+                f"Expected the state of a distributed iterator, of version {_VERSION}. Received: "
+                f"{state!r}"
+            )
+        positions = decode(state["position"], state["data"])
+        self._batches.resume(state["pipeline"], [Position(*position) for position in positions])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +248,26 @@ class PerReplicaSpec:
 
 
 def distribute_dataset(
-    dataset: Iterable[Any], placement: Placement, options: InputOptions | None = None
+    dataset: Iterable[Any],
+    placement: Placement,
+    options: InputOptions | None = None,
+    workers: InputWorkers = _ALONE,
 ) -> DistributedDataset:
-    """Returns the global batches of a dataset, each divided between the replicas.
+    """Returns the global batches of a dataset, each divided between the replicas of all workers.
+
+    What each worker reads is decided by the dataset's `AutoShardPolicy`.
+
+    Args:
+        dataset: The same on all workers.
+        placement: The devices of this worker's replicas; each has as many.
+        options: How the batches get there.
+        workers: The worker's place.
 
     Raises:
         TypeError: `dataset` is no iterable of batches.
         NotImplementedError: The options ask for a dataset of every replica's own.
+        NotFoundError, InvalidArgumentError: Files are to be divided, and there are none, or
+            fewer than workers.
     """
     options = options or InputOptions()
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
@@ -157,35 +276,79 @@ def distribute_dataset(
             "`distribute_datasets_from_function`."
         )
     count = placement.num_replicas
-    source: ReplicaBatches
     if not isinstance(dataset, Dataset):
-        source = IterableBatches(dataset, count)
-    else:
-        plan = dataset.plan
-        size = plan.batch_size
-        if size is None or options_of(plan).auto_shard_policy not in _OVER_BATCHES:
-            source = DividedBatches(dataset, count)
-        else:
-            source = RegroupedExamples(dataset, count, size)
-    return DistributedDataset(source, placement, options)
+        source = IterableBatches(dataset, count, workers)
+        return DistributedDataset(source, placement, options, workers)
+    plan = dataset.plan
+    if workers.num_workers > 1:
+        plan = agreed(plan, workers.talk("dataset"))
+    sources = (
+        source
+        for policy in possible_policies(plan, workers)
+        for source in _divided(dataset, plan, policy, count, workers)
+    )
+    first = next(sources)
+    others = functools.cache(lambda: [*sources])
+    return DistributedDataset(first, placement, options, workers, others)
+
+
+def _divided(
+    dataset: Dataset,
+    plan: Plan,
+    policy: AutoShardPolicy,
+    num_replicas: int,
+    workers: InputWorkers,
+) -> Iterator[ReplicaBatches]:
+    """Yields the batches of one dataset as a policy divides it between the workers.
+
+    First what this worker reads; then what it would read as one of another number of workers.
+    """
+    size = plan.batch_size
+    if policy is AutoShardPolicy.DATA or (size is None and workers.num_workers == 1):
+        divided = DividedBatches(dataset, plan, num_replicas, workers)
+        first = workers.index * num_replicas
+        replicas = range(first, first + num_replicas)
+        if workers.num_workers == 1:
+            yield divided
+        if (own_plan := owned(plan, num_replicas * workers.num_workers, replicas)) is not None:
+            yield DividedExamples(dataset, plan, own_plan, num_replicas, workers)
+        if workers.num_workers > 1:
+            yield divided
+        return
+    if size is None:
+        raise ValueError(
+            f"Under AutoShardPolicy.{policy.name}, several workers need batches of a size that is "
+            f"known. Received: a dataset of {plan.description}. Use dataset.batch as the last "
+            "transformation that changes shapes, or AutoShardPolicy.DATA."
+        )
+
+    def plan_of_worker() -> Plan:
+        if policy is AutoShardPolicy.FILE and (workers.num_workers > 1 or comes_from_files(plan)):
+            return divided_by_files(plan, workers)
+        return divided_by_hint(plan, workers) if policy is AutoShardPolicy.HINT else plan
+
+    yield RegroupedExamples(dataset, plan_of_worker, num_replicas, size, workers)
 
 
 def distribute_from_function(
     dataset_fn: Callable[[InputContext], Dataset],
     placement: Placement,
     options: InputOptions | None = None,
+    workers: InputWorkers = _ALONE,
 ) -> DistributedDataset:
     """Returns the batches of the datasets that a function makes; each replica gets whole ones.
 
     Args:
-        dataset_fn: Makes the dataset whose batches the replicas take in turn. With
+        dataset_fn: Makes a worker's dataset, whose batches its replicas take in turn. With
             `InputReplicationMode.PER_REPLICA`, called for each replica's own.
-        placement: The replicas' devices.
+        placement: The devices of this worker's replicas; each has as many.
         options: How the batches get there.
+        workers: The worker's place.
 
     Raises:
         TypeError: The function returns no dataset.
         ValueError: The options contradict each other.
+        AbortedError: The function of another worker has failed.
     """
     options = options or InputOptions()
     is_own = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
@@ -197,16 +360,45 @@ def distribute_from_function(
             f"experimental_fetch_to_device=False. Received: {options}"
         )
     count = placement.num_replicas
-    context = InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=count)
-    datasets = [dataset_fn(context) for _ in range(count if is_own else 1)]
-    for dataset in datasets:
-        if not isinstance(dataset, Dataset):
-            raise TypeError(
-                f"The dataset function must return a Dataset. Received: {dataset!r} of type "
-                f"{type(dataset).__name__}"
-            )
-    source = OwnBatches(datasets) if is_own else BatchesInTurn(datasets[0], count)
-    return DistributedDataset(source, placement, options)
+    pipelines = count if is_own else 1
+    talk = workers.talk("function")
+    try:
+        datasets = [
+            _made_by(dataset_fn, workers, pipelines, pipeline, count)
+            for pipeline in range(pipelines)
+        ]
+    except Exception as error:
+        talk.fail(f"{type(error).__name__}: {error}")
+        raise
+    talk.ask(None)
+    source: ReplicaBatches
+    if is_own:
+        source = OwnBatches(datasets, workers)
+    else:
+        source = BatchesInTurn(datasets[0], datasets[0].plan, count, workers)
+    return DistributedDataset(source, placement, options, workers)
+
+
+def _made_by(
+    dataset_fn: Callable[[InputContext], Dataset],
+    workers: InputWorkers,
+    pipelines: int,
+    pipeline: int,
+    num_replicas: int,
+) -> Dataset:
+    """Returns the dataset that a function makes for one of a worker's pipelines."""
+    context = InputContext(
+        num_input_pipelines=workers.num_workers * pipelines,
+        input_pipeline_id=workers.index * pipelines + pipeline,
+        num_replicas_in_sync=workers.num_workers * num_replicas,
+    )
+    dataset = dataset_fn(context)
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            f"The dataset function must return a Dataset. Received: {dataset!r} of type "
+            f"{type(dataset).__name__}"
+        )
+    return dataset
 
 
 def _as_array(value: Any) -> Any:
@@ -220,10 +412,3 @@ def _united(parts: Parts) -> np.ndarray:
     if isinstance(parts, list):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     return parts.reshape(-1, *parts.shape[2:])
-
-
-def _read_ahead(batches: Iterator[Any], size: int) -> Iterator[Any]:
-    """Yields the batches, which a thread reads; `size` of them, and at least one, may wait."""
-    ahead = ReadAhead(lambda: next(batches, None), max(size, 1))
-    while (batch := ahead.get()) is not None:
-        yield batch

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from unison.data.functions import BlockFunction, ElementFunction, as_truth, note_place
 from unison.data.plan import UNKNOWN, Plan, Rows, SameElements, Stream
+from unison.data.specs import ArraySpec
+from unison.data.state import State
 from unison.data.structure import Leaves
 
 #: How many rows a predicate that takes blocks is asked about together.
@@ -16,6 +20,8 @@ _ROWS_AT_ONCE = 256
 
 class Filter(SameElements):
     """The elements of which a predicate is true."""
+
+    lasting = ("_predicate",)
 
     def __init__(self, source: Plan, predicate: ElementFunction):
         super().__init__(source)
@@ -36,6 +42,8 @@ class Filter(SameElements):
 
 
 class _FilterStream(Stream):
+    moving: ClassVar[Sequence[str]] = ("_stream", "_position")
+
     def __init__(self, stream: Stream, source: Plan, predicate: ElementFunction):
         self._stream = stream
         self._source = source
@@ -62,6 +70,8 @@ class _FilterStream(Stream):
 
 class _FilteredRows(Stream):
     """The rows of which a predicate that takes whole blocks is true."""
+
+    moving = ("_position", "_kept")
 
     def __init__(self, rows: Rows, predicate: BlockFunction, stage: str):
         self._rows = rows
@@ -97,6 +107,8 @@ class _FilteredRows(Stream):
 class TakeWhile(SameElements):
     """The elements before the first of which a predicate is false."""
 
+    lasting = ("_predicate",)
+
     def __init__(self, source: Plan, predicate: ElementFunction):
         super().__init__(source)
         self._predicate = predicate
@@ -110,6 +122,8 @@ class TakeWhile(SameElements):
 
 
 class _TakeWhileStream(_FilterStream):
+    moving = (*_FilterStream.moving, "_has_ended")
+
     _has_ended = False
 
     def next(self) -> Leaves | None:
@@ -124,15 +138,15 @@ class Unique(SameElements):
     """The elements, each once.
 
     Raises:
-        TypeError: They are not scalars or text.
+        TypeError: They have several components, or are datasets.
     """
 
     def __init__(self, source: Plan):
         super().__init__(source)
         signature = source.known_signature
-        if signature is not None and [spec.shape for spec in signature.specs] != [()]:
+        if signature is not None and [type(spec) for spec in signature.specs] != [ArraySpec]:
             raise TypeError(
-                "unique needs elements of one scalar, a number or text. Received: "
+                "unique needs elements of one array, number or text. Received: "
                 f"{signature.element_spec}"
             )
 
@@ -146,11 +160,27 @@ class Unique(SameElements):
 class _UniqueStream(Stream):
     def __init__(self, stream: Stream):
         self._stream = stream
-        self._seen: set[Leaves] = set()
+        self._seen: set[Any] = set()
+
+    def state(self) -> State:
+        return {"stream": self._stream.state(), "seen": list(self._seen)}
+
+    def restore(self, state: State) -> None:
+        self._stream.restore(state["stream"])
+        self._seen = set(state["seen"])
 
     def next(self) -> Leaves | None:
         while (element := self._stream.next()) is not None:
-            if element not in self._seen:
-                self._seen.add(element)
+            key = _key_of(element[0])
+            if key not in self._seen:
+                self._seen.add(key)
                 return element
         return None
+
+
+def _key_of(leaf: Any) -> Any:
+    """Returns what is equal for equal leaves only, and can be kept in a set and in a state."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    content = tuple(leaf.ravel().tolist()) if leaf.dtype.kind == "O" else leaf.tobytes()
+    return (leaf.shape, content)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from unison.data.specs import Signature
+from unison.data.state import State
 from unison.data.structure import Leaves, Structure, flatten
 
 #: A function of stacked elements: takes a block and the elements' numbers.
@@ -39,12 +40,19 @@ class ElementFunction:
     ):
         if not callable(function):
             raise ValueError(f"{stage} needs a function to call. Received: {function!r}")
-        self._function = function
+        self.user_function = function
         self.stage = stage
         self._shown = shown
         self._as_leaf = as_leaf
         #: The structure of the results; known from the first call on.
         self.structure: Structure | None = None
+
+    def state(self) -> State:
+        """Returns what calls have left behind for those of later passes."""
+        return None
+
+    def restore(self, state: State) -> None:
+        """Takes over what the calls of an equal function have left behind."""
 
     def begin(self) -> Any:
         """Returns what the calls of one pass over the elements have in common."""
@@ -64,18 +72,39 @@ class ElementFunction:
         Raises:
             TypeError: The result has another structure than the results before.
         """
-        result = self.call_with(structure.pack(tuple(map(self._shown, leaves))))
+        shown = map(self._shown, leaves)
+        if structure.is_flat_tuple:
+            result = self.user_function(*shown)
+        else:
+            result = self.call_with(structure.pack(tuple(shown)))
         return tuple(map(self._as_leaf, self.flatten(result)))
+
+    def for_rows(self, structure: Structure, epoch: Any) -> Callable[[Leaves, int], Leaves]:
+        """Returns the function of the rows of stacked elements, and their numbers.
+
+        What it returns is to be written into arrays: it need not be leaves yet.
+        """
+        del epoch
+        function, flatten = self.user_function, self.flatten
+        if structure.is_flat_tuple:
+            return lambda leaves, index: flatten(function(*leaves))
+        return lambda leaves, index: flatten(self.call_with(structure.pack(leaves)))
+
+    def as_leaves(self, results: Leaves) -> Leaves:
+        """Returns results as leaves."""
+        return tuple(map(self._as_leaf, results))
 
     def call_with(self, element: Any) -> Any:
         """Calls the function with an element as it sees it."""
         # A named tuple is one argument.
-        return self._function(*element) if type(element) is tuple else self._function(element)
+        return (
+            self.user_function(*element) if type(element) is tuple else self.user_function(element)
+        )
 
     def flatten(self, result: Any) -> Leaves:
         """Returns what a result has in the places of the leaves."""
         if self.structure is None:
-            leaves, structure = flatten(result, lists_are_tuples=True)
+            leaves, structure = flatten(as_tuple(result))
             if not leaves:
                 raise TypeError(
                     f"The function of {self.stage} must return something. Received: {result!r}"
@@ -83,15 +112,44 @@ class ElementFunction:
             self.structure = structure
             return leaves
         try:
-            return self.structure.flatten(result)
+            leaves = self.structure.flatten(result)
+            for leaf in leaves:
+                if isinstance(leaf, tuple | dict):
+                    raise ValueError(f"Expected: {self.structure}, received: {result!r}")
+            return leaves
         except ValueError as error:
             raise TypeError(
                 f"The function of {self.stage} must return the same structure every time. {error}"
             ) from error
 
+    def adopt(self, structure: Structure) -> None:
+        """Takes note of the structure of results of another process.
+
+        Raises:
+            TypeError: It is not that of the results before.
+        """
+        if self.structure is None:
+            self.structure = structure
+        elif self.structure != structure:
+            raise TypeError(
+                f"The function of {self.stage} must return the same structure every time. "
+                f"Expected: {self.structure}. Received: {structure}"
+            )
+
     def signature_of(self, inputs: Signature) -> Signature | None:
         """Returns what the results are; None where only a call would tell."""
         del inputs
+        return None
+
+    def on_text_blocks(self, sample: Leaves, structure: Structure) -> BlockFunction | None:
+        """Returns the function of stacked elements that hold text; None where it takes one at a
+        time.
+
+        Args:
+            sample: The leaves of one of the elements.
+            structure: What is around them.
+        """
+        del sample, structure
         return None
 
     def on_blocks(self, inputs: Signature) -> BlockFunction | None:
@@ -104,6 +162,11 @@ class ElementFunction:
         return None
 
 
+def as_it_is(leaf: Any) -> Any:
+    """Returns a leaf as functions see it that are called with what NumPy has."""
+    return leaf
+
+
 def as_truth(leaves: Leaves, stage: str) -> bool:
     """Returns the answer of a predicate.
 
@@ -114,6 +177,16 @@ def as_truth(leaves: Leaves, stage: str) -> bool:
     if len(leaves) == 1 and isinstance(answer, np.bool_):
         return bool(answer)
     raise ValueError(f"The predicate of {stage} must return one bool. Received: {leaves!r}")
+
+
+def as_tuple(result: Any) -> Any:
+    """Returns a function's result, which as a list has as many components."""
+    return tuple(result) if type(result) is list else result
+
+
+def note_batch(error: Exception, stage: str, start: int) -> None:
+    """Adds a note to an error that says of which elements a batch was to be made."""
+    error.add_note(f"In {stage}, where element 0 of the batch is element {start} of its input.")
 
 
 def note_place(error: Exception, stage: str, index: int) -> None:

@@ -14,6 +14,8 @@ logger = logging.getLogger("unison")
 class AssertCardinality(SameElements):
     """The elements, with an error at the end if there were not as many as expected."""
 
+    identity = ("_expected",)
+
     def __init__(self, source: Plan, expected: int):
         super().__init__(source)
         self._expected = expected
@@ -26,6 +28,8 @@ class AssertCardinality(SameElements):
 
 
 class _CountedStream(Stream):
+    moving = ("_stream", "_count")
+
     def __init__(self, stream: Stream, expected: int):
         self._stream = stream
         self._expected = expected
@@ -58,6 +62,8 @@ class IgnoreErrors(SameElements):
 
 
 class _TolerantStream(Stream):
+    moving = ("_stream",)
+
     def __init__(self, stream: Stream, logs: bool):
         self._stream = stream
         self._logs = logs

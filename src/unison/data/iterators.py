@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from unison.data.plan import Plan
+from unison.data.plan import Plan, Reading
 from unison.data.specs import ArraySpec
+from unison.data.state import decode, encode
+from unison.data.statistics import InputStatistics, Meter
 from unison.errors import InvalidArgumentError, OutOfRangeError
 from unison.lifting import current_lift
 from unison.stepping import needs_python
 
 _NOTHING = object()
+
+#: What a state consists of, and the number of its format.
+_KEYS = ("version", "pipeline", "position", "data")
+_VERSION = 1
 
 
 class ElementIterator:
@@ -21,6 +27,17 @@ class ElementIterator:
         elements: The elements.
         element_spec: What the elements are; called when somebody asks.
         optional: The class of the optional elements.
+
+    Example:
+        Going on in the middle of a pass, here with another iterator, elsewhere in another process:
+
+        >>> from unison.data import Dataset
+        >>> dataset = Dataset.range(6).shuffle(6, seed=1).batch(2)
+        >>> iterator, other = iter(dataset), iter(dataset)
+        >>> _ = next(iterator)
+        >>> other.set_state(iterator.get_state())
+        >>> [batch.tolist() for batch in other] == [batch.tolist() for batch in iterator]
+        True
 
     TF: `tf.data.Iterator`.
     """
@@ -34,6 +51,7 @@ class ElementIterator:
         self._elements = elements
         self._element_spec = element_spec
         self._optional = optional or Optional
+        self._meter = Meter()
 
     @property
     def element_spec(self) -> Any:
@@ -45,7 +63,20 @@ class ElementIterator:
 
     def __next__(self) -> Any:
         require_python("Taking the next element of a dataset")
-        return next(self._elements)
+        return self._meter.next(self._elements)
+
+    def statistics(self) -> InputStatistics:
+        """Returns how many elements were given, and how long the loop waited for them.
+
+        Example:
+            >>> from unison.data import Dataset
+            >>> iterator = iter(Dataset.range(6).batch(2))
+            >>> for batch in iterator:
+            ...     pass
+            >>> iterator.statistics().elements
+            3
+        """
+        return self._meter.statistics()
 
     def get_next(self) -> Any:
         """Returns the next element.
@@ -64,6 +95,44 @@ class ElementIterator:
             return self._optional(next(self), self._element_spec)
         except StopIteration:
             return self._optional(_NOTHING, self._element_spec)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns where the iterator is.
+
+        What waits in the buffers of transformations (`shuffle`, `window`, `prefetch`) is part of
+        it; what can be computed again, as the order of a shuffled array, is not. A `Checkpoint`
+        that is given the iterator saves it.
+
+        Returns:
+            Text and arrays, for `set_state`; nothing in it needs pickling.
+
+        Raises:
+            TypeError: A buffer holds what cannot be kept, or the elements are no pipeline's.
+        """
+        return self._pipeline.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where another iterator over an equal dataset was; the next passes, too.
+
+        A generator is read anew up to there; every other source is entered where it was left.
+
+        Args:
+            state: What its `get_state` returned.
+
+        Raises:
+            ValueError: It is the state of another pipeline. The iterator stays where it is.
+        """
+        self._pipeline.set_state(state)
+
+    @property
+    def _pipeline(self) -> PlanElements:
+        if not isinstance(self._elements, PlanElements):
+            raise TypeError(
+                "Only an iterator over a Dataset knows where it is. Received: "
+                f"{self!r} over {self._elements!r}. Make a Dataset of what it goes over, with "
+                "Dataset.from_generator, say."
+            )
+        return self._elements
 
 
 class Optional:
@@ -118,11 +187,33 @@ class PlanElements(Iterator[Any]):
 
     def __init__(self, plan: Plan, shown: Callable[[Any], Any]):
         self._plan = plan
-        self._stream = plan.stream()
+        self._reading = Reading(plan)
         self._shown = shown
 
+    def get_state(self) -> dict[str, Any]:
+        """Returns where they are; see `ElementIterator.get_state`."""
+        position, data = encode(self._reading.state())
+        pipeline = self._plan.description
+        return {"version": _VERSION, "pipeline": pipeline, "position": position, "data": data}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where others were; see `ElementIterator.set_state`."""
+        if not isinstance(state, dict) or state.keys() != {*_KEYS}:
+            raise ValueError(
+                "Expected what get_state of an iterator over a Dataset has returned. Received: "
+                f"{state!r}"
+            )
+        pipeline = self._plan.description
+        if (state["version"], state["pipeline"]) != (_VERSION, pipeline):
+            raise ValueError(
+                f"The state is one of another pipeline. Expected: {pipeline} (version {_VERSION}). "
+                f"Received: {state['pipeline']} (version {state['version']}). Make the dataset as "
+                "it was when the state was saved, or begin a new epoch."
+            )
+        self._reading.restore(decode(state["position"], state["data"]))
+
     def __next__(self) -> Any:
-        leaves = self._stream.next()
+        leaves = self._reading.stream.next()
         if leaves is None:
             raise StopIteration
         return self._plan.structure.pack([self._shown(leaf) for leaf in leaves])

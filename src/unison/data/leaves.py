@@ -34,6 +34,8 @@ def as_leaf(value: Any) -> Any:
         >>> as_leaf(["ab", "c"]), as_leaf(2.5)
         (array([b'ab', b'c'], dtype=object), np.float64(2.5))
     """
+    if type(value) is np.ndarray and value.ndim and value.dtype.kind in "biufc":
+        return value
     if isinstance(value, np.generic) and value.dtype.kind in "biufc":
         return value
     if isinstance(value, bytes | NestedDataset):
@@ -52,7 +54,9 @@ def as_leaf(value: Any) -> Any:
 
 def _as_array(value: Any) -> np.ndarray:
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
+        # NumPy's own arrays of bytes end each of them at its last byte that is not 0.
+        return np.array(value, object) if array.dtype.kind == "S" else array
     except ValueError as error:
         raise ValueError(
             f"The rows of a list must have the same length. Received: {value!r}"
@@ -151,6 +155,23 @@ def concatenate(blocks: Sequence[Leaves]) -> Leaves:
             message="Cannot batch elements of different shapes. Received elements of shapes: "
             f"{shapes}. Use padded_batch, or make them equal with map."
         ) from error
+
+
+def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Returns a copy of the rows at `indices`, in that order.
+
+    Raises:
+        IndexError: There is no such row.
+
+    Example:
+        >>> table = np.arange(6).reshape(2, 3)
+        >>> gathered(table, np.array([1])), gathered(table.T, np.array([2, 0])).tolist()
+        (array([[3, 4, 5]]), [[2, 5], [0, 3]])
+    """
+    # `take` copies whole rows, in two thirds of the time; but an array whose rows are not one
+    # behind the other it would copy first, all of it.
+    is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    return array.take(indices, axis=0) if is_plain else array[indices]
 
 
 def read_only(array: Any) -> Any:

@@ -1,30 +1,35 @@
-"""`map`: a function of every element, of whole blocks where it can be, in threads where asked."""
+"""`map`: a function of every element, of whole blocks where it can be, in threads or processes."""
 
 from __future__ import annotations
 
-import collections
+import abc
+import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from unison.data.functions import BlockFunction, ElementFunction, note_place
-from unison.data.leaves import count_rows
-from unison.data.plan import (
-    AUTOTUNE,
-    Plan,
-    Rows,
-    Stream,
-    Transformation,
-)
+from unison.data.chunks import Chunk, ChunkFunction, ChunkReader, Outcome, Pace, Results
+from unison.data.functions import BlockFunction, ElementFunction
+from unison.data.leaves import concatenate, count_rows, is_text
+from unison.data.plan import AUTOTUNE, Plan, Rows, Stream, Transformation
 from unison.data.specs import Signature
+from unison.data.state import State
 from unison.data.structure import Leaves, Structure
+from unison.data.workers.pool import WorkerPool
 from unison.errors import InvalidArgumentError
 
 #: Under `AUTOTUNE`, a call that takes so many seconds is worth a thread.
 _SECONDS_WORTH_A_THREAD = 5e-4
+
+#: How many rows that are taken in order are computed at once, and by how many times more than the
+#: time before: few sizes, because functions of tensors are compiled for each.
+_MOST_COMPUTED = 256
+_GROWTH = 16
 
 #: How many calls `AUTOTUNE` measures; the first one, which may compile, does not count.
 _MEASURED_CALLS = 4
@@ -36,12 +41,18 @@ class Map(Transformation):
     Args:
         source: The input.
         function: What is computed.
-        parallel_calls: How many threads compute; None for none, `AUTOTUNE` to measure first.
+        parallel_calls: How many threads or processes compute; None for none, `AUTOTUNE` to
+            measure whether threads are worth while, or for as many processes as there are CPUs.
         is_ordered: Whether the results come in the order of the elements.
+        executor: "thread" or "process".
+        takes_blocks: Whether the function takes stacked elements.
 
     Raises:
-        InvalidArgumentError: `parallel_calls` is no number of threads.
+        InvalidArgumentError: `parallel_calls` is no number of threads, or `executor` no executor.
     """
+
+    identity = ("_takes_blocks",)
+    lasting = ("_function",)
 
     def __init__(
         self,
@@ -49,14 +60,26 @@ class Map(Transformation):
         function: ElementFunction,
         parallel_calls: int | None = None,
         is_ordered: bool = True,
+        executor: str = "thread",
+        takes_blocks: bool = False,
     ):
         check_parallel_calls(parallel_calls)
+        if executor not in ("thread", "process"):
+            raise InvalidArgumentError(
+                message=f'Expected executor to be "thread" or "process". Received: {executor!r}'
+            )
         super().__init__(source)
         self._function = function
         self._parallel_calls = parallel_calls
         self._is_ordered = is_ordered
+        self._in_processes = executor == "process"
+        self._takes_blocks = takes_blocks
+        self._pool: WorkerPool | None = None
+        self._lock = threading.Lock()
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
+        if self._in_processes or self._takes_blocks:
+            return None
         return self._function.signature_of(inputs[0])
 
     @property
@@ -66,27 +89,59 @@ class Map(Transformation):
         return self.signature.structure
 
     def rows(self) -> Rows | None:
-        rows = self._input.rows()
-        block_function = None if rows is None else self._on_blocks()
+        if self._in_processes or (self._takes_blocks and self._parallel_calls is not None):
+            return None
+        block_function = self._on_blocks()
+        rows = None if block_function is None else self._input.rows()
         if rows is None or block_function is None:
             return None
         return _MappedRows(rows, block_function)
 
     def _on_blocks(self) -> BlockFunction | None:
-        inputs = self._input.known_signature
-        if inputs is None or not inputs.is_static:
+        if self._in_processes:
             return None
-        return self._function.on_blocks(inputs)
+        if self._takes_blocks:
+            function = self._chunk_function()
+            return lambda block, indices: function.of_block(block, int(indices[0]))
+        inputs = self._input.known_signature
+        if inputs is not None and inputs.is_static:
+            return self._function.on_blocks(inputs)
+        sample = self._input.sample()
+        if sample is None or not any(map(is_text, sample)):
+            return None
+        return self._function.on_text_blocks(sample, self._input.structure)
+
+    def _chunk_function(self) -> ChunkFunction:
+        source, epoch = self._input, self._function.begin()
+        # Asked before there is an element, a generator would be run to know the structure. (And
+        # `self` would be held by the worker processes that end with it.)
+        return ChunkFunction(self._function, lambda: source.structure, self._takes_blocks, epoch)
 
     def _stream(self) -> Stream:
-        stream = self._input.stream()
-        block_function = self._on_blocks()
-        if block_function is not None:
-            return _BlockMapStream(stream, block_function)
-        calls = _Calls(stream, self._input, self._function)
+        if self._in_processes:
+            return _AheadStream(ChunkReader(self._input), self._processes(), self._is_ordered)
+        if not self._takes_blocks:
+            block_function = self._on_blocks()
+            if block_function is not None:
+                return _BlockMapStream(self._input.stream(), block_function)
+        inputs, function = ChunkReader(self._input), self._chunk_function()
         if self._parallel_calls is None or self._parallel_calls == 1:
-            return _MapStream(calls)
-        return _ParallelMapStream(calls, self._function, self._parallel_calls, self._is_ordered)
+            return _MapStream(inputs, function)
+        return _ParallelMapStream(inputs, function, self._parallel_calls, self._is_ordered)
+
+    def _processes(self) -> WorkerPool:
+        """Returns the worker processes, which all passes over the dataset share."""
+        with self._lock:
+            if self._pool is None or self._pool.is_closed:
+                count = self._parallel_calls or 1
+                count = available_cpus() if count == AUTOTUNE else count
+                self._pool = WorkerPool(self._chunk_function(), count)
+            return self._pool
+
+
+def available_cpus() -> int:
+    """Returns the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def check_parallel_calls(count: int | None) -> None:
@@ -99,9 +154,13 @@ def check_parallel_calls(count: int | None) -> None:
 
 
 class _MappedRows(Rows):
+    """Rows that a function of blocks computes: ever more at once where they are taken in order."""
+
     def __init__(self, rows: Rows, function: BlockFunction):
         self._rows = rows
         self._function = function
+        #: What was computed beforehand, as one value: several threads may take rows.
+        self._computed = _Computed(0, 0, ())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -112,9 +171,34 @@ class _MappedRows(Rows):
     def slice(self, start: int, stop: int) -> Leaves:
         return self._function(self._rows.slice(start, stop), np.arange(start, stop))
 
+    def element(self, index: int) -> Leaves:
+        computed = self._computed
+        if not computed.start <= index < computed.stop:
+            computed = self._computed = self._compute(index, computed)
+        return tuple(leaf[index - computed.start] for leaf in computed.block)
+
+    def _compute(self, index: int, before: _Computed) -> _Computed:
+        if index == before.stop and index:
+            count = min((before.stop - before.start) * _GROWTH, _MOST_COMPUTED)
+            stop = min(index + count, len(self))
+            # What fails may be a row that nobody has asked for.
+            with contextlib.suppress(Exception):
+                return _Computed(index, stop, self.slice(index, stop))
+        return _Computed(index, index + 1, self.slice(index, index + 1))
+
+
+class _Computed(NamedTuple):
+    """The rows from `start` up to `stop`, stacked."""
+
+    start: int
+    stop: int
+    block: Leaves
+
 
 class _BlockMapStream(Stream):
     """A function that takes whole blocks."""
+
+    moving = ("_stream", "_position")
 
     def __init__(self, stream: Stream, function: BlockFunction):
         self._stream = stream
@@ -134,80 +218,212 @@ class _BlockMapStream(Stream):
         return self._function(block, np.arange(start, self._position))
 
 
-class _Calls:
-    """The calls of a function that are still to be made, one an element."""
+class _ResultsStream(Stream):
+    """Base of the streams of results that come in chunks.
 
-    def __init__(self, stream: Stream, source: Plan, function: ElementFunction):
-        self._stream = stream
-        self._source = source
-        self._function = function
-        self._epoch = function.begin()
-        self._position = 0
-
-    def next(self) -> Callable[[], Leaves] | None:
-        """Returns the next call; None at the end."""
-        element = self._stream.next()
-        if element is None:
-            return None
-        index = self._position
-        self._position += 1
-
-        def call() -> Leaves:
-            try:
-                return self._function(element, self._source.structure, self._epoch, index)
-            except Exception as error:
-                note_place(error, self._function.stage, index)
-                raise
-
-        return call
-
-
-class _MapStream(Stream):
-    """One call after the other."""
-
-    def __init__(self, calls: _Calls):
-        self._calls = calls
-
-    def next(self) -> Leaves | None:
-        call = self._calls.next()
-        return None if call is None else call()
-
-
-class _ThreadedMapStream(Stream):
-    """Calls in several threads, no more of them waiting than there are threads.
-
-    The threads end when the stream is dropped, or the calls have ended.
+    Their state are the elements whose results have not been handed out: the function is called
+    for them again.
     """
 
-    def __init__(self, calls: _Calls, threads: int, is_ordered: bool):
-        self._calls = calls
-        self._threads = threads
-        self._is_ordered = is_ordered
-        self._executor: ThreadPoolExecutor | None = None
-        self._running: collections.deque[Future[Leaves]] = collections.deque()
-        self._has_ended = False
+    def __init__(self, inputs: ChunkReader):
+        self._inputs = inputs
+        self._results: Results | None = None
+
+    @abc.abstractmethod
+    def compute(self, missing: int, asked_for: int) -> Results | None:
+        """Returns the next results; None at the end.
+
+        Args:
+            missing: How many of them are wanted.
+            asked_for: How many are wanted at a time.
+        """
+
+    def _open(self, missing: int, asked_for: int) -> Results | None:
+        if not self._results:
+            self._results = self.compute(missing, asked_for)
+        return self._results
 
     def next(self) -> Leaves | None:
-        while not self._has_ended and len(self._running) < self._threads:
-            call = self._calls.next()
-            if call is None:
-                self._has_ended = True
-            else:
-                if self._executor is None:
-                    self._executor = ThreadPoolExecutor(self._threads, "unison-data-map")
-                self._running.append(self._executor.submit(call))
-        if not self._running:
-            self._executor = None
+        results = self._open(1, 1)
+        return None if results is None else results.next()
+
+    def next_block(self, count: int) -> Leaves | None:
+        blocks: list[Leaves] = []
+        missing = count
+        while missing and (results := self._open(missing, count)) is not None:
+            blocks.append(results.next_block(missing))
+            missing -= count_rows(blocks[-1])
+        return concatenate(blocks) if blocks else None
+
+    def before(self) -> list[Chunk]:
+        """Returns the elements that have been read and whose results are still to be taken."""
+        return [self._results.rest()] if self._results else []
+
+    def state(self) -> State:
+        return self._inputs.state_with(self.before())
+
+    def restore(self, state: State) -> None:
+        self._inputs.restore(state)
+        self._results = None
+
+
+class _MapStream(_ResultsStream):
+    """Calls that are made when their results are asked for, one after the other."""
+
+    def __init__(self, inputs: ChunkReader, function: ChunkFunction):
+        super().__init__(inputs)
+        self._function = function
+
+    def next(self) -> Leaves | None:
+        if self._results or self._function.takes_blocks:
+            return super().next()
+        chunk = self._inputs.read(1)
+        return None if chunk is None else self._function.of_element(chunk[0], chunk.start)
+
+    def compute(self, missing: int, asked_for: int) -> Results | None:
+        chunk = self._inputs.read(self._function.count_for(missing))
+        return None if chunk is None else Results(chunk, self._function(chunk))
+
+
+class Crew(Protocol):
+    """Threads or processes that call a function for chunks."""
+
+    @property
+    def most_under_way(self) -> int:
+        """How many chunks are to be under way."""
+        ...
+
+    def size(self, asked_for: int) -> tuple[int, int]:
+        """Returns how many elements a chunk should have, as two factors.
+
+        Args:
+            asked_for: How many elements are wanted at a time; the first factor at most.
+        """
+        ...
+
+    def submit(self, chunk: Chunk) -> Ticket:
+        """Lets one of them call the function."""
+        ...
+
+    def wait(self, tickets: Sequence[Any]) -> None:
+        """Waits until one of the calls has come to its end."""
+        ...
+
+    def rest(self) -> None:
+        """Takes note that nothing is under way, and nothing will be soon."""
+        ...
+
+
+class Ticket(Protocol):
+    """What stands for a call that is under way; a `concurrent.futures.Future` is one."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Outcome: ...
+
+
+class _Threads:
+    """Threads that call a function. They end when this object is dropped."""
+
+    def __init__(self, function: ChunkFunction, count: int):
+        self._function = function
+        self._count = count
+        self._pace = Pace()
+        self._executor: ThreadPoolExecutor | None = None
+
+    @property
+    def most_under_way(self) -> int:
+        return self._count
+
+    def size(self, asked_for: int) -> tuple[int, int]:
+        if self._function.takes_blocks:
+            return self._function.count_for(asked_for), 1
+        return min(asked_for, self._pace.elements()), 1
+
+    def submit(self, chunk: Chunk) -> Ticket:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._count, "unison-data-map")
+        return self._executor.submit(_timed, self._function, chunk, self._pace)
+
+    def wait(self, tickets: Sequence[Any]) -> None:
+        wait(tickets, return_when=FIRST_COMPLETED)
+
+    def rest(self) -> None:
+        self._executor = None
+
+
+def _timed(function: ChunkFunction, chunk: Chunk, pace: Pace) -> Outcome:
+    begin = time.perf_counter()
+    outcome = function(chunk)
+    pace.note(len(chunk), time.perf_counter() - begin)
+    return outcome
+
+
+class _Raised:
+    """What stands for an error of the input, in its place among the calls."""
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Outcome:
+        return [self._error]
+
+
+class _AheadStream(_ResultsStream):
+    """Calls that threads or processes make before their results are asked for."""
+
+    def __init__(self, inputs: ChunkReader, crew: Crew, is_ordered: bool):
+        super().__init__(inputs)
+        self._crew = crew
+        self._is_ordered = is_ordered
+        self._under_way: list[tuple[Chunk, Ticket]] = []
+
+    def compute(self, missing: int, asked_for: int) -> Results | None:
+        self._submit(asked_for)
+        if not self._under_way:
+            self._crew.rest()
             return None
-        if self._is_ordered:
-            return self._running.popleft().result()
-        done, _ = wait(self._running, return_when=FIRST_COMPLETED)
-        first = next(future for future in self._running if future in done)
-        self._running.remove(first)
-        return first.result()
+        place = 0 if self._is_ordered else self._first_done()
+        chunk, ticket = self._under_way[place]
+        if not ticket.done():
+            self._crew.wait([ticket])
+        del self._under_way[place]
+        return Results(chunk, ticket.result())
+
+    def _submit(self, count: int) -> None:
+        while len(self._under_way) < self._crew.most_under_way:
+            try:
+                chunk = self._inputs.read(*self._crew.size(count))
+            except Exception as error:
+                self._under_way.append((Chunk(0, elements=[]), _Raised(error)))
+                return
+            if chunk is None:
+                return
+            self._under_way.append((chunk, self._crew.submit(chunk)))
+
+    def _first_done(self) -> int:
+        tickets = [ticket for _, ticket in self._under_way]
+        if not any(ticket.done() for ticket in tickets):
+            self._crew.wait(tickets)
+        return next(place for place, ticket in enumerate(tickets) if ticket.done())
+
+    @property
+    def num_ready(self) -> int:
+        """How many chunks have been computed and wait."""
+        return sum(ticket.done() for _, ticket in self._under_way)
+
+    def before(self) -> list[Chunk]:
+        return [*super().before(), *(chunk for chunk, _ in self._under_way if len(chunk))]
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self._under_way = []
 
 
-class _ParallelMapStream(Stream):
+class _ParallelMapStream(_ResultsStream):
     """Calls that are made in threads, if that turns out to be right and worth while.
 
     Calls that depend on each other are made one after the other. Under `AUTOTUNE`, so are those
@@ -215,33 +431,42 @@ class _ParallelMapStream(Stream):
     """
 
     def __init__(
-        self, calls: _Calls, function: ElementFunction, parallel_calls: int, is_ordered: bool
+        self, inputs: ChunkReader, function: ChunkFunction, parallel_calls: int, is_ordered: bool
     ):
-        self._calls = calls
+        super().__init__(inputs)
         self._function = function
         self._parallel_calls = parallel_calls
         self._is_ordered = is_ordered
         self._seconds: list[float] = []
-        self._chosen: Stream | None = None
+        self._chosen: _ResultsStream | None = None
 
-    def next(self) -> Leaves | None:
+    def compute(self, missing: int, asked_for: int) -> Results | None:
         if self._chosen is not None:
-            return self._chosen.next()
-        call = self._calls.next()
-        if call is None:
+            return self._chosen.compute(missing, asked_for)
+        chunk = self._inputs.read(
+            self._function.count_for(missing if self._function.takes_blocks else 1)
+        )
+        if chunk is None:
             return None
         begin = time.perf_counter()
-        element = call()
+        outcome = self._function(chunk)
         self._seconds.append(time.perf_counter() - begin)
         if self._parallel_calls != AUTOTUNE or len(self._seconds) > _MEASURED_CALLS:
             self._chosen = self._choose()
-        return element
+        return Results(chunk, outcome)
 
-    def _choose(self) -> Stream:
+    def _choose(self) -> _ResultsStream:
         threads = self._parallel_calls
         if threads == AUTOTUNE:
             is_worth_it = min(self._seconds[1:]) > _SECONDS_WORTH_A_THREAD
-            threads = (os.cpu_count() or 1) if is_worth_it else 1
-        if threads == 1 or self._function.is_stateful:
-            return _MapStream(self._calls)
-        return _ThreadedMapStream(self._calls, threads, self._is_ordered)
+            threads = available_cpus() if is_worth_it else 1
+        if threads == 1 or self._function.function.is_stateful:
+            return _MapStream(self._inputs, self._function)
+        return _AheadStream(self._inputs, _Threads(self._function, threads), self._is_ordered)
+
+    def before(self) -> list[Chunk]:
+        return [*super().before(), *(self._chosen.before() if self._chosen is not None else [])]
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self._chosen = None

@@ -6,17 +6,29 @@ import dataclasses
 import enum
 from typing import NamedTuple
 
-from unison.data.plan import Plan, Rows, SameElements, Stream
+from unison.data.plan import AUTOTUNE, Plan, Rows, SameElements, Stream
+from unison.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class AutoShardPolicy(enum.IntEnum):
     """How the input of several workers is divided between them.
 
+    * `DATA`: the workers share every global batch, as the replicas of one worker do: W workers of
+      R replicas get what one worker of W x R replicas gets. A worker reads and maps its own
+      examples only, where their order tells which they are; else it computes whole batches.
+    * `FILE`: worker i reads every W-th file, from the i-th on, in batches of its replicas' sizes.
+      Fewer files than workers, and sources that are no files, are errors.
+    * `AUTO`: `FILE`, where the elements come from at least W files one by one (not through `take`
+      or `zip`, say); else `DATA`.
+    * `HINT`: `dataset.shard(SHARD_HINT, SHARD_HINT)` says where.
+    * `OFF`: every worker reads everything.
+
     On one worker, it decides how global batches are divided between the replicas: under `AUTO`
     and `DATA` each batch for itself, under the others the stream of examples, so that a replica
     gets full batches as long as there are examples.
 
-    TF: `tf.data.experimental.AutoShardPolicy`.
+    TF: `tf.data.experimental.AutoShardPolicy` (there, `DATA` gives a worker every W-th batch of
+    the dataset, and divides it between its replicas).
     """
 
     OFF = -1
@@ -32,9 +44,33 @@ class Options:
 
     Attributes:
         auto_shard_policy: How strategies divide the dataset.
+        deterministic: Whether the transformations that follow keep the order of the elements
+            where they are not told themselves, by their own `deterministic`.
+        num_threads: In how many threads the functions of each transformation that follows are
+            called at most; as many under `AUTOTUNE`.
     """
 
     auto_shard_policy: AutoShardPolicy | None = None
+    deterministic: bool | None = None
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_threads is not None and self.num_threads < 1:
+            raise InvalidArgumentError(
+                message="Expected num_threads to be a positive number. Received: "
+                f"{self.num_threads}"
+            )
+
+    def keeps_order(self, deterministic: bool | None) -> bool:
+        """Whether a transformation keeps the order that was told `deterministic`."""
+        said = self.deterministic if deterministic is None else deterministic
+        return said is not False
+
+    def parallel_calls(self, asked_for: int | None) -> int | None:
+        """Returns the number of parallel calls of a transformation that was told `asked_for`."""
+        if asked_for is None or self.num_threads is None:
+            return asked_for
+        return self.num_threads if asked_for == AUTOTUNE else min(asked_for, self.num_threads)
 
     def merge(self, other: Options) -> Options:
         """Returns what either says; `other` where both do."""
@@ -54,6 +90,21 @@ class WithOptions(SameElements):
 
     def _stream(self) -> Stream:
         return self._input.stream()
+
+
+#: `dataset.shard(SHARD_HINT, SHARD_HINT)` says where to divide under `AutoShardPolicy.HINT`.
+#: TF: `tf.data.experimental.SHARD_HINT`.
+SHARD_HINT = -1
+
+
+class ShardHere(SameElements):
+    """The place at which `AutoShardPolicy.HINT` divides the elements between the workers."""
+
+    def _stream(self) -> Stream:
+        raise FailedPreconditionError(
+            message="`Dataset.shard(SHARD_HINT, SHARD_HINT)` can only be used in "
+            "`Strategy.experimental_distribute_dataset()` with `AutoShardPolicy.HINT`."
+        )
 
 
 def options_of(plan: Plan) -> Options:

@@ -10,15 +10,18 @@ are computed as whole blocks:
 
 from __future__ import annotations
 
+import abc
+import contextlib
+import copy
 import functools
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from unison.data.leaves import NestedDataset, stack
 from unison.data.specs import Signature
-from unison.data.state import State, restored, state_of
+from unison.data.state import State, is_same, restored, state_of
 from unison.data.structure import Leaves, Structure
 
 #: The cardinality of a dataset that never ends. TF: `tf.data.INFINITE_CARDINALITY`.
@@ -32,7 +35,7 @@ UNKNOWN = -2
 AUTOTUNE = -1
 
 
-class Stream:
+class Stream(abc.ABC):
     """The elements of a plan, from the first on; opened by `Plan.stream`.
 
     Everything that decides what comes next is in its attributes. Those that reading changes are
@@ -45,6 +48,10 @@ class Stream:
 
     def state(self) -> State:
         """Returns where the stream is; see `restore`."""
+        if not self.moving:
+            raise TypeError(
+                f"{type(self).__qualname__} must name in `moving` what reading changes."
+            )
         return {name: state_of(getattr(self, name)) for name in self.moving}
 
     def restore(self, state: State) -> None:
@@ -52,13 +59,21 @@ class Stream:
 
         Args:
             state: What its `state` returned.
+
+        Raises:
+            ValueError: It is the state of another kind of stream.
         """
+        if not isinstance(state, dict) or not state.keys() >= {*self.moving}:
+            raise ValueError(
+                f"Expected the state of a {type(self).__qualname__}, which has {self.moving}. "
+                f"Received: {state!r}"
+            )
         for name in self.moving:
             setattr(self, name, restored(getattr(self, name), state[name]))
 
+    @abc.abstractmethod
     def next(self) -> Leaves | None:
         """Returns the next element; None at the end, and ever after."""
-        raise NotImplementedError
 
     def next_block(self, count: int) -> Leaves | None:
         """Returns the next elements stacked: `count` of them, fewer at the end, None after it.
@@ -78,15 +93,15 @@ class Stream:
                 return
 
 
-class Rows:
+class Rows(abc.ABC):
     """The elements of a plan, by index."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
+    @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Leaves:
         """Returns the elements at `indices`, in that order, stacked."""
-        raise NotImplementedError
 
     def slice(self, start: int, stop: int) -> Leaves:
         """Returns the elements from `start` up to `stop`, stacked."""
@@ -124,26 +139,66 @@ class RowsStream(Stream):
         self._position = min(self._position + count, len(self._rows))
 
 
+class Observer(Protocol):
+    """Opens streams and access by index itself, and so sees what they do."""
+
+    def stream(self, plan: Plan, open_stream: Callable[[], Stream]) -> Stream:
+        """Returns a stream of `plan`, like that of `open_stream`."""
+        ...
+
+    def rows(self, plan: Plan, open_rows: Callable[[], Rows | None]) -> Rows | None:
+        """Returns access by index to `plan`, like that of `open_rows`."""
+        ...
+
+
+#: Sees all that is opened; None for nobody. See `unison.data.statistics.timing`.
+observer: Observer | None = None
+
+
+def _observed(rows: Callable[[Any], Rows | None]) -> Callable[[Any], Rows | None]:
+    """Returns a plan's method `rows` that lets the observer open them."""
+
+    @functools.wraps(rows)
+    def opened(self: Plan) -> Rows | None:
+        if observer is None:
+            return rows(self)
+        return observer.rows(self, functools.partial(rows, self))
+
+    return opened
+
+
 class Plan(NestedDataset):
     """A source or a transformation.
 
-    A subclass gives `_stream` or `rows`, its cardinality, and what its elements are
-    (`signature_from`).
+    A subclass gives `_stream` or `rows`, and says what it knows of its elements beforehand
+    (`cardinality`, `signature_from`).
     """
 
     #: What the dataset is called in messages.
     name: ClassVar[str]
     inputs: Sequence[Plan] = ()
 
+    #: The attributes that, with the inputs, tell it from other plans of its class: numbers, text,
+    #: and tuples of them. A state of another plan is refused.
+    identity: ClassVar[Sequence[str]] = ()
+
+    #: The attributes that passes change and later passes depend on: a number of passes.
+    lasting: ClassVar[Sequence[str]] = ()
+
+    _found_signature: Signature | None = None
+
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
+        if "rows" in vars(cls):
+            setattr(cls, "rows", _observed(vars(cls)["rows"]))  # noqa: B010
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
         """Returns what the elements are, where those of the inputs are `inputs`.
 
         None where only an element would tell.
         """
-        raise NotImplementedError
+        del inputs
+        return None
 
     @property
     def known_signature(self) -> Signature | None:
@@ -152,17 +207,25 @@ class Plan(NestedDataset):
         known = [signature for signature in inputs if signature is not None]
         return self.signature_from(known) if len(known) == len(inputs) else None
 
-    @functools.cached_property
+    @property
     def signature(self) -> Signature:
         """What the elements are; looks at the first one where nothing else tells.
 
         Raises:
             ValueError: There is none to look at.
         """
+        # No functools.cached_property: before Python 3.12 it holds one lock for all plans, also
+        # while the first element is computed, for which threads may want another plan's signature.
+        if self._found_signature is None:
+            self._found_signature = self._find_signature()
+        return self._found_signature
+
+    def _find_signature(self) -> Signature:
         signature = self.signature_from([plan.signature for plan in self.inputs])
         if signature is not None:
             return signature
-        first = self.stream().next()
+        with looking_at(self):
+            first = self.stream().next()
         if first is None:
             raise ValueError(
                 f"What the elements of {self.name} are is known from the first one, and there is "
@@ -179,19 +242,59 @@ class Plan(NestedDataset):
 
     def cardinality(self) -> int:
         """Returns the number of elements, `INFINITE` or `UNKNOWN`."""
-        raise NotImplementedError
+        return UNKNOWN
 
     def rows(self) -> Rows | None:
         """Returns access by index; None where there is none."""
         return None
 
+    def sample(self) -> Leaves | None:
+        """Returns one of the elements, to try a function on; None where that would be work, or
+        would be seen by users.
+        """
+        return None
+
     def stream(self) -> Stream:
         """Opens the elements from the first on."""
+        return self._open() if observer is None else observer.stream(self, self._open)
+
+    def _open(self) -> Stream:
         rows = self.rows()
         return self._stream() if rows is None else RowsStream(rows)
 
     def _stream(self) -> Stream:
-        raise NotImplementedError
+        raise TypeError(f"The class of plans {self.name} must define `_stream`, or `rows`.")
+
+    @property
+    def opened(self) -> Sequence[Plan]:
+        """The plans that its streams read: the inputs, and such as choose between them."""
+        return self.inputs
+
+    @property
+    def description(self) -> str:
+        """The plan in one line, as `Slices(length=9).Shuffle(buffer_size=5).Batch(size=2)`."""
+        values = (f"{name.lstrip('_')}={getattr(self, name)!r}" for name in self.identity)
+        own = f"{self.name}({', '.join(values)})"
+        inputs = [plan.description for plan in self.opened]
+        if len(inputs) > 1:
+            return f"({', '.join(inputs)}).{own}"
+        return ".".join([*inputs, own])
+
+    def memory(self) -> State:
+        """Returns what the passes so far have left behind for later ones."""
+        return {name: state_of(getattr(self, name)) for name in self.lasting}
+
+    def remember(self, memory: State) -> None:
+        """Takes over what passes over an equal plan have left behind; see `memory`."""
+        for name in self.lasting:
+            setattr(self, name, restored(getattr(self, name), memory[name]))
+
+    def with_inputs(self, inputs: Sequence[Plan]) -> Self:
+        """Returns this transformation of other inputs."""
+        made = copy.copy(self)
+        made.inputs = tuple(inputs)
+        made._found_signature = None  # which was that of the elements of these inputs
+        return made
 
     @property
     def batch_size(self) -> int | None:
@@ -211,6 +314,11 @@ class Transformation(Plan):
         self._input = source
         self.inputs = (source,)
 
+    def with_inputs(self, inputs: Sequence[Plan]) -> Self:
+        made = super().with_inputs(inputs)
+        made._input = made.inputs[0]
+        return made
+
     @property
     def structure(self) -> Structure:
         return self._input.structure
@@ -222,9 +330,95 @@ class Transformation(Plan):
 class SameElements(Transformation):
     """Base of the transformations that change no element."""
 
+    def sample(self) -> Leaves | None:
+        return self._input.sample()
+
     def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
         return inputs[0]
 
     @property
     def batch_size(self) -> int | None:
         return self._input.batch_size
+
+
+class Reading:
+    """The elements of a plan being read, by which they can be read on elsewhere.
+
+    Args:
+        plan: The plan.
+    """
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        # What decides how the plan is opened may be another thing when the state is asked for: a
+        # cache may have been filled.
+        self._before = _memories(plan)
+        #: The elements.
+        self.stream = plan.stream()
+
+    def state(self) -> State:
+        """Returns where it is, and what passes over the plan have left behind."""
+        return {"before": self._before, **position_of(self._plan, self.stream)}
+
+    def restore(self, state: State) -> None:
+        """Goes to where another one, of an equal plan, was; where that fails, nothing changes."""
+        self.stream = stream_at(self._plan, state)
+        self._before = state["before"]
+
+
+def position_of(plan: Plan, stream: Stream) -> State:
+    """Returns where a stream over `plan` is, with what `stream_at` needs to go on from there."""
+    memories = _memories(plan)
+    while True:
+        position = {"plans": memories, "stream": stream.state()}
+        memories = _memories(plan)
+        # Otherwise a thread that reads ahead has begun another pass beside; it has soon read what
+        # may wait.
+        if is_same(memories, position["plans"]):
+            return position
+
+
+def stream_at(plan: Plan, position: State) -> Stream:
+    """Opens the elements of `plan` at a position.
+
+    Args:
+        plan: The plan, or an equal one; see `Plan.description`.
+        position: What `position_of` returned, or `Reading.state`.
+    """
+    present = _memories(plan)
+    try:
+        _remember(plan, position.get("before", position["plans"]))
+        stream = plan.stream()
+        stream.restore(position["stream"])
+    except BaseException:
+        _remember(plan, present)
+        raise
+    # Opening a stream is the beginning of a pass, which this one is not.
+    _remember(plan, position["plans"])
+    return stream
+
+
+@contextlib.contextmanager
+def looking_at(plan: Plan) -> Iterator[None]:
+    """Inside, what is read of a plan is a look at it, and no pass."""
+    before = _memories(plan)
+    try:
+        yield
+    finally:
+        _remember(plan, before)
+
+
+def _memories(plan: Plan) -> list[State]:
+    return [each.memory() for each in _tree(plan)]
+
+
+def _remember(plan: Plan, memories: Sequence[State]) -> None:
+    for each, memory in zip(_tree(plan), memories, strict=True):
+        each.remember(memory)
+
+
+def _tree(plan: Plan) -> Iterator[Plan]:
+    """Yields a plan, and what it is made of."""
+    yield plan
+    for source in plan.opened:
+        yield from _tree(source)

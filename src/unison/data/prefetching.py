@@ -6,18 +6,22 @@ import atexit
 import collections
 import contextlib
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+from unison.data.chunks import Chunk, ChunkReader, Pace
+from unison.data.leaves import concatenate
 from unison.data.plan import AUTOTUNE, Plan, Rows, SameElements, Stream
+from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.errors import InternalError, InvalidArgumentError
 
 Item = TypeVar("Item")
 
 #: How many elements wait under `AUTOTUNE`: one is being used, one is ready.
-_AUTOTUNE_SIZE = 2
+AUTOTUNE_SIZE = 2
 
 #: Seconds after which a waiting thread looks whether the other one is still there.
 _LOOK_AFTER = 1.0
@@ -31,43 +35,150 @@ class Prefetch(SameElements):
 
     Args:
         source: The input.
-        buffer_size: How many elements may wait; 0 for none, `AUTOTUNE` for a few.
+        buffer_size: How many elements may wait; 0 for none, `AUTOTUNE` for a few, None for as
+            many as are read in a few milliseconds.
+        when_ready: Called in the thread when something waits.
 
     Raises:
         InvalidArgumentError: `buffer_size` is neither.
     """
 
-    def __init__(self, source: Plan, buffer_size: int):
+    def __init__(
+        self,
+        source: Plan,
+        buffer_size: int | None,
+        when_ready: Callable[[], None] | None = None,
+    ):
         super().__init__(source)
-        if buffer_size < AUTOTUNE:
+        if buffer_size is not None and buffer_size < AUTOTUNE:
             raise InvalidArgumentError(
                 message="Expected a buffer_size of at least 0, or tf.data.AUTOTUNE. Received: "
                 f"{buffer_size}"
             )
-        self._buffer_size = _AUTOTUNE_SIZE if buffer_size == AUTOTUNE else buffer_size
+        self._buffer_size = AUTOTUNE_SIZE if buffer_size == AUTOTUNE else buffer_size
+        self._when_ready = when_ready
 
     def rows(self) -> Rows | None:
         # What has access by index need not be read ahead.
         return self._input.rows()
 
     def _stream(self) -> Stream:
-        stream = self._input.stream()
-        return ReadAheadStream(stream, self._buffer_size) if self._buffer_size else stream
+        if self._buffer_size == 0:
+            return self._input.stream()
+        return ReadAheadStream(self._input, self._buffer_size, self._when_ready)
 
 
 class ReadAheadStream(Stream):
-    """A stream that is read in a thread of its own.
+    """A stream that is read in a thread of its own: elements, or blocks where those are asked for.
 
     Args:
-        stream: What is read. Nobody else may read it.
-        size: How many elements may wait.
+        plan: What is read.
+        size: How many elements may wait; None: as many as are read in a few milliseconds.
+        when_ready: Called in the thread when something waits.
     """
 
-    def __init__(self, stream: Stream, size: int):
-        self._ahead = ReadAhead(stream.next, size)
+    #: Its time is that of stages that the thread runs.
+    only_waits = True
+
+    def __init__(self, plan: Plan, size: int | None, when_ready: Callable[[], None] | None = None):
+        self._source = _Chunks(ChunkReader(plan, for_blocks=True), size)
+        self._size = size
+        self._when_ready = when_ready
+        self._begin()
+
+    def _begin(self) -> None:
+        # The thread must not know this object, so that dropping it ends the thread.
+        size = AUTOTUNE_SIZE if self._size is None else self._size
+        self._ahead = ReadAhead(self._source.next, size, self._when_ready)
+        self._chunk: Chunk | None = None
+        self._place = 0
 
     def next(self) -> Leaves | None:
-        return self._ahead.get()
+        self._ask_for(1)
+        chunk = self._present()
+        if chunk is None:
+            return None
+        self._place += 1
+        return chunk[self._place - 1]
+
+    def next_block(self, count: int) -> Leaves | None:
+        self._ask_for(count)
+        blocks: list[Leaves] = []
+        while count and (chunk := self._present()) is not None:
+            part = chunk.part(self._place, self._place + count)
+            self._place += len(part)
+            count -= len(part)
+            blocks.append(part.stacked())
+        return concatenate(blocks) if blocks else None
+
+    @property
+    def num_ready(self) -> int:
+        """How many elements wait, or how many blocks of them."""
+        return self._ahead.num_ready + self._has_chunk
+
+    def has_ready(self, count: int) -> bool:
+        """Whether so many elements wait."""
+        present = len(self._chunk) - self._place if self._chunk is not None else 0
+        waiting = sum(len(chunk) for chunk in self._ahead.waiting() if chunk is not None)
+        return present + waiting >= count
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._ahead.start()
+
+    def _ask_for(self, count: int) -> None:
+        self._source.asked_for = count
+        if self._size is not None:
+            self._ahead.resize(-(-self._size // count))
+
+    @property
+    def _has_chunk(self) -> bool:
+        return self._chunk is not None and self._place < len(self._chunk)
+
+    def _present(self) -> Chunk | None:
+        """Returns the chunk whose element at the present place is the next one."""
+        if not self._has_chunk:
+            self._chunk = self._ahead.get()
+            self._place = 0
+        return self._chunk
+
+    def state(self) -> State:
+        with self._ahead.paused() as waiting:
+            before = [chunk for chunk in waiting if chunk is not None]
+            if self._chunk is not None and self._has_chunk:
+                before.insert(0, self._chunk.part(self._place, len(self._chunk)))
+            return self._source.reader.state_with(before)
+
+    def restore(self, state: State) -> None:
+        with self._ahead.paused():
+            self._ahead.close()
+            self._source.reader.restore(state)
+        self._begin()
+
+
+class _Chunks:
+    """What a thread reads.
+
+    Args:
+        reader: Of the elements.
+        size: As `ReadAheadStream` takes it.
+    """
+
+    def __init__(self, reader: ChunkReader, size: int | None):
+        self.reader = reader
+        self._pace = Pace() if size is None else None
+        #: How many elements are asked for at a time.
+        self.asked_for = 1
+
+    def next(self) -> Chunk | None:
+        if self._pace is None:
+            return self.reader.read(self.asked_for)
+        begin = time.perf_counter()
+        count = self.asked_for
+        chunk = self.reader.read(count, max(self._pace.elements() // count, 1))
+        if chunk is not None:
+            self._pace.note(len(chunk), time.perf_counter() - begin)
+        return chunk
 
 
 class ReadAhead(Generic[Item]):
@@ -80,20 +191,53 @@ class ReadAhead(Generic[Item]):
         produce: Returns the next result, None at the end. What it raises, `get` raises in its
             turn; then it is called again.
         size: How many results may wait.
+        when_ready: Called in the thread when a result waits.
     """
 
-    def __init__(self, produce: Callable[[], Item | None], size: int):
-        self._channel = _Channel(size)
+    def __init__(
+        self,
+        produce: Callable[[], Item | None],
+        size: int,
+        when_ready: Callable[[], None] | None = None,
+    ):
+        self._channel = _Channel(size, when_ready)
         self._produce: Callable[[], Item | None] | None = produce
         # The thread knows the channel only, so that dropping this object ends it.
         self._finalizer = weakref.finalize(self, self._channel.close)
 
-    def get(self) -> Item | None:
-        """Returns the next result; None at the end, and ever after."""
+    def start(self) -> None:
+        """Starts the thread, unless it has been started."""
         if self._produce is not None:
             self._channel.start(self._produce)
             self._produce = None
+
+    def get(self) -> Item | None:
+        """Returns the next result; None at the end, and ever after."""
+        self.start()
         return self._channel.get()
+
+    @property
+    def num_ready(self) -> int:
+        """How many results wait."""
+        return self._channel.num_ready
+
+    def waiting(self) -> list[Item | None]:
+        """Returns the results that wait."""
+        return self._channel.waiting()
+
+    def resize(self, size: int) -> None:
+        """Lets `size` results wait from now on."""
+        self._channel.size = size
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[list[Item | None]]:
+        """Inside, `produce` is not being called; gives the results that wait."""
+        with self._channel.paused():
+            yield self._channel.waiting()
+
+    def close(self) -> None:
+        """Ends the thread as soon as it has the result that it is computing."""
+        self._finalizer()
 
 
 class _Failure:
@@ -104,11 +248,15 @@ class _Failure:
 class _Channel:
     """The results that wait, between the thread that computes and the one that wants them."""
 
-    def __init__(self, size: int):
-        self._size = size
+    def __init__(self, size: int, when_ready: Callable[[], None] | None):
+        #: How many results may wait.
+        self.size = size
+        self._when_ready = when_ready
         self._waiting: collections.deque[Any] = collections.deque()
         self._changed = threading.Condition()
         self._is_closed = False
+        self._is_paused = False
+        self._is_computing = False
         self._has_ended = False
         self._thread: threading.Thread | None = None
 
@@ -131,12 +279,37 @@ class _Channel:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
+    @property
+    def num_ready(self) -> int:
+        return len(self._waiting)
+
+    def waiting(self) -> list[Any]:
+        with self._changed:
+            return [item for item in self._waiting if not isinstance(item, _Failure)]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._changed:
+            self._is_paused = True
+            while self._is_computing and self._is_alive:
+                self._changed.wait(_LOOK_AFTER)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_paused = False
+                self._changed.notify_all()
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def get(self) -> Any:
         with self._changed:
             while not self._waiting:
                 if self._has_ended or self._is_closed:
                     return None
-                if self._thread is None or not self._thread.is_alive():
+                if not self._is_alive:
                     raise InternalError(
                         message="The thread that reads the dataset ahead has ended without a word."
                     )
@@ -144,28 +317,53 @@ class _Channel:
             item = self._waiting.popleft()
             self._changed.notify_all()
         if isinstance(item, _Failure):
-            raise item.error
+            try:
+                raise item.error
+            finally:
+                del item  # its traceback holds this frame
         if item is None:
             self._has_ended = True
         return item
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def _run(self, produce: Callable[[], Any]) -> None:
+        _thread.channel = self
         item: Any = _Failure  # anything but None
         while item is not None:
             with self._changed:
-                while len(self._waiting) >= self._size and not self._is_closed:
+                while not self._is_closed and (self._is_paused or len(self._waiting) >= self.size):
                     self._changed.wait()
                 if self._is_closed:
                     return
+                self._is_computing = True
             try:
                 item = produce()
             except BaseException as error:
                 item = _Failure(error)
             with self._changed:
+                self._is_computing = False
                 if self._is_closed:
-                    return
-                self._waiting.append(item)
+                    item = None  # an error knows this frame, and would live on with it
+                else:
+                    self._waiting.append(item)
                 self._changed.notify_all()
+            if self._when_ready is not None:
+                self._when_ready()
+
+
+class _Thread(threading.local):
+    channel: _Channel | None = None
+
+
+_thread = _Thread()
+
+
+def is_wanted() -> bool:
+    """Whether somebody may want what this thread waits for: not if it reads ahead for nobody."""
+    return _thread.channel is None or not _thread.channel.is_closed
 
 
 _open_channels: weakref.WeakSet[_Channel] = weakref.WeakSet()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from unison.data.leaves import concatenate, count_rows
-from unison.data.plan import INFINITE, Plan, SameElements, Stream
+from unison.data.plan import INFINITE, Plan, Reading, SameElements, Stream
+from unison.data.state import State
 from unison.data.structure import Leaves
 
 
 class Repeat(SameElements):
     """The elements several times over; without end if `count` is negative."""
+
+    identity = ("_count",)
 
     def __init__(self, source: Plan, count: int):
         super().__init__(source)
@@ -18,9 +21,9 @@ class Repeat(SameElements):
         length = self._input.cardinality()
         if self._count == 0 or length == 0:
             return 0
-        if length < 0:
-            return length
-        return INFINITE if self._count < 0 else length * self._count
+        if self._count < 0:
+            return INFINITE
+        return length if length < 0 else length * self._count
 
     def _stream(self) -> Stream:
         return _RepeatStream(self._input, self._count)
@@ -32,8 +35,21 @@ class _RepeatStream(Stream):
     def __init__(self, source: Plan, count: int):
         self._source = source
         self._passes_left = count
-        self._pass: Stream | None = None
+        self._pass: Reading | None = None
         self._is_empty = False
+
+    def state(self) -> State:
+        return {
+            "passes_left": self._passes_left,
+            "pass": None if self._pass is None else self._pass.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        self._passes_left = state["passes_left"]
+        self._pass = None
+        if state["pass"] is not None:
+            self._pass = Reading(self._source)
+            self._pass.restore(state["pass"])
 
     def next(self) -> Leaves | None:
         while (stream := self._open()) is not None:
@@ -60,9 +76,9 @@ class _RepeatStream(Stream):
     def _open(self) -> Stream | None:
         """Returns the stream of the present pass; None if there is none left."""
         if self._pass is None and self._passes_left:
-            self._pass = self._source.stream()
+            self._pass = Reading(self._source)
             self._is_empty = True
-        return self._pass
+        return None if self._pass is None else self._pass.stream
 
     def _close(self) -> None:
         self._pass = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,36 +10,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from unison.data.batching import Rebatch
 from unison.data.dataset import Dataset
+from unison.data.input_workers import InputWorkers
 from unison.data.iterators import Optional
 from unison.data.leaves import shape_of
-from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream
+from unison.data.owned import BatchShares
+from unison.data.plan import INFINITE, UNKNOWN, Plan, position_of, stream_at
+from unison.data.regrouping import RegroupedSteps, signature_of_replica, sizes_of_worker
 from unison.data.shares import Shares
 from unison.data.specs import Signature
-
-#: What the replicas get of one leaf, in order: a list of arrays, or an array of their arrays.
-Parts = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """What the replicas get in one step.
-
-    Attributes:
-        parts: The parts of every leaf.
-        pack: Puts the structure around as many leaves.
-    """
-
-    parts: Sequence[Parts]
-    pack: Callable[[Sequence[Any]], Any]
+from unison.data.state import State
+from unison.data.steps import AgreedSteps, Pack, Parts, Position, Step, Steps, step_in_turn
 
 
-class ReplicaBatches:
-    """A source of batches for a number of replicas.
+class ReplicaBatches(abc.ABC):
+    """A source of batches for the replicas of a worker.
 
     Args:
-        num_replicas: The number.
+        num_replicas: How many it has.
+        workers: Its place among those that share the source.
     """
 
     #: Whether it is made of datasets, which may be read before their batches are asked for.
@@ -47,12 +36,18 @@ class ReplicaBatches:
     #: The class of optional batches.
     optional = Optional
 
-    def __init__(self, num_replicas: int):
+    def __init__(self, num_replicas: int, workers: InputWorkers):
         self._num_replicas = num_replicas
+        self._workers = workers
 
-    def steps(self) -> Iterator[Step]:
-        """Yields what the replicas get, step after step."""
-        raise NotImplementedError
+    @property
+    @abc.abstractmethod
+    def description(self) -> str:
+        """What is distributed, and how: positions of something else are refused."""
+
+    @abc.abstractmethod
+    def steps(self) -> Steps:
+        """Begins a pass."""
 
     def shown(self, leaf: Any) -> Any:
         """Returns a leaf that stays on the host, as users see it."""
@@ -63,13 +58,13 @@ class ReplicaBatches:
         return spec
 
     @property
+    @abc.abstractmethod
     def signature(self) -> Signature:
         """What a replica gets."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def cardinality(self) -> int:
         """Returns the number of steps, `INFINITE` or `UNKNOWN`."""
-        raise NotImplementedError
 
 
 class _FromDatasets(ReplicaBatches):
@@ -77,14 +72,20 @@ class _FromDatasets(ReplicaBatches):
 
     Args:
         dataset: Whose elements are shown as its own.
+        plan: Its plan, or what this worker reads of it.
         num_replicas: The number of replicas.
+        workers: The place of the worker.
     """
 
-    def __init__(self, dataset: Dataset, num_replicas: int):
-        super().__init__(num_replicas)
+    def __init__(self, dataset: Dataset, plan: Plan, num_replicas: int, workers: InputWorkers):
+        super().__init__(num_replicas, workers)
         self._dataset = dataset
-        self._plan = dataset.plan
+        self._plan = plan
         self.optional = dataset.optional
+
+    @property
+    def description(self) -> str:
+        return f"{type(self).__name__} of {self._dataset.plan.description}"
 
     def shown(self, leaf: Any) -> Any:
         return self._dataset.shown(leaf)
@@ -99,86 +100,246 @@ class _FromDatasets(ReplicaBatches):
     def cardinality(self) -> int:
         return self._plan.cardinality()
 
+    @property
+    def _all_replicas(self) -> int:
+        return self._num_replicas * self._workers.num_workers
+
+    def _agreed(self, own: Steps) -> Steps:
+        """Returns the steps of a worker, of which each takes as many as the others."""
+        if self._workers.num_workers == 1:
+            return own
+        talk = self._workers.talk("steps")
+        return AgreedSteps(own, self._num_replicas, lambda: self._plan.structure.pack, talk)
+
 
 class DividedBatches(_FromDatasets):
-    """The global batches of a dataset, each divided by `Shares`."""
+    """The global batches of a dataset, each divided by `Shares` between all replicas.
 
-    def steps(self) -> Iterator[Step]:
-        stream = self._plan.stream()
-        while (leaves := stream.next()) is not None:
-            yield Step(divided(leaves, self._num_replicas), self._plan.structure.pack)
+    Every worker goes through all of them, and takes the shares of its replicas.
+    """
+
+    def steps(self) -> Steps:
+        return _DividedSteps(self._plan, self._num_replicas, self._workers)
 
     @property
     def signature(self) -> Signature:
-        signature = self._plan.signature
-        size = signature.batch_size
-        is_even = size is not None and size % self._num_replicas == 0
-        share = size // self._num_replicas if size is not None and is_even else None
-        return signature.unbatched().batched(share)
+        return signature_of_replica(self._plan.signature, self._all_replicas)
 
 
-class RegroupedExamples(DividedBatches):
-    """The examples of a dataset in batches of the replicas' sizes, whatever the global batches.
+class _DividedSteps(Steps):
+    is_global = True
 
-    Replicas get full batches as long as there are examples; in the last step some may get none.
+    def __init__(self, plan: Plan, num_replicas: int, workers: InputWorkers):
+        self._plan = plan
+        self._num_replicas = num_replicas
+        self._workers = workers
+        self._stream = plan.stream()
+
+    def next(self) -> Step | None:
+        leaves = self._stream.next()
+        if leaves is None:
+            return None
+        return Step(divided(leaves, self._num_replicas, self._workers), self._plan.structure.pack)
+
+    def skip(self, count: int) -> None:
+        self._stream.skip(count)
+
+    def state(self) -> State:
+        return position_of(self._plan, self._stream)
+
+    def resume(self, positions: Sequence[Position]) -> None:
+        # In global batches, however many workers divide them.
+        (position,) = positions
+        self._stream = stream_at(self._plan, position.state)
+        self.skip(position.taken)
+
+
+class DividedExamples(_FromDatasets):
+    """The same as `DividedBatches`; but a worker computes its replicas' examples only.
+
+    Args:
+        dataset: Global batches.
+        plan: Theirs.
+        own_plan: That of the worker's examples.
+        num_replicas: The number of its replicas.
+        workers: Its place.
     """
 
-    def __init__(self, dataset: Dataset, num_replicas: int, batch_size: int):
-        super().__init__(dataset, num_replicas)
-        small, larger = divmod(batch_size, num_replicas)
-        self._sizes = [small + (replica < larger) for replica in range(num_replicas)]
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        own_plan: BatchShares,
+        num_replicas: int,
+        workers: InputWorkers,
+    ):
+        super().__init__(dataset, plan, num_replicas, workers)
+        self._own_plan = own_plan
 
-    def steps(self) -> Iterator[Step]:
-        stream = Rebatch(self._plan, self._sizes, drop_remainder=False).stream()
-        return _in_turn([stream] * self._num_replicas, self._plan)
+    def steps(self) -> Steps:
+        return _OwnedSteps(
+            self._own_plan, lambda: self._plan.structure.pack, self._num_replicas, self._workers
+        )
+
+    @property
+    def signature(self) -> Signature:
+        return signature_of_replica(self._plan.signature, self._all_replicas)
+
+
+class _OwnedSteps(Steps):
+    is_global = True
+
+    def __init__(
+        self, plan: BatchShares, pack: Callable[[], Pack], num_replicas: int, workers: InputWorkers
+    ):
+        self._plan = plan
+        self._pack = pack
+        self._num_replicas = num_replicas
+        self._all_replicas = num_replicas * workers.num_workers
+        self._stream = plan.stream()
+        # What waits in the worker's buffers is its own. The global batches are known by where
+        # the pass has begun, and by their number; they are skipped without being computed.
+        self._begin = position_of(plan, self._stream)
+        self._batches = 0
+
+    def next(self) -> Step | None:
+        leaves = self._stream.next()
+        if leaves is None:
+            return None
+        self._batches += 1
+        *own, size = leaves
+        chunk = Shares(int(size), self._all_replicas).chunk
+        return Step(cut(own, self._num_replicas, chunk), self._pack())
+
+    def skip(self, count: int) -> None:
+        self._batches += count
+        self._stream.skip(count)
+
+    def state(self) -> State:
+        return {"begin": self._begin, "batches": self._batches}
+
+    def resume(self, positions: Sequence[Position]) -> None:
+        (position,) = positions
+        self._begin = position.state["begin"]
+        self._stream = stream_at(self._plan, self._begin)
+        self._batches = 0
+        self.skip(position.state["batches"] + position.taken)
+
+
+class RegroupedExamples(_FromDatasets):
+    """The examples that each worker reads, in batches of its replicas' sizes.
+
+    Replicas get full batches as long as their worker has examples; in the last steps some may get
+    none.
+
+    Args:
+        dataset: Batches.
+        plan_of_worker: Returns what a worker reads of it.
+        num_replicas: How many replicas each has.
+        batch_size: The size of a global batch.
+        workers: The place of this one.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan_of_worker: Callable[[], Plan],
+        num_replicas: int,
+        batch_size: int,
+        workers: InputWorkers,
+    ):
+        super().__init__(dataset, plan_of_worker(), num_replicas, workers)
+        self._plan_of_worker = plan_of_worker
+        self._sizes = sizes_of_worker(batch_size, num_replicas, workers)
+
+    def steps(self) -> Steps:
+        steps = RegroupedSteps(
+            self._plan, self._plan_of_worker, self._sizes, self._num_replicas, self._workers
+        )
+        return self._agreed(steps)
+
+    @property
+    def signature(self) -> Signature:
+        return signature_of_replica(self._plan.signature, self._all_replicas)
+
+    def cardinality(self) -> int:
+        # Of several workers, each knows its own part only.
+        length = super().cardinality()
+        return length if self._workers.num_workers == 1 or length == INFINITE else UNKNOWN
 
 
 class BatchesInTurn(_FromDatasets):
-    """The batches of a dataset, which the replicas take in turn."""
+    """The batches of each worker's own dataset, which its replicas take in turn."""
 
-    def steps(self) -> Iterator[Step]:
-        return _in_turn([self._plan.stream()] * self._num_replicas, self._plan)
+    # Every worker may have another dataset; see `_StepsInTurn.resume`.
+    description = "BatchesInTurn"
+
+    def steps(self) -> Steps:
+        return self._agreed(_StepsInTurn([self._plan], self._num_replicas, self._workers))
 
     def cardinality(self) -> int:
-        length = self._plan.cardinality()
-        return length if length < 0 else -(-length // self._num_replicas)
+        length = super().cardinality()
+        if length < 0:
+            return length
+        return UNKNOWN if self._workers.num_workers > 1 else -(-length // self._num_replicas)
 
 
 class OwnBatches(_FromDatasets):
     """A dataset for every replica."""
 
-    def __init__(self, datasets: Sequence[Dataset]):
-        super().__init__(datasets[0], len(datasets))
+    description = "OwnBatches"
+
+    def __init__(self, datasets: Sequence[Dataset], workers: InputWorkers):
+        super().__init__(datasets[0], datasets[0].plan, len(datasets), workers)
         self._plans = [dataset.plan for dataset in datasets]
 
-    def steps(self) -> Iterator[Step]:
-        return _in_turn([plan.stream() for plan in self._plans], self._plan)
+    def steps(self) -> Steps:
+        return self._agreed(_StepsInTurn(self._plans, 1, self._workers))
 
     def cardinality(self) -> int:
         lengths = [plan.cardinality() for plan in self._plans]
         if INFINITE in lengths:
             return INFINITE
-        return UNKNOWN if UNKNOWN in lengths else max(lengths)
+        return UNKNOWN if UNKNOWN in lengths or self._workers.num_workers > 1 else max(lengths)
 
 
-def _in_turn(streams: Sequence[Stream], plan: Plan) -> Iterator[Step]:
-    """Yields an element of every stream, until all have ended; one that has gives no examples.
+class _StepsInTurn(Steps):
+    """Elements of every plan, `each` of them in its turn, until all have ended."""
 
-    Elements that are no batches have no way to hold no example: there, a last step that is not
-    complete is dropped, as in TensorFlow.
-    """
-    while True:
-        elements = [stream.next() for stream in streams]
-        present = [element for element in elements if element is not None]
-        if not present:
-            return
-        if len(present) < len(streams):
-            if not all(shape_of(leaf) for leaf in present[0]):
-                return
-            nothing = tuple(leaf[:0] for leaf in present[0])
-            present = [nothing if element is None else element for element in elements]
-        parts = [list(of_leaf) for of_leaf in zip(*present, strict=True)]
-        yield Step(parts, plan.structure.pack)
+    def __init__(self, plans: Sequence[Plan], each: int, workers: InputWorkers):
+        self._plans = plans
+        self._each = each
+        self._workers = workers
+        self._streams = [plan.stream() for plan in plans]
+
+    def next(self) -> Step | None:
+        elements = [stream.next() for stream in self._streams for _ in range(self._each)]
+        if all(element is None for element in elements):
+            return None
+        return step_in_turn(elements, self._plans[0].structure.pack)
+
+    def state(self) -> State:
+        pairs = zip(self._plans, self._streams, strict=True)
+        return [(plan.description, position_of(plan, stream)) for plan, stream in pairs]
+
+    def resume(self, positions: Sequence[Position]) -> None:
+        if len(positions) != self._workers.num_workers:
+            raise ValueError(
+                "Where a function makes each worker's dataset, a pass goes on with as many workers "
+                f"as it began. Expected: {len(positions)}. Received: {self._workers.num_workers}. "
+                "Use experimental_distribute_dataset, or begin a new epoch."
+            )
+        state, taken = positions[self._workers.index]
+        expected = [plan.description for plan in self._plans]
+        received = [description for description, _ in state]
+        if received != expected:
+            raise ValueError(
+                "The state is one of other datasets than the function has made. Expected: "
+                f"{expected}. Received: {received}"
+            )
+        pairs = zip(self._plans, state, strict=True)
+        self._streams = [stream_at(plan, position) for plan, (_, position) in pairs]
+        self.skip(taken)
 
 
 class IterableBatches(ReplicaBatches):
@@ -188,6 +349,7 @@ class IterableBatches(ReplicaBatches):
         source: An iterable of pytrees of arrays with one number of examples along their first
             axes.
         num_replicas: The number of replicas.
+        workers: The place of the worker. All of them iterate over the same batches.
 
     Raises:
         TypeError: `source` is not an iterable of batches.
@@ -195,8 +357,8 @@ class IterableBatches(ReplicaBatches):
 
     is_of_datasets = False
 
-    def __init__(self, source: Iterable[Any], num_replicas: int):
-        super().__init__(num_replicas)
+    def __init__(self, source: Iterable[Any], num_replicas: int, workers: InputWorkers):
+        super().__init__(num_replicas, workers)
         if isinstance(source, np.ndarray | jax.Array | str | bytes | dict | tuple):
             raise TypeError(
                 "Expected an iterable of batches: a Dataset, a list, a generator, a Keras "
@@ -210,13 +372,12 @@ class IterableBatches(ReplicaBatches):
             )
         self._source = source
 
-    def steps(self) -> Iterator[Step]:
-        for batch in self._source:
-            leaves, structure = jax.tree.flatten(batch)
-            if self._num_replicas > 1:
-                leaves = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
-            parts = divided(leaves, self._num_replicas) if leaves else []
-            yield Step(parts, functools.partial(jax.tree.unflatten, structure))
+    @property
+    def description(self) -> str:
+        return f"{type(self).__name__} of {type(self._source).__name__}"
+
+    def steps(self) -> Steps:
+        return _IterableSteps(iter(self._source), self._num_replicas, self._workers)
 
     @property
     def signature(self) -> Signature:
@@ -232,19 +393,64 @@ class IterableBatches(ReplicaBatches):
             return UNKNOWN
 
 
-def divided(leaves: Sequence[Any], num_replicas: int) -> list[Parts]:
-    """Returns the parts of the leaves of a global batch, by `Shares`.
+class _IterableSteps(Steps):
+    is_global = True
+
+    def __init__(self, batches: Iterator[Any], num_replicas: int, workers: InputWorkers):
+        self._batches = batches
+        self._num_replicas = num_replicas
+        self._workers = workers
+
+    def next(self) -> Step | None:
+        for batch in self._batches:
+            leaves, structure = jax.tree.flatten(batch)
+            if self._num_replicas * self._workers.num_workers > 1:
+                leaves = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
+            parts = divided(leaves, self._num_replicas, self._workers) if leaves else []
+            return Step(parts, functools.partial(jax.tree.unflatten, structure))
+        return None
+
+    def state(self) -> State:
+        return self._knowing_iterator().get_state()
+
+    def resume(self, positions: Sequence[Position]) -> None:
+        (position,) = positions
+        self._knowing_iterator().set_state(position.state)
+        self.skip(position.taken)
+
+    def _knowing_iterator(self) -> Any:
+        """Returns the iterator, if it knows where it is, as Grain's do."""
+        if not (hasattr(self._batches, "get_state") and hasattr(self._batches, "set_state")):
+            raise TypeError(
+                "What is distributed does not know where it is: it has no `get_state` and "
+                f"`set_state`. Received: {self._batches!r}. Distribute a unison.data.Dataset."
+            )
+        return self._batches
+
+
+def divided(leaves: Sequence[Any], num_replicas: int, workers: InputWorkers) -> list[Parts]:
+    """Returns a worker's parts of the leaves of a global batch, by `Shares`.
 
     Raises:
         ValueError: They have no or different numbers of examples along their first axes.
     """
+    if num_replicas * workers.num_workers == 1:
+        return [[leaf] for leaf in leaves]
+    shares = Shares(count_examples(leaves), num_replicas * workers.num_workers)
+    if workers.num_workers > 1:
+        own = shares.of(range(workers.index * num_replicas, (workers.index + 1) * num_replicas))
+        leaves = [leaf[own] for leaf in leaves]
+    return cut(leaves, num_replicas, shares.chunk)
+
+
+def cut(leaves: Sequence[Any], num_replicas: int, chunk: int) -> list[Parts]:
+    """Returns the parts of leaves that hold the examples of some replicas, `chunk` of each."""
     if num_replicas == 1:
         return [[leaf] for leaf in leaves]
-    shares = Shares(count_examples(leaves), num_replicas)
-    if shares.are_even and shares.examples:
-        return [leaf.reshape(num_replicas, shares.chunk, *leaf.shape[1:]) for leaf in leaves]
-    starts = [replica * shares.chunk for replica in range(num_replicas)]
-    return [[leaf[start : start + shares.chunk] for start in starts] for leaf in leaves]
+    if chunk and shape_of(leaves[0])[0] == num_replicas * chunk:
+        return [leaf.reshape(num_replicas, chunk, *leaf.shape[1:]) for leaf in leaves]
+    starts = [replica * chunk for replica in range(num_replicas)]
+    return [[leaf[start : start + chunk] for start in starts] for leaf in leaves]
 
 
 def count_examples(leaves: Sequence[Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unison.data.functions import ElementFunction
+from unison.data.functions import ElementFunction, note_place
 from unison.data.plan import Plan, Stream, Transformation
 from unison.data.specs import Signature
 from unison.data.structure import Leaves, Structure, tuple_of
@@ -20,6 +20,8 @@ class Scan(Transformation):
         state_structure: What is around them.
         function: Takes the state and an element; returns the next state and the output.
     """
+
+    lasting = ("_function",)
 
     def __init__(
         self, source: Plan, state: Leaves, state_structure: Structure, function: ElementFunction
@@ -64,13 +66,19 @@ class Scan(Transformation):
     def step(self, state: Leaves, element: Leaves, epoch: Any, index: int) -> tuple[Leaves, Leaves]:
         """Returns the next state and the output."""
         arguments = tuple_of(self._state_structure, self._input.structure)
-        leaves = self._function(state + element, arguments, epoch, index)
-        assert self._function.structure is not None
-        self.check(self._function.structure)
+        try:
+            leaves = self._function(state + element, arguments, epoch, index)
+            assert self._function.structure is not None
+            self.check(self._function.structure)
+        except Exception as error:
+            note_place(error, "scan", index)
+            raise
         return leaves[: len(state)], leaves[len(state) :]
 
 
 class _ScanStream(Stream):
+    moving = ("_stream", "_state", "_position")
+
     def __init__(self, plan: Scan, stream: Stream, state: Leaves, epoch: Any):
         self._plan = plan
         self._stream = stream

@@ -36,8 +36,8 @@ class _Selection(SameElements):
     """The elements at regular positions."""
 
     def _positions(self, length: int) -> range:
-        """Returns the positions, among `length` elements."""
-        raise NotImplementedError
+        """Returns the positions, among `length` elements: all of them."""
+        return range(length)
 
     def cardinality(self) -> int:
         length = self._input.cardinality()
@@ -50,6 +50,8 @@ class _Selection(SameElements):
 
 class Take(_Selection):
     """The first elements; all of them if `count` is -1."""
+
+    identity = ("_count",)
 
     def __init__(self, source: Plan, count: int):
         super().__init__(source)
@@ -68,6 +70,8 @@ class Take(_Selection):
 
 
 class _TakeStream(Stream):
+    moving = ("_stream", "_left")
+
     def __init__(self, stream: Stream, count: int):
         self._stream = stream
         self._left = count
@@ -85,9 +89,16 @@ class _TakeStream(Stream):
         self._left -= count
         return self._stream.next_block(count)
 
+    def skip(self, count: int) -> None:
+        count = min(count, self._left)
+        self._left -= count
+        self._stream.skip(count)
+
 
 class Skip(_Selection):
     """The elements after the first ones; none if `count` is -1."""
+
+    identity = ("_count",)
 
     def __init__(self, source: Plan, count: int):
         super().__init__(source)
@@ -105,6 +116,8 @@ class Skip(_Selection):
 
 
 class _SkipStream(Stream):
+    moving = ("_stream", "_to_skip")
+
     def __init__(self, stream: Stream, count: int):
         self._stream = stream
         self._to_skip = count
@@ -122,6 +135,10 @@ class _SkipStream(Stream):
         self._start()
         return self._stream.next_block(count)
 
+    def skip(self, count: int) -> None:
+        self._start()
+        self._stream.skip(count)
+
 
 class Shard(_Selection):
     """Every `num_shards`-th element, from that at `index` on.
@@ -129,6 +146,8 @@ class Shard(_Selection):
     Raises:
         InvalidArgumentError: There is no such shard.
     """
+
+    identity = ("_num_shards", "_index")
 
     def __init__(self, source: Plan, num_shards: int, index: int):
         super().__init__(source)
@@ -151,6 +170,8 @@ class Shard(_Selection):
 
 
 class _ShardStream(Stream):
+    moving = ("_stream", "_to_skip")
+
     def __init__(self, stream: Stream, num_shards: int, index: int):
         self._stream = stream
         self._num_shards = num_shards

@@ -38,6 +38,10 @@ class Shares:
         left = [self.examples - replica * self.chunk for replica in range(self.num_replicas)]
         return tuple(min(max(count, 0), self.chunk) for count in left)
 
+    def of(self, replicas: range) -> slice:
+        """Returns where the examples of consecutive replicas are."""
+        return slice(replicas.start * self.chunk, replicas.stop * self.chunk)
+
     @property
     def are_even(self) -> bool:
         return self.chunk * self.num_replicas == self.examples

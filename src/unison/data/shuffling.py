@@ -8,13 +8,16 @@ of indices, and elements are never held in a buffer.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
-from unison.data.plan import UNKNOWN, Plan, Rows, SameElements, Stream
+from unison.data.passes import Passes
+from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, SameElements, Stream
 from unison.data.randomness import random_generator
+from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.errors import InvalidArgumentError
 
@@ -23,6 +26,12 @@ _PLACES, _REST = 0, 1
 
 #: How many places are drawn at once.
 _DRAWN_AT_ONCE = 1024
+
+#: How many places are drawn at once where no elements are held, but indices.
+_ORDERED_AT_ONCE = 1 << 16
+
+#: So many indices are held in half the memory.
+_MANY_INDICES = 1 << 20
 
 
 class Shuffle(SameElements):
@@ -38,6 +47,9 @@ class Shuffle(SameElements):
         InvalidArgumentError: The buffer has no place.
     """
 
+    identity = ("buffer_size", "_reshuffles")
+    lasting = ("_seed", "_passes")
+
     def __init__(self, source: Plan, buffer_size: int, seed: int, reshuffles: bool):
         super().__init__(source)
         if buffer_size < 1 and buffer_size != UNKNOWN:
@@ -45,45 +57,91 @@ class Shuffle(SameElements):
                 message="Expected a buffer_size greater than zero, or tf.data.UNKNOWN_CARDINALITY "
                 f"for a buffer of all elements. Received: buffer_size={buffer_size}"
             )
-        self._buffer_size = sys.maxsize if buffer_size == UNKNOWN else buffer_size
+        if buffer_size == UNKNOWN and source.cardinality() == INFINITE:
+            raise InvalidArgumentError(
+                message="The dataset is infinite, and a buffer of all its elements "
+                f"(buffer_size={buffer_size}) would never be full. Say how many elements it holds."
+            )
+        self.buffer_size = sys.maxsize if buffer_size == UNKNOWN else buffer_size
         self._seed = seed
-        # The number of the next pass; what draws it draws it alone, also in another thread.
-        self._epochs = itertools.count() if reshuffles else itertools.repeat(0)
+        self._reshuffles = reshuffles
+        self._passes = Passes()
 
     def _stream(self) -> Stream:
-        epoch = next(self._epochs)
+        begun = _Pass(self._seed, self._passes.begin() if self._reshuffles else 0)
         rows = self._input.rows()
         if rows is not None:
-            order = shuffled_indices(len(rows), self._buffer_size, self._seed, epoch)
-            return _PermutedStream(rows, order)
-        return _BufferedStream(self._input.stream(), self._buffer_size, self._seed, epoch)
+            return _PermutedStream(self, rows, begun)
+        return _BufferedStream(self, self._input.stream(), begun)
+
+    def order_of(self, count: int, begun: _Pass) -> np.ndarray:
+        """Returns the order of `count` elements in a pass."""
+        return shuffled_indices(count, self.buffer_size, begun.seed, begun.number)
+
+    def resume(self, begun: _Pass) -> None:
+        """Lets the passes that follow be those that follow `begun`."""
+        self._seed = begun.seed
+        self._passes.resume(begun.number)
+
+
+class _Pass(NamedTuple):
+    """A pass over the elements, which has an order of its own."""
+
+    seed: int
+    number: int
 
 
 def shuffled_indices(count: int, buffer_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order in which `count` elements leave a buffer of `buffer_size` places."""
+    """Returns the order in which `count` elements leave a buffer of `buffer_size` places.
+
+    There may be billions: where there are many, the order takes 4 bytes an index, and hardly more
+    while it is made. (Fewer are shuffled faster as 8 bytes.)
+    """
     rest = random_generator(seed, epoch, _REST)
+    is_short = _MANY_INDICES < count <= 2**32
+    order = np.arange(count, dtype=np.uint32 if is_short else np.int64)
     if buffer_size >= count:
-        return rest.permutation(count)
-    drawn = random_generator(seed, epoch, _PLACES).random(count - buffer_size)
-    places = (drawn * buffer_size).astype(np.int64)
-    numbers = np.arange(len(places))
-    # What leaves a place is what was put there when it was drawn from before.
-    by_place = np.argsort(places, kind="stable")
-    repeats = places[by_place][1:] == places[by_place][:-1]
-    leaving = places.copy()
-    leaving[by_place[1:][repeats]] = buffer_size + by_place[:-1][repeats]
-    buffer = np.arange(buffer_size)
-    buffer[places] = buffer_size + numbers  # of several, the last one stays
-    return np.concatenate([leaving, buffer[rest.permutation(buffer_size)]])
+        rest.shuffle(order)
+        return order
+    draws = random_generator(seed, epoch, _PLACES)
+    buffer = order[:buffer_size].copy()
+    for start in range(0, count - buffer_size, _ORDERED_AT_ONCE):
+        stop = min(start + _ORDERED_AT_ONCE, count - buffer_size)
+        places = (draws.random(stop - start) * buffer_size).astype(np.int64)
+        entering = np.arange(buffer_size + start, buffer_size + stop, dtype=order.dtype)
+        # What leaves a place is what was put there when it was drawn from before.
+        by_place = np.argsort(places, kind="stable")
+        repeats = places[by_place][1:] == places[by_place][:-1]
+        leaving = buffer[places]
+        leaving[by_place[1:][repeats]] = entering[by_place[:-1][repeats]]
+        buffer[places] = entering  # of several, the last one stays
+        order[start:stop] = leaving
+    rest.shuffle(buffer)
+    order[count - buffer_size :] = buffer
+    return order
 
 
 class _PermutedStream(Stream):
-    """Rows in a given order."""
+    """Rows in a random order."""
 
-    def __init__(self, rows: Rows, order: np.ndarray):
+    def __init__(self, plan: Shuffle, rows: Rows, begun: _Pass):
+        self._plan = plan
         self._rows = rows
-        self._order = order
+        self._begun = begun
         self._position = 0
+
+    @functools.cached_property
+    def _order(self) -> np.ndarray:
+        return self._plan.order_of(len(self._rows), self._begun)
+
+    def state(self) -> State:
+        return {"begun": tuple(self._begun), "position": self._position}
+
+    def restore(self, state: State) -> None:
+        self._begun = _Pass(*state["begun"])
+        self._plan.resume(self._begun)
+        vars(self).pop("_order", None)
+        self._position = state["position"]
 
     def next(self) -> Leaves | None:
         if self._position >= len(self._order):
@@ -96,23 +154,35 @@ class _PermutedStream(Stream):
         if not len(indices):
             return None
         self._position += len(indices)
-        return self._rows.take(indices)
+        return self._rows.take(indices.astype(np.int64))
 
     def skip(self, count: int) -> None:
-        self._position += count
+        self._position = min(self._position + count, len(self._order))
 
 
 class _BufferedStream(Stream):
     """Elements that go through a buffer."""
 
-    def __init__(self, stream: Stream, buffer_size: int, seed: int, epoch: int):
+    moving = ("_stream", "_draws", "_rest", "_places", "_buffer", "_is_draining")
+
+    def __init__(self, plan: Shuffle, stream: Stream, begun: _Pass):
+        self._plan = plan
         self._stream = stream
-        self._buffer_size = buffer_size
-        self._draws = random_generator(seed, epoch, _PLACES)
-        self._rest = random_generator(seed, epoch, _REST)
+        self._buffer_size = plan.buffer_size
+        self._begun = begun
+        self._draws = random_generator(*begun, _PLACES)
+        self._rest = random_generator(*begun, _REST)
         self._places: list[int] = []
         self._buffer: list[Leaves] = []
         self._is_draining = False
+
+    def state(self) -> State:
+        return {**super().state(), "begun": tuple(self._begun)}
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self._begun = _Pass(*state["begun"])
+        self._plan.resume(self._begun)
 
     def next(self) -> Leaves | None:
         while not self._is_draining:

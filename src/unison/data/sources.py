@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from unison.data.leaves import as_leaf, read_only
+from unison.data.leaves import as_leaf, gathered, read_only
+from unison.data.memory_maps import MappedRows
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream
 from unison.data.specs import ArraySpec, Signature
+from unison.data.state import State, cannot_keep, keep_kind
 from unison.data.structure import LEAF, Leaves, Structure, flatten
 from unison.errors import InvalidArgumentError
 
@@ -21,14 +24,17 @@ class ArrayRows(Rows):
         #: The arrays.
         self.arrays = tuple(map(read_only, arrays))
         self._length = len(arrays[0])
+        self._mapped = MappedRows(arrays)
 
     def __len__(self) -> int:
         return self._length
 
     def take(self, indices: np.ndarray) -> Leaves:
-        return tuple(array[indices] for array in self.arrays)
+        self._mapped.expect(is_random=True)
+        return tuple(gathered(array, indices) for array in self.arrays)
 
     def slice(self, start: int, stop: int) -> Leaves:
+        self._mapped.expect(is_random=False)
         return tuple(array[start:stop] for array in self.arrays)
 
     def element(self, index: int) -> Leaves:
@@ -37,6 +43,8 @@ class ArrayRows(Rows):
 
 class Slices(Plan):
     """The rows of arrays."""
+
+    identity = ("length",)
 
     def __init__(self, arrays: Leaves, structure: Structure):
         if not arrays:
@@ -54,6 +62,7 @@ class Slices(Plan):
                 f"Received lengths: {lengths}"
             )
         self._rows = ArrayRows(arrays)
+        self.length = lengths[0]
         specs = tuple(ArraySpec(array.shape[1:], array.dtype) for array in arrays)
         self._signature = Signature(structure, specs)
 
@@ -66,9 +75,14 @@ class Slices(Plan):
     def rows(self) -> Rows:
         return self._rows
 
+    def sample(self) -> Leaves | None:
+        return self._rows.element(0) if len(self._rows) else None
+
 
 class ListStream(Stream):
     """Elements of a list, in order."""
+
+    moving = ("_position",)
 
     def __init__(self, elements: Sequence[Leaves]):
         self._elements = elements
@@ -80,28 +94,47 @@ class ListStream(Stream):
         self._position += 1
         return self._elements[self._position - 1]
 
+    def skip(self, count: int) -> None:
+        self._position = min(self._position + count, len(self._elements))
+
 
 class Elements(Plan):
     """Elements that are there already: those of a window, or a single one."""
 
     def __init__(self, elements: Sequence[Leaves], signature: Signature):
-        self._elements = elements
+        self.elements = elements
         self._signature = signature
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         return self._signature
 
     def cardinality(self) -> int:
-        return len(self._elements)
+        return len(self.elements)
 
     def _stream(self) -> Stream:
-        return ListStream(self._elements)
+        return ListStream(self.elements)
+
+
+def _kept_of(window: Elements) -> State:
+    """Returns what is to be kept of a window."""
+    (spec, *others) = window.signature.specs
+    if others or window.structure != LEAF or not isinstance(spec, ArraySpec):
+        raise cannot_keep(window)
+    return [list(window.elements), spec.shape, np.empty(0, spec.dtype)]
+
+
+def _window_of(kept: State) -> Elements:
+    elements, shape, no_rows = kept
+    return Elements(elements, Signature(LEAF, (ArraySpec(shape, no_rows.dtype),)))
+
+
+keep_kind(Elements, _kept_of, _window_of)
 
 
 def single_element(leaves: Leaves, structure: Structure) -> Plan:
     """Returns the plan of one element."""
     if not leaves:
-        raise ValueError("A dataset needs at least one array. Received: none")
+        raise InvalidArgumentError(message="A dataset needs at least one array. Received: none")
     leaves = tuple(map(read_only, leaves))
     return Elements([leaves], Signature.of(leaves, structure))
 
@@ -128,6 +161,8 @@ class Range(Plan):
         InvalidArgumentError: The distance is 0.
     """
 
+    identity = ("_numbers",)
+
     def __init__(self, numbers: Sequence[int], dtype: Any):
         start, stop, step = numbers
         if step == 0:
@@ -148,6 +183,8 @@ class Range(Plan):
 class Counter(Plan):
     """Numbers at equal distances, without end."""
 
+    identity = ("_start", "_step")
+
     def __init__(self, start: int, step: int, dtype: Any):
         self._start = start
         self._step = step
@@ -164,6 +201,8 @@ class Counter(Plan):
 
 
 class _CounterStream(Stream):
+    moving = ("_number",)
+
     def __init__(self, start: int, step: int, dtype: np.dtype):
         self._number = start
         self._step = step
@@ -178,12 +217,16 @@ class _CounterStream(Stream):
         self._number += self._step * count
         return (numbers.astype(self._dtype),)
 
+    def skip(self, count: int) -> None:
+        self._number += self._step * count
+
 
 class Generator(Plan):
     """What a function's iterator yields.
 
     Args:
-        make: Returns a new iterable for every iteration.
+        make: Returns a new iterable for every iteration. Going on with an iteration reads, and
+            drops, what has been read before: only the iterable knows how to come there.
         signature: What the elements must be; their leaves are converted to its dtypes. None:
             what the first one is.
     """
@@ -235,11 +278,20 @@ class _GeneratorStream(Stream):
         self._iterator = iterator
         self._position = 0
 
+    def state(self) -> State:
+        return self._position
+
+    def restore(self, state: State) -> None:
+        self._position += sum(1 for _ in itertools.islice(self._iterator, state))
+
     def next(self) -> Leaves | None:
         try:
             value = next(self._iterator)
         except StopIteration:
             return None
+        except Exception as error:
+            error.add_note(f"In the generator, asked for element {self._position} of the dataset.")
+            raise
         self._position += 1
         return self._plan.leaves_of(value, self._position - 1)
 

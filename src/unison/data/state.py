@@ -1,14 +1,24 @@
-"""Where a stream is: values that can be kept, and from which another process goes on."""
+"""Where a stream is: values that can be kept, and from which another process goes on.
+
+`state_of` and `restored` take the state of the values that a stream holds; `encode` makes JSON
+text and one array of bytes of it, which any kind of file can hold, and `decode` the same state
+again, to the last bit. Nothing is pickled.
+"""
 
 from __future__ import annotations
 
+import base64
 import collections
-from typing import Any, Protocol, runtime_checkable
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-#: What can be kept: None, numbers, text, `bytes`, NumPy arrays, and lists, tuples and
-#: dictionaries (of text keys) of these.
+from unison.data.leaves import NestedDataset
+
+#: What can be kept: None, numbers, text, elements (NumPy arrays and scalars, `bytes`, arrays of
+#: `bytes`, windows), and lists, tuples and dictionaries (of text keys) of these.
 State = Any
 
 
@@ -27,6 +37,8 @@ class HasState(Protocol):
 
 def state_of(value: Any) -> State:
     """Returns what is to be kept of a value that reading changes."""
+    if isinstance(value, int | float | str | bytes | np.ndarray | np.generic):
+        return value  # at once: a buffer has many of them
     if isinstance(value, HasState):
         return value.state()
     if isinstance(value, np.random.Generator):
@@ -56,4 +68,216 @@ def restored(value: Any, state: State) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(item, HasState) for item in value):
         pairs = zip(value, state, strict=True)
         return type(value)(restored(item, kept) for item, kept in pairs)
-    return state
+    return list(state) if isinstance(state, list) else state
+
+
+# -- as JSON and bytes -------------------------------------------------------------------------
+
+_Kind = TypeVar("_Kind")
+
+#: Of the classes of leaves that are no arrays, by name: the class, what is kept of one, and what
+#: makes one of that.
+_kinds: dict[str, tuple[type, Callable[[Any], State], Callable[[State], Any]]] = {}
+
+
+def keep_kind(
+    kind: type[_Kind], to_state: Callable[[_Kind], State], from_state: Callable[[State], _Kind]
+) -> None:
+    """Lets elements with leaves of class `kind` be kept.
+
+    Args:
+        kind: The class.
+        to_state: Returns what is to be kept of one.
+        from_state: Returns one, of what was kept.
+    """
+    _kinds[kind.__name__] = kind, to_state, from_state
+
+
+def encode(state: State) -> tuple[str, np.ndarray]:
+    """Returns a state as JSON text and an array of bytes, to which the text refers.
+
+    Raises:
+        TypeError: Something in it cannot be kept.
+
+    Example:
+        >>> text, data = encode({"position": 3, "buffer": [np.float32(1.5), np.float32(2.5)]})
+        >>> text
+        '{"position": 3, "buffer": {"scalars": ["<f4", [2], 0]}}'
+        >>> data.size
+        8
+    """
+    encoder = _Encoder()
+    text = json.dumps(encoder.encode(state))
+    return text, np.frombuffer(b"".join(encoder.parts), np.uint8)
+
+
+def decode(text: str, data: np.ndarray) -> State:
+    """Returns the state of which `encode` has made `text` and `data`."""
+    return _Decoder(np.ascontiguousarray(data, np.uint8)).decode(json.loads(text))
+
+
+def is_same(one: State, other: State) -> bool:
+    """Whether two states are equal, to the last bit."""
+    (text, data), (other_text, other_data) = encode(one), encode(other)
+    return text == other_text and np.array_equal(data, other_data)
+
+
+def cannot_keep(value: Any) -> TypeError:
+    """Returns the error that says that a state has something in it that cannot be kept."""
+    what = f"{value!r} of type {type(value).__name__}"
+    if isinstance(value, NestedDataset):
+        what = "an element that holds a dataset, and no window of arrays"
+    return TypeError(
+        "What is kept of a dataset's iterator is made of numbers, text, arrays of these, windows, "
+        f"lists, tuples and dictionaries of text keys. Received: {what}. Map it to arrays, or save "
+        "between epochs."
+    )
+
+
+class _Encoder:
+    """Makes JSON of values. What is no JSON is a dictionary of one key that begins with a kind."""
+
+    def __init__(self) -> None:
+        #: The bytes, one piece after the other.
+        self.parts: list[bytes] = []
+        self._size = 0
+
+    def encode(self, value: Any) -> Any:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, list):
+            return self._list(value)
+        if isinstance(value, tuple):
+            return {"tuple": [self.encode(item) for item in value]}
+        if isinstance(value, bytes):
+            return {"bytes": base64.b64encode(value).decode()}
+        if isinstance(value, np.generic):
+            return {"scalar": self._array(np.asarray(value))}
+        if isinstance(value, np.ndarray):
+            is_text = value.dtype == object
+            return {"texts": self._texts(value)} if is_text else {"array": self._array(value)}
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            encoded = {key: self.encode(item) for key, item in value.items()}
+            return encoded if len(encoded) != 1 else {"dict": encoded}
+        return self._leaf(value)
+
+    def _list(self, items: list[Any]) -> Any:
+        """Encodes a list; one of similar elements leaf by leaf, as a buffer has thousands."""
+        kinds = {_kind_of(item) for item in items}
+        if len(kinds) != 1 or None in kinds:
+            return [self.encode(item) for item in items]
+        first = items[0]
+        if isinstance(first, tuple):
+            columns = [self.encode(list(column)) for column in zip(*items, strict=True)]
+            return {"rows": columns}
+        if isinstance(first, bytes):
+            texts = np.empty(len(items), object)
+            texts[:] = items
+            return {"list of bytes": self._texts(texts)}
+        kind = "scalars" if isinstance(first, np.generic) else "arrays"
+        return {kind: self._array(np.stack(items))}
+
+    def _array(self, array: np.ndarray) -> Any:
+        name = _name_of(array.dtype)
+        return [name, list(array.shape), self._put(np.ascontiguousarray(array).tobytes())]
+
+    def _texts(self, array: np.ndarray) -> Any:
+        texts = array.ravel().tolist()
+        if not all(isinstance(text, bytes) for text in texts):
+            raise cannot_keep(array)
+        place = self._put(b"".join(texts))
+        return [list(array.shape), self._array(np.array(list(map(len, texts)), np.int64)), place]
+
+    def _put(self, data: bytes) -> int:
+        """Adds a piece, and returns where it begins."""
+        self.parts.append(data)
+        self._size += len(data)
+        return self._size - len(data)
+
+    def _leaf(self, value: Any) -> Any:
+        name = type(value).__name__
+        if name not in _kinds or _kinds[name][0] is not type(value):
+            raise cannot_keep(value)
+        return {"leaf": [name, self.encode(_kinds[name][1](value))]}
+
+
+def _kind_of(item: Any) -> Any:
+    """Returns what items of a list have in common that are kept together; None if they are not."""
+    if isinstance(item, np.generic):
+        return "scalar", item.dtype
+    if isinstance(item, np.ndarray):
+        return (item.shape, item.dtype) if item.ndim and item.dtype != object else None
+    if type(item) is tuple:
+        return ("tuple", len(item)) if item else None
+    return bytes if type(item) is bytes else None
+
+
+class _Decoder:
+    """Makes values of what `_Encoder` made of them."""
+
+    def __init__(self, data: np.ndarray):
+        self._data = data
+
+    def decode(self, encoded: Any) -> Any:
+        if isinstance(encoded, list):
+            return [self.decode(item) for item in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        if len(encoded) != 1:
+            return self._dict(encoded)
+        ((kind, content),) = encoded.items()
+        decoders: dict[str, Callable[[Any], Any]] = {
+            "tuple": lambda items: tuple(map(self.decode, items)),
+            "dict": self._dict,
+            "bytes": base64.b64decode,
+            "scalar": lambda content: self._array(content)[()],
+            "scalars": lambda content: list(self._array(content)),
+            "array": self._array,
+            "arrays": lambda content: list(self._array(content)),
+            "texts": self._texts,
+            "list of bytes": lambda content: self._texts(content).tolist(),
+            "rows": lambda columns: list(zip(*map(self.decode, columns), strict=True)),
+            "leaf": self._leaf,
+        }
+        return decoders[kind](content)
+
+    def _dict(self, items: dict[str, Any]) -> dict[str, Any]:
+        return {key: self.decode(item) for key, item in items.items()}
+
+    def _array(self, content: Sequence[Any]) -> np.ndarray:
+        name, shape, place = content
+        dtype = _dtype_of(name)
+        stop = place + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        # A copy: aligned, and it does not keep all the bytes.
+        return np.frombuffer(self._data[place:stop].tobytes(), dtype).reshape(shape).copy()
+
+    def _texts(self, content: Sequence[Any]) -> np.ndarray:
+        shape, lengths, place = content
+        ends = np.cumsum(self._array(lengths))
+        total = int(ends[-1]) if len(ends) else 0
+        whole = self._data[place : place + total].tobytes()
+        texts = np.empty(len(ends), object)
+        starts = [0, *ends[:-1].tolist()]
+        texts[:] = [whole[start:end] for start, end in zip(starts, ends.tolist(), strict=False)]
+        return texts.reshape(shape)
+
+    def _leaf(self, content: Sequence[Any]) -> Any:
+        name, state = content
+        return _kinds[name][2](self.decode(state))
+
+
+def _name_of(dtype: np.dtype) -> str:
+    """Returns the name of a dtype; to NumPy, those that JAX adds (bfloat16) are mere bytes."""
+    if dtype.kind in "biufcmM":
+        return dtype.str
+    if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None:
+        return dtype.name
+    raise cannot_keep(dtype)
+
+
+def _dtype_of(name: str) -> np.dtype:
+    if name[0] in "<>|=":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))

@@ -54,6 +54,11 @@ class Structure:
             start += child.num_leaves
         return slices
 
+    @functools.cached_property
+    def is_flat_tuple(self) -> bool:
+        """Whether it is a tuple of leaves."""
+        return self.kind is tuple and self._slices is None
+
     def pack(self, leaves: Sequence[Any]) -> Any:
         """Returns the leaves with the structure around them."""
         if self.kind is None:
@@ -78,6 +83,8 @@ class Structure:
         Raises:
             ValueError: `value` has another structure.
         """
+        if self.is_flat_tuple and type(value) is tuple and len(value) == len(self.children):
+            return value
         leaves: list[Any] = []
         if not self._collect(value, leaves):
             raise ValueError(f"Expected an element of structure {self}. Received: {value!r}")

@@ -9,9 +9,10 @@ import numpy as np
 
 from unison.data.functions import note_place
 from unison.data.nesting import FromDatasets, Function
-from unison.data.plan import Plan, Stream, Transformation
+from unison.data.plan import INFINITE, Plan, Reading, Stream, Transformation
 from unison.data.sources import Elements
 from unison.data.specs import DatasetSpec, Signature
+from unison.data.state import State
 from unison.data.structure import LEAF, Leaves, tuple_of
 from unison.errors import InvalidArgumentError
 
@@ -29,6 +30,8 @@ class Window(Transformation):
     Raises:
         InvalidArgumentError: A number is not positive.
     """
+
+    identity = ("size", "shift", "stride", "drop_remainder")
 
     def __init__(self, source: Plan, size: int, shift: int, stride: int, drop_remainder: bool):
         super().__init__(source)
@@ -77,6 +80,8 @@ def _one_a_leaf(elements: Sequence[Leaves], signature: Signature) -> list[Plan]:
 
 
 class _WindowStream(Stream):
+    moving = ("_stream", "_buffer", "_has_ended")
+
     def __init__(self, plan: Window, stream: Stream):
         self._plan = plan
         self._stream = stream
@@ -109,14 +114,24 @@ class GroupByWindow(FromDatasets):
         key_of: Returns the int64 key of an element.
         reduce: Makes a dataset of a key and the dataset of a window.
         size_of: Returns the size of the windows of a key.
+        stage: The transformation's name, for messages.
     """
 
     def __init__(
-        self, source: Plan, key_of: Function, reduce: Function, size_of: Callable[[int], int]
+        self,
+        source: Plan,
+        key_of: Function,
+        reduce: Function,
+        size_of: Callable[[int], int],
+        stage: str = "group_by_window",
     ):
-        super().__init__(source, reduce, "group_by_window")
+        super().__init__(source, reduce, stage)
         self._key_of = key_of
         self._size_of = size_of
+
+    def cardinality(self) -> int:
+        length = self._input.cardinality()
+        return length if length == INFINITE else super().cardinality()
 
     def key_of(self, element: Leaves, index: int) -> int:
         """Returns the key of element `index`."""
@@ -166,20 +181,36 @@ class _GroupStream(Stream):
         self._stream = stream
         self._groups: collections.defaultdict[int, list[Leaves]] = collections.defaultdict(list)
         self._sizes: dict[int, int] = {}
-        self._inner: Stream | None = None
+        self._window: _OpenWindow | None = None
         self._position = 0
+
+    def state(self) -> State:
+        return {
+            "stream": self._stream.state(),
+            "groups": [(key, list(elements)) for key, elements in self._groups.items()],
+            "window": None if self._window is None else self._window.state(),
+            "position": self._position,
+        }
+
+    def restore(self, state: State) -> None:
+        self._stream.restore(state["stream"])
+        self._groups = collections.defaultdict(list)
+        self._groups.update((key, list(elements)) for key, elements in state["groups"])
+        window = state["window"]
+        self._window = None if window is None else _OpenWindow(self._plan, **window)
+        self._position = state["position"]
 
     def next(self) -> Leaves | None:
         while True:
-            if self._inner is not None:
-                element = self._inner.next()
+            if self._window is not None:
+                element = self._window.stream.next()
                 if element is not None:
                     return element
-                self._inner = None
+                self._window = None
             key = self._full_group()
             if key is None:
                 return None
-            self._inner = self._plan.reduced(key, self._groups.pop(key)).stream()
+            self._window = _OpenWindow(self._plan, key, self._groups.pop(key))
 
     def _full_group(self) -> int | None:
         """Reads until a group is full, or to the end; returns a group's key, None if none is left.
@@ -195,3 +226,33 @@ class _GroupStream(Stream):
             if len(self._groups[key]) >= self._sizes[key]:
                 return key
         return min(self._groups, default=None)
+
+
+class _OpenWindow:
+    """A window of which elements are being read.
+
+    Args:
+        plan: The transformation.
+        key: The window's key.
+        elements: What is in it.
+        position: Where reading goes on; None for the beginning.
+    """
+
+    def __init__(
+        self, plan: GroupByWindow, key: int, elements: list[Leaves], position: State = None
+    ):
+        self._key = key
+        self._elements = elements
+        self._reading = Reading(plan.reduced(key, elements))
+        if position is not None:
+            self._reading.restore(position)
+
+    @property
+    def stream(self) -> Stream:
+        """The elements of what the function makes of the window."""
+        return self._reading.stream
+
+    def state(self) -> State:
+        """Returns the arguments that make an equal one."""
+        position = self._reading.state()
+        return {"key": self._key, "elements": self._elements, "position": position}

@@ -21,6 +21,7 @@ if keras.backend.backend() != "jax":
     )
 
 from unison.keras.datasets import teach_keras
+from unison.keras.input_statistics import InputStatistics
 from unison.keras.lookup import IntegerLookup, StringLookup
 from unison.keras.normalization import BatchNormalization
 from unison.keras.scope import KerasInScopes
@@ -33,6 +34,7 @@ teach_keras()
 __all__ = [
     "BatchNormalization",
     "Hashing",
+    "InputStatistics",
     "IntegerLookup",
     "StringLookup",
     "TextVectorization",

@@ -19,6 +19,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 from keras.utils import unpack_x_y_sample_weight
 
 from unison.data import INFINITE, Dataset, DistributedDataset
+from unison.data.statistics import metered
 from unison.data.structure import flatten
 
 
@@ -34,7 +35,8 @@ class DatasetAdapter(DataAdapter):
         steps: How many batches make an epoch; None for all there are.
 
     Raises:
-        ValueError: The dataset gives single examples, or batches without end and `steps` is None.
+        ValueError: The dataset gives single examples, something else than `x`, `y` and
+            `sample_weight`, or batches without end and `steps` is None.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class DatasetAdapter(DataAdapter):
             ValueError: There is none.
         """
         if isinstance(self._dataset, DistributedDataset):
-            batches: Iterator[Any] = self._dataset.global_batches()
+            batches: Iterator[Any] = metered(self._dataset.global_batches())
         else:
             batches = self._dataset.as_numpy_iterator()
         is_empty = True
@@ -110,6 +112,12 @@ def _check_batched(dataset: Dataset) -> None:
             "Keras takes datasets of batches, and the elements of this one have no axis of "
             f"examples: {signature.element_spec}. Use dataset.batch(batch_size)."
         )
+    if signature is not None and type(spec := signature.element_spec) is tuple and len(spec) > 3:
+        raise ValueError(
+            "Keras takes datasets of x, (x, y) or (x, y, sample_weight). Received elements of "
+            f"{len(spec)} components: {spec}. Put several inputs, or several targets, into one "
+            "tuple or dictionary."
+        )
 
 
 @functools.cache
@@ -129,7 +137,13 @@ def _knowing_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_data_adapter(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         if not isinstance(given["x"], Dataset | DistributedDataset):
-            return original(*args, **kwargs)
+            adapter = original(*args, **kwargs)
+            if adapter.num_batches == 0:  # of which Keras makes a StopIteration
+                raise ValueError(
+                    "The data is empty: it gives no batch. Received: x of type "
+                    f"{type(given['x']).__name__}"
+                )
+            return adapter
         for name, meaning in (("y", "targets"), ("sample_weight", "sample weights")):
             if given.get(name) is not None:
                 raise ValueError(

@@ -17,6 +17,7 @@ from unison.data import (
     InputContext,
     InputOptions,
     InputReplicationMode,
+    InputWorkers,
     distribute_dataset,
     distribute_from_function,
 )
@@ -81,9 +82,11 @@ class Strategy:
 
     Attributes:
         cluster_resolver: What names the cluster of a strategy for several workers; else None.
+        input_workers: This process's place among the workers that share datasets.
     """
 
     cluster_resolver: Any = None
+    input_workers = InputWorkers()
 
     def __init__(
         self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
@@ -304,7 +307,7 @@ class Strategy:
         TF: `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         context.require_cross_replica_context("experimental_distribute_dataset()")
-        return distribute_dataset(dataset, self._placement, options)
+        return distribute_dataset(dataset, self._placement, options, self.input_workers)
 
     def distribute_datasets_from_function(
         self,
@@ -339,7 +342,7 @@ class Strategy:
         TF: `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
         context.require_cross_replica_context("distribute_datasets_from_function()")
-        return distribute_from_function(dataset_fn, self._placement, options)
+        return distribute_from_function(dataset_fn, self._placement, options, self.input_workers)
 
     #: The name before TensorFlow 2.4.
     experimental_distribute_datasets_from_function = distribute_datasets_from_function

@@ -214,6 +214,7 @@ from unison.tf.shaping import (
     transpose,
     unstack,
 )
+from unison.tf.sparse import SparseTensor
 from unison.tf.strings import as_string
 from unison.tf.tensor_array import (
     TensorArray,
@@ -265,6 +266,7 @@ __all__ = [
     "IndexedSlices",
     "Module",
     "NoneTensorSpec",
+    "SparseTensor",
     "Tensor",
     "TensorArray",
     "TensorArraySpec",
@@ -491,7 +493,7 @@ newaxis = None
 #: Modules that are loaded when they are first used.
 _SUBMODULES = frozenset(
     "autograph bitwise compat data experimental debugging image io keras linalg lookup nest "
-    "profiler saved_model strings summary test tpu train version".split()
+    "profiler saved_model sparse strings summary test tpu train version".split()
 )
 
 #: Keras' modules that have a second name here.

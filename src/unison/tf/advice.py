@@ -9,7 +9,7 @@ _RAGGED = "pad to a rectangle (tf.pad, keras.utils.pad_sequences, padded_batch) 
 _SPARSE = "use dense tensors, or jax.experimental.sparse"
 _GRAPH = "there are no graphs: decorate a Python function with tf.function"
 _QUEUE = "use tf.data for input, and queue.Queue between threads"
-_PARSE = "decode records in Python (a generator, or Dataset.map with tf.py_function)"
+_PROTO = "use the message's own class in Dataset.map with tf.py_function"
 _COLUMNS = "use Keras' preprocessing layers (StringLookup, Discretization, Hashing, ...)"
 _CONVERT = "export with jax.export, or with Keras' model.export"
 _SAMPLER = "draw the classes with tf.random.uniform or tf.random.categorical"
@@ -24,6 +24,8 @@ _DISPATCH = "write a function that calls tf's operations on the parts"
 _HASH = "use tf.strings.to_hash_bucket_fast, keras.layers.Hashing or StringLookup"
 _RNN = "use Keras' recurrent layers"
 _TPU_EMBEDDING = "use keras.layers.Embedding, or Keras RS on TPUs"
+_GROUPS = "use Dataset.group_by_window with the size of the largest group, or Dataset.scan"
+_SERVICE = "run several workers, each with its shard of the input: unison run"
 _EXTENSION = "use a dataclass registered with jax.tree_util.register_dataclass"
 
 ADVICE = {
@@ -35,7 +37,6 @@ ADVICE = {
     "tf.RaggedTensor": _RAGGED,
     "tf.RaggedTensorSpec": _RAGGED,
     "tf.RegisterGradient": "use tf.custom_gradient",
-    "tf.SparseTensor": _SPARSE,
     "tf.SparseTensorSpec": _SPARSE,
     "tf.approx_top_k": "use tf.math.top_k, or jax.lax.approx_max_k",
     "tf.audio": "decode with the wave module, soundfile or librosa in Dataset.map",
@@ -58,6 +59,28 @@ ADVICE = {
     "tf.conv": "use tf.nn.convolution",
     "tf.conv2d_backprop_filter_v2": "use tf.GradientTape, or jax.vjp of tf.nn.conv2d",
     "tf.conv2d_backprop_input_v2": "use tf.nn.conv2d_transpose",
+    "tf.data.IteratorSpec": "pass elements to functions, and keep iterators outside",
+    "tf.data.experimental.AutotuneAlgorithm": "num_parallel_calls=tf.data.AUTOTUNE measures itself",
+    "tf.data.experimental.DatasetInitializer": "use tf.lookup.KeyValueTensorInitializer",
+    "tf.data.experimental.ExternalStatePolicy": "iterators keep their state: iterator.get_state()",
+    "tf.data.experimental.Reducer": _GROUPS,
+    "tf.data.experimental.ServiceOptions": _SERVICE,
+    "tf.data.experimental.SqlDataset": "iterate over a cursor of sqlite3 in Dataset.from_generator",
+    "tf.data.experimental.at": "use dataset.skip(index).take(1).get_single_element()",
+    "tf.data.experimental.dense_to_ragged_batch": _RAGGED,
+    "tf.data.experimental.dense_to_sparse_batch": _RAGGED,
+    "tf.data.experimental.distributed_save": "each worker saves its shard: dataset.shard(...).save",
+    "tf.data.experimental.from_variant": _GRAPH,
+    "tf.data.experimental.get_model_proto": "with unison.data.timing() as stages: print(stages)",
+    "tf.data.experimental.group_by_reducer": _GROUPS,
+    "tf.data.experimental.index_table_from_dataset": "use tf.keras.layers.StringLookup.adapt",
+    "tf.data.experimental.make_saveable_from_iterator": "use tf.train.Checkpoint(it=iterator)",
+    "tf.data.experimental.pad_to_cardinality": (
+        "strategies train on uneven ends exactly; or concatenate a dataset of masked elements"
+    ),
+    "tf.data.experimental.service": _SERVICE,
+    "tf.data.experimental.table_from_dataset": "use tf.lookup.StaticHashTable",
+    "tf.data.experimental.to_variant": _GRAPH,
     "tf.debugging.experimental": "use jax.config's jax_debug_nans and jax_debug_infs",
     "tf.dtensor": "use jax.sharding",
     "tf.dtypes.QUANTIZED_DTYPES": _QUANTIZE,
@@ -103,7 +126,12 @@ ADVICE = {
     "tf.image.ssim": "write it with tf.nn.depthwise_conv2d, or use dm_pix.ssim",
     "tf.image.ssim_multiscale": "write it with tf.nn.depthwise_conv2d, or use dm_pix.ssim",
     "tf.import_graph_def": _GRAPH,
-    "tf.io": _PARSE,
+    "tf.io.RaggedFeature": (
+        "use tf.io.VarLenFeature, which is sparse, or tf.io.FixedLenSequenceFeature with "
+        "allow_missing=True, which is padded"
+    ),
+    "tf.io.decode_proto": _PROTO,
+    "tf.io.encode_proto": _PROTO,
     "tf.io.decode_jxl": "use Pillow with its plugin in Dataset.map",
     "tf.io.deserialize_many_sparse": _SPARSE,
     "tf.io.serialize_many_sparse": _SPARSE,

@@ -31,11 +31,12 @@ from unison.runtime.private_jax import (
 from unison.tf import dtypes
 from unison.tf.dtypes import named
 from unison.tf.host import HostTensor
+from unison.tf.pending import PendingText
 from unison.tf.tensor_spec import TensorShape, broadcast_shapes
 from unison.tf.text import StringTensor, is_text
 
 #: What `isinstance(x, tf.Tensor)` holds for.
-Tensor = jax.Array | HostTensor
+Tensor = jax.Array | HostTensor | PendingText
 
 # -- what the operations of the face share -------------------------------------------------
 

@@ -139,6 +139,12 @@ def text_of(value: Any) -> str:
     return as_text(value)
 
 
+def texts_of(value: Any) -> np.ndarray:
+    """Returns strings in any form as NumPy's array of `bytes`; that of a tensor is not copied."""
+    tensor = value if isinstance(value, StringTensor) else StringTensor(value)
+    return tensor.view(np.ndarray)
+
+
 def _encoded(item: Any) -> bytes:
     if isinstance(item, np.ndarray) and item.ndim == 0:
         item = item.item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from unison.runtime.cluster import ClusterSpec
 from unison.tf.missing import names_missing_from
@@ -47,7 +48,22 @@ class CheckpointOptions:
     enable_async: bool = False
 
 
-__getattr__ = names_missing_from(
+#: Protocol buffers, which are made when the first one is asked for.
+_MESSAGES = (
+    "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List "
+    "SequenceExample"
+).split()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MESSAGES:
+        from unison.data.examples import message
+
+        return message(name)
+    return _missing(name)
+
+
+_missing = names_missing_from(
     __name__,
     {
         "Coordinator": "threads are joined by threading.Thread.join, and stopped by an Event",

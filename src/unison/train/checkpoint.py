@@ -11,7 +11,6 @@ import numpy as np
 from unison.data.dataset import Dataset
 from unison.lifting import current_lift
 from unison.module import Tracked, tell_waiting
-from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.placement import scoped_placement
 from unison.stepping import needs_python
 from unison.strategies.default import default_strategy
@@ -34,8 +33,8 @@ class Checkpoint(Tracked):
 
     A checkpoint follows attributes, lists, tuples and dictionaries of what it is given: variables
     (Unison's and Keras'), modules, Keras models, layers, optimizers and metrics, other checkpoints,
-    and objects with `get_state` and `set_state`. Values are those seen outside the replicas, so
-    that they can be restored under another strategy.
+    iterators over datasets, and other objects with `get_state` and `set_state` (Grain's iterators).
+    Values are those seen outside the replicas, so that they can be restored under another strategy.
 
     Args:
         root: An object whose parts are the checkpoint's own: `Checkpoint(model)` can be restored
@@ -72,8 +71,9 @@ class Checkpoint(Tracked):
         for name, value in (named | dict(sorted(objects.items()))).items():
             if not (is_tracked(value) or isinstance(value, list | tuple | dict | Dataset)):
                 raise ValueError(
-                    "A Checkpoint follows variables, modules, Keras objects, lists and "
-                    "dictionaries of them, and objects with get_state and set_state. Received: "
+                    "A Checkpoint follows variables, modules, Keras objects, iterators over "
+                    "datasets, lists and dictionaries of them, and objects with get_state and "
+                    "set_state. Received: "
                     f"{name}={value!r} of type {type(value).__name__}"
                 )
             setattr(self, name, value)
@@ -139,8 +139,7 @@ class Checkpoint(Tracked):
         del options
         _require_known_values()
         path = os.fspath(file_prefix)
-        with LAUNCH_LOCK:  # no step changes one variable while another one is read
-            nodes, arrays = describe(self._root, self._parts)
+        nodes, arrays = describe(self._root, self._parts)
         for key, array in arrays.items():
             if key.startswith(f"{_COUNTER}/"):
                 arrays[key] = array.astype(np.int64)  # also where the program keeps 32 bits only

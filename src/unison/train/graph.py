@@ -17,6 +17,7 @@ import numpy as np
 
 from unison.cells import has_cell
 from unison.module import WAITING, Tracked
+from unison.runtime.devices import LAUNCH_LOCK
 from unison.train.archive import Node
 from unison.train.structures import encode_structure
 
@@ -109,19 +110,26 @@ def describe(root: Any, parts: Parts) -> tuple[list[Node], dict[str, np.ndarray]
     Raises:
         ValueError: A variable's copies have no common value.
     """
-    settle(root, parts)
     found = list(reachable(root, parts))
+    # Before the lock: an iterator may wait for a thread of its own that wants to launch a program.
+    states = {
+        id(owner): owner.get_state()
+        for _, owner in found
+        if has_state(owner) and not is_variable(owner)
+    }
     number = {id(owner): index for index, (_, owner) in enumerate(found)}
     arrays: dict[str, np.ndarray] = {}
     nodes = []
-    for path, owner in found:
-        node = Node({name: number[id(part)] for name, part in parts(owner).items()})
-        if is_variable(owner):
-            node.variable = key_of(path, "VARIABLE_VALUE")
-            arrays[node.variable] = owner.cell.numpy() if has_cell(owner) else np.asarray(owner)
-        elif has_state(owner):
-            node.state = {"value": _encoded(owner, path, arrays)}
-        nodes.append(node)
+    with LAUNCH_LOCK:  # no step changes one variable while another one is read
+        settle(root, parts)
+        for path, owner in found:
+            node = Node({name: number[id(part)] for name, part in parts(owner).items()})
+            if is_variable(owner):
+                node.variable = key_of(path, "VARIABLE_VALUE")
+                arrays[node.variable] = owner.cell.numpy() if has_cell(owner) else np.asarray(owner)
+            elif id(owner) in states:
+                node.state = {"value": _encoded(states[id(owner)], owner, path, arrays)}
+            nodes.append(node)
     return nodes, arrays
 
 
@@ -136,7 +144,7 @@ def key_of(path: Iterable[str], attribute: str) -> str:
     return "/".join([*escaped, _ATTRIBUTE, attribute])
 
 
-def _encoded(owner: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray]) -> Any:
+def _encoded(state: Any, owner: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray]) -> Any:
     numbers = itertools.count()
 
     def store(leaf: Any) -> str:
@@ -150,7 +158,7 @@ def _encoded(owner: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray]) -
         arrays[key] = np.asarray(leaf)
         return key
 
-    return encode_structure(owner.get_state(), store)
+    return encode_structure(state, store)
 
 
 def _items(owner: dict[Any, Any]) -> dict[str, Any]:

@@ -136,15 +136,20 @@ class Restoration:
             archive.verify()  # what is restored later must not turn out damaged then
         arrays = {number: archive.read(str(nodes[number].variable)) for number in variables}
         contents = {n: decode_structure(nodes[n].state["value"], archive.read) for n in states}
-        done = set(self._identities)
-        for number, owner in (variables | states).items():
-            if id(owner) not in done and not self._is_overruled(owner):
-                if number in arrays:
-                    assign(owner, arrays[number])
-                else:
-                    owner.set_state(contents[number])
-            done.add(id(owner))
-            self.report.unused.discard(number)
+        # States first: an object may refuse its state, and nothing is changed then.
+        _set_states([(states[n], contents[n]) for n in self._still_without(states)])
+        for number in self._still_without(variables):
+            assign(variables[number], arrays[number])
+        self.report.unused -= variables.keys() | states.keys()
+
+    def _still_without(self, owners: dict[int, Any]) -> list[int]:
+        """Returns the numbers of those that are to get a value, of each object one."""
+        numbers = {id(owner): number for number, owner in reversed(owners.items())}
+        return [
+            number
+            for identity, number in numbers.items()
+            if identity not in self._identities and not self._is_overruled(owners[number])
+        ]
 
     def _is_overruled(self, owner: Any) -> bool:
         return any(other._serial_number > self._serial_number and owner in other for other in _live)
@@ -179,6 +184,18 @@ class Restoration:
                 known,
                 owner,
             )
+
+
+def _set_states(pairs: list[tuple[Any, Any]]) -> None:
+    """Gives objects their states; where one refuses its own, the others get theirs back."""
+    before = [(owner, owner.get_state()) for owner, _ in pairs] if len(pairs) > 1 else []
+    for count, (owner, state) in enumerate(pairs):
+        try:
+            owner.set_state(state)
+        except BaseException:
+            for changed, earlier in before[:count]:
+                changed.set_state(earlier)
+            raise
 
 
 class Report:

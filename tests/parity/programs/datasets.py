@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parity.facts import attempt, fact, raises
+from parity.facts import attempt, fact
 
 
 def elements(dataset):
@@ -311,7 +311,7 @@ def lines_of_text_files(tf, folder):
     return elements(tf.data.TextLineDataset(path))
 
 
-@fact(ours=raises("AttributeError"), because="comes with issue 4")
+@fact
 def records_are_written_and_read(tf, folder):
     path = f"{folder}/data.tfrecord"
 
@@ -331,3 +331,96 @@ def files_are_listed(tf, folder):
             file.write(name)
     listed = tf.data.Dataset.list_files(f"{folder}/*.txt", shuffle=False)
     return [path.numpy().decode().rpartition("/")[2] for path in listed]
+
+
+@fact
+def windows_of_a_time_series_as_in_the_guide(tf):
+    series = tf.data.Dataset.range(12)
+
+    def dense_1_step(batch):
+        return batch[:-1], batch[1:]
+
+    def make_window_dataset(dataset, window_size, shift, stride):
+        windows = dataset.window(window_size, shift=shift, stride=stride)
+        return windows.flat_map(lambda sub: sub.batch(window_size, drop_remainder=True))
+
+    return [
+        elements(series.batch(5, drop_remainder=True).map(dense_1_step)),
+        elements(make_window_dataset(series, window_size=4, shift=3, stride=2).map(dense_1_step)),
+    ]
+
+
+@fact
+def pairs_of_windows(tf):
+    pairs = tf.data.Dataset.zip((tf.data.Dataset.range(5), tf.data.Dataset.range(10, 15)))
+    windows = pairs.window(2, shift=2)
+    return elements(windows.flat_map(lambda a, b: tf.data.Dataset.zip((a.batch(2), b.batch(2)))))
+
+
+@fact
+def two_classes_sampled_in_equal_numbers(tf):
+    labels = (np.arange(400) % 10 == 0).astype("int32")
+    creditcard = tf.data.Dataset.from_tensor_slices((np.arange(400), labels))
+    negative = creditcard.filter(lambda features, label: label == 0).repeat()
+    positive = creditcard.filter(lambda features, label: label == 1).repeat()
+    balanced = tf.data.Dataset.sample_from_datasets([negative, positive], [0.5, 0.5], seed=3)
+    drawn = [int(label) for _, label in balanced.take(400)]
+    return [abs(sum(drawn) / 400 - 0.5) < 0.1, described(tf, balanced.element_spec)]
+
+
+@fact
+def classes_resampled_as_in_the_guide(tf):
+    labels = (np.arange(3000) % 10 == 0).astype("int32")
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(3000.0), labels)).shuffle(3000, seed=1)
+    resampled = dataset.rejection_resample(
+        lambda features, label: label, target_dist=[0.5, 0.5], initial_dist=[0.9, 0.1], seed=2
+    )
+    balanced = resampled.map(lambda extra_label, features_and_label: features_and_label)
+    drawn = [int(label) for _, label in balanced]
+    return [abs(sum(drawn) / len(drawn) - 0.5) < 0.06, described(tf, balanced.element_spec)]
+
+
+@fact
+def columns_of_csv_files(tf, folder):
+    path = f"{folder}/titanic.csv"
+    with tf.io.gfile.GFile(path, "w") as file:
+        file.write("survived,sex,age,fare\n0,male,22,7.25\n1,female,38,71.2833\n1,female,,7.925\n")
+    batches = tf.data.experimental.make_csv_dataset(
+        path, batch_size=2, label_name="survived", num_epochs=1, shuffle=False
+    )
+    some = tf.data.experimental.make_csv_dataset(
+        path, batch_size=4, label_name="survived", select_columns=["fare", "survived"], num_epochs=1
+    )
+    titanic_types = [tf.int32, tf.string, tf.constant([0.0]), tf.float32]
+    records = tf.data.experimental.CsvDataset(path, titanic_types, header=True)
+    chosen = tf.data.experimental.CsvDataset(path, [999.0], header=True, select_cols=[2])
+    return [
+        elements(batches),
+        [list(features) for features, _ in some],
+        elements(records),
+        elements(chosen),
+    ]
+
+
+@fact
+def random_numbers_are_the_seeds(tf):
+    numbers = tf.data.Dataset.random(seed=4).take(5)
+    return [
+        [int(x) for x in numbers] == [int(x) for x in numbers],
+        all(0 <= int(x) < 2**32 for x in numbers),
+        described(tf, numbers.element_spec),
+    ]
+
+
+@fact
+def an_error_ends_neither_the_iterator_nor_the_elements_behind_it(tf):
+    dataset = tf.data.Dataset.from_tensor_slices([1.0, 0.0, 4.0])
+    checked = dataset.map(lambda x: tf.debugging.check_numerics(1.0 / x, "no number"))
+    iterator = iter(checked)
+    return [
+        next(iterator),
+        attempt(lambda: next(iterator)),
+        next(iterator),
+        attempt(lambda: next(iterator)),
+        elements(checked.ignore_errors()),
+    ]

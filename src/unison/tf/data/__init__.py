@@ -7,9 +7,11 @@ from unison.tf.data import experimental
 from unison.tf.data.dataset import (
     Dataset,
     DatasetSpec,
+    FixedLengthRecordDataset,
     Iterator,
     NumpyIterator,
     TextLineDataset,
+    TFRecordDataset,
 )
 from unison.tf.data.options import Options, ThreadingOptions
 from unison.tf.missing import names_missing_from
@@ -20,9 +22,11 @@ __all__ = [
     "UNKNOWN_CARDINALITY",
     "Dataset",
     "DatasetSpec",
+    "FixedLengthRecordDataset",
     "Iterator",
     "NumpyIterator",
     "Options",
+    "TFRecordDataset",
     "TextLineDataset",
     "ThreadingOptions",
     "experimental",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -16,9 +16,9 @@ from unison.data.iterators import Optional as CoreOptional
 from unison.data.leaves import as_leaf
 from unison.data.plan import Plan
 from unison.data.structure import flatten
-from unison.data.text_lines import text_lines
+from unison.runtime import device_strings
 from unison.runtime.precision import device_array
-from unison.tf import dtypes, random
+from unison.tf import config, dtypes, random
 from unison.tf.data.functions import TensorFunction
 from unison.tf.data.options import Options
 from unison.tf.tensor_spec import TensorShape, TensorSpec, TypeSpec
@@ -28,9 +28,15 @@ from unison.tf.text import StringTensor
 #: Arguments of TensorFlow's that make no difference, by method; `name` is one of every method's.
 _WITHOUT_EFFECT = {
     "batch": {"num_parallel_calls", "deterministic"},
-    "interleave": {"deterministic"},
     "map": {"synchronous", "use_unbounded_threadpool"},
     "sample_from_datasets": {"rerandomize_each_iteration"},
+}
+
+#: What to use instead of TensorFlow's methods that are not here.
+_INSTEAD_OF = {
+    "fingerprint": "use dataset.plan.description, and what the files say (size, date)",
+    "ragged_batch": "use padded_batch, or batch_by_size, and mask",
+    "sparse_batch": "use padded_batch",
 }
 
 
@@ -40,6 +46,8 @@ def tensor_of(leaf: Any) -> Any:
         return StringTensor(leaf)
     if isinstance(leaf, Plan):
         return Dataset(leaf)
+    if isinstance(leaf, jax.Array):
+        return leaf
     if leaf.dtype.kind == "O":
         return leaf.view(StringTensor)
     return device_array(np.asarray(leaf))
@@ -133,6 +141,11 @@ class Dataset(core.Dataset):
 
     optional = Optional
 
+    def __getattr__(self, name: str) -> NoReturn:
+        advice = _INSTEAD_OF.get(name)
+        reason = f"is not supported by Unison: {advice}" if advice else "does not exist"
+        raise AttributeError(f"tf.data.Dataset.{name} {reason}", name=name, obj=self)
+
     @staticmethod
     def _of(plan: Plan) -> Dataset:
         return Dataset(plan)
@@ -141,9 +154,7 @@ class Dataset(core.Dataset):
     def _function(cls, function: Callable[..., Any], stage: str) -> ElementFunction:
         return TensorFunction(function, stage, tensor_of, leaf_of)
 
-    @classmethod
-    def _leaf(cls, value: Any) -> Any:
-        return leaf_of(value)
+    _leaf = staticmethod(leaf_of)
 
     @classmethod
     def shown(cls, leaf: Any) -> Any:
@@ -152,6 +163,12 @@ class Dataset(core.Dataset):
     @classmethod
     def shown_spec(cls, spec: Any) -> Any:
         return spec_of(spec)
+
+    @classmethod
+    def _device(cls, device: Any) -> Any:
+        start_devices()
+        is_soft = config.get_soft_device_placement()
+        return device_strings.resolve(device, soft=is_soft) if isinstance(device, str) else device
 
     @classmethod
     def _seed(cls, seed: int | None) -> int:
@@ -181,6 +198,25 @@ class Dataset(core.Dataset):
             generator, output_types, output_shapes, args, output_signature
         )
         return cls._of(made.plan)
+
+    @classmethod
+    def load(
+        cls,
+        path: Any,
+        element_spec: Any = None,
+        compression: str | None = None,
+        reader_func: Callable[..., Any] | None = None,
+        wait: bool = False,
+    ) -> Dataset:
+        """Returns the dataset that `save` or `snapshot` has written to a folder.
+
+        The files say how they are compressed, and there is nothing to wait for: a dataset is there
+        as a whole, or not at all.
+
+        TF: `tf.data.Dataset.load`.
+        """
+        del compression, wait
+        return cls._of(super().load(path, element_spec, reader_func=reader_func).plan)
 
     def with_options(self, options: Any, name: str | None = None) -> Dataset:
         """Returns the same elements, with options that are added to those that are set.
@@ -257,6 +293,52 @@ class TextLineDataset(Dataset):
         num_parallel_reads: int | None = None,
         name: str | None = None,
     ):
-        if not isinstance(filenames, core.Dataset):
-            filenames = leaf_of(filenames)
-        super().__init__(text_lines(filenames, compression_type or "", num_parallel_reads))
+        made = core.TextLineDataset(filenames, compression_type, buffer_size, num_parallel_reads)
+        super().__init__(made.plan)
+
+
+class TFRecordDataset(Dataset):
+    """The records of TFRecord files; see `unison.data.TFRecordDataset`.
+
+    TF: `tf.data.TFRecordDataset`.
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ):
+        made = core.TFRecordDataset(filenames, compression_type, buffer_size, num_parallel_reads)
+        super().__init__(made.plan)
+
+
+class FixedLengthRecordDataset(Dataset):
+    """The records of files of records of one length; see `unison.data.FixedLengthRecordDataset`.
+
+    TF: `tf.data.FixedLengthRecordDataset`.
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        record_bytes: int,
+        header_bytes: int | None = None,
+        footer_bytes: int | None = None,
+        buffer_size: int | None = None,
+        compression_type: str | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ):
+        made = core.FixedLengthRecordDataset(
+            filenames,
+            record_bytes,
+            header_bytes,
+            footer_bytes,
+            buffer_size,
+            compression_type,
+            num_parallel_reads,
+        )
+        super().__init__(made.plan)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unison.data import AUTOTUNE, AutoShardPolicy
+from unison.data import AUTOTUNE, SHARD_HINT, AutoShardPolicy
 from unison.data import INFINITE as INFINITE_CARDINALITY
 from unison.data import UNKNOWN as UNKNOWN_CARDINALITY
 from unison.tf import dtypes
-from unison.tf.data.dataset import Dataset, Optional
+from unison.tf.data.csv_files import CsvDataset, make_csv_dataset
+from unison.tf.data.dataset import Dataset, Optional, TFRecordDataset
 from unison.tf.data.functions import enable_debug_mode
 from unison.tf.data.options import (
     AutotuneOptions,
@@ -17,23 +18,28 @@ from unison.tf.data.options import (
     OptimizationOptions,
     ThreadingOptions,
 )
+from unison.tf.io.parsing import parse_example
 from unison.tf.missing import names_missing_from
 
 __all__ = [
     "AUTOTUNE",
     "INFINITE_CARDINALITY",
+    "SHARD_HINT",
     "UNKNOWN_CARDINALITY",
     "AutoShardPolicy",
     "AutotuneOptions",
     "Counter",
+    "CsvDataset",
     "DistributeOptions",
     "OptimizationOptions",
     "Optional",
+    "RandomDataset",
     "ThreadingOptions",
     "assert_cardinality",
     "bucket_by_sequence_length",
     "cardinality",
     "choose_from_datasets",
+    "copy_to_device",
     "enable_debug_mode",
     "enumerate_dataset",
     "from_list",
@@ -42,11 +48,19 @@ __all__ = [
     "get_structure",
     "group_by_window",
     "ignore_errors",
+    "load",
+    "make_batched_features_dataset",
+    "make_csv_dataset",
     "map_and_batch",
+    "parallel_interleave",
+    "parse_example_dataset",
     "prefetch_to_device",
+    "rejection_resample",
     "sample_from_datasets",
+    "save",
     "scan",
     "shuffle_and_repeat",
+    "snapshot",
     "take_while",
     "unbatch",
     "unique",
@@ -136,6 +150,16 @@ def ignore_errors(log_warning: bool = False) -> Transformation:
     return lambda dataset: dataset.ignore_errors(log_warning)
 
 
+def load(
+    path: Any,
+    element_spec: Any = None,
+    compression: str | None = None,
+    reader_func: Callable[..., Any] | None = None,
+) -> Any:
+    """TF: `tf.data.experimental.load`."""
+    return Dataset.load(path, element_spec, compression, reader_func)
+
+
 def map_and_batch(
     map_func: Callable[..., Any],
     batch_size: int,
@@ -148,13 +172,136 @@ def map_and_batch(
     return lambda dataset: dataset.map(map_func, calls).batch(batch_size, drop_remainder)
 
 
+def make_batched_features_dataset(
+    file_pattern: Any,
+    batch_size: int,
+    features: Any,
+    reader: Callable[..., Any] | None = None,
+    label_key: str | None = None,
+    reader_args: Sequence[Any] | None = None,
+    num_epochs: int | None = None,
+    shuffle: bool = True,
+    shuffle_buffer_size: int = 10000,
+    shuffle_seed: int | None = None,
+    prefetch_buffer_size: int | None = None,
+    reader_num_threads: int | None = None,
+    parser_num_threads: int | None = None,
+    sloppy_ordering: bool = False,
+    drop_final_batch: bool = False,
+) -> Any:
+    """Returns batches of parsed `Example`s: dictionaries, or pairs of them and the labels.
+
+    Args:
+        file_pattern: A pattern of names of files, or several.
+        batch_size: How many examples a batch has.
+        features: As `tf.io.parse_example` takes them.
+        reader: Makes a dataset of serialized examples of a file's name; `TFRecordDataset`.
+        label_key: The feature that is the label.
+        reader_args: Further arguments of `reader`.
+        num_epochs: How often the examples come; None: without end.
+        shuffle: Whether files and examples are shuffled.
+        shuffle_buffer_size: The size of the buffer for examples.
+        shuffle_seed: Determines the order.
+        prefetch_buffer_size: How many batches may wait; default: a few.
+        reader_num_threads: How many files are read at a time.
+        parser_num_threads: In how many threads batches are parsed.
+        sloppy_ordering: Without effect: the order is always the same.
+        drop_final_batch: Whether a last, smaller batch is dropped.
+
+    TF: `tf.data.experimental.make_batched_features_dataset`.
+    """
+    files = Dataset.list_files(file_pattern, shuffle, shuffle_seed)
+    read = reader or TFRecordDataset
+    dataset: Any = files.interleave(
+        lambda name: read(name, *(reader_args or ())), cycle_length=reader_num_threads or 1
+    )
+    if isinstance(dataset.element_spec, tuple):
+        dataset = dataset.map(lambda key, example: example)
+    dataset = dataset.repeat(num_epochs)
+    if shuffle:
+        dataset = dataset.shuffle(shuffle_buffer_size, shuffle_seed)
+    dataset = dataset.batch(batch_size, drop_remainder=drop_final_batch or num_epochs is None)
+    dataset = dataset.apply(parse_example_dataset(features, parser_num_threads or 1))
+    if label_key is not None:
+        dataset = dataset.map(lambda parsed: (parsed, parsed.pop(label_key)))
+    return dataset.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)
+
+
+def parse_example_dataset(
+    features: Any, num_parallel_calls: int | None = 1, deterministic: bool | None = None
+) -> Transformation:
+    """Returns a transformation that parses batches of serialized `Example`s.
+
+    TF: `tf.data.experimental.parse_example_dataset`.
+    """
+    return lambda dataset: dataset.map(
+        lambda serialized: parse_example(serialized, features), num_parallel_calls, deterministic
+    )
+
+
+def parallel_interleave(
+    map_func: Callable[..., Any],
+    cycle_length: int,
+    block_length: int = 1,
+    sloppy: bool | None = False,
+    buffer_output_elements: int | None = None,
+    prefetch_input_elements: int | None = None,
+) -> Transformation:
+    """Returns a transformation that interleaves datasets, all of which are read ahead.
+
+    TF: `tf.data.experimental.parallel_interleave`.
+    """
+    del sloppy, buffer_output_elements, prefetch_input_elements
+    return lambda dataset: dataset.interleave(map_func, cycle_length, block_length, cycle_length)
+
+
 def prefetch_to_device(device: str, buffer_size: int | None = None) -> Transformation:
-    """Returns a transformation that prefetches; elements are put on the default device.
+    """Returns a transformation that puts elements on a device before they are asked for.
 
     TF: `tf.data.experimental.prefetch_to_device`.
     """
-    del device
-    return lambda dataset: dataset.prefetch(AUTOTUNE if buffer_size is None else buffer_size)
+    size = AUTOTUNE if buffer_size is None else buffer_size
+    return lambda dataset: dataset.prefetch_to_device(size, device)
+
+
+def copy_to_device(target_device: str, source_device: str = "/cpu:0") -> Transformation:
+    """Returns a transformation that puts elements on a device.
+
+    Args:
+        target_device: The device's name.
+        source_device: Where they come from: the host's memory, whatever is said.
+
+    TF: `tf.data.experimental.copy_to_device`.
+    """
+    del source_device
+    return lambda dataset: dataset.prefetch_to_device(AUTOTUNE, target_device)
+
+
+def RandomDataset(  # noqa: N802
+    seed: int | None = None, rerandomize_each_iteration: bool | None = None
+) -> Any:
+    """TF: `tf.data.experimental.RandomDataset`."""
+    return Dataset.random(seed, rerandomize_each_iteration)
+
+
+def rejection_resample(
+    class_func: Callable[..., Any],
+    target_dist: Any,
+    initial_dist: Any = None,
+    seed: int | None = None,
+) -> Transformation:
+    """TF: `tf.data.experimental.rejection_resample`."""
+    return lambda dataset: dataset.rejection_resample(class_func, target_dist, initial_dist, seed)
+
+
+def save(
+    dataset: Dataset,
+    path: Any,
+    compression: str | None = None,
+    shard_func: Callable[..., Any] | None = None,
+) -> None:
+    """TF: `tf.data.experimental.save`."""
+    dataset.save(path, compression, shard_func)
 
 
 def scan(initial_state: Any, scan_func: Callable[..., Any]) -> Transformation:
@@ -167,6 +314,16 @@ def shuffle_and_repeat(
 ) -> Transformation:
     """TF: `tf.data.experimental.shuffle_and_repeat`."""
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
+
+
+def snapshot(
+    path: Any,
+    compression: str | None = "AUTO",
+    reader_func: Callable[..., Any] | None = None,
+    shard_func: Callable[..., Any] | None = None,
+) -> Transformation:
+    """TF: `tf.data.experimental.snapshot`."""
+    return lambda dataset: dataset.snapshot(path, compression, reader_func, shard_func)
 
 
 def take_while(predicate: Callable[..., Any]) -> Transformation:

@@ -5,9 +5,13 @@ for whole blocks of elements where a plan asks for blocks. Where it draws random
 (`tf.random`, Keras' layers), it is compiled, too: what an element gets is determined by the pass
 over the dataset and the element's number, in whatever order and thread it is computed.
 
-Everything else is called in Python, once an element, with tensors that have values: functions of
-text or of datasets, functions with Python control flow on tensors or with effects (`tf.print`,
-`tf.py_function`), and those that use variables.
+A function of text (a record, say) is compiled where it makes numbers of it by operations that take
+columns of text: `tf.io.parse_single_example`, `tf.io.decode_raw`. These are computed before what
+is compiled.
+
+Everything else is called in Python, once an element, with tensors that have values: other functions
+of text, functions of datasets, functions with Python control flow on tensors or with effects
+(`tf.print`, `tf.py_function`), and those that use variables.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import functools
 import logging
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -27,15 +32,18 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from unison.cells import Cell, Layout
-from unison.data.functions import BlockFunction, ElementFunction
-from unison.data.leaves import NestedDataset, count_rows, dtype_of, is_text, shape_of
+from unison.data.functions import BlockFunction, ElementFunction, as_tuple, note_place
+from unison.data.leaves import NestedDataset, count_rows, dtype_of, is_text, shape_of, stack
+from unison.data.passes import Passes
 from unison.data.specs import ArraySpec, Signature
+from unison.data.state import State
 from unison.data.structure import Leaves, Structure, flatten
 from unison.lifting import Lift
 from unison.runtime.precision import array_type, device_array
 from unison.runtime.private_jax import nothing_is_traced
 from unison.stepping import NeedsPythonError, on_trial
 from unison.strategies.default import default_strategy
+from unison.tf.pending import HostOperations, PendingText
 from unison.tf.tensors import convert_to_tensor, start_devices
 
 logger = logging.getLogger("unison")
@@ -49,6 +57,9 @@ _STAND_INS = (2, 3)
 #: From how many streams a function draws at most. One that makes a stream in every call would
 #: want one more every time.
 _MOST_STREAMS = 16
+
+#: How many functions of the datasets that a function makes are remembered.
+_MOST_INNER_FUNCTIONS = 16
 
 #: The bits of a stream's counter that count the draws for one element; the others number elements.
 _DRAWS_BITS = 10
@@ -68,15 +79,89 @@ def enable_debug_mode() -> None:
     _debug = True
 
 
+@dataclasses.dataclass
+class _Traces:
+    """What has been found out about a user's function.
+
+    Attributes:
+        programs: It as programs, by the kinds of the leaves; None where it is called in Python.
+        text_programs: Likewise, where some of the leaves are text.
+        is_stateful: Whether its calls depend on those before.
+    """
+
+    programs: dict[Any, _Program | None] = dataclasses.field(default_factory=dict)
+    text_programs: dict[Any, _TextProgram | None] = dataclasses.field(default_factory=dict)
+    is_stateful: bool = False
+
+
+#: Functions that are known, by what they are; each with itself, so that what it refers to stays.
+_Known = dict[Any, tuple[Callable[..., Any], _Traces]]
+
+
+class _Calling(threading.local):
+    """The function that the thread calls, if it is one that makes datasets: `interleave`'s, say.
+
+    It makes the same dataset for every file, and the functions in it are traced for the first one.
+    """
+
+    def __init__(self) -> None:
+        self._known: _Known | None = None
+
+    @contextlib.contextmanager
+    def function(self, known: _Known) -> Iterator[None]:
+        """Inside, the thread calls a function in which these have been met before."""
+        before, self._known = self._known, known
+        try:
+            yield
+        finally:
+            self._known = before
+
+    def traces_of(self, function: Callable[..., Any]) -> _Traces:
+        """Returns what has been found out about a function, or about one that is the same."""
+        identity = None if self._known is None else _identity(function)
+        if self._known is None or identity is None:
+            return _Traces()
+        if identity not in self._known and len(self._known) >= _MOST_INNER_FUNCTIONS:
+            return _Traces()
+        return self._known.setdefault(identity, (function, _Traces()))[1]
+
+
+def _identity(function: Any) -> Any:
+    """Returns what is equal for functions that compute the same; None where that is not known."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    try:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # one has no value yet
+        return None
+    parts = (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return (function.__code__, *map(id, parts))
+
+
+_calling = _Calling()
+
+
 class TensorFunction(ElementFunction):
     """A user's function of tensors; see the module."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._programs: dict[Any, _Program | None] = {}
+        self._traces = _calling.traces_of(self.user_function)
+        self._inner: _Known = {}
+        self._seeds = _Seeds()
+
+    @property
+    def is_stateful(self) -> bool:  # type: ignore[override]
+        return self._traces.is_stateful
 
     def begin(self) -> Epoch:
-        return Epoch()
+        return Epoch(self._seeds)
+
+    def state(self) -> State:
+        return self._seeds.state()
+
+    def restore(self, state: State) -> None:
+        self._seeds.restore(state)
 
     def __call__(
         self, leaves: Leaves, structure: Structure, epoch: Any = None, index: int = 0
@@ -85,9 +170,27 @@ class TensorFunction(ElementFunction):
             kinds = tuple((shape_of(leaf), dtype_of(leaf)) for leaf in leaves)
             program = self._program(kinds, structure)
             if program is not None:
-                return program(leaves, epoch or Epoch(), index)
-        with _at_once():
+                return program(leaves, epoch or self.begin(), index)
+        elif self._holds_batches_of_text(leaves):
+            text_program = self._text_program(leaves, structure, is_block=False)
+            if text_program is not None:
+                try:
+                    return text_program.on_element(epoch or self.begin(), leaves, index)
+                except Exception as error:
+                    # It is called once more in Python, where the error is the user's.
+                    logger.debug("The function of %s is called in Python: %s", self.stage, error)
+        with _at_once(), _calling.function(self._inner):
             return super().__call__(leaves, structure)
+
+    def _holds_batches_of_text(self, leaves: Leaves) -> bool:
+        """Whether the function is worth compiling for leaves of which some are text."""
+        return all(shape_of(leaf) and not isinstance(leaf, NestedDataset) for leaf in leaves)
+
+    def for_rows(self, structure: Structure, epoch: Any) -> Callable[[Leaves, int], Leaves]:
+        return lambda leaves, index: self(leaves, structure, epoch, index)
+
+    def as_leaves(self, results: Leaves) -> Leaves:
+        return results
 
     def signature_of(self, inputs: Signature) -> Signature | None:
         if any(not isinstance(spec, ArraySpec) or spec.dtype.kind == "O" for spec in inputs.specs):
@@ -110,45 +213,122 @@ class TensorFunction(ElementFunction):
             return None
         return functools.partial(program.on_block, self.begin())
 
+    def on_text_blocks(self, sample: Leaves, structure: Structure) -> BlockFunction | None:
+        program = self._text_program(sample, structure, is_block=True)
+        if program is None or not program.takes_blocks:
+            return None
+        return functools.partial(self._on_text_block, program, structure, self.begin())
+
+    def _text_program(
+        self, sample: Leaves, structure: Structure, is_block: bool
+    ) -> _TextProgram | None:
+        """Returns the compiled function of leaves like an element's, if it has one.
+
+        Args:
+            sample: The leaves of an element, of which some are text.
+            structure: What is around them.
+            is_block: Whether it is to be called for blocks of elements.
+        """
+        kinds = tuple((shape_of(leaf), dtype_of(leaf)) for leaf in sample)
+        key = (kinds, structure, is_block)
+        programs = self._traces.text_programs
+        if key not in programs and len(programs) < _EXACT_SIZES:
+            rows = stack([sample]) if is_block else sample
+            host = HostOperations([leaf for leaf in rows if is_text(leaf)], is_block)
+            traced = None if _debug else self._trace(kinds, structure, host)
+            programs[key] = None if traced is None else _TextProgram(traced, host)
+        found = programs.get(key)
+        if found is not None:
+            self.structure = found.program.structure
+        return found
+
+    def _on_text_block(
+        self,
+        program: _TextProgram,
+        structure: Structure,
+        epoch: Epoch,
+        block: Leaves,
+        indices: np.ndarray,
+    ) -> Leaves:
+        try:
+            return program.on_block(epoch, block, indices)
+        except Exception as error:
+            # One by one it is known which element it is, if any: they may only differ in size.
+            logger.debug("A block of the dataset is computed one by one: %s", error)
+        results = []
+        for row, index in enumerate(indices.tolist()):
+            try:
+                results.append(self(tuple(leaf[row] for leaf in block), structure, epoch, index))
+            except Exception as error:
+                note_place(error, self.stage, index)
+                raise
+        return stack(results)
+
     def _program(self, kinds: Any, structure: Structure) -> _Program | None:
         """Returns the compiled function of leaves of these shapes and dtypes, if it has one."""
         key = (kinds, structure)
-        if key not in self._programs:
-            self._programs[key] = None if _debug else self._trace(kinds, structure)
-        return self._programs[key]
+        programs = self._traces.programs
+        if key not in programs:
+            programs[key] = None if _debug else self._trace(kinds, structure)
+        found = programs[key]
+        if found is not None:
+            self.structure = found.structure
+        return found
 
-    def _trace(self, kinds: Any, structure: Structure) -> _Program | None:
+    def _trace(
+        self, kinds: Any, structure: Structure, host: HostOperations | None = None
+    ) -> _Program | None:
         """Returns the function as a program; None where it is to be called in Python."""
         streams: list[Any] = []
         while len(streams) <= _MOST_STREAMS:
             trial = _Trial(streams)
             try:
-                return self._traced(trial, kinds, structure)
+                return self._traced(trial, kinds, structure, host)
             except Exception as error:
+                if host is not None and host.has_grown:
+                    continue
                 if trial.wanted is None:
-                    self.is_stateful |= trial.was_refused
+                    self._traces.is_stateful |= trial.was_refused
                     logger.debug("The function of %s is called in Python: %s", self.stage, error)
                     return None
             # Once more, with the state of that stream as an input.
             streams.append(trial.wanted)
-        self.is_stateful = True
+        self._traces.is_stateful = True
         return None
 
-    def _traced(self, trial: _Trial, kinds: Any, structure: Structure) -> _Program:
+    def _traced(
+        self, trial: _Trial, kinds: Any, structure: Structure, host: HostOperations | None
+    ) -> _Program:
         """Returns the function as a program that draws from the streams of `trial`.
+
+        Args:
+            trial: What stands between it and all variables.
+            kinds: The shapes and dtypes of the leaves of an element.
+            structure: What is around them.
+            host: The operations on those that are text.
 
         Raises:
             Exception: It is none, for whatever reason.
         """
         results: list[Structure] = []
+        places: list[int | None] = []
+        numbers = [kind for kind in kinds if kind[1].kind != "O"]
+        are_text = [kind[1].kind == "O" for kind in kinds]
 
         def function(*values: jax.Array) -> list[jax.Array]:
-            result = self.call_with(structure.pack(trial.given(values)))
-            leaves, result_structure = flatten(result, lists_are_tuples=True)
+            given: Sequence[Any] = trial.given(values)
+            if host is not None:
+                texts = iter(host.begin(given[len(numbers) :]))
+                rest = iter(given)
+                given = [next(texts) if is_one else next(rest) for is_one in are_text]
+            result = self.call_with(structure.pack(given))
+            leaves, result_structure = flatten(as_tuple(result))
             results.append(result_structure)
-            return [_as_array(leaf) for leaf in leaves]
+            places.extend(leaf.place if isinstance(leaf, PendingText) else None for leaf in leaves)
+            return [_as_array(leaf) for leaf in leaves if not isinstance(leaf, PendingText)]
 
-        avals = [array_type(shape, dtype) for shape, dtype in kinds]
+        inputs = numbers if host is None else [*numbers, *host.kinds]
+        avals = [array_type(shape, dtype) for shape, dtype in inputs]
         states = [array_type((2,), np.dtype(np.uint32)) for _ in trial.streams]
         with _at_once(), trial.tracing():
             jaxpr = jax.make_jaxpr(function)(*avals, *states)
@@ -157,7 +337,8 @@ class TensorFunction(ElementFunction):
         if self.structure not in (None, results[0]):
             raise NeedsPythonError("It has returned another structure before.")
         self.structure = results[0]
-        return _Program(jaxpr, results[0], [dtype for _, dtype in kinds], trial.streams)
+        dtypes = [dtype for _, dtype in inputs]
+        return _Program(jaxpr, results[0], dtypes, trial.streams, places)
 
 
 def _known(shape: Any, stand_in: int) -> tuple[int, ...]:
@@ -258,26 +439,56 @@ def _keras_scope_of(trial: _Trial) -> Any:
     return TrialScope()
 
 
-class Epoch:
-    """One pass over the elements, for functions that draw random numbers.
+class _Seeds:
+    """What a function has drawn from random streams: once from each of them.
 
-    Every stream is drawn from once for a pass; that and the element's number determine what the
-    function draws from it for the element.
+    Keeping it, and the number of passes, keeps all numbers that later calls get.
     """
 
     def __init__(self) -> None:
-        self._seeds: dict[int, int] = {}
+        self.passes = Passes()
+        #: What was drawn, in the order in which the streams were first asked for.
+        self._drawn: list[int] = []
+        self._places: dict[int, int] = {}
         self._lock = threading.Lock()
+
+    def of(self, stream: Any) -> int:
+        """Returns what has been drawn from a stream."""
+        with self._lock:
+            place = self._places.setdefault(id(stream), len(self._places))
+            if place == len(self._drawn):
+                self._drawn.append(_drawn_from(stream))
+            return self._drawn[place]
+
+    def state(self) -> State:
+        with self._lock:
+            return {"drawn": list(self._drawn), "passes": self.passes.state()}
+
+    def restore(self, state: State) -> None:
+        with self._lock:
+            self._drawn = list(state["drawn"])
+            self.passes.restore(state["passes"])
+
+
+class Epoch:
+    """One pass over the elements, for functions that draw random numbers.
+
+    What was drawn from a stream, the number of the pass and that of the element determine what the
+    function draws from the stream for the element. A pass begins with the first draw.
+    """
+
+    def __init__(self, seeds: _Seeds):
+        self._drawn = seeds
+        self._number = seeds.passes.state()
 
     def states(self, streams: Sequence[Any], indices: Any) -> list[np.ndarray]:
         """Returns a state of each stream for every element."""
         return [_states_from(self._seed(stream), np.asarray(indices)) for stream in streams]
 
     def _seed(self, stream: Any) -> int:
-        with self._lock:
-            if id(stream) not in self._seeds:
-                self._seeds[id(stream)] = _drawn_from(stream)
-            return self._seeds[id(stream)]
+        self._drawn.passes.resume(self._number)
+        entropy = [self._drawn.of(stream), self._number]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def _drawn_from(stream: Any) -> int:
@@ -318,12 +529,15 @@ class _Program:
         structure: What is around its results.
         dtypes: Those of the leaves that it takes.
         streams: The random streams that it draws from.
+        places: For each leaf of its results the column of text that it is; None for what is
+            computed.
     """
 
     jaxpr: ClosedJaxpr
     structure: Structure
     dtypes: list[np.dtype]
     streams: list[Any]
+    places: list[int | None]
     _sizes: set[int] = dataclasses.field(default_factory=set)
 
     def __call__(self, leaves: Leaves, epoch: Epoch, index: int) -> Leaves:
@@ -384,6 +598,54 @@ class _Program:
             return 1 << (count - 1).bit_length()
         self._sizes.add(count)
         return count
+
+
+@dataclasses.dataclass
+class _TextProgram:
+    """A traced function of elements that hold text.
+
+    Attributes:
+        program: What it computes of numbers: those of the element, and those out of its text.
+        host: What makes numbers of text.
+    """
+
+    program: _Program
+    host: HostOperations
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether elements can be computed side by side."""
+        return self.program.takes_blocks
+
+    def on_block(self, epoch: Epoch, block: Leaves, indices: np.ndarray) -> Leaves:
+        """Returns the stacked results for stacked elements with these numbers.
+
+        Raises:
+            Exception: One of them has other sizes than the sample had, or the function fails.
+        """
+        numbers, texts = self._split(block)
+        return self._joined(self.program.on_block(epoch, numbers, indices), texts)
+
+    def on_element(self, epoch: Epoch, leaves: Leaves, index: int) -> Leaves:
+        """Returns the results for an element.
+
+        Raises:
+            Exception: It has other sizes than the sample had, or the function fails.
+        """
+        numbers, texts = self._split(leaves)
+        return self._joined(self.program(numbers, epoch, index), texts)
+
+    def _split(self, leaves: Leaves) -> tuple[Leaves, list[np.ndarray]]:
+        """Returns the numbers that the program gets, and all texts."""
+        made, texts = self.host.run([leaf for leaf in leaves if is_text(leaf)])
+        return (*(leaf for leaf in leaves if not is_text(leaf)), *made), texts
+
+    def _joined(self, computed: Leaves, texts: list[np.ndarray]) -> Leaves:
+        """Returns the results: what was computed, and texts as they are."""
+        numbers = iter(computed)
+        return tuple(
+            next(numbers) if place is None else texts[place] for place in self.program.places
+        )
 
 
 @contextlib.contextmanager

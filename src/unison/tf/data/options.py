@@ -67,7 +67,15 @@ class OptimizationOptions(_Group):
 
 
 class ThreadingOptions(_Group):
-    """Without effect. TF: `tf.data.ThreadingOptions`."""
+    """In how many threads functions are called. TF: `tf.data.ThreadingOptions`.
+
+    Attributes:
+        private_threadpool_size: In how many at most, for the transformations that follow; as many
+            under `AUTOTUNE`. 0 and None: as they are told.
+        max_intra_op_parallelism: Without effect.
+    """
+
+    private_threadpool_size: int | None
 
     _NAMES: ClassVar = dict.fromkeys("max_intra_op_parallelism private_threadpool_size".split())
 
@@ -75,14 +83,19 @@ class ThreadingOptions(_Group):
 class Options(_Group):
     """Options of a dataset.
 
-    What TensorFlow's have an effect on is decided here (`num_parallel_calls=tf.data.AUTOTUNE`),
-    or by the transformation (`map(..., deterministic=False)`): but for
-    `experimental_distribute.auto_shard_policy`, they are accepted without effect.
+    An effect have `deterministic` and `threading.private_threadpool_size`, on the transformations
+    that follow (TensorFlow: on all of them), and `experimental_distribute.auto_shard_policy`. The
+    others are accepted without effect: there is no graph to optimize, what `prefetch` does is
+    said by `prefetch` (`experimental_slack`), and `AUTOTUNE` measures by itself (`autotune`).
 
     TF: `tf.data.Options`.
     """
 
+    deterministic: bool | None
+    experimental_deterministic: bool | None
     experimental_distribute: DistributeOptions
+    experimental_threading: ThreadingOptions
+    threading: ThreadingOptions
 
     _NAMES: ClassVar = {
         "autotune": AutotuneOptions,
@@ -103,7 +116,16 @@ class Options(_Group):
     def as_core(self) -> core.Options:
         """Returns the options that have an effect."""
         policy = self.experimental_distribute.auto_shard_policy
-        return core.Options(AutoShardPolicy(policy))
+        said = (self.deterministic, self.experimental_deterministic)
+        sizes = (
+            self.threading.private_threadpool_size,
+            self.experimental_threading.private_threadpool_size,
+        )
+        return core.Options(
+            AutoShardPolicy(policy),
+            deterministic=next((value for value in said if value is not None), None),
+            num_threads=next((int(size) for size in sizes if size), None),
+        )
 
     @classmethod
     def of(cls, options: core.Options) -> Options:
@@ -111,6 +133,8 @@ class Options(_Group):
         made = cls()
         if options.auto_shard_policy is not None:
             made.experimental_distribute.auto_shard_policy = options.auto_shard_policy
+        made.deterministic = options.deterministic
+        made.threading.private_threadpool_size = options.num_threads
         return made
 
     def merge(self, other: Options) -> Options:

@@ -28,11 +28,31 @@ from unison.tf.image_files import (
     is_jpeg,
 )
 from unison.tf.io import gfile
+from unison.tf.io.parsing import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    SparseFeature,
+    VarLenFeature,
+    decode_json_example,
+    parse_example,
+    parse_sequence_example,
+    parse_single_example,
+    parse_single_sequence_example,
+)
+from unison.tf.io.records import TFRecordOptions, TFRecordWriter
+from unison.tf.io.tensor_protos import parse_tensor, serialize_tensor
 from unison.tf.missing import names_missing_from
+from unison.tf.pending import PendingText
 from unison.tf.tensors import convert_to_tensor, is_tensor, tensor_dtype
-from unison.tf.text import StringTensor, text_of
+from unison.tf.text import StringTensor, text_of, texts_of
 
 __all__ = [
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "SparseFeature",
+    "TFRecordOptions",
+    "TFRecordWriter",
+    "VarLenFeature",
     "decode_and_crop_jpeg",
     "decode_base64",
     "decode_bmp",
@@ -41,6 +61,7 @@ __all__ = [
     "decode_gif",
     "decode_image",
     "decode_jpeg",
+    "decode_json_example",
     "decode_png",
     "decode_raw",
     "decode_webp",
@@ -51,7 +72,13 @@ __all__ = [
     "gfile",
     "is_jpeg",
     "matching_files",
+    "parse_example",
+    "parse_sequence_example",
+    "parse_single_example",
+    "parse_single_sequence_example",
+    "parse_tensor",
     "read_file",
+    "serialize_tensor",
     "write_file",
 ]
 
@@ -109,19 +136,29 @@ def decode_raw(
 
     TF: `tf.io.decode_raw`.
     """
-    strings = StringTensor(input_bytes)
-    items = list(strings.view(np.ndarray).flat)
+    dtype = dtypes.named(out_type).newbyteorder("<" if little_endian else ">")
+    found = tensor_dtype(out_type)
+
+    def numbers(texts: np.ndarray) -> np.ndarray:
+        return _numbers_in(texts, dtype, fixed_length).astype(found, copy=False)
+
+    if isinstance(input_bytes, PendingText):
+        return input_bytes.through(numbers)
+    return convert_to_tensor(numbers(texts_of(input_bytes)))
+
+
+def _numbers_in(texts: np.ndarray, dtype: np.dtype, fixed_length: int | None) -> np.ndarray:
+    """Returns the numbers whose bytes are in texts, along a new last axis."""
+    items = texts.ravel().tolist()
     if fixed_length is not None:
         items = [item[:fixed_length].ljust(fixed_length, b"\0") for item in items]
-    dtype = dtypes.named(out_type).newbyteorder("<" if little_endian else ">")
-    lengths = {len(item) for item in items}
+    lengths = set(map(len, items))
     if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
         raise InvalidArgumentError(
             message="tf.io.decode_raw: expected strings of one length, a multiple of "
             f"{dtype.itemsize}. Received the lengths {sorted(lengths)}"
         )
-    numbers = np.frombuffer(b"".join(items), dtype).reshape((*strings.shape, -1))
-    return convert_to_tensor(numbers.astype(tensor_dtype(out_type)))
+    return np.frombuffer(b"".join(items), dtype).reshape((*texts.shape, -1))
 
 
 def decode_csv(

@@ -5,18 +5,16 @@ What is not local needs fsspec's package for it (`gcsfs`, `s3fs`, ...).
 
 from __future__ import annotations
 
-import contextlib
 import glob as local_glob
 import os
 import stat as file_modes
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import fsspec
-import fsspec.core
 import fsspec.registry
 from fsspec.implementations.local import LocalFileSystem
 
+from unison.data.files.paths import file_system, glob_remote, is_remote, named_errors
 from unison.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -38,40 +36,22 @@ class FileStatistics(NamedTuple):
     is_directory: bool
 
 
-@contextlib.contextmanager
-def _errors(path: str) -> Iterator[None]:
-    """Turns the errors of file systems into TensorFlow's, which are Python's as well."""
-    try:
-        yield
-    except (NotFoundError, AlreadyExistsError, PermissionDeniedError):
-        raise
-    except FileNotFoundError as error:
-        raise NotFoundError(message=f"{path}; No such file or directory") from error
-    except FileExistsError as error:
-        raise AlreadyExistsError(message=f"{path}; File exists") from error
-    except PermissionError as error:
-        raise PermissionDeniedError(message=f"{path}; Permission denied") from error
-    except (IsADirectoryError, NotADirectoryError) as error:
-        raise FailedPreconditionError(message=f"{path}; {error.strerror or error}") from error
-
-
 def _located(path: Any) -> tuple[Any, str, str]:
     """Returns the file system, the path in it, and the path as it was given."""
     given = text_of(path)
-    file_system, inside = fsspec.core.url_to_fs(given)
-    return file_system, inside, given
+    return *file_system(given), given
 
 
 def exists(path: Any) -> bool:
     """TF: `tf.io.gfile.exists`."""
-    file_system, inside, _ = _located(path)
-    return file_system.exists(inside)
+    system, inside, _ = _located(path)
+    return system.exists(inside)
 
 
 def isdir(path: Any) -> bool:
     """TF: `tf.io.gfile.isdir`."""
-    file_system, inside, _ = _located(path)
-    return file_system.isdir(inside)
+    system, inside, _ = _located(path)
+    return system.isdir(inside)
 
 
 def glob(pattern: Any) -> list[str]:
@@ -81,11 +61,8 @@ def glob(pattern: Any) -> list[str]:
     """
     if isinstance(pattern, list | tuple):
         return [path for one in pattern for path in glob(one)]
-    file_system, inside, given = _located(pattern)
-    if isinstance(file_system, LocalFileSystem):
-        return sorted(local_glob.glob(given))
-    protocol = given.partition("://")[0]
-    return sorted(f"{protocol}://{path.lstrip('/')}" for path in file_system.glob(inside))
+    given = text_of(pattern)
+    return glob_remote(given) if is_remote(given) else sorted(local_glob.glob(given))
 
 
 def listdir(path: Any) -> list[str]:
@@ -96,11 +73,11 @@ def listdir(path: Any) -> list[str]:
 
     TF: `tf.io.gfile.listdir`.
     """
-    file_system, inside, given = _located(path)
-    if not file_system.isdir(inside):
+    system, inside, given = _located(path)
+    if not system.isdir(inside):
         raise NotFoundError(message=f"Could not find directory {given}")
-    with _errors(given):
-        entries = file_system.ls(inside, detail=False)
+    with named_errors(given):
+        entries = system.ls(inside, detail=False)
     return sorted(entry.rstrip("/").rpartition("/")[2] for entry in entries)
 
 
@@ -109,9 +86,9 @@ def makedirs(path: Any) -> None:
 
     TF: `tf.io.gfile.makedirs`.
     """
-    file_system, inside, given = _located(path)
-    with _errors(given):
-        file_system.makedirs(inside, exist_ok=True)
+    system, inside, given = _located(path)
+    with named_errors(given):
+        system.makedirs(inside, exist_ok=True)
 
 
 def mkdir(path: Any) -> None:
@@ -123,9 +100,9 @@ def mkdir(path: Any) -> None:
 
     TF: `tf.io.gfile.mkdir`.
     """
-    file_system, inside, given = _located(path)
-    with _errors(given):
-        file_system.mkdir(inside, create_parents=False)
+    system, inside, given = _located(path)
+    with named_errors(given):
+        system.mkdir(inside, create_parents=False)
 
 
 def remove(path: Any) -> None:
@@ -137,13 +114,13 @@ def remove(path: Any) -> None:
 
     TF: `tf.io.gfile.remove`.
     """
-    file_system, inside, given = _located(path)
-    if not file_system.exists(inside):
+    system, inside, given = _located(path)
+    if not system.exists(inside):
         raise NotFoundError(message=f"{given}; No such file or directory")
-    if file_system.isdir(inside):
+    if system.isdir(inside):
         raise FailedPreconditionError(message=f"{given}; Is a directory. Use rmtree.")
-    with _errors(given):
-        file_system.rm_file(inside)
+    with named_errors(given):
+        system.rm_file(inside)
 
 
 def rmtree(path: Any) -> None:
@@ -154,11 +131,11 @@ def rmtree(path: Any) -> None:
 
     TF: `tf.io.gfile.rmtree`.
     """
-    file_system, inside, given = _located(path)
-    if not file_system.exists(inside):
+    system, inside, given = _located(path)
+    if not system.exists(inside):
         raise NotFoundError(message=f"{given}; No such file or directory")
-    with _errors(given):
-        file_system.rm(inside, recursive=True)
+    with named_errors(given):
+        system.rm(inside, recursive=True)
 
 
 def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
@@ -192,7 +169,7 @@ def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
     if not source.exists(from_):
         raise NotFoundError(message=f"{given}; No such file or directory")
     if isinstance(source, LocalFileSystem) and isinstance(target, LocalFileSystem):
-        with _errors(given):
+        with named_errors(given):
             os.replace(from_, to)
     elif type(source) is type(target):
         source.mv(from_, to, recursive=source.isdir(from_))
@@ -212,13 +189,13 @@ def stat(path: Any) -> FileStatistics:
     Raises:
         NotFoundError: There is no such file.
     """
-    file_system, inside, given = _located(path)
-    with _errors(given):
-        if isinstance(file_system, LocalFileSystem):
+    system, inside, given = _located(path)
+    with named_errors(given):
+        if isinstance(system, LocalFileSystem):
             found = os.stat(inside)
             is_folder = file_modes.S_ISDIR(found.st_mode)
             return FileStatistics(found.st_size, found.st_mtime_ns, is_folder)
-        info = file_system.info(inside)
+        info = system.info(inside)
     changed = info.get("mtime") or info.get("created") or 0
     seconds = changed.timestamp() if hasattr(changed, "timestamp") else float(changed)
     return FileStatistics(info["size"] or 0, int(seconds * 1e9), info["type"] == "directory")
@@ -294,10 +271,10 @@ class GFile:
     @property
     def _file(self) -> Any:
         if self._opened is None:
-            file_system, inside, given = _located(self._name)
+            system, inside, given = _located(self._name)
             coding = {} if "b" in self._mode else {"encoding": "utf-8"}
-            with _errors(given):
-                self._opened = file_system.open(inside, self._mode, **coding)
+            with named_errors(given):
+                self._opened = system.open(inside, self._mode, **coding)
         return self._opened
 
     def read(self, n: int = -1) -> Any:

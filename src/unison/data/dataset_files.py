@@ -1,0 +1,355 @@
+"""Datasets in folders: `save`, `snapshot` and `cache(filename)` keep elements in this form.
+
+    FOLDER/dataset.json               what is there; written last, and as a whole
+    FOLDER/run-ID/shard-NNNNN/leaf*   the tables of `column_files`
+    FOLDER/run-ID.lock                locked while a process writes that run
+
+The elements are there when `dataset.json` names their run, not before: a pass that was interrupted
+leaves nothing that would be read. Its first line is the CRC-32 of the rest. Several processes can
+write at the same time, each a run of its own; what a process leaves that was killed, the next one
+to write removes (in local folders).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import functools
+import json
+import logging
+import os
+import shutil
+import uuid
+import weakref
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from unison.data.column_files import Table, TableRows, TableWriter, codec_of
+from unison.data.files.paths import file_system, is_remote, open_file
+from unison.data.plan import Plan, Rows, RowsStream, Stream
+from unison.data.specs import ArraySpec, Signature
+from unison.data.structure import LEAF, Leaves, Structure
+from unison.errors import DataLossError, InvalidArgumentError
+
+logger = logging.getLogger(__name__)
+
+_INDEX = "dataset.json"
+
+_FORMAT = "unison.data 1"
+
+
+class DatasetWriter:
+    """Writes the elements of one pass to a folder.
+
+    Dropped before `publish`, it takes its files away.
+
+    Args:
+        folder: The folder; it is made with the first files.
+        compression: See `codec_of`.
+        said_when_dropped: What is logged if files were there then; nothing for None.
+    """
+
+    def __init__(
+        self, folder: str, compression: str | None = None, said_when_dropped: str | None = None
+    ):
+        codec_of(compression)  # raises where there is none such
+        self._folder = folder
+        self._compression = compression
+        self._run = _Run(folder)
+        self._shards: dict[int, TableWriter] = {}
+        self._specs: tuple[ArraySpec, ...] = ()
+        self._drop = weakref.finalize(self, self._run.remove, said_when_dropped)
+
+    def add(self, block: Leaves, shard: int = 0) -> None:
+        """Writes stacked elements to the shard of that number."""
+        specs = tuple(ArraySpec(leaf.shape[1:], leaf.dtype) for leaf in block)
+        if self._specs != specs:
+            pairs = zip(self._specs or specs, specs, strict=True)
+            self._specs = tuple(one.widened(two) for one, two in pairs)
+        self._shard(shard).add(block)
+
+    def publish(self, source: Plan, replaces: bool = False) -> None:
+        """Makes what has been written the folder's dataset.
+
+        Args:
+            source: What gave the elements. Where there were none, and it does not know what they
+                would be, nothing is published.
+            replaces: Whether it takes the place of a dataset that is there. Otherwise that one
+                stays, and this one is dropped.
+
+        Raises:
+            ValueError: There is nothing to take the place of a dataset.
+        """
+        before = _read_index(self._folder)
+        signature = source.known_signature
+        if signature is None and (self._specs or replaces):
+            signature = Signature(source.structure, self._specs)
+        if signature is None or (before is not None and not replaces):
+            self.discard()
+            return
+        self._run.begin()
+        if not self._shards:
+            self._shard(0)  # there are no elements
+        places = {number: place for place, number in enumerate(self._shards)}
+        described = {
+            "format": _FORMAT,
+            "run": self._run.name,
+            "compression": self._compression,
+            "structure": _as_json(signature.structure),
+            "specs": [{"shape": s.shape, "dtype": s.dtype.name} for s in signature.specs],
+            "shards": [
+                {"folder": _shard_folder(places[number]), **self._shards[number].finish()}
+                for number in sorted(self._shards)
+            ],
+        }
+        _write_index(self._folder, described)
+        self._drop.detach()
+        self._run.release()
+        if before is not None:
+            _remove_run(self._folder, before["run"])
+
+    def discard(self) -> None:
+        """Takes the files away, if it has not published them."""
+        for shard in self._shards.values():
+            shard.close()
+        if self._drop.detach() is not None:
+            self._run.remove()
+
+    def _shard(self, number: int) -> TableWriter:
+        if number not in self._shards:
+            folder = f"{self._folder}/{self._run.name}/{_shard_folder(len(self._shards))}"
+            self._shards[number] = TableWriter(folder, self._compression, self._run.begin)
+        return self._shards[number]
+
+
+def _shard_folder(place: int) -> str:
+    return f"shard-{place:05d}"
+
+
+class _Run:
+    """The files of a pass, until they are published."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self.name = f"run-{uuid.uuid4().hex[:12]}"
+        self._has_begun = False
+        self._process = os.getpid()
+        self._lock: IO[bytes] | None = None
+
+    def begin(self) -> None:
+        """Makes the folder, if that has not been done yet."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if not is_remote(self._folder):
+            os.makedirs(self._folder, exist_ok=True)
+            _remove_abandoned_runs(self._folder)
+            self._lock = open_file(f"{self._folder}/{self.name}.lock", "wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self, message: str | None = None) -> None:
+        """Takes the files away, if there are any, and says so."""
+        if not self._has_begun or os.getpid() != self._process:
+            return  # in a copy of the process, which owns nothing
+        if message is not None:
+            logger.warning(message)
+        _remove_run(self._folder, self.name)
+        if self._lock is not None:
+            self.release()
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)  # if nothing else is there
+
+    def release(self) -> None:
+        """Lets others know that nothing more is written."""
+        if self._lock is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._lock.name)
+            self._lock.close()
+
+
+class KeptDataset:
+    """A dataset that a folder holds.
+
+    Args:
+        folder: The folder.
+        described: What its `dataset.json` says.
+        expected: What the elements should be; None for what they are.
+
+    Raises:
+        DataLossError: Its files are not what was written.
+        InvalidArgumentError: The elements are others.
+    """
+
+    def __init__(self, folder: str, described: dict[str, Any], expected: Signature | None = None):
+        compression = described["compression"]
+        specs = [
+            ArraySpec(None if s["shape"] is None else tuple(s["shape"]), np.dtype(s["dtype"]))
+            for s in described["specs"]
+        ]
+        #: What the elements are.
+        self.signature = Signature(_from_json(described["structure"]), tuple(specs))
+        if expected is not None:
+            _check_fits(folder, self.signature, expected)
+            self.signature = expected
+        run = f"{folder}/{described['run']}"
+        #: The elements, shard by shard.
+        self.shards = [
+            Saved(Table(f"{run}/{shard['folder']}", shard, compression), self.signature)
+            for shard in described["shards"]
+        ]
+
+    def __len__(self) -> int:
+        return sum(shard.cardinality() for shard in self.shards)
+
+
+class Saved(Plan):
+    """The elements of a table."""
+
+    def __init__(self, table: Table, signature: Signature):
+        self._signature = signature
+        self._is_mapped = table.is_mapped
+        #: The elements by index; fast only where they lie in memory-mapped files.
+        self.table_rows = TableRows(table)
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return self._signature
+
+    def cardinality(self) -> int:
+        return len(self.table_rows)
+
+    def rows(self) -> Rows | None:
+        return self.table_rows if self._is_mapped else None
+
+    def _stream(self) -> Stream:
+        return RowsStream(self.table_rows)
+
+
+def read_dataset(folder: str, expected: Signature | None = None) -> KeptDataset | None:
+    """Returns the dataset that a folder holds; None where there is none.
+
+    Args:
+        folder: The folder.
+        expected: What the elements should be; None for what they are.
+
+    Raises:
+        DataLossError: Its files are not what was written.
+        InvalidArgumentError: The elements are others.
+    """
+    described = _read_index(folder)
+    if described is None:
+        return None
+    try:
+        return KeptDataset(folder, described, expected)
+    except DataLossError as error:
+        raise DataLossError(message=f"{error} Remove {folder}, and write it again.") from error
+
+
+def _check_fits(folder: str, kept: Signature, expected: Signature) -> None:
+    # A file says the name and the fields of a named tuple, not its class.
+    has_structure = _from_json(_as_json(expected.structure)) == kept.structure
+    dtypes = [getattr(spec, "dtype", None) for spec in expected.specs]
+    if not has_structure or dtypes != [spec.dtype for spec in kept.specs]:
+        raise InvalidArgumentError(
+            message=f"The elements kept in {folder} are others than expected. Expected: "
+            f"{expected.element_spec}. Received: {kept.element_spec}. Remove the folder if another "
+            "pipeline has written it, or take another one."
+        )
+
+
+def _read_index(folder: str) -> dict[str, Any] | None:
+    path = f"{folder}/{_INDEX}"
+    try:
+        with open_file(path, "rb") as file:
+            whole = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    checksum, _, body = whole.partition(b"\n")
+    if checksum != b"%08x" % zlib.crc32(body):
+        raise DataLossError(
+            message=f"{path} is damaged: its checksum is another one. Remove {folder}, and write "
+            "it again."
+        )
+    described = json.loads(body)
+    if described["format"] != _FORMAT:
+        raise InvalidArgumentError(
+            message=f"{path} is of another version. Expected the format {_FORMAT!r}. Received: "
+            f"{described['format']!r}"
+        )
+    return described
+
+
+def _write_index(folder: str, described: dict[str, Any]) -> None:
+    body = json.dumps(described, separators=(",", ":")).encode()
+    path = f"{folder}/{_INDEX}"
+    # What is elsewhere appears as a whole when it is closed; what is local, when it is renamed.
+    written = path if is_remote(folder) else f"{folder}/{described['run']}.json"
+    with open_file(written, "wb") as file:
+        file.write(b"%08x\n" % zlib.crc32(body) + body)
+    if written != path:
+        os.replace(written, path)
+
+
+def _remove_run(folder: str, run: str) -> None:
+    if not is_remote(folder):
+        shutil.rmtree(f"{folder}/{run}", ignore_errors=True)
+        return
+    system, path = file_system(f"{folder}/{run}")
+    with contextlib.suppress(FileNotFoundError):
+        system.rm(path, recursive=True)
+
+
+def _remove_abandoned_runs(folder: str) -> None:
+    """Removes the runs of processes that have ended before they published them."""
+    for lock_file in Path(folder).glob("run-*.lock"):
+        with contextlib.suppress(OSError), open(lock_file, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+            if lock_file.with_suffix("").exists():
+                _remove_run(folder, lock_file.stem)
+                os.remove(lock_file)
+
+
+def _as_json(structure: Structure) -> Any:
+    if structure.kind is None:
+        return "leaf"
+    children = [_as_json(child) for child in structure.children]
+    if structure.kind is type(None):
+        return None
+    if structure.kind is tuple:
+        return {"tuple": children}
+    if issubclass(structure.kind, tuple):
+        fields = list(structure.kind._fields)  # type: ignore[attr-defined]
+        return {"named_tuple": structure.kind.__name__, "fields": fields, "children": children}
+    if not all(isinstance(key, str | int) for key in structure.keys):
+        raise TypeError(
+            "The keys of dictionaries in elements that are kept in files must be texts or whole "
+            f"numbers. Received: {list(structure.order)}"
+        )
+    kind = "dict" if structure.kind is dict else "ordered_dict"
+    return {kind: children, "keys": [*structure.keys], "order": [*structure.order]}
+
+
+def _from_json(described: Any) -> Structure:
+    if described == "leaf":
+        return LEAF
+    if described is None:
+        return Structure(type(None))
+    if "tuple" in described:
+        return Structure(tuple, tuple(map(_from_json, described["tuple"])))
+    if "named_tuple" in described:
+        kind = _named_tuple(described["named_tuple"], tuple(described["fields"]))
+        return Structure(kind, tuple(map(_from_json, described["children"])))
+    kind = dict if "dict" in described else collections.OrderedDict
+    children = described["dict" if kind is dict else "ordered_dict"]
+    keys, order = tuple(described["keys"]), tuple(described["order"])
+    return Structure(kind, tuple(map(_from_json, children)), keys, order)
+
+
+@functools.cache
+def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
+    """Returns a class of named tuples: the same one, where it is the same."""
+    return collections.namedtuple(name, fields)

@@ -1,0 +1,134 @@
+"""`prefetch_to_device`: elements are on the devices before they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from unison.data.chunks import Chunk, ChunkReader
+from unison.data.leaves import is_text
+from unison.data.plan import AUTOTUNE, Plan, SameElements, Stream
+from unison.data.prefetching import AUTOTUNE_SIZE, ReadAhead
+from unison.data.specs import ArraySpec, Signature
+from unison.data.state import State
+from unison.data.structure import Leaves
+from unison.errors import InvalidArgumentError
+from unison.runtime.devices import prepare_backend
+from unison.runtime.precision import device_array, device_dtype
+
+#: Where elements are put: a device, a sharding, or nothing for the default device.
+Target: TypeAlias = "jax.Device | Sharding | None"
+
+
+class PrefetchToDevice(SameElements):
+    """The elements as `jax.Array`s that a thread puts on a device, or divides between devices.
+
+    Args:
+        source: The input.
+        size: How many elements may wait on the devices; `AUTOTUNE` for a few.
+        target: Called when elements are first asked for; returns where they are put.
+
+    Raises:
+        InvalidArgumentError: `size` is no positive number.
+    """
+
+    def __init__(self, source: Plan, size: int, target: Callable[[], Target]):
+        super().__init__(source)
+        if size != AUTOTUNE and size < 1:
+            raise InvalidArgumentError(
+                message=f"Expected a size of at least 1, or tf.data.AUTOTUNE. Received: {size}"
+            )
+        self._size = AUTOTUNE_SIZE if size == AUTOTUNE else size
+        self._target = target
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
+        return inputs[0].map(_on_device)
+
+    def _stream(self) -> Stream:
+        return _PlacedStream(self._input, self._size, self._target)
+
+
+def _on_device(spec: Any) -> Any:
+    """Returns the spec of a leaf on a device, where some dtypes are narrower."""
+    if not isinstance(spec, ArraySpec) or spec.dtype.kind == "O":
+        return spec
+    return ArraySpec(spec.shape, np.dtype(device_dtype(spec.dtype)), spec.name)
+
+
+class _PlacedStream(Stream):
+    #: Its time is that of stages that the thread runs.
+    only_waits = True
+
+    def __init__(self, source: Plan, size: int, target: Callable[[], Target]):
+        prepare_backend()
+        self._source = _Placed(source, target)
+        self._size = size
+        self._ahead = ReadAhead(self._source.next, size)
+
+    def next(self) -> Leaves | None:
+        item = self._ahead.get()
+        return None if item is None else item[1]
+
+    @property
+    def num_ready(self) -> int:
+        """How many elements wait."""
+        return self._ahead.num_ready
+
+    def state(self) -> State:
+        with self._ahead.paused() as waiting:
+            before = [item[0] for item in waiting if item is not None]
+            return self._source.reader.state_with(before)
+
+    def restore(self, state: State) -> None:
+        with self._ahead.paused():
+            self._ahead.close()
+            self._source.reader.restore(state)
+        self._ahead = ReadAhead(self._source.next, self._size)
+
+
+class _Placed:
+    """What the thread does. The element itself stays with what it has become, for the state."""
+
+    def __init__(self, source: Plan, target: Callable[[], Target]):
+        self.reader = ChunkReader(source)
+        self._target = target
+
+    def next(self) -> tuple[Chunk, Leaves] | None:
+        chunk = self.reader.read(1)
+        return None if chunk is None else (chunk, placed(chunk[0], self._target()))
+
+
+def placed(leaves: Leaves, target: Target) -> Leaves:
+    """Returns the leaves of an element as arrays on a device, or divided between devices.
+
+    Text stays on the host. Of several processes, each gives its part of a sharded array.
+
+    Args:
+        leaves: The leaves.
+        target: Where they are put. With a sharding over a mesh, scalars are on all its devices.
+
+    Raises:
+        InvalidArgumentError: A leaf cannot be divided between the devices.
+    """
+    return tuple(leaf if is_text(leaf) else _put(leaf, target) for leaf in leaves)
+
+
+def _put(leaf: Any, target: Target) -> Any:
+    if not leaf.ndim and isinstance(target, NamedSharding):
+        target = NamedSharding(target.mesh, PartitionSpec())
+    if isinstance(target, Sharding) and not target.is_fully_addressable:
+        return jax.make_array_from_process_local_data(target, np.asarray(leaf))
+    # What has 64 bits, JAX would make narrower on the way.
+    keeps_all_bits = leaf.dtype.itemsize == 8 and device_dtype(leaf.dtype) == leaf.dtype
+    try:
+        return jax.device_put(device_array(leaf) if keeps_all_bits else leaf, target)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            message=f"An array of shape {list(leaf.shape)} cannot be put where {target} says. "
+            "Every batch must be divisible between the devices: use batch(drop_remainder=True), "
+            f"or let a strategy distribute the dataset. {error}"
+        ) from error

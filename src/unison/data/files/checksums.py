@@ -1,0 +1,68 @@
+"""The checksums of TFRecord files: CRC-32C, "masked" as TensorFlow stores them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+#: What is added to a checksum, rotated, where it is stored.
+MASK_DELTA = 0xA282EAD8
+
+
+@functools.cache
+def crc32c() -> Callable[[Any], int]:
+    """Returns the function that computes the CRC-32C of bytes.
+
+    Raises:
+        ImportError: The package that computes it is not installed.
+    """
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise ImportError(
+            "TFRecord files are checked with google-crc32c, which is not installed: "
+            "pip install 'unison[records]'"
+        ) from error
+    return google_crc32c.value
+
+
+def masked(crc: int) -> int:
+    """Returns a checksum as it is stored: one of bytes that hold checksums is no good otherwise."""
+    return (((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF
+
+
+@functools.lru_cache(1 << 16)
+def masked_of_length(length: int) -> int:
+    """Returns the stored checksum of a record's length."""
+    return masked(crc32c()(length.to_bytes(8, "little")))
+
+
+def headers_in(data: bytes) -> np.ndarray:
+    """Returns where in `data` there is a number of 8 bytes with its stored checksum behind it."""
+    if len(data) < 12:
+        return np.empty(0, np.int64)
+    numbers = np.frombuffer(data, np.uint8)
+    count = len(data) - 11
+    # A CRC is linear: that of 8 bytes is the sum of what each contributes.
+    sums = np.full(count, crc32c()(bytes(8)), np.uint32)
+    for place, table in enumerate(_tables()):
+        sums ^= table[numbers[place : place + count]]
+    stored = np.zeros(count, np.uint32)
+    for place in range(4):
+        stored |= numbers[8 + place : 8 + place + count].astype(np.uint32) << np.uint32(8 * place)
+    expected = ((sums >> np.uint32(15)) | (sums << np.uint32(17))) + np.uint32(MASK_DELTA)
+    return np.flatnonzero(expected == stored)
+
+
+@functools.cache
+def _tables() -> list[np.ndarray]:
+    """Returns for each of 8 places what the values of a byte there contribute to the CRC."""
+    none = crc32c()(bytes(8))
+    values = [
+        [crc32c()(bytes(place) + bytes([value]) + bytes(7 - place)) ^ none for value in range(256)]
+        for place in range(8)
+    ]
+    return [np.array(table, np.uint32) for table in values]

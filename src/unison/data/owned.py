@@ -1,0 +1,369 @@
+"""One worker's examples of every global batch, and only what they are made of.
+
+Where a dataset is a source, in some order, mapped example by example and batched, a worker finds
+out its examples from their order, which is numbers; the rest it neither reads nor maps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from unison.data.batching import Batch
+from unison.data.functions import BlockFunction, ElementFunction
+from unison.data.leaves import concatenate, count_rows
+from unison.data.mapping import Map
+from unison.data.options import WithOptions
+from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream, Transformation
+from unison.data.prefetching import Prefetch
+from unison.data.repetition import Repeat
+from unison.data.selection import Shard, Skip, Take
+from unison.data.shares import Shares
+from unison.data.shuffling import Shuffle
+from unison.data.sources import Range
+from unison.data.specs import Signature
+from unison.data.state import State
+from unison.data.structure import Leaves, Structure
+
+#: What changes the order and the number of elements, whatever they are.
+_BY_POSITION = (Prefetch, Repeat, Shard, Shuffle, Skip, Take, WithOptions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Which examples of every global batch are a worker's.
+
+    Attributes:
+        batch_size: The size of a global batch.
+        num_batches: How many there are; None for no end.
+        num_examples: How many examples they are made of; None for no end.
+        num_replicas: The number of replicas on all workers.
+        replicas: Those of the worker.
+        needs_examples: Whether one example, at least, is read of every batch: what there is in
+            none is known from one.
+    """
+
+    batch_size: int
+    num_batches: int | None
+    num_examples: int | None
+    num_replicas: int
+    replicas: range
+    needs_examples: bool = False
+
+    def size_of(self, batch: int) -> int:
+        """Returns the size of a global batch."""
+        if self.num_examples is None:
+            return self.batch_size
+        return min(self.batch_size, self.num_examples - batch * self.batch_size)
+
+    def own(self, batch: int) -> range:
+        """Returns where in a global batch the worker's examples are."""
+        size = self.size_of(batch)
+        where = Shares(size, self.num_replicas).of(self.replicas)
+        return range(size)[where]
+
+    def read(self, batch: int) -> range:
+        """Returns where in a global batch the examples are that the worker reads."""
+        return self.own(batch) or range(self.needs_examples)
+
+    def numbers_of(self, places: Any, first_batch: int) -> Any:
+        """Returns the numbers that the examples that the worker reads have among all.
+
+        Args:
+            places: Their numbers among those, counted from `first_batch` on: an int, or an array.
+            first_batch: A global batch.
+        """
+        full = self.read(0)
+        batches = first_batch + places // len(full)
+        if self.num_batches is None:
+            return batches * self.batch_size + full.start + places % len(full)
+        last = self.num_batches - 1
+        in_last = batches >= last
+        batches = batches - in_last * (batches - last)
+        starts = full.start + in_last * (self.read(last).start - full.start)
+        return batches * self.batch_size + starts + places - (batches - first_batch) * len(full)
+
+
+def owned(plan: Plan, num_replicas: int, replicas: range) -> BatchShares | None:
+    """Returns the plan of a worker's examples of every batch, if they can be told beforehand.
+
+    Args:
+        plan: Global batches.
+        num_replicas: The number of replicas on all workers.
+        replicas: Those of the worker.
+    """
+    while isinstance(plan, Prefetch | WithOptions):  # what is distributed is read ahead anyway
+        plan = plan.inputs[0]
+    if not isinstance(plan, Batch):
+        return None
+    elements = plan.inputs[0]
+    maps: list[Map] = []
+    source = elements
+    while isinstance(source, Map | Prefetch | WithOptions):
+        if isinstance(source, Map):
+            maps.append(source)
+        source = source.inputs[0]
+    length = source.cardinality()
+    order, rows = _order_of(source)
+    if length == UNKNOWN or not (maps or rows is not None):
+        return None
+    is_endless = length == INFINITE
+    division = Division(
+        plan.batch_size,
+        None if is_endless else plan.cardinality(),
+        None if is_endless else length,
+        num_replicas,
+        replicas,
+        needs_examples=elements.known_signature is None,
+    )
+    examples = OwnExamples(order, source, rows, division)
+    made: Plan = examples
+    for each in reversed(maps):
+        made = each.with_inputs([made])
+        # A process has a copy of the function, which does not know where a pass has begun.
+        if len(replicas) < num_replicas and not vars(each)["_in_processes"]:
+            function = _Renumbered(vars(each)["_function"], division, examples)
+            vars(made)["_function"] = function
+    return BatchShares(made, examples, elements)
+
+
+def _order_of(plan: Plan) -> tuple[Plan, Rows | None]:
+    """Returns the plan of the numbers of a source's rows, and the rows; else `plan`, and None."""
+    if not plan.inputs:
+        # Rows that are other ones in every pass are no source's that passes leave as it is.
+        rows = None if plan.lasting else plan.rows()
+        return (plan, None) if rows is None else (Range([0, len(rows), 1], np.int64), rows)
+    if not isinstance(plan, _BY_POSITION):
+        return plan, None
+    order, rows = _order_of(plan.inputs[0])
+    return (plan, None) if rows is None else (plan.with_inputs([order]), rows)
+
+
+class OwnExamples(Transformation):
+    """A worker's examples, one after the other.
+
+    Args:
+        order: The examples of all workers, or the numbers of their rows.
+        source: The examples of all workers.
+        rows: The rows, if `order` gives numbers.
+        division: Which of them are the worker's.
+    """
+
+    def __init__(self, order: Plan, source: Plan, rows: Rows | None, division: Division):
+        super().__init__(order)
+        self._source = source
+        self.rows_of_source = rows
+        self.division = division
+        self._latest: weakref.ref[_OwnStream] | None = None
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
+        return self._source.known_signature
+
+    @property
+    def structure(self) -> Structure:
+        return self._source.structure
+
+    def cardinality(self) -> int:
+        return INFINITE if self.division.num_examples is None else UNKNOWN
+
+    @property
+    def latest(self) -> _OwnStream:
+        """The stream that was opened last."""
+        stream = None if self._latest is None else self._latest()
+        assert stream is not None
+        return stream
+
+    def _stream(self) -> Stream:
+        stream = _OwnStream(self, self._input.stream())
+        self._latest = weakref.ref(stream)
+        return stream
+
+
+class _OwnStream(Stream):
+    """Takes what is the worker's of one global batch after the other."""
+
+    moving = ("_stream", "_batch", "first_batch", "_block", "_position")
+
+    def __init__(self, plan: OwnExamples, stream: Stream):
+        self._plan = plan
+        self._stream = stream
+        self._batch = 0
+        #: The batch that was the first one to be read.
+        self.first_batch = 0
+        self._block: Leaves | None = None
+        self._position = 0
+
+    def next(self) -> Leaves | None:
+        block = self._open()
+        if block is None:
+            return None
+        self._position += 1
+        return tuple(leaf[self._position - 1] for leaf in block)
+
+    def next_block(self, count: int) -> Leaves | None:
+        blocks: list[Leaves] = []
+        while count and (block := self._open()) is not None:
+            stop = min(self._position + count, count_rows(block))
+            blocks.append(tuple(leaf[self._position : stop] for leaf in block))
+            count -= stop - self._position
+            self._position = stop
+        return concatenate(blocks) if blocks else None
+
+    def skip_batches(self, count: int) -> None:
+        """Begins with a later batch."""
+        self._stream.skip(count * self._plan.division.batch_size)
+        self._batch = self.first_batch = count
+
+    def _open(self) -> Leaves | None:
+        """Returns the examples of a batch, of which one is still to be taken; None at the end."""
+        division = self._plan.division
+        while self._block is None or self._position >= count_rows(self._block):
+            if self._batch == division.num_batches:
+                return None
+            block = self._stream.next_block(division.batch_size)
+            if block is None:
+                return None
+            where = division.read(self._batch)
+            self._batch += 1
+            self._block = self._taken(block, where) if where else None
+            self._position = 0
+        return self._block
+
+    def _taken(self, block: Leaves, where: range) -> Leaves:
+        rows = self._plan.rows_of_source
+        part = tuple(leaf[where.start : where.stop] for leaf in block)
+        if rows is None:
+            return part
+        (numbers,) = part
+        first = int(numbers[0])
+        if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+            return rows.slice(first, first + len(numbers))
+        return rows.take(numbers)
+
+
+class BatchShares(Transformation):
+    """A worker's examples of every global batch, stacked; behind them, the global batch's size.
+
+    Args:
+        mapped: The worker's examples.
+        examples: What they are made of.
+        elements: The examples of all workers.
+    """
+
+    def __init__(self, mapped: Plan, examples: OwnExamples, elements: Plan):
+        super().__init__(mapped)
+        self._examples = examples
+        self._elements = elements
+
+    def cardinality(self) -> int:
+        count = self._examples.division.num_batches
+        return INFINITE if count is None else count
+
+    def nothing(self) -> Leaves:
+        """Returns a batch without examples."""
+        signature = self._elements.known_signature
+        assert signature is not None  # else an example is read of every batch
+        return tuple(
+            np.empty((0, *(size or 0 for size in spec.shape or ())), spec.dtype)
+            for spec in signature.specs
+        )
+
+    def _stream(self) -> Stream:
+        mapped = self._input.stream()
+        return _SharesStream(self, mapped, self._examples)
+
+
+class _SharesStream(Stream):
+    moving = ("_stream", "_batch")
+
+    def __init__(self, plan: BatchShares, stream: Stream, examples: OwnExamples):
+        self._plan = plan
+        self._stream = stream
+        self._examples = examples.latest
+        self._division = examples.division
+        self._batch = 0
+
+    def next(self) -> Leaves | None:
+        division = self._division
+        if self._batch == division.num_batches:
+            return None
+        size, own = division.size_of(self._batch), division.own(self._batch)
+        where = division.read(self._batch)
+        self._batch += 1
+        block = self._stream.next_block(len(where)) if where else self._plan.nothing()
+        if block is None:
+            return None
+        return (*(leaf[: len(own)] for leaf in block), np.int64(size))
+
+    def skip(self, count: int) -> None:
+        if self._batch:
+            super().skip(count)
+            return
+        most = self._division.num_batches
+        self._batch = count if most is None else min(count, most)
+        self._examples.skip_batches(self._batch)
+
+
+@contextlib.contextmanager
+def _saying(number: int) -> Iterator[None]:
+    """Inside, an error gets a note with an element's number among those of all workers."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"It is element {number} of those that all workers read together.")
+        raise
+
+
+class _Renumbered:
+    """A function of a worker's examples, called with the numbers that they have among all.
+
+    Everything else is the function's own.
+    """
+
+    def __init__(self, function: ElementFunction, division: Division, examples: OwnExamples):
+        self._function = function
+        self._numbers: Callable[[Any], Any] = lambda places: division.numbers_of(
+            places, examples.latest.first_batch
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __call__(
+        self, leaves: Leaves, structure: Structure, epoch: Any = None, index: int = 0
+    ) -> Leaves:
+        number = self._numbers(index)
+        with _saying(number):
+            return self._function(leaves, structure, epoch, number)
+
+    def for_rows(self, structure: Structure, epoch: Any) -> Callable[[Leaves, int], Leaves]:
+        of_row = self._function.for_rows(structure, epoch)
+
+        def of_own_row(row: Leaves, index: int) -> Leaves:
+            number = self._numbers(index)
+            with _saying(number):
+                return of_row(row, number)
+
+        return of_own_row
+
+    def state(self) -> State:
+        return self._function.state()
+
+    def restore(self, state: State) -> None:
+        self._function.restore(state)
+
+    def on_blocks(self, inputs: Signature) -> BlockFunction | None:
+        return self._of_all(self._function.on_blocks(inputs))
+
+    def on_text_blocks(self, sample: Leaves, structure: Structure) -> BlockFunction | None:
+        return self._of_all(self._function.on_text_blocks(sample, structure))
+
+    def _of_all(self, function: BlockFunction | None) -> BlockFunction | None:
+        if function is None:
+            return None
+        return lambda block, places: function(block, self._numbers(places))

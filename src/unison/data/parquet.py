@@ -1,0 +1,243 @@
+"""`from_parquet`: the rows of Parquet files."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unison.data.arrow import columns_of, import_pyarrow, signature_of
+from unison.data.columns import Column
+from unison.data.files import matching_files, open_file
+from unison.data.leaves import concatenate, stack
+from unison.data.plan import Plan, Rows, Stream
+from unison.data.specs import Signature
+from unison.data.structure import Leaves
+from unison.errors import DataLossError, InvalidArgumentError
+
+#: Files with no more bytes than this, together and decompressed, are kept in memory once they
+#: have been read, and are accessed by index.
+BYTES_IN_MEMORY = 256 << 20
+
+#: How many rows are decoded at once, where they are read in order.
+_ROWS_AT_ONCE = 4096
+
+
+class _RowGroup(NamedTuple):
+    path: str
+    number: int
+    rows: int
+
+
+class ParquetFiles(Plan):
+    """The rows of Parquet files.
+
+    Small files have access by index; large ones are read in order, group by group.
+
+    Args:
+        patterns: The names of the files, or patterns.
+        columns: The columns to read; None for all.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        InvalidArgumentError: No file matches, there is no such column, a column is of a type that
+            no array holds, or the files have different columns.
+        DataLossError: A file is not in the Parquet format.
+    """
+
+    identity = ("_length",)
+
+    def __init__(self, patterns: Any, columns: Sequence[str] | None = None):
+        import_pyarrow("from_parquet")
+        self._columns = None if columns is None else [*columns]
+        self._groups: list[_RowGroup] = []
+        self._bytes = 0
+        schemas = {}
+        for path in (name.decode() for name in matching_files(patterns)):
+            with _open_parquet(path) as file:
+                schemas[path] = self._chosen(file.schema_arrow, path)
+                for number in range(file.num_row_groups):
+                    group = file.metadata.row_group(number)
+                    self._groups.append(_RowGroup(path, number, group.num_rows))
+                    self._bytes += self._bytes_of(group)
+        self._signature = _common_signature(schemas)
+        self._starts = np.cumsum([0, *(group.rows for group in self._groups)])
+        self._length = int(self._starts[-1])
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return self._signature
+
+    def cardinality(self) -> int:
+        return self._length
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that have rows."""
+        return [*dict.fromkeys(group.path for group in self._groups)]
+
+    def of_file(self, path: str) -> ParquetFiles:
+        """Returns the plan of the rows of one file."""
+        return ParquetFiles(path, self._columns)
+
+    def rows(self) -> Rows | None:
+        return self._rows if self._length and self._bytes <= BYTES_IN_MEMORY else None
+
+    def batches_from(self, row: int) -> Iterator[tuple[int, list[Column]]]:
+        """Yields the rows from the one with that number on: how many, and their leaves."""
+        while row < self._length:
+            group = int(np.searchsorted(self._starts, row, "right")) - 1
+            path, number, _ = self._groups[group]
+            with _open_parquet(path) as file:
+                start = int(self._starts[group])
+                for batch in file.iter_batches(_ROWS_AT_ONCE, [number], self._columns):
+                    passed = min(row - start, len(batch))
+                    start += len(batch)
+                    if passed < len(batch):
+                        rest = batch.slice(passed)
+                        yield len(rest), columns_of(rest, row)
+                        row = start
+
+    def _stream(self) -> Stream:
+        return _ParquetStream(self)
+
+    @functools.cached_property
+    def _rows(self) -> Rows:
+        return _ParquetRows(self)
+
+    def _bytes_of(self, group: Any) -> int:
+        columns = map(group.column, range(group.num_columns))
+        return sum(
+            column.total_uncompressed_size
+            for column in columns
+            if self._columns is None or column.path_in_schema.split(".")[0] in self._columns
+        )
+
+    def _chosen(self, schema: Any, path: str) -> Any:
+        import pyarrow as pa
+
+        if self._columns is None:
+            return schema
+        missing = sorted({*self._columns} - {*schema.names})
+        if missing:
+            raise InvalidArgumentError(
+                message=f"{path} has no columns {missing}. It has: {schema.names}"
+            )
+        return pa.schema([schema.field(name) for name in self._columns])
+
+
+@contextlib.contextmanager
+def _open_parquet(path: str) -> Iterator[Any]:
+    """Opens a Parquet file, and names it in the errors that reading it ends with."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        with open_file(path) as file:
+            yield pa.parquet.ParquetFile(file)
+    except InvalidArgumentError as error:
+        error.add_note(f"In the Parquet file {path}.")
+        raise
+    except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | ConnectionError):
+            raise
+        raise DataLossError(message=f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _common_signature(schemas: dict[str, Any]) -> Signature:
+    signatures = {path: signature_of(schema) for path, schema in schemas.items()}
+    first, *others = signatures
+    for path in others:
+        if signatures[path] != signatures[first]:
+            raise InvalidArgumentError(
+                message=f"The files have different columns. {first}: "
+                f"{signatures[first].element_spec}. {path}: {signatures[path].element_spec}. "
+                "Choose those that all have (columns=[...])."
+            )
+    return signatures[first]
+
+
+class _ParquetStream(Stream):
+    """The rows in order, some thousand at a time."""
+
+    moving = ("_position",)
+
+    def __init__(self, plan: ParquetFiles):
+        self._plan = plan
+        self._position = 0
+        # What is read: the columns, and the rows that they have and that were taken of them.
+        self._batches: Iterator[tuple[int, list[Column]]] | None = None
+        self._columns: list[Column] = []
+        self._length = 0
+        self._taken = 0
+
+    def restore(self, state: Any) -> None:
+        super().restore(state)
+        self._batches = None
+        self._length = self._taken = 0
+
+    def next(self) -> Leaves | None:
+        if not self._has_row():
+            return None
+        leaves = tuple(column.element(self._taken) for column in self._columns)
+        self._pass(1)
+        return leaves
+
+    def next_block(self, count: int) -> Leaves | None:
+        blocks: list[Leaves] = []
+        while count and self._has_row():
+            stop = min(self._taken + count, self._length)
+            blocks.append(tuple(column.slice(self._taken, stop) for column in self._columns))
+            count -= stop - self._taken
+            self._pass(stop - self._taken)
+        return concatenate(blocks) if blocks else None
+
+    def skip(self, count: int) -> None:
+        if self._taken + count < self._length:
+            self._pass(count)
+        else:
+            self.restore({"_position": min(self._position + count, self._plan.cardinality())})
+
+    def _has_row(self) -> bool:
+        if self._taken < self._length:
+            return True
+        if self._batches is None:
+            self._batches = self._plan.batches_from(self._position)
+        self._length, self._columns = next(self._batches, (0, []))
+        self._taken = 0
+        return self._length > 0
+
+    def _pass(self, count: int) -> None:
+        self._taken += count
+        self._position += count
+
+
+class _ParquetRows(Rows):
+    """The rows by index; all columns are read at the first access."""
+
+    def __init__(self, plan: ParquetFiles):
+        self._plan = plan
+
+    def __len__(self) -> int:
+        return self._plan.cardinality()
+
+    def take(self, indices: np.ndarray) -> Leaves:
+        return tuple(
+            np.take(column.whole, indices, axis=0)
+            if column.whole is not None
+            else stack([(column.element(index),) for index in indices.tolist()])[0]
+            for column in self._columns
+        )
+
+    def slice(self, start: int, stop: int) -> Leaves:
+        return tuple(column.slice(start, stop) for column in self._columns)
+
+    def element(self, index: int) -> Leaves:
+        return tuple(column.element(index) for column in self._columns)
+
+    @functools.cached_property
+    def _columns(self) -> list[Column]:
+        parts = [columns for _, columns in self._plan.batches_from(0)]
+        return [Column.joined(leaf) for leaf in zip(*parts, strict=True)]

@@ -1,0 +1,52 @@
+"""The passes over a plan: every iteration from the first element on is one, with a number."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+
+class Passes:
+    """Counts the passes over a plan, whichever threads make them.
+
+    With the seed and an element's index, the number of the pass determines what is drawn.
+
+    Args:
+        begun: How many have begun.
+
+    Example:
+        >>> passes = Passes()
+        >>> passes.begin(), passes.begin()
+        (0, 1)
+        >>> passes.resume(5)
+        >>> passes.begin()
+        6
+    """
+
+    def __init__(self, begun: int = 0):
+        self._begun = begun
+        self._lock = threading.Lock()
+
+    def begin(self) -> int:
+        """Returns the number of a new pass."""
+        with self._lock:
+            self._begun += 1
+            return self._begun - 1
+
+    def resume(self, number: int) -> None:
+        """Takes note that pass `number`, begun elsewhere, goes on here: later ones follow it."""
+        with self._lock:
+            self._begun = max(self._begun, number + 1)
+
+    def state(self) -> int:
+        """Returns how many passes have begun."""
+        with self._lock:
+            return self._begun
+
+    def restore(self, state: int) -> None:
+        """Goes on, or back, to where `state` passes have begun."""
+        with self._lock:
+            self._begun = state
+
+    def __reduce__(self) -> Any:
+        return Passes, (self.state(),)  # a lock cannot be copied

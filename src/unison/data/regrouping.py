@@ -1,0 +1,198 @@
+"""Examples in batches of the replicas' sizes, whatever the batches that they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from unison.data.batching import Unbatch
+from unison.data.input_workers import InputWorkers
+from unison.data.leaves import concatenate, count_rows
+from unison.data.plan import Plan, position_of, stream_at
+from unison.data.sharding import file_names_in
+from unison.data.specs import Signature
+from unison.data.state import State
+from unison.data.steps import Position, Step, Steps, step_in_turn
+from unison.data.structure import Leaves
+
+
+def sizes_of_worker(batch_size: int, num_replicas: int, workers: InputWorkers) -> list[int]:
+    """Returns the sizes of the batches that a worker's replicas take in turn.
+
+    All replicas together get a global batch in every step, and each, over the steps, as many
+    examples as the others.
+
+    TF: `batch_sizes_for_worker`.
+    """
+    total = num_replicas * workers.num_workers
+    small, larger = divmod(batch_size, total)
+    sizes = [small + (replica < larger) for replica in range(total)]
+    first = workers.index * num_replicas
+    return sizes[first:] + sizes[:first]
+
+
+class RegroupedSteps(Steps):
+    """The examples that a worker reads, in batches of its replicas' sizes.
+
+    Args:
+        plan: Batches.
+        fresh_plan: Returns another such plan, whose passes do not depend on those of `plan`.
+        sizes: The sizes of the batches, in turn.
+        num_replicas: How many replicas the worker has.
+        workers: Its place.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        fresh_plan: Callable[[], Plan],
+        sizes: Sequence[int],
+        num_replicas: int,
+        workers: InputWorkers,
+    ):
+        self._plan = plan
+        self._fresh_plan = fresh_plan
+        self._sizes = list(sizes)
+        self._num_replicas = num_replicas
+        self._workers = workers
+        self._turn = 0
+        # One, opened by the first who asks; several after the number of workers has changed.
+        self._opened: list[_Reader] | None = None
+        self._has_own_share = True
+
+    @property
+    def _readers(self) -> list[_Reader]:
+        if self._opened is None:
+            self._opened = [_Reader(self._plan)]
+        return self._opened
+
+    def next(self) -> Step | None:
+        sizes = [self._next_size() for _ in range(self._num_replicas)]
+        blocks = [self._block(size) for size in sizes]
+        if not any(sizes):
+            blocks[0] = self._no_examples()
+        if all(block is None for block in blocks):
+            return None
+        return step_in_turn(blocks, self._plan.structure.pack)
+
+    def _next_size(self) -> int:
+        self._turn += 1
+        return self._sizes[(self._turn - 1) % len(self._sizes)]
+
+    def _block(self, size: int) -> Leaves | None:
+        """Returns the next examples, `size` of them or those that are left; None if none is."""
+        blocks: list[Leaves] = []
+        while size and self._readers:
+            block = self._readers[0].next_block(size)
+            if block is None:
+                self._readers.pop(0)
+            else:
+                blocks.append(block)
+                size -= count_rows(block)
+        return concatenate(blocks) if blocks else None
+
+    def _no_examples(self) -> Leaves | None:
+        """Returns a block without examples; None where all have been read."""
+        while self._readers:
+            if (nothing := self._readers[0].no_examples()) is not None:
+                return nothing
+            self._readers.pop(0)
+        return None
+
+    def state(self) -> State:
+        return {
+            "sizes": self._sizes,
+            "num_replicas": self._num_replicas,
+            "turn": self._turn,
+            "has_own_share": self._has_own_share,
+            "readers": [reader.state() for reader in self._readers],
+        }
+
+    def resume(self, positions: Sequence[Position]) -> None:
+        """Goes to where the workers were.
+
+        Of another number of workers, each takes over what some of them had begun to read, and
+        the files that none had begun are dealt out anew.
+        """
+        sizes, num_replicas = self._sizes, self._num_replicas
+        workers = self._workers
+        is_changed = len(positions) != workers.num_workers
+        readers: list[_Reader] = []
+        for position in positions[workers.index :: workers.num_workers]:
+            self._restore(position.state, is_changed)
+            self.skip(position.taken)
+            readers += self._readers
+        self._opened = readers
+        if (sizes, num_replicas) != (self._sizes, self._num_replicas):
+            self._sizes, self._num_replicas, self._turn = sizes, num_replicas, 0
+        if is_changed:
+            self._has_own_share = False
+            self._deal_unread_files()
+
+    def _restore(self, state: State, is_changed: bool) -> None:
+        self._sizes = state["sizes"]
+        self._num_replicas = state["num_replicas"]
+        self._turn = state["turn"]
+        self._has_own_share = state["has_own_share"] and not is_changed
+        # The passes after this one are over the worker's present share.
+        plan_of = (lambda: self._plan) if self._has_own_share else self._fresh_plan
+        self._opened = [_Reader(plan_of(), position) for position in state["readers"]]
+
+    def _deal_unread_files(self) -> None:
+        unread: list[Leaves] = []
+        for reader in self._readers:
+            names = file_names_in(reader.plan)
+            # Where there are several sources, their files belong together as they are.
+            if len(names) == 1:
+                unread += names[0].take_unread()
+        said = self._workers.talk("unread files").ask(unread)
+        together = [name for names in said for name in names]
+        dealt = together[self._workers.index :: self._workers.num_workers]
+        if dealt:
+            plan = self._fresh_plan()
+            file_names_in(plan)[0].deal(dealt)
+            self._readers.append(_Reader(plan))
+
+
+class _Reader:
+    """The examples of batches, in blocks of any size.
+
+    Args:
+        plan: Batches.
+        state: Where a reader of an equal plan was; None for the beginning.
+    """
+
+    def __init__(self, plan: Plan, state: State = None):
+        self.plan = plan
+        self._examples = Unbatch(plan)
+        if state is None:
+            state = {"held": None, "position": None}
+        # An example that was taken to see whether there is one.
+        self._held: Leaves | None = state["held"]
+        position = state["position"]
+        self._stream = (
+            self._examples.stream() if position is None else stream_at(self._examples, position)
+        )
+
+    def next_block(self, count: int) -> Leaves | None:
+        """Returns the next examples, `count` of them or those that are left; None if none is."""
+        held, self._held = self._held, None
+        if held is None:
+            return self._stream.next_block(count)
+        rest = self._stream.next_block(count - 1) if count > 1 else None
+        return held if rest is None else concatenate([held, rest])
+
+    def no_examples(self) -> Leaves | None:
+        """Returns a block without examples; None where all have been read."""
+        if self._held is None:
+            self._held = self._stream.next_block(1)
+        return None if self._held is None else tuple(leaf[:0] for leaf in self._held)
+
+    def state(self) -> State:
+        return {"held": self._held, "position": position_of(self._examples, self._stream)}
+
+
+def signature_of_replica(signature: Signature, num_replicas: int) -> Signature:
+    """Returns what each of `num_replicas` gets of batches."""
+    size = signature.batch_size
+    share = size // num_replicas if size is not None and size % num_replicas == 0 else None
+    return signature.unbatched().batched(share)
