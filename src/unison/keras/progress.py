@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from unison.keras.logs import StepLogs
+from unison.runtime.placement import Placement
+from unison.runtime.process_group import all_gather_json
 
 if TYPE_CHECKING:
     from unison.keras.trainer import ReplicaTrainer
@@ -37,12 +41,28 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
                 verbose=bound.arguments.get("verbose", "auto"),
                 epochs=bound.arguments.get("epochs", 1),
             )
+        agree_on_shuffling(trainer.strategy.placement)
         try:
             return method(*bound.args, **bound.kwargs)
         finally:
             trainer.steps_may_wait = False
 
     return wrapped
+
+
+def agree_on_shuffling(placement: Placement) -> None:
+    """Gives all processes the first one's random state of Python and NumPy, by which Keras shuffles
+    arrays: they must see the same batches.
+    """
+    if not placement.spans_processes:
+        return
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    own = [np.asarray(keys).tolist(), rest, random.getstate()]
+    (keys, rest, (version, numbers, gauss)), *_ = all_gather_json(
+        own, "The random state of Keras' shuffling"
+    )
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    random.setstate((version, tuple(numbers), gauss))
 
 
 class ReplicaProgbar(keras.callbacks.ProgbarLogger):

@@ -261,7 +261,7 @@ class ReplicaTrainer:
     def _with_logs(
         self,
         step: CompiledStep,
-        metric_results: Callable[[list[jax.Array]], dict[str, jax.Array]],
+        metric_results: Callable[..., dict[str, jax.Array]],
         groups: Any,
         batch: Any,
     ) -> tuple[StepLogs, Any]:
@@ -289,10 +289,11 @@ class ReplicaTrainer:
     def model(self) -> keras.Model:
         return self._model
 
-    def _metric_results(self) -> Callable[[list[jax.Array]], dict[str, jax.Array]]:
+    def _metric_results(self) -> Callable[..., dict[str, jax.Array]]:
         """Returns what computes the metrics, as now compiled, over all replicas.
 
-        It takes the stored state of a step, whose last arrays are the metrics' variables.
+        It takes the stored state of a step, whose last arrays are the metrics' variables, and their
+        values over all replicas, if the step has told them.
         """
         model = self._model
         variables = list(model.metrics_variables)
@@ -304,10 +305,13 @@ class ReplicaTrainer:
             with keras.StatelessScope(state_mapping=mapping):
                 return model.get_metrics_result()
 
-        def results_of_state(state: list[jax.Array]) -> dict[str, jax.Array]:
+        def results_of_state(
+            state: list[jax.Array], of_all: list[jax.Array] | None
+        ) -> dict[str, jax.Array]:
+            if of_all is not None:
+                return results([value.addressable_data(0) for value in of_all])
             stored = state[len(state) - len(cells) :]
-            values = [cell.combine(array) for cell, array in zip(cells, stored, strict=True)]
-            return results(values)
+            return results([c.combine(array) for c, array in zip(cells, stored, strict=True)])
 
         return results_of_state
 

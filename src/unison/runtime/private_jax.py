@@ -21,6 +21,8 @@ import jax.numpy as jnp
 # `api_util`, `linear_util`, `source_info_util`: what the two want to be told for error messages.
 # `dtypes`: what an argument of a jitted function may be. JAX lets a type in as a tree of arrays by
 # public means, but not as an array: a variable would be no leaf in `jax.tree` any more.
+# `distributed`: the client of the coordination service, by which processes tell each other what no
+# collective can, since one of them may not come. What is public starts the service and ends it.
 # `xla_bridge`: whether XLA already runs decides if devices and threads can still be chosen. Every
 # public call that could tell (`jax.devices`, `jax.extend.backend.backends`) starts the backend in
 # order to answer.
@@ -28,6 +30,7 @@ from jax._src import (
     ad_util,
     api_util,
     core,
+    distributed,
     dtypes,
     linear_util,
     source_info_util,
@@ -40,6 +43,11 @@ from jax._src.interpreters import partial_eval as pe
 def backend_is_started() -> bool:
     """Whether a JAX backend runs in this process. Does not start one."""
     return xla_bridge.backends_are_initialized()
+
+
+def coordination_client() -> Any:
+    """Returns the client of the coordination service; None if this process has joined none."""
+    return distributed.global_state.client
 
 
 def nothing_is_traced() -> bool:

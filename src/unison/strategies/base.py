@@ -237,7 +237,9 @@ class Strategy:
         """
         context.require_cross_replica_context("strategy.gather()")
         return jax.tree.map(
-            lambda leaf: reduction.gathered(leaf, axis), value, is_leaf=reduction.is_leaf
+            lambda leaf: reduction.gathered(leaf, axis, self._placement),
+            value,
+            is_leaf=reduction.is_leaf,
         )
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -253,7 +255,7 @@ class Strategy:
         if not any(map(is_distributed, leaves)):
             return (value,)
         columns = [
-            leaf.values if is_distributed(leaf) else (leaf,) * self.num_replicas_in_sync
+            leaf.values if is_distributed(leaf) else (leaf,) * len(self._placement.local_replicas)
             for leaf in leaves
         ]
         return tuple(jax.tree.unflatten(structure, own) for own in zip(*columns, strict=True))
@@ -267,7 +269,8 @@ class Strategy:
         """
         context.require_cross_replica_context("experimental_distribute_values_from_function()")
         count = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(index, count)) for index in range(count)]
+        local = self._placement.local_replicas
+        values = [value_fn(ValueContext(index, count)) for index in local]
         if count == 1:
             return values[0]
         return jax.tree.map(lambda *components: PerReplica(components), *values)

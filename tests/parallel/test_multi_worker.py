@@ -1,0 +1,97 @@
+"""`MultiWorkerMirroredStrategy` on several workers: what one process with the same replicas gives.
+
+The programs are in `programs.py`.
+"""
+
+import functools
+import json
+import os
+
+import numpy as np
+import pytest
+
+import unison
+from parallel import programs
+from unison.runtime import WorkerError, launch
+
+SECONDS = 100
+
+
+@functools.cache
+def results_of(name: str, workers: int, devices: int) -> list:
+    """What every worker's program returns."""
+    return launch(
+        programs.on_workers,
+        workers,
+        args=(name,),
+        devices_per_worker=devices,
+        timeout=SECONDS,
+        on_line=lambda worker, line: None,
+    )
+
+
+@functools.cache
+def expected(name: str, replicas: int) -> dict:
+    """What the program returns in this process."""
+    strategy = unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    return getattr(programs, name)(strategy)
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (2, 2)])
+def test_replica_programs_give_what_one_process_gives(workers, devices):
+    alone = expected("replica_programs", workers * devices)
+    for result in results_of("replica_programs", workers, devices):
+        assert json.loads(json.dumps(result)) == json.loads(json.dumps(alone))
+
+
+@pytest.mark.parametrize("part", ["loss", "accuracy", "val_loss", "evaluate", "predict", "weights"])
+def test_keras_trains_as_one_process_does(part):
+    alone = expected("keras_fit", 2)[part]
+    # The same programs, whose sums go over the wire: round-off of float32 is all that may differ.
+    for result in results_of("keras_fit", 2, 1):
+        for own, of_alone in zip(_arrays(result[part]), _arrays(alone), strict=True):
+            np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6)
+
+
+def _arrays(value):
+    return [np.array(part) for part in value]
+
+
+def test_workers_hold_bit_equal_weights():
+    first, second = results_of("keras_fit", 2, 1)
+    assert first["weights"] == second["weights"]
+
+
+def test_all_workers_start_with_the_first_ones_values():
+    first, second = results_of("initial_values", 2, 1)
+    assert first == second
+    assert first[0] == [5.0, 5.0, 5.0]
+
+
+def test_a_worker_that_never_comes_is_named():
+    def wait_for_another():
+        import unison
+        from unison.runtime.cluster import ClusterSpec
+        from unison.runtime.cluster_resolvers import SimpleClusterResolver
+
+        (own,) = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+        cluster = ClusterSpec({"worker": [own, "127.0.0.1:1"]})
+        resolver = SimpleClusterResolver(cluster, task_type="worker", task_id=0)
+        options = unison.CommunicationOptions(timeout_seconds=2)
+        unison.MultiWorkerMirroredStrategy(resolver, options)
+
+    with pytest.raises(WorkerError, match=r"These did not come: \['worker 1 \(127.0.0.1:1\)'\]"):
+        launch(wait_for_another, workers=1, timeout=SECONDS, on_line=lambda *line: None)
+
+
+def test_jax_must_not_have_started():
+    def early():
+        import jax
+
+        import unison
+
+        jax.devices()
+        unison.MultiWorkerMirroredStrategy()
+
+    with pytest.raises(WorkerError, match="Create the strategy before the first JAX computation"):
+        launch(early, workers=2, timeout=SECONDS, on_line=lambda *line: None)
