@@ -155,8 +155,9 @@ def test_the_multi_worker_program_trains_on_two_workers(tmp_path):
     saying = "print(json.dumps([global_batch_size, multi_worker_model.history.history]))\n"
     program = tmp_path / "program.py"
     program.write_text(LOADING + sample + saying)
+    unison_run = [sys.executable, "-m", "unison", "run", "-n", "2", "--devices-per-worker", "1"]
     finished = subprocess.run(
-        [sys.executable, "-m", "unison", "run", "-n", "2", "--devices-per-worker", "1", str(program)],
+        [*unison_run, str(program)],
         env={**os.environ, "KERAS_BACKEND": "jax"},
         capture_output=True,
         text=True,

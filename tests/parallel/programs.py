@@ -119,7 +119,7 @@ def keras_fit(strategy):
 
 
 def initial_values(strategy):
-    """Variables whose initial values differ from worker to worker, also where they are made late."""
+    """Variables whose first values differ from worker to worker, also where they are made late."""
     import jax
     import keras
 
