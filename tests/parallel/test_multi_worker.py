@@ -68,6 +68,38 @@ def test_all_workers_start_with_the_first_ones_values():
     assert first[0] == [5.0, 5.0, 5.0]
 
 
+def diverging(is_keras):
+    """Gives worker 1 another value than worker 0, and runs steps that look."""
+    import jax
+    import keras
+
+    import unison
+
+    strategy = unison.MultiWorkerMirroredStrategy(check_every=2)
+    with strategy.scope():
+        fine = unison.Variable(np.float32(1.0), name="fine")
+        spoilt = unison.Variable(np.float32(1.0), name="spoilt")
+        model = keras.Sequential([keras.layers.Dense(1, name="layer")])
+        model.compile("sgd", "mse")
+        model.build((None, 2))
+    if is_keras:
+        model.layers[0].bias.assign([float(jax.process_index())])
+        model.fit(np.ones((12, 2)), np.ones((12, 1)), batch_size=2, verbose=0)
+    strategy.run(lambda: fine.value())
+    spoilt.assign(jax.process_index())
+    strategy.run(lambda: fine.value())
+
+
+@pytest.mark.parametrize(
+    ("is_keras", "said"),
+    [(False, "After step 2, variable 'spoilt'"), (True, "After step 2, variable 'sequential/layer/bias'")],
+)
+def test_the_first_variable_that_differs_is_named(is_keras, said):
+    message = f"{said} differs between worker 0 and worker 1"
+    with pytest.raises(WorkerError, match=message):
+        launch(diverging, 2, args=(is_keras,), timeout=SECONDS, on_line=lambda *line: None)
+
+
 def test_a_worker_that_never_comes_is_named():
     def wait_for_another():
         import unison

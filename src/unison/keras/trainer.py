@@ -48,21 +48,21 @@ class _Running:
     """
 
     def __init__(self, cells: list[Cell]):
-        self._cells = cells
+        self.cells = cells
         self.state = [cell.take() for cell in cells]
         #: The step that the loop runs.
         self.step: CompiledStep | None = None
 
     def purge(self) -> None:
         """Lets the cells forget their arrays, so that there is one copy of the state."""
-        for cell in self._cells:
+        for cell in self.cells:
             cell.put(None)
 
     def store(self) -> None:
         """Gives the arrays back to the cells, after all steps."""
         if self.step is not None:
             self.step.finish(self.state)
-        for cell, array in zip(self._cells, self.state, strict=True):
+        for cell, array in zip(self.cells, self.state, strict=True):
             cell.put(array)
 
 
@@ -283,6 +283,10 @@ class ReplicaTrainer:
         if self._encode_text:
             batch = self._encode_text(batch)
         self.examples += step(running.state, batch, may_wait)
+        equal_copies = self.strategy.equal_copies
+        if equal_copies is not None and equal_copies.is_due():
+            step.finish(running.state)
+            equal_copies.check(zip(running.cells, running.state, strict=True))
         return running
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 
+from unison.cells import live_cells
 from unison.collectives import CrossDeviceOps, ReduceOp, adding_by
 from unison.data import (
     Dataset,
@@ -24,6 +25,7 @@ from unison.program import ProgramCache
 from unison.runtime.placement import Placement
 from unison.strategies import context, reduction
 from unison.strategies.context import ReplicaContext
+from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
 from unison.values import PerReplica, is_distributed
 
@@ -84,6 +86,8 @@ class Strategy:
     """
 
     cluster_resolver: Any = None
+    #: Compares the workers' variables after steps, if that is wanted.
+    equal_copies: EqualCopies | None = None
 
     def __init__(
         self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
@@ -190,7 +194,11 @@ class Strategy:
                 "strategy.run takes the positional arguments as a tuple: run(fn, args=(x,)). "
                 f"Received: args={args!r}"
             )
-        return self._programs(fn, tuple(args), kwargs or {})
+        result = self._programs(fn, tuple(args), kwargs or {})
+        if self.equal_copies is not None and self.equal_copies.is_due():
+            cells = [cell for cell in live_cells(self._placement) if not cell.is_alone]
+            self.equal_copies.check((cell, cell.stored()) for cell in cells)
+        return result
 
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import jax
 
+from unison.collectives import CommunicationOptions
 from unison.runtime import devices
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.strategies.base import Strategy
+from unison.strategies.equal_copies import EqualCopies
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -24,6 +26,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`.
         communication_options: How collectives are tuned; its `timeout_seconds` is how long this
             worker waits for the others.
+        check_every: After how many steps (of `run` and of Keras' loops) the workers compare their
+            variables, to find the first that differs; None for never. It costs a pass over all
+            variables.
 
     Raises:
         ValueError: This process is no training task of the cluster.
@@ -36,12 +41,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
-        communication_options: object = None,
+        communication_options: CommunicationOptions | None = None,
+        check_every: int | None = None,
     ):
         resolver = cluster_resolver or TFConfigClusterResolver()
         self.cluster_resolver = resolver
         cluster = resolver.cluster_spec()
-        timeout = getattr(communication_options, "timeout_seconds", None)
+        timeout = communication_options and communication_options.timeout_seconds
         join_cluster(cluster, resolver.task_type, resolver.task_id, timeout or TIMEOUT)
         local = devices.default_devices()
         if len(training_tasks(cluster)) < 2:
@@ -49,3 +55,5 @@ class MultiWorkerMirroredStrategy(Strategy):
         else:
             of_platform = jax.devices(local[0].platform)
             super().__init__(sorted(of_platform, key=lambda d: (d.process_index, d.id)))
+            if check_every is not None:
+                self.equal_copies = EqualCopies(check_every)
