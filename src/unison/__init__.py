@@ -29,6 +29,7 @@ from unison.runtime.devices import set_logical_cpu_devices
 from unison.slices import IndexedSlices
 from unison.strategies import (
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ReplicaContext,
     Strategy,
@@ -52,6 +53,7 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "Module",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",

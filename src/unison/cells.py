@@ -112,6 +112,7 @@ class Cell:
         "_array",
         "_divergent_aggregation",
         "_exposed",
+        "_is_initialized",
         "aggregation",
         "layout",
         "name",
@@ -146,8 +147,9 @@ class Cell:
         self._exposed = False
         if synchronization is VariableSynchronization.ON_READ:
             self.layout = Layout.LOCAL
+        self._is_initialized = False
         if value is not None:
-            self._array = self._place(value)
+            self._array = self._place(self._initial(value))
         with _live_lock:
             _live.add(self)
 
@@ -162,6 +164,7 @@ class Cell:
             divergent_aggregation=self._divergent_aggregation,
         )
         with LAUNCH_LOCK:
+            cell._is_initialized = True
             cell.layout = self.layout
             cell._array = self._concrete(jnp.copy(self.stored()))
         return cell
@@ -261,7 +264,7 @@ class Cell:
         """Returns the value of copies that are equal, or of their parts."""
         array = self.stored()
         if self.layout is Layout.SHARDED:
-            return jnp.asarray(np.asarray(array), dtype=array.dtype)
+            return jnp.asarray(self.placement.whole(array), dtype=array.dtype)
         self._exposed = True
         return array.addressable_data(0)
 
@@ -278,11 +281,11 @@ class Cell:
     def combine(self, stored: jax.Array) -> np.ndarray:
         """Returns the copies in `stored`, an array of this cell's layout, as one value."""
         if self.layout is Layout.SHARDED:
-            return np.asarray(stored)
+            return self.placement.whole(stored)
         if self.layout is not Layout.LOCAL:
             return np.asarray(stored.addressable_data(0))
         self.require_common_value()
-        copies = _copies(stored)
+        copies = self.placement.whole(stored)
         wide = _accumulator(stored.dtype)
         if self.reading_aggregation is VariableAggregation.SUM:
             return np.sum(copies, axis=0, dtype=wide).astype(stored.dtype)
@@ -291,7 +294,7 @@ class Cell:
         return copies[0]
 
     def copies(self) -> list[np.ndarray]:
-        """Returns every replica's copy.
+        """Returns the copies of this process's replicas.
 
         Raises:
             RuntimeError: A program that failed, or is still running, took the value.
@@ -300,7 +303,7 @@ class Cell:
             array = self.stored()
             if self.layout is Layout.LOCAL:
                 return _copies(array)
-            return [np.array(self.combine(array)) for _ in self.placement.devices]
+            return [np.array(self.combine(array)) for _ in self.placement.local_devices]
 
     def require_common_value(self) -> None:
         """Raises a ValueError where the copies have no value outside the replicas."""
@@ -337,9 +340,8 @@ class Cell:
 
     def assign(self, value: Any) -> None:
         """Assigns from outside the replicas; see `share_of`."""
-        value = self.share_of(value)
         with LAUNCH_LOCK:
-            self._replace(self._place(value))
+            self._replace(self._place(self.share_of(self._initial(value))))
 
     def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         """Replaces every copy by `function` of it, outside the replicas."""
@@ -358,9 +360,10 @@ class Cell:
         Raises:
             ValueError: There are not as many values as copies.
         """
-        if len(values) != self.placement.num_replicas:
+        count = len(self.placement.local_replicas)
+        if len(values) != count:
             raise ValueError(
-                f"Variable {self.name!r} has {self.placement.num_replicas} copies, each of which "
+                f"Variable {self.name!r} has {count} copies here, each of which "
                 f"needs a component of a PerReplica value. Received: {len(values)} components."
             )
         with LAUNCH_LOCK:
@@ -368,12 +371,24 @@ class Cell:
                 np.asarray(function(jnp.asarray(copy, dtype=copy.dtype), value))
                 for copy, value in zip(self.copies(), values, strict=True)
             ]
-            if any(not np.array_equal(copy, copies[0]) for copy in copies):
+            spread = self.placement.spread(np.stack(copies))
+            of_all = self.placement.whole(spread)
+            if any(not np.array_equal(copy, of_all[0]) for copy in of_all):
                 self.localize()
             if self.layout is Layout.LOCAL:
-                self._replace(self.placement.spread(np.stack(copies)))
+                self._replace(spread)
             else:
                 self._replace(self._place(copies[0]))
+
+    def _initial(self, value: Any) -> Any:
+        """Returns `value`; where it is the cell's first one, that of the first process.
+
+        Each process draws initial values of its own. What is assigned later is the same on all.
+        """
+        if self._is_initialized:
+            return value
+        self._is_initialized = True
+        return self.placement.of_first_process(value)
 
     def _replace(self, array: jax.Array) -> None:
         if self._array is not None and self._array.shape != array.shape:
@@ -385,7 +400,7 @@ class Cell:
         if self.layout is Layout.LOCAL:
             return self._concrete(self.placement.repeat(value))
         if self.layout is Layout.SHARDED:
-            return self._concrete(self.placement.spread(jnp.copy(value)))
+            return self._concrete(self.placement.divide(jnp.copy(value)))
         return self._concrete(self.placement.mirror(value))
 
     def _concrete(self, array: jax.Array) -> jax.Array:

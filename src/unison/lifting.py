@@ -138,7 +138,7 @@ class Lift:
         if not self.copies_differ(cell):
             return value
         if self._writer is _Writer.OUTSIDE:
-            return _seen_from_outside(cell, value)
+            return seen_from_outside(cell, value)
         self._copies_get_equal_values = False
         return value
 
@@ -316,8 +316,10 @@ def combine_writes(cells: Sequence[Cell], values: Sequence[jax.Array]) -> list[j
     ]
 
 
-def _seen_from_outside(cell: Cell, value: jax.Array) -> jax.Array:
-    """Returns what is read of copies that differ outside the replicas: see `Cell.combine`."""
+def seen_from_outside(cell: Cell, value: jax.Array) -> jax.Array:
+    """Returns, inside a program, what is read outside the replicas of copies that differ: see
+    `Cell.combine`.
+    """
     if cell.is_alone:
         return value
     cell.require_common_value()

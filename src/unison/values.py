@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 
 from unison.runtime.placement import REPLICA_AXIS, Placement
-from unison.runtime.precision import device_dtype
+from unison.runtime.precision import device_array, device_dtype
+from unison.runtime.process_group import all_gather_json
 
 
 class DistributedValues:
@@ -60,8 +61,14 @@ class PerReplica(DistributedValues):
     As an argument of `strategy.run` each replica gets its own component. What `run` returns is
     kept as one array spread over the devices, and is cut into `.components` when asked for.
 
+    Where a strategy's replicas are those of several processes, the components are those of this
+    process's replicas, as in TensorFlow.
+
     Args:
         values: One array (or number) a replica, in order.
+        shapes: The shapes of the components of all replicas, where there are others than those of
+            this process. If they are left out, the processes tell each other when the value is
+            used.
 
     Example:
         >>> PerReplica([1, 2])
@@ -73,10 +80,11 @@ class PerReplica(DistributedValues):
     TF: `tf.distribute.DistributedValues` (`PerReplica`).
     """
 
-    __slots__ = ("_placement", "_stacked")
+    __slots__ = ("_placement", "_shapes", "_stacked")
 
-    def __init__(self, values: Sequence[Any]):
+    def __init__(self, values: Sequence[Any], shapes: Sequence[tuple[int, ...]] | None = None):
         super().__init__(values)
+        self._shapes = None if shapes is None else tuple(shapes)
         self._stacked: jax.Array | None = None
         self._placement: Placement | None = None
 
@@ -84,7 +92,7 @@ class PerReplica(DistributedValues):
     def from_stacked(cls, stacked: jax.Array, placement: Placement) -> PerReplica:
         """Returns the value whose component r is `stacked[r]`, which lies on device r."""
         value = cls.__new__(cls)
-        value._components = value._values = None
+        value._components = value._values = value._shapes = None
         value._stacked = stacked
         value._placement = placement
         return value
@@ -106,27 +114,76 @@ class PerReplica(DistributedValues):
         """
         if self._stacked is not None and self._placement == placement:
             return self._stacked
-        values = [_as_array(value) for value in self.components]
-        if len(values) != placement.num_replicas:
-            raise ValueError(
-                f"A PerReplica value needs one component for each of the {placement.num_replicas} "
-                f"replicas. Received: {len(values)} components."
-            )
-        if len({(value.shape, value.dtype) for value in values}) > 1:
+        values = self._local_arrays(placement)
+        if len({value.dtype for value in values}) > 1 or len(set(self.shapes(placement))) > 1:
             return None
         if all(isinstance(value, np.ndarray) for value in values):
             stacked = placement.spread(np.stack(values))
         else:
-            shards = [
-                jax.device_put(value, device)[None]
-                for value, device in zip(values, placement.devices, strict=True)
-            ]
-            shape = (placement.num_replicas, *values[0].shape)
-            stacked = jax.make_array_from_single_device_arrays(shape, placement.per_replica, shards)
+            pairs = zip(values, placement.local_devices, strict=True)
+            stacked = placement.assemble([jax.device_put(value, to)[None] for value, to in pairs])
         if not any(isinstance(value, np.ndarray) for value in self.components):
             # Components that cannot change are placed once.
             self._stacked, self._placement = stacked, placement
         return stacked
+
+    def shapes(self, placement: Placement) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes of the components of all replicas."""
+        if self._stacked is not None and self._placement == placement:
+            return (self._stacked.shape[1:],) * placement.num_replicas
+        if not placement.spans_processes:
+            return tuple(value.shape for value in self._local_arrays(placement))
+        if self._shapes is None:
+            own = [value.shape for value in self._local_arrays(placement)]
+            of_all = all_gather_json(own, "The shapes of a PerReplica value")
+            self._shapes = tuple(tuple(shape) for shapes in of_all for shape in shapes)
+        return self._shapes
+
+    def padded(self, placement: Placement) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:
+        """Returns the components, padded with zeros to the largest, as one array spread over
+        `placement`; and the shapes of the components of all replicas.
+
+        Raises:
+            TypeError: Their ranks or dtypes differ.
+        """
+        parts = [np.asarray(value) for value in self.values]
+        shapes = self.shapes(placement)
+        if len(set(map(len, shapes))) > 1 or len({part.dtype for part in parts}) > 1:
+            raise TypeError(
+                "The components of a PerReplica value must have one rank and one dtype. Received: "
+                f"{[f'{part.dtype}{list(part.shape)}' for part in parts]}"
+            )
+        padded = np.zeros((len(parts), *np.max(shapes, axis=0)), parts[0].dtype)
+        for row, part in zip(padded, parts, strict=True):
+            row[tuple(slice(size) for size in part.shape)] = part
+        return placement.spread(device_array(padded)), shapes
+
+    def of_all_replicas(self, placement: Placement) -> tuple[Any, ...]:
+        """Returns the components of all replicas; those of other processes are brought here.
+
+        On several processes, each must ask.
+        """
+        if not placement.spans_processes:
+            return self.values
+        stacked = self.stacked(placement)
+        if stacked is not None:
+            return tuple(placement.whole(stacked))
+        padded, shapes = self.padded(placement)
+        return tuple(
+            whole[tuple(slice(size) for size in shape)]
+            for whole, shape in zip(placement.whole(padded), shapes, strict=True)
+        )
+
+    def _local_arrays(self, placement: Placement) -> list[Any]:
+        values = [_as_array(value) for value in self.components]
+        count = len(placement.local_replicas)
+        if len(values) != count:
+            of_process = " of this process" if placement.spans_processes else ""
+            raise ValueError(
+                f"A PerReplica value needs one component for each of the {count} "
+                f"replicas{of_process}. Received: {len(values)} components."
+            )
+        return values
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         return self.values, None

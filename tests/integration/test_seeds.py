@@ -6,6 +6,10 @@ where TensorFlow refuses, the article's.
 """
 
 import json
+import os
+import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -25,7 +29,7 @@ AGGREGATION_METHODS = {
     "DEFAULT": (("001", (32, 35)), [1.999, -0.999], [1.999, -0.999]),
     "TREE": (("001", (37, 40)), [1.974702, -0.982459], [1.970391, -0.974702]),
 }
-# Not yet: 003 lines 35-54 on several workers, and 59-65 (a TPU).
+# Not yet: 003 lines 59-65 (a TPU).
 
 with_seeds = pytest.mark.skipif(
     not SEEDS.is_dir(), reason=f"the seeds are not beside this checkout: no folder {SEEDS}"
@@ -140,6 +144,31 @@ def test_the_multi_worker_program_trains_in_a_cluster_of_one():
     sample = read_sample(*MULTI_WORKER_FIT).replace("epochs=3", "epochs=1, verbose=0")
     saying = "print(json.dumps([global_batch_size, multi_worker_model.history.history]))\n"
     batch_size, history = json.loads(run_on_two_devices(LOADING + sample + saying).stdout)
+    assert batch_size == 128
+    assert history["accuracy"][-1] > 0.8
+
+
+@with_seeds
+@with_mnist
+def test_the_multi_worker_program_trains_on_two_workers(tmp_path):
+    sample = read_sample(*MULTI_WORKER_FIT).replace("epochs=3", "epochs=1, verbose=0")
+    saying = "print(json.dumps([global_batch_size, multi_worker_model.history.history]))\n"
+    program = tmp_path / "program.py"
+    program.write_text(LOADING + sample + saying)
+    unison_run = [sys.executable, "-m", "unison", "run", "-n", "2", "--devices-per-worker", "1"]
+    finished = subprocess.run(
+        [*unison_run, str(program)],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    said = dict(re.findall(r"^\[worker (\d)\] (\[.*\])$", finished.stdout, re.MULTILINE))
+    first, second = (json.loads(said[worker]) for worker in "01")
+    assert first == second
+    batch_size, history = first
     assert batch_size == 128
     assert history["accuracy"][-1] > 0.8
 

@@ -23,7 +23,7 @@ from unison.data import (
     distribute_dataset,
     distribute_from_function,
 )
-from unison.data.input_workers import ConnectedWorkers, MemoryStore, workers_in_threads
+from unison.data.input_workers import connected, workers_in_threads
 from unison.data.owned import Division, owned
 from unison.data.sources import ArrayRows
 from unison.errors import (
@@ -33,6 +33,7 @@ from unison.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from unison.runtime.agreement import MemoryStore
 from unison.runtime.devices import default_devices
 from unison.runtime.placement import Placement
 from unison.train import Checkpoint
@@ -197,7 +198,7 @@ def test_a_worker_reads_its_own_rows_only(monkeypatch):
         ArrayRows, "take", lambda rows, where: (taken.append(len(where)), take(rows, where))[1]
     )
     rows = Dataset.from_tensor_slices(np.arange(40)).shuffle(40, seed=2).repeat(3).batch(8)
-    shares = owned(rows.plan, 2, range(1)).stream()
+    shares = owned(rows.plan, 2, range(1))().stream()
     parts = [shares.next() for _ in range(6)]
     assert [int(size) for _, size in parts] == [8] * 6
     assert taken[:6] == [4] * 6
@@ -557,7 +558,7 @@ def test_answers_that_all_have_read_are_forgotten():
     store = MemoryStore()
 
     def work(workers):
-        place = ConnectedWorkers(2, workers.index, store)
+        place = connected(2, workers.index, store)
         talk = place.talk("steps")
         for question in range(1000):
             assert talk.ask(question + workers.index) == [question, question + 1]

@@ -34,9 +34,16 @@ def test_a_cluster_of_one_worker_is_no_more(monkeypatch):
     assert (resolver.task_type, resolver.task_id) == ("worker", 0)
 
 
-def test_several_workers_are_refused_by_name(monkeypatch):
+def test_a_process_of_no_training_task_is_refused_by_name(monkeypatch):
+    set_config(monkeypatch, {"chief": ["a:1"], "worker": ["b:1"]}, type="evaluator", index=0)
+    with pytest.raises(ValueError, match=r"'chief', 0.*'worker', 0.* which train together"):
+        MultiWorkerMirroredStrategy()
+
+
+def test_a_process_whose_backend_runs_cannot_join(monkeypatch):
     set_config(monkeypatch, {"chief": ["a:1"], "worker": ["b:1"]}, type="worker", index=0)
-    with pytest.raises(ValueError, match="cluster of 2 workers"):
+    unison.MirroredStrategy()
+    with pytest.raises(RuntimeError, match="Create the strategy before the first JAX computation"):
         MultiWorkerMirroredStrategy()
 
 

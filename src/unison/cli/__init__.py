@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import unison
-from unison.cli import demo
+from unison.cli import demo, run
 from unison.cli.errors import CommandError
 
 __all__ = ["main"]
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows `unison` on the command line. Default: this process's arguments.
 
     Returns:
-        0, or 2 where the arguments ask for what cannot be had.
+        0, 2 where the arguments ask for what cannot be had, or what `run` says of the program.
 
     Raises:
         SystemExit: After `--help`, `--version` and arguments that cannot be read.
@@ -39,12 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        options.run(options)
+        return options.run(options) or 0
     except CommandError as error:
         message = " ".join(str(error).split())  # what others said may have several lines
         print(f"{parser.prog} {options.command}: {message}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,4 +52,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     demo.add_command(commands)
+    run.add_command(commands)
     return parser

@@ -98,8 +98,8 @@ class DistributedDataset:
             TypeError: The source is an iterable that does not tell.
         """
         signature = self._source.signature.map(self._source.shown_spec)
-        count = self._placement.num_replicas
-        if count > 1:
+        if not self._is_alone:
+            count = len(self._placement.local_replicas)
             signature = signature.map(lambda spec: PerReplicaSpec((spec,) * count))
         return signature.element_spec
 
@@ -121,52 +121,62 @@ class DistributedDataset:
 
     def global_batches(self) -> Iterator[Any]:
         """Yields the batches of all replicas together, on the host."""
-        steps = self._source.steps()
+        steps = self._source.global_steps()
         while (step := steps.next()) is not None:
             yield step.pack([_united(parts) for parts in step.parts])
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is one replica, which gets the arrays themselves."""
+        return self._placement.num_replicas == 1
+
     def _placed(self, step: Step) -> Any:
-        devices = self._placement.devices
-        if len(devices) == 1 and not self._source.is_of_datasets:
+        if self._is_alone and not self._source.is_of_datasets:
             return step.pack([parts[0] for parts in step.parts])
-        whole = [self._whole(parts) for parts in step.parts]
-        to = devices[0] if len(devices) == 1 else self._placement.per_replica
-        # One call for all leaves: several take longer.
-        fetched = [leaf for leaf in whole if leaf is not None]
-        arrays = iter(jax.device_put(fetched, to) if fetched else ())
-        pairs = zip(step.parts, whole, strict=True)
+        shapes = step.shapes or [[shape_of(part) for part in parts] for parts in step.parts]
+        kinds = list(zip(step.parts, shapes, strict=True))
+        whole = [self._whole(parts, of_all) for parts, of_all in kinds]
+        arrays = iter(self._fetched([leaf for leaf in whole if leaf is not None]))
         return step.pack(
             [
-                self._of_parts(parts) if leaf is None else self._of_whole(next(arrays))
-                for parts, leaf in pairs
+                self._of_parts(parts, of_all) if leaf is None else self._of_whole(next(arrays))
+                for (parts, of_all), leaf in zip(kinds, whole, strict=True)
             ]
         )
 
-    def _whole(self, parts: Parts) -> Any:
+    def _whole(self, parts: Parts, shapes: Sequence[tuple[int, ...]]) -> Any:
         """Returns the parts that are to be placed as one array; None where they stay apart."""
         if not self._is_fetched(parts):
             return None
-        if len(self._placement.devices) == 1:
+        if self._is_alone:
             return _as_array(parts[0])
-        if isinstance(parts, list):
-            is_even = len({shape_of(part) for part in parts}) == 1
-            return _as_array(np.stack(parts)) if is_even else None
-        return _as_array(parts)
+        if len(set(shapes)) > 1:
+            return None
+        return _as_array(np.stack(parts) if isinstance(parts, list) else parts)
+
+    def _fetched(self, leaves: list[Any]) -> Sequence[jax.Array]:
+        placement = self._placement
+        if not leaves:
+            return []
+        if placement.spans_processes:
+            return [placement.spread(leaf) for leaf in leaves]
+        # One call for all leaves: several take longer.
+        return jax.device_put(
+            leaves, placement.devices[0] if self._is_alone else placement.per_replica
+        )
 
     def _is_fetched(self, parts: Parts) -> bool:
         return self._options.experimental_fetch_to_device and is_numeric(dtype_of(parts[0]))
 
     def _of_whole(self, array: jax.Array) -> Any:
-        if len(self._placement.devices) == 1:
-            return array
-        return PerReplica.from_stacked(array, self._placement)
+        return array if self._is_alone else PerReplica.from_stacked(array, self._placement)
 
-    def _of_parts(self, parts: Parts) -> Any:
+    def _of_parts(self, parts: Parts, shapes: Sequence[tuple[int, ...]]) -> Any:
         if self._is_fetched(parts):
-            pairs = zip(parts, self._placement.devices, strict=True)
-            return PerReplica([jax.device_put(_as_array(part), to) for part, to in pairs])
+            pairs = zip(parts, self._placement.local_devices, strict=True)
+            return PerReplica([jax.device_put(_as_array(part), to) for part, to in pairs], shapes)
         shown = [self._source.shown(part) for part in parts]
-        return shown[0] if len(shown) == 1 else PerReplica(shown)
+        return shown[0] if self._is_alone else PerReplica(shown, shapes)
 
 
 class DistributedIterator(ElementIterator):
@@ -275,7 +285,7 @@ def distribute_dataset(
             "InputReplicationMode.PER_REPLICA is only supported in "
             "`distribute_datasets_from_function`."
         )
-    count = placement.num_replicas
+    count = len(placement.local_replicas)
     if not isinstance(dataset, Dataset):
         source = IterableBatches(dataset, count, workers)
         return DistributedDataset(source, placement, options, workers)
@@ -310,8 +320,9 @@ def _divided(
         replicas = range(first, first + num_replicas)
         if workers.num_workers == 1:
             yield divided
-        if (own_plan := owned(plan, num_replicas * workers.num_workers, replicas)) is not None:
-            yield DividedExamples(dataset, plan, own_plan, num_replicas, workers)
+        own_plans = owned(plan, num_replicas * workers.num_workers, replicas)
+        if own_plans is not None:
+            yield DividedExamples(dataset, plan, own_plans, num_replicas, workers)
         if workers.num_workers > 1:
             yield divided
         return
@@ -359,7 +370,7 @@ def distribute_from_function(
             "experimental_place_dataset_on_device takes InputReplicationMode.PER_REPLICA and "
             f"experimental_fetch_to_device=False. Received: {options}"
         )
-    count = placement.num_replicas
+    count = len(placement.local_replicas)
     pipelines = count if is_own else 1
     talk = workers.talk("function")
     try:
@@ -368,7 +379,7 @@ def distribute_from_function(
             for pipeline in range(pipelines)
         ]
     except Exception as error:
-        talk.fail(f"{type(error).__name__}: {error}")
+        talk.fail(f"in its input: {type(error).__name__}: {error}")
         raise
     talk.ask(None)
     source: ReplicaBatches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import os
 import threading
 import time
@@ -52,7 +53,7 @@ class Map(Transformation):
     """
 
     identity = ("_takes_blocks",)
-    lasting = ("_function",)
+    lasting = ("function",)
 
     def __init__(
         self,
@@ -69,27 +70,36 @@ class Map(Transformation):
                 message=f'Expected executor to be "thread" or "process". Received: {executor!r}'
             )
         super().__init__(source)
-        self._function = function
+        #: What is computed.
+        self.function = function
         self._parallel_calls = parallel_calls
         self._is_ordered = is_ordered
-        self._in_processes = executor == "process"
+        #: Whether worker processes compute it.
+        self.in_processes = executor == "process"
         self._takes_blocks = takes_blocks
         self._pool: WorkerPool | None = None
         self._lock = threading.Lock()
 
+    def with_function(self, function: Any) -> Map:
+        """Returns the same map of another function."""
+        made = copy.copy(self)
+        made.function = function
+        made._pool, made._lock = None, threading.Lock()
+        return made
+
     def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
-        if self._in_processes or self._takes_blocks:
+        if self.in_processes or self._takes_blocks:
             return None
-        return self._function.signature_of(inputs[0])
+        return self.function.signature_of(inputs[0])
 
     @property
     def structure(self) -> Structure:
-        if self._function.structure is not None:
-            return self._function.structure
+        if self.function.structure is not None:
+            return self.function.structure
         return self.signature.structure
 
     def rows(self) -> Rows | None:
-        if self._in_processes or (self._takes_blocks and self._parallel_calls is not None):
+        if self.in_processes or (self._takes_blocks and self._parallel_calls is not None):
             return None
         block_function = self._on_blocks()
         rows = None if block_function is None else self._input.rows()
@@ -98,27 +108,27 @@ class Map(Transformation):
         return _MappedRows(rows, block_function)
 
     def _on_blocks(self) -> BlockFunction | None:
-        if self._in_processes:
+        if self.in_processes:
             return None
         if self._takes_blocks:
             function = self._chunk_function()
             return lambda block, indices: function.of_block(block, int(indices[0]))
         inputs = self._input.known_signature
         if inputs is not None and inputs.is_static:
-            return self._function.on_blocks(inputs)
+            return self.function.on_blocks(inputs)
         sample = self._input.sample()
         if sample is None or not any(map(is_text, sample)):
             return None
-        return self._function.on_text_blocks(sample, self._input.structure)
+        return self.function.on_text_blocks(sample, self._input.structure)
 
     def _chunk_function(self) -> ChunkFunction:
-        source, epoch = self._input, self._function.begin()
+        source, epoch = self._input, self.function.begin()
         # Asked before there is an element, a generator would be run to know the structure. (And
         # `self` would be held by the worker processes that end with it.)
-        return ChunkFunction(self._function, lambda: source.structure, self._takes_blocks, epoch)
+        return ChunkFunction(self.function, lambda: source.structure, self._takes_blocks, epoch)
 
     def _stream(self) -> Stream:
-        if self._in_processes:
+        if self.in_processes:
             return _AheadStream(ChunkReader(self._input), self._processes(), self._is_ordered)
         if not self._takes_blocks:
             block_function = self._on_blocks()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -89,8 +90,11 @@ class Division:
         return batches * self.batch_size + starts + places - (batches - first_batch) * len(full)
 
 
-def owned(plan: Plan, num_replicas: int, replicas: range) -> BatchShares | None:
-    """Returns the plan of a worker's examples of every batch, if they can be told beforehand.
+def owned(plan: Plan, num_replicas: int, replicas: range) -> Callable[[], BatchShares] | None:
+    """Returns what makes the plan of a worker's examples of every batch.
+
+    None where they cannot be told beforehand. Each pass takes a plan of its own: its functions know
+    where that pass has begun.
 
     Args:
         plan: Global batches.
@@ -121,15 +125,19 @@ def owned(plan: Plan, num_replicas: int, replicas: range) -> BatchShares | None:
         replicas,
         needs_examples=elements.known_signature is None,
     )
-    examples = OwnExamples(order, source, rows, division)
-    made: Plan = examples
-    for each in reversed(maps):
-        made = each.with_inputs([made])
-        # A process has a copy of the function, which does not know where a pass has begun.
-        if len(replicas) < num_replicas and not vars(each)["_in_processes"]:
-            function = _Renumbered(vars(each)["_function"], division, examples)
-            vars(made)["_function"] = function
-    return BatchShares(made, examples, elements)
+
+    def plan_of_pass() -> BatchShares:
+        examples = OwnExamples(order, source, rows, division)
+        made: Plan = examples
+        for each in reversed(maps):
+            # A process has a copy of the function, which does not know where a pass has begun.
+            if len(replicas) < num_replicas and not each.in_processes:
+                each = each.with_function(_Renumbered(each.function, division, examples))
+            made = each.with_inputs([made])
+        return BatchShares(made, examples, elements)
+
+    # Passes share the processes that compute for them.
+    return functools.cache(plan_of_pass) if any(m.in_processes for m in maps) else plan_of_pass
 
 
 def _order_of(plan: Plan) -> tuple[Plan, Rows | None]:

@@ -66,6 +66,20 @@ class ReplicaBatches(abc.ABC):
     def cardinality(self) -> int:
         """Returns the number of steps, `INFINITE` or `UNKNOWN`."""
 
+    def global_steps(self) -> Steps:
+        """Begins a pass over what the replicas of all workers get together.
+
+        Raises:
+            ValueError: Each worker knows its own part only.
+        """
+        if self._workers.num_workers == 1:
+            return self.steps()
+        raise ValueError(
+            "Keras' loops see the batches of all workers together, and each worker reads a part "
+            "of its own (AutoShardPolicy.FILE, OFF or HINT, or a dataset of a function). Pass the "
+            "dataset itself to fit, or distribute it under AutoShardPolicy.DATA."
+        )
+
 
 class _FromDatasets(ReplicaBatches):
     """Base of those that are made of datasets.
@@ -118,6 +132,9 @@ class DividedBatches(_FromDatasets):
     Every worker goes through all of them, and takes the shares of its replicas.
     """
 
+    def global_steps(self) -> Steps:
+        return _DividedSteps(self._plan, 1, InputWorkers())
+
     def steps(self) -> Steps:
         return _DividedSteps(self._plan, self._num_replicas, self._workers)
 
@@ -139,7 +156,7 @@ class _DividedSteps(Steps):
         leaves = self._stream.next()
         if leaves is None:
             return None
-        return Step(divided(leaves, self._num_replicas, self._workers), self._plan.structure.pack)
+        return divided_step(leaves, self._plan.structure.pack, self._num_replicas, self._workers)
 
     def skip(self, count: int) -> None:
         self._stream.skip(count)
@@ -154,13 +171,13 @@ class _DividedSteps(Steps):
         self.skip(position.taken)
 
 
-class DividedExamples(_FromDatasets):
+class DividedExamples(DividedBatches):
     """The same as `DividedBatches`; but a worker computes its replicas' examples only.
 
     Args:
         dataset: Global batches.
         plan: Theirs.
-        own_plan: That of the worker's examples.
+        own_plans: Makes that of the worker's examples in a pass.
         num_replicas: The number of its replicas.
         workers: Its place.
     """
@@ -169,21 +186,17 @@ class DividedExamples(_FromDatasets):
         self,
         dataset: Dataset,
         plan: Plan,
-        own_plan: BatchShares,
+        own_plans: Callable[[], BatchShares],
         num_replicas: int,
         workers: InputWorkers,
     ):
         super().__init__(dataset, plan, num_replicas, workers)
-        self._own_plan = own_plan
+        self._own_plans = own_plans
 
     def steps(self) -> Steps:
         return _OwnedSteps(
-            self._own_plan, lambda: self._plan.structure.pack, self._num_replicas, self._workers
+            self._own_plans(), lambda: self._plan.structure.pack, self._num_replicas, self._workers
         )
-
-    @property
-    def signature(self) -> Signature:
-        return signature_of_replica(self._plan.signature, self._all_replicas)
 
 
 class _OwnedSteps(Steps):
@@ -195,7 +208,7 @@ class _OwnedSteps(Steps):
         self._plan = plan
         self._pack = pack
         self._num_replicas = num_replicas
-        self._all_replicas = num_replicas * workers.num_workers
+        self._workers = workers
         self._stream = plan.stream()
         # What waits in the worker's buffers is its own. The global batches are known by where
         # the pass has begun, and by their number; they are skipped without being computed.
@@ -208,8 +221,8 @@ class _OwnedSteps(Steps):
             return None
         self._batches += 1
         *own, size = leaves
-        chunk = Shares(int(size), self._all_replicas).chunk
-        return Step(cut(own, self._num_replicas, chunk), self._pack())
+        shares = Shares(int(size), self._num_replicas * self._workers.num_workers)
+        return _step_of_shares(own, self._pack(), self._num_replicas, shares, self._workers)
 
     def skip(self, count: int) -> None:
         self._batches += count
@@ -357,6 +370,9 @@ class IterableBatches(ReplicaBatches):
 
     is_of_datasets = False
 
+    def global_steps(self) -> Steps:
+        return _IterableSteps(iter(self._source), 1, InputWorkers())
+
     def __init__(self, source: Iterable[Any], num_replicas: int, workers: InputWorkers):
         super().__init__(num_replicas, workers)
         if isinstance(source, np.ndarray | jax.Array | str | bytes | dict | tuple):
@@ -406,8 +422,10 @@ class _IterableSteps(Steps):
             leaves, structure = jax.tree.flatten(batch)
             if self._num_replicas * self._workers.num_workers > 1:
                 leaves = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
-            parts = divided(leaves, self._num_replicas, self._workers) if leaves else []
-            return Step(parts, functools.partial(jax.tree.unflatten, structure))
+            pack = functools.partial(jax.tree.unflatten, structure)
+            if not leaves:
+                return Step([], pack)
+            return divided_step(leaves, pack, self._num_replicas, self._workers)
         return None
 
     def state(self) -> State:
@@ -428,19 +446,32 @@ class _IterableSteps(Steps):
         return self._batches
 
 
-def divided(leaves: Sequence[Any], num_replicas: int, workers: InputWorkers) -> list[Parts]:
+def divided_step(
+    leaves: Sequence[Any], pack: Pack, num_replicas: int, workers: InputWorkers
+) -> Step:
     """Returns a worker's parts of the leaves of a global batch, by `Shares`.
 
     Raises:
         ValueError: They have no or different numbers of examples along their first axes.
     """
     if num_replicas * workers.num_workers == 1:
-        return [[leaf] for leaf in leaves]
+        return Step([[leaf] for leaf in leaves], pack)
     shares = Shares(count_examples(leaves), num_replicas * workers.num_workers)
     if workers.num_workers > 1:
         own = shares.of(range(workers.index * num_replicas, (workers.index + 1) * num_replicas))
         leaves = [leaf[own] for leaf in leaves]
-    return cut(leaves, num_replicas, shares.chunk)
+    return _step_of_shares(leaves, pack, num_replicas, shares, workers)
+
+
+def _step_of_shares(
+    own: Sequence[Any], pack: Pack, num_replicas: int, shares: Shares, workers: InputWorkers
+) -> Step:
+    """Returns the step of a worker's own examples."""
+    parts = cut(own, num_replicas, shares.chunk)
+    if workers.num_workers == 1:
+        return Step(parts, pack)
+    shapes = [[(count, *shape_of(leaf)[1:]) for count in shares.counts] for leaf in own]
+    return Step(parts, pack, shapes)
 
 
 def cut(leaves: Sequence[Any], num_replicas: int, chunk: int) -> list[Parts]:

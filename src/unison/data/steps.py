@@ -26,10 +26,13 @@ class Step(NamedTuple):
     Attributes:
         parts: The parts of every leaf.
         pack: Puts the structure around as many leaves.
+        shapes: For every leaf the shapes of the parts of all replicas of all workers; None where
+            there is one worker.
     """
 
     parts: Sequence[Parts]
     pack: Pack
+    shapes: Sequence[Sequence[tuple[int, ...]]] | None = None
 
 
 class Position(NamedTuple):
@@ -106,18 +109,27 @@ class AgreedSteps(Steps):
         try:
             step = self._own.next()
         except Exception as error:
-            self.talk.fail(f"{type(error).__name__}: {error}")
+            self.talk.fail(f"in its input: {type(error).__name__}: {error}")
             raise
         said = self.talk.ask(None if step is None else _kinds_of(step))
         present = [kinds for kinds in said if kinds is not None]
-        has_scalars = any(shape is None for kinds in present for _, shape in kinds)
+        has_scalars = any(not shapes[0] for kinds in present for _, shapes in kinds)
         if not present or (has_scalars and len(present) < len(said)):
             return None
         self._has_ended = False
-        return self._empty(present[0]) if step is None else step
+        nothing = self._empty(present[0])
+        if step is None:
+            step = nothing
+        of_workers = [_kinds_of(nothing) if kinds is None else kinds for kinds in said]
+        shapes = [
+            [tuple(shape) for kinds in of_workers for shape in kinds[leaf][1]]
+            for leaf in range(len(step.parts))
+        ]
+        return step._replace(shapes=shapes)
 
     def _empty(self, kinds: Sequence[Any]) -> Step:
-        arrays = [np.empty((0, *shape), np.dtype(dtype)) for dtype, shape in kinds]
+        """Returns a step without examples, of leaves of the given kinds."""
+        arrays = [np.empty((0, *shapes[0][1:]), np.dtype(dtype)) for dtype, shapes in kinds]
         return Step([[array] * self._num_replicas for array in arrays], self._pack())
 
     def skip(self, count: int) -> None:
@@ -132,13 +144,8 @@ class AgreedSteps(Steps):
 
 
 def _kinds_of(step: Step) -> list[Any]:
-    """Returns for every leaf its dtype, and the shape of an example; None for a leaf without
-    an axis of examples.
-    """
-    examples = [parts[0] for parts in step.parts]
-    return [
-        [_name_of(part), list(shape_of(part)[1:]) if shape_of(part) else None] for part in examples
-    ]
+    """Returns for every leaf its dtype, and the shapes of its parts."""
+    return [[_name_of(parts[0]), [list(shape_of(part)) for part in parts]] for parts in step.parts]
 
 
 def _name_of(leaf: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from unison.keras.step import CompiledStep
+from unison.keras.step import METRICS_OF_ALL, CompiledStep
 
 
 class StepLogs(dict):
@@ -20,14 +20,15 @@ class StepLogs(dict):
     Args:
         step: The step.
         state: The stored state, whose last arrays are the metrics' variables.
-        metric_results: Computes all metrics from the stored state.
+        metric_results: Computes all metrics from the stored state, or from what the step says of
+            all replicas.
     """
 
     def __init__(
         self,
         step: CompiledStep,
         state: list[jax.Array],
-        metric_results: Callable[[list[jax.Array]], dict[str, jax.Array]],
+        metric_results: Callable[[list[jax.Array], list[jax.Array] | None], dict[str, jax.Array]],
     ):
         super().__init__(dict.fromkeys(step.log_names))
         self._step = step
@@ -40,8 +41,9 @@ class StepLogs(dict):
             return
         self._computed = True
         logs = dict(self._step.results(self._state))
+        of_all = logs.pop(METRICS_OF_ALL, None)
         if self._step.metric_names:
-            metrics = self._metric_results(self._state)
+            metrics = self._metric_results(self._state, of_all)
             logs |= {name: metrics[name] for name in self._step.metric_names}
         super().update(jax.device_get(logs))
 

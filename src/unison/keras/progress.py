@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
+from unison.data import AutoShardPolicy, Dataset, Options
 from unison.keras.logs import StepLogs
+from unison.runtime.process_group import all_gather_json
+from unison.strategies import Strategy
 
 if TYPE_CHECKING:
     from unison.keras.trainer import ReplicaTrainer
@@ -37,12 +42,37 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
                 verbose=bound.arguments.get("verbose", "auto"),
                 epochs=bound.arguments.get("epochs", 1),
             )
+        if trainer.strategy.placement.spans_processes:
+            agree_on_shuffling()
+            for name in ("x", "validation_data"):
+                bound.arguments[name] = agreed_dataset(trainer.strategy, bound.arguments.get(name))
         try:
             return method(*bound.args, **bound.kwargs)
         finally:
             trainer.steps_may_wait = False
 
     return wrapped
+
+
+def agreed_dataset(strategy: Strategy, data: Any) -> Any:
+    """Returns a dataset whose elements are the same on all workers; other data as it is."""
+    if not isinstance(data, Dataset):
+        return data
+    options = Options(auto_shard_policy=AutoShardPolicy.DATA)
+    return strategy.experimental_distribute_dataset(Dataset.with_options(data, options))
+
+
+def agree_on_shuffling() -> None:
+    """Gives all processes the first one's random state of Python and NumPy, by which Keras shuffles
+    arrays: they must see the same batches.
+    """
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    own = [np.asarray(keys).tolist(), rest, random.getstate()]
+    (keys, rest, (version, numbers, gauss)), *_ = all_gather_json(
+        own, "The random state of Keras' shuffling"
+    )
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    random.setstate((version, tuple(numbers), gauss))
 
 
 class ReplicaProgbar(keras.callbacks.ProgbarLogger):

@@ -25,7 +25,13 @@ from unison.keras.optimizers import values_known_equal, weighs_loss
 from unison.keras.sharded_update import own_state, whole_state
 from unison.keras.share import replica_share
 from unison.keras.stateful_step import StatefulStep
-from unison.lifting import combine_writes, combines_writes, enter_replica, leave_replica
+from unison.lifting import (
+    combine_writes,
+    combines_writes,
+    enter_replica,
+    leave_replica,
+    seen_from_outside,
+)
 from unison.lockstep import ByClass, run_in_lockstep
 from unison.lowering import lower_for_cpu
 from unison.program import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
@@ -45,6 +51,9 @@ _LOCAL_GROUPS = ("non_trainable_variables", "metrics_variables")
 #: to it is combined when the step returns.
 OTHERS = "other_variables"
 
+#: Where a step's results have the metrics of all replicas, if they have them.
+METRICS_OF_ALL = "metrics of all replicas"
+
 
 @dataclasses.dataclass
 class _Program:
@@ -60,6 +69,7 @@ class _Program:
         group_size: How many steps one execution can run.
         layouts: The layouts of the state.
         layout_changes: `Cell.layout_changes` when they were compared last.
+        local: The replicas of this process.
         stacked: Where batches of grouped steps wait.
     """
 
@@ -71,6 +81,7 @@ class _Program:
     group_size: int
     layouts: list[Layout]
     layout_changes: int
+    local: slice
     stacked: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def buffer_for(self, leaf: Any) -> np.ndarray:
@@ -79,7 +90,8 @@ class _Program:
         Its axes are replica, step, example: what a replica gets is contiguous, so that placing it
         on a CPU device needs no copy.
         """
-        shape = (self.shares.num_replicas, self.group_size, self.shares.chunk, *leaf.shape[1:])
+        count = self.local.stop - self.local.start
+        shape = (count, self.group_size, self.shares.chunk, *leaf.shape[1:])
         return np.empty(shape, leaf.dtype)
 
 
@@ -111,6 +123,9 @@ class CompiledStep:
         self._sizes = [len(members) for members in cells.values()]
         self._trains = "optimizer_variables" in cells
         self._returns_examples = returns_examples
+        #: Whether the steps' results have the metrics of all replicas. Combining them takes all
+        #: processes, who need not look at the same logs.
+        self._tells_metrics = strategy.placement.spans_processes and not returns_examples
         self._is_eager = model.run_eagerly and strategy.num_replicas_in_sync == 1
         self._programs: dict[Any, _Program] = {}
         self._compilations = 0
@@ -153,7 +168,7 @@ class CompiledStep:
             self.finish(state)
             if not program.shares.are_even:
                 leaves = [program.shares.pad(np.asarray(leaf)) for leaf in leaves]
-            placed = jax.device_put(leaves, self._strategy.placement.per_replica)
+            placed = [self._strategy.placement.divide(leaf) for leaf in leaves]
             self._execute(program, state, placed)
         return program.shares.examples
 
@@ -179,7 +194,7 @@ class CompiledStep:
             return
         program, count = self._waiting
         self._waiting = None
-        placed = jax.device_put(program.stacked, self._strategy.placement.per_replica)
+        placed = [self._strategy.placement.spread(buffer) for buffer in program.stacked]
         # The device may go on reading the host's buffers: the next group gets new ones.
         program.stacked = []
         self._execute(program, state, placed, np.int32(count))
@@ -191,7 +206,8 @@ class CompiledStep:
         if not program.stacked:
             program.stacked = [program.buffer_for(leaf) for leaf in leaves]
         for buffer, leaf in zip(program.stacked, leaves, strict=True):
-            buffer[:, position] = leaf.reshape(buffer.shape[:1] + buffer.shape[2:])
+            of_replicas = leaf.reshape(program.shares.num_replicas, *buffer.shape[2:])
+            buffer[:, position] = of_replicas[program.local]
         self._waiting = (program, position + 1)
         if position + 1 == program.group_size:
             self.finish(state)
@@ -204,7 +220,11 @@ class CompiledStep:
         self._results, new = program.execute(donated, kept, batch, *count)
         for index, array in zip(program.returned, new, strict=True):
             state[index] = array
-        if self._returns_examples and not program.shares.are_even:
+        if not self._returns_examples:
+            return
+        if self._strategy.placement.spans_processes:
+            self._results = jax.tree.map(self._strategy.placement.whole, self._results)
+        if not program.shares.are_even:
             self._results = self._gather(self._results, program.shares)
 
     def _execute_eagerly(self, state: list[jax.Array], structure: Any, leaves: list[Any]) -> None:
@@ -308,9 +328,16 @@ class CompiledStep:
             ),
             donate=(0,),
         )
-        layouts = [cell.layout for cell in cells]
         return _Program(
-            shares, execute, donated, kept, written, group_size, layouts, Cell.layout_changes
+            shares,
+            execute,
+            donated,
+            kept,
+            written,
+            group_size,
+            layouts=[cell.layout for cell in cells],
+            layout_changes=Cell.layout_changes,
+            local=slice(placement.local_replicas[0], placement.local_replicas[-1] + 1),
         )
 
     def _has_layouts_of(self, program: _Program) -> bool:
@@ -368,6 +395,8 @@ class CompiledStep:
             if count == 0:
                 results, new_flat = self._without_example(results, args, new_flat)
             new_flat = self._combine_writes(combining, new_flat)
+            if self._tells_metrics:
+                results = {**results, METRICS_OF_ALL: self._metrics_of_all(new_flat)}
             results, tree = jax.tree.flatten(results)
             trees.append(tree)
             return [*results, *new_flat]
@@ -504,6 +533,15 @@ class CompiledStep:
         for index, value in zip(combining, combined, strict=True):
             everything[index] = value
         return everything
+
+    def _metrics_of_all(self, state: Sequence[Any]) -> list[Any]:
+        """Returns the values of the metrics' variables, combined over the replicas."""
+        pairs = zip(self._cells, self._groups, state, strict=True)
+        return [
+            seen_from_outside(cell, value)
+            for cell, group, value in pairs
+            if group == "metrics_variables"
+        ]
 
     def _localize(self, index: int, flat: list[Any]) -> None:
         """Gives the replicas copies of their own of the state that they write differently."""

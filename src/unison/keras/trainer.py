@@ -48,21 +48,21 @@ class _Running:
     """
 
     def __init__(self, cells: list[Cell]):
-        self._cells = cells
+        self.cells = cells
         self.state = [cell.take() for cell in cells]
         #: The step that the loop runs.
         self.step: CompiledStep | None = None
 
     def purge(self) -> None:
         """Lets the cells forget their arrays, so that there is one copy of the state."""
-        for cell in self._cells:
+        for cell in self.cells:
             cell.put(None)
 
     def store(self) -> None:
         """Gives the arrays back to the cells, after all steps."""
         if self.step is not None:
             self.step.finish(self.state)
-        for cell, array in zip(self._cells, self.state, strict=True):
+        for cell, array in zip(self.cells, self.state, strict=True):
             cell.put(array)
 
 
@@ -261,7 +261,7 @@ class ReplicaTrainer:
     def _with_logs(
         self,
         step: CompiledStep,
-        metric_results: Callable[[list[jax.Array]], dict[str, jax.Array]],
+        metric_results: Callable[..., dict[str, jax.Array]],
         groups: Any,
         batch: Any,
     ) -> tuple[StepLogs, Any]:
@@ -283,16 +283,21 @@ class ReplicaTrainer:
         if self._encode_text:
             batch = self._encode_text(batch)
         self.examples += step(running.state, batch, may_wait)
+        equal_copies = self.strategy.equal_copies
+        if equal_copies is not None and equal_copies.is_due():
+            step.finish(running.state)
+            equal_copies.check(zip(running.cells, running.state, strict=True))
         return running
 
     @property
     def model(self) -> keras.Model:
         return self._model
 
-    def _metric_results(self) -> Callable[[list[jax.Array]], dict[str, jax.Array]]:
+    def _metric_results(self) -> Callable[..., dict[str, jax.Array]]:
         """Returns what computes the metrics, as now compiled, over all replicas.
 
-        It takes the stored state of a step, whose last arrays are the metrics' variables.
+        It takes the stored state of a step, whose last arrays are the metrics' variables, and their
+        values over all replicas, if the step has told them.
         """
         model = self._model
         variables = list(model.metrics_variables)
@@ -304,10 +309,13 @@ class ReplicaTrainer:
             with keras.StatelessScope(state_mapping=mapping):
                 return model.get_metrics_result()
 
-        def results_of_state(state: list[jax.Array]) -> dict[str, jax.Array]:
+        def results_of_state(
+            state: list[jax.Array], of_all: list[jax.Array] | None
+        ) -> dict[str, jax.Array]:
+            if of_all is not None:
+                return results([value.addressable_data(0) for value in of_all])
             stored = state[len(state) - len(cells) :]
-            values = [cell.combine(array) for cell, array in zip(cells, stored, strict=True)]
-            return results(values)
+            return results([c.combine(array) for c, array in zip(cells, stored, strict=True)])
 
         return results_of_state
 

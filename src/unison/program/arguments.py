@@ -149,12 +149,13 @@ def describe(leaf: Any, placement: Placement) -> tuple[Any, Any]:
         stacked = leaf.stacked(placement)
         if stacked is not None:
             return Stacked(stacked.shape, stacked.dtype), stacked
-        return _pad(leaf, placement)
+        padded, shapes = leaf.padded(placement)
+        return Ragged(shapes, padded.dtype), padded
     if isinstance(leaf, jax.Array):
         if isinstance(leaf, jax.core.Tracer):
             raise RuntimeError(INSIDE_A_TRANSFORMATION)
         if not placement.holds(leaf):
-            leaf = jax.device_put(leaf, placement.mirrored)
+            leaf = placement.bring(leaf)
         # Random keys have no weak type.
         return Whole(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)), leaf
     if isinstance(leaf, bool | str | bytes):
@@ -179,21 +180,6 @@ INSIDE_A_TRANSFORMATION = (
     "that JAX traces (jax.jit, jax.grad, jax.vmap, ...). Call it from plain Python, and use the "
     "transformation inside the function that it runs."
 )
-
-
-def _pad(value: PerReplica, placement: Placement) -> tuple[Ragged, jax.Array]:
-    parts = [np.asarray(part) for part in value.values]
-    if len({(part.ndim, part.dtype) for part in parts}) > 1:
-        raise TypeError(
-            "The components of a PerReplica value must have one rank and one dtype. Received: "
-            f"{[f'{part.dtype}{list(part.shape)}' for part in parts]}"
-        )
-    largest = np.max([part.shape for part in parts], axis=0)
-    padded = np.zeros((len(parts), *largest), parts[0].dtype)
-    for row, part in zip(padded, parts, strict=True):
-        row[tuple(slice(size) for size in part.shape)] = part
-    spread = placement.spread(device_array(padded))
-    return Ragged(tuple(part.shape for part in parts), spread.dtype), spread
 
 
 def classes_of(descriptions: Sequence[Any], num_replicas: int) -> tuple[list[int], list[int]]:

@@ -204,7 +204,7 @@ class ProgramCache:
     def _lend(self, cell: Cell) -> jax.Array:
         if self._is_own(cell):
             return cell.stored()
-        return jax.device_put(cell.read(), self.placement.mirrored)
+        return self.placement.bring(cell.read())
 
     def _result(self, outputs: list[jax.Array], holders: tuple[int, ...]) -> Any:
         if len(holders) == 1:
@@ -212,7 +212,11 @@ class ProgramCache:
         if len(set(holders)) == 1:
             return PerReplica.from_stacked(outputs[holders[0]], self.placement)
         slices = {holder: self.placement.slices(outputs[holder]) for holder in set(holders)}
-        return PerReplica([slices[holder][replica] for replica, holder in enumerate(holders)])
+        local = enumerate(self.placement.local_replicas)
+        return PerReplica(
+            [slices[holders[replica]][place] for place, replica in local],
+            [outputs[holder].shape[1:] for holder in holders],
+        )
 
     def _warn_of_retracing(self, function: Callable[..., Any]) -> None:
         code = getattr(function, "__code__", type(function))

@@ -3,5 +3,9 @@
 Importing it starts no backend and changes no configuration. `devices` makes logical CPU devices and
 sizes XLA's thread pool before the backend starts; `device_strings` turns what people write
 ("GPU:1", a `jax.Device`, a count) into `jax.Device`s; `private_jax` is the only file that touches
-JAX's private names.
+JAX's private names. `launching` starts the workers of a job.
 """
+
+from unison.runtime.launching import WorkerError, launch
+
+__all__ = ["WorkerError", "launch"]

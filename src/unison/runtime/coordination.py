@@ -25,6 +25,8 @@ class CoordinationStore:
                 "in each of them first."
             )
         self._client = client
+        #: Tells one joining of a job from the next.
+        self.service = id(client)
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a value under a key that has none."""

@@ -30,25 +30,36 @@ class Placement:
     * mirrored: every device holds the whole array;
     * per-replica: the array has a leading axis of size `num_replicas`, one slice a device.
 
-    Placements of the same devices are equal.
+    Placements of the same devices are equal. The devices may be those of several processes: then
+    each process gives and sees the parts of its own replicas, and all of them must do the same.
 
     Args:
-        replica_devices: One device a replica, without repetition.
+        replica_devices: One device a replica, without repetition; those of a process together.
     """
 
     def __init__(self, replica_devices: Sequence[jax.Device]):
         self.devices = tuple(replica_devices)
         self.num_replicas = len(self.devices)
         self._device_set = set(self.devices)
+        process = jax.process_index()
+        #: The indices of the replicas on this process's devices.
+        self.local_replicas = tuple(
+            replica for replica, d in enumerate(self.devices) if d.process_index == process
+        )
+        #: This process's devices.
+        self.local_devices = tuple(self.devices[replica] for replica in self.local_replicas)
+        #: Whether other processes have replicas as well.
+        self.spans_processes = len(self.local_replicas) < self.num_replicas
         # Auto axes: inside `shard_map` they are manual anyway, and outside ordinary jnp
         # operations on mirrored arrays then need no sharding annotations.
         self.mesh = Mesh(np.array(self.devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
-        several_cpus = self.num_replicas > 1 and self.devices[0].platform == "cpu"
+        several_cpus = len(self.local_devices) > 1 and self.devices[0].platform == "cpu"
+        needs_lock = several_cpus or self.spans_processes
         #: Held while a program with collectives is launched; see `unison.runtime.devices`.
         self.launch_lock: AbstractContextManager[Any] = (
-            devices.LAUNCH_LOCK if several_cpus else contextlib.nullcontext()
+            devices.LAUNCH_LOCK if needs_lock else contextlib.nullcontext()
         )
 
     def __eq__(self, other: object) -> bool:
@@ -65,10 +76,26 @@ class Placement:
 
         The copies are the placement's own: the result never shares a buffer with `value`, so a
         program may donate it.
+
+        Args:
+            value: An array; on several processes, the same on each.
         """
         if isinstance(value, jax.Array):
             value = jnp.copy(value)
-        return jax.device_put(value, self.mirrored)
+        return self.bring(value)
+
+    def bring(self, value: Any) -> jax.Array:
+        """Returns `value` on every device; where it lies already, it is not copied.
+
+        Args:
+            value: An array; on several processes, the same on each.
+        """
+        if not self.spans_processes:
+            return jax.device_put(value, self.mirrored)
+        if isinstance(value, jax.Array) and value.sharding == self.mirrored:
+            return value
+        copies = [jax.device_put(value, device) for device in self.local_devices]
+        return jax.make_array_from_single_device_arrays(copies[0].shape, self.mirrored, copies)
 
     def holds(self, array: jax.Array) -> bool:
         """Whether a program on this placement can take `array` as it lies: it is here, or it is
@@ -82,17 +109,82 @@ class Placement:
         return sharding == self.mirrored
 
     def spread(self, stacked: Any) -> jax.Array:
-        """Returns `stacked`, of shape `(num_replicas, ...)`, with slice r on device r."""
-        return jax.device_put(stacked, self.per_replica)
+        """Returns an array of shape `(num_replicas, ...)` with slice r on device r.
+
+        Args:
+            stacked: The slices of this process's replicas: where there is no other process, all.
+                An array that lies like this already is returned as it is.
+        """
+        if not self.spans_processes:
+            return jax.device_put(stacked, self.per_replica)
+        if isinstance(stacked, jax.Array) and stacked.sharding.is_equivalent_to(
+            self.per_replica, stacked.ndim
+        ):
+            return stacked
+        return self.assemble(
+            [
+                jax.device_put(stacked[place : place + 1], device)
+                for place, device in enumerate(self.local_devices)
+            ]
+        )
+
+    def assemble(self, slices: Sequence[jax.Array]) -> jax.Array:
+        """Returns the array of the replicas' slices.
+
+        Args:
+            slices: Those of this process's replicas, each of shape `(1, ...)` and on its device.
+        """
+        shape = (self.num_replicas, *slices[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.per_replica, slices)
 
     def repeat(self, value: Any) -> jax.Array:
         """Returns a per-replica array whose every slice is `value`."""
         value = jnp.asarray(value)
-        return self.spread(jnp.broadcast_to(value, (self.num_replicas, *value.shape)))
+        return self.spread(jnp.broadcast_to(value, (len(self.local_replicas), *value.shape)))
+
+    def divide(self, whole: Any) -> jax.Array:
+        """Returns an array whose rows, divisible by the number of replicas, lie on them in turn.
+
+        Args:
+            whole: All rows; on several processes, the same on each.
+        """
+        if not self.spans_processes:
+            return jax.device_put(whole, self.per_replica)
+        rows = whole.shape[0] // self.num_replicas
+        parts = [
+            jax.device_put(whole[replica * rows : (replica + 1) * rows], device)
+            for replica, device in zip(self.local_replicas, self.local_devices, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(whole.shape, self.per_replica, parts)
 
     def slices(self, stacked: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns the per-replica values of an array placed by `spread`, each on its device."""
+        """Returns the values of this process's replicas, each on its device, of an array placed by
+        `spread`.
+        """
         return tuple(shard[0] for shard in shards_in_order(stacked))
+
+    def whole(self, divided: jax.Array) -> np.ndarray:
+        """Returns all slices, or rows, of an array placed by `spread` or `divide`.
+
+        On several processes, they are gathered: each must ask.
+        """
+        if self.spans_processes:
+            # At once, also where somebody else's function is traced.
+            with jax.ensure_compile_time_eval(), self.launch_lock:
+                divided = self._gather(divided).addressable_data(0)
+        return np.asarray(divided)
+
+    @functools.cached_property
+    def _gather(self) -> Any:
+        return jax.jit(lambda divided: divided, out_shardings=self.mirrored)
+
+    def of_first_process(self, value: Any) -> Any:
+        """Returns the first process's `value`, an array of one shape and dtype on all of them."""
+        if not self.spans_processes:
+            return value
+        from jax.experimental import multihost_utils  # seldom needed
+
+        return multihost_utils.broadcast_one_to_all(value)
 
 
 def shards_in_order(array: jax.Array) -> list[jax.Array]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 
+from unison.cells import live_cells
 from unison.collectives import CrossDeviceOps, ReduceOp, adding_by
 from unison.data import (
     Dataset,
@@ -25,6 +26,7 @@ from unison.program import ProgramCache
 from unison.runtime.placement import Placement
 from unison.strategies import context, reduction
 from unison.strategies.context import ReplicaContext
+from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
 from unison.values import PerReplica, is_distributed
 
@@ -86,7 +88,10 @@ class Strategy:
     """
 
     cluster_resolver: Any = None
+    #: The workers that share the input.
     input_workers = InputWorkers()
+    #: Compares the workers' variables after steps, if that is wanted.
+    equal_copies: EqualCopies | None = None
 
     def __init__(
         self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
@@ -193,7 +198,11 @@ class Strategy:
                 "strategy.run takes the positional arguments as a tuple: run(fn, args=(x,)). "
                 f"Received: args={args!r}"
             )
-        return self._programs(fn, tuple(args), kwargs or {})
+        result = self._programs(fn, tuple(args), kwargs or {})
+        if self.equal_copies is not None and self.equal_copies.is_due():
+            cells = [cell for cell in live_cells(self._placement) if not cell.is_alone]
+            self.equal_copies.check((cell, cell.stored()) for cell in cells)
+        return result
 
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
@@ -240,7 +249,9 @@ class Strategy:
         """
         context.require_cross_replica_context("strategy.gather()")
         return jax.tree.map(
-            lambda leaf: reduction.gathered(leaf, axis), value, is_leaf=reduction.is_leaf
+            lambda leaf: reduction.gathered(leaf, axis, self._placement),
+            value,
+            is_leaf=reduction.is_leaf,
         )
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -256,7 +267,7 @@ class Strategy:
         if not any(map(is_distributed, leaves)):
             return (value,)
         columns = [
-            leaf.values if is_distributed(leaf) else (leaf,) * self.num_replicas_in_sync
+            leaf.values if is_distributed(leaf) else (leaf,) * len(self._placement.local_replicas)
             for leaf in leaves
         ]
         return tuple(jax.tree.unflatten(structure, own) for own in zip(*columns, strict=True))
@@ -270,7 +281,8 @@ class Strategy:
         """
         context.require_cross_replica_context("experimental_distribute_values_from_function()")
         count = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(index, count)) for index in range(count)]
+        local = self._placement.local_replicas
+        values = [value_fn(ValueContext(index, count)) for index in local]
         if count == 1:
             return values[0]
         return jax.tree.map(lambda *components: PerReplica(components), *values)

@@ -1,24 +1,45 @@
-"""`MultiWorkerMirroredStrategy`, as far as one worker goes."""
+"""`MultiWorkerMirroredStrategy`: the replicas of several processes, on one machine or many."""
 
 from __future__ import annotations
 
+import itertools
+
+import jax
+
+from unison.collectives import CommunicationOptions
+from unison.data.input_workers import workers_of_cluster
 from unison.runtime import devices
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
+from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.strategies.base import Strategy
+from unison.strategies.equal_copies import EqualCopies
+
+#: Tells the strategies of a process apart, which all processes make in the same order.
+_strategies = itertools.count()
 
 
 class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on all devices of all workers of a cluster.
 
-    Without a cluster (no `TF_CONFIG`), or in one of a single worker, it is a `MirroredStrategy`
-    on this process's devices. Clusters of several workers are not supported yet.
+    Each worker runs the same program in a process of its own, and has the replicas of its own
+    devices. Variables start with the first worker's values, and their copies stay equal on all
+    workers. Without a cluster (no `TF_CONFIG`), or in one of a single worker, it is a
+    `MirroredStrategy` on this process's devices.
+
+    Create it before the first JAX computation: that is when the workers come together.
 
     Args:
         cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`.
-        communication_options: How collectives are tuned; on one worker there is nothing to tune.
+        communication_options: How collectives are tuned; its `timeout_seconds` is how long this
+            worker waits for the others.
+        check_every: After how many steps (of `run` and of Keras' loops) the workers compare their
+            variables, to find the first that differs; None for never. It costs a pass over all
+            variables.
 
     Raises:
-        ValueError: The cluster has several workers.
+        ValueError: This process is no training task of the cluster.
+        RuntimeError: JAX has started already.
+        UnavailableError: The other workers did not come.
 
     TF: `tf.distribute.MultiWorkerMirroredStrategy`.
     """
@@ -26,16 +47,22 @@ class MultiWorkerMirroredStrategy(Strategy):
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
-        communication_options: object = None,
+        communication_options: CommunicationOptions | None = None,
+        check_every: int | None = None,
     ):
-        del communication_options
-        self.cluster_resolver = cluster_resolver or TFConfigClusterResolver()
-        cluster = self.cluster_resolver.cluster_spec()
-        workers = sum(cluster.num_tasks(job) for job in ("chief", "worker") if job in cluster.jobs)
-        if workers > 1:
-            raise ValueError(
-                "MultiWorkerMirroredStrategy runs on one worker only in this release. Received: a "
-                f"cluster of {workers} workers, {cluster.as_dict()}. Unset TF_CONFIG to train on "
-                "the devices of this machine."
+        resolver = cluster_resolver or TFConfigClusterResolver()
+        self.cluster_resolver = resolver
+        cluster = resolver.cluster_spec()
+        timeout = communication_options and communication_options.timeout_seconds
+        join_cluster(cluster, resolver.task_type, resolver.task_id, timeout or TIMEOUT)
+        local = devices.default_devices()
+        if len(training_tasks(cluster)) < 2:
+            super().__init__(local)
+        else:
+            of_platform = jax.devices(local[0].platform)
+            super().__init__(sorted(of_platform, key=lambda d: (d.process_index, d.id)))
+            self.input_workers = workers_of_cluster(
+                jax.process_count(), jax.process_index(), f"strategy {next(_strategies)}"
             )
-        super().__init__(devices.default_devices())
+            if check_every is not None:
+                self.equal_copies = EqualCopies(check_every)

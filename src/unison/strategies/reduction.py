@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,15 +60,17 @@ def reduced(
         stacked = value.stacked(placement) if axis is None else None
         if stacked is not None:
             with placement.launch_lock:
-                result = _STACKED[op](stacked)
-            assert result.is_fully_replicated
+                result = _over_replicas(op, placement)(stacked)
             return result.addressable_data(0)
-        return reduce_components(op, value.components, axis)
+        components = (
+            value.of_all_replicas(placement) if placement.spans_processes else value.components
+        )
+        return reduce_components(op, components, axis)
     components = components_of(value) or (value,)
     return _reduced_whole(op, components[0], axis, placement)
 
 
-def gathered(value: Any, axis: int) -> Any:
+def gathered(value: Any, axis: int, placement: Placement) -> Any:
     """Concatenates the components of a leaf along `axis`; see `Strategy.gather`."""
     if isinstance(value, ReplicaLocal):
         return all_gather(value.local, axis)
@@ -77,6 +80,9 @@ def gathered(value: Any, axis: int) -> Any:
     components = components_of(value)
     if components is None:
         return value
+    if placement.spans_processes:
+        given = value if isinstance(value, PerReplica) else PerReplica(components)
+        components = given.of_all_replicas(placement)
     parts = [np.asarray(part) for part in components]
     if not -parts[0].ndim <= axis < parts[0].ndim:
         raise ValueError(
@@ -128,43 +134,24 @@ def _reduced_slices(
             f"IndexedSlices that are the same on all {count} replicas have no SUM over them that "
             "is not a guess. Pass what strategy.run returned, or use ReduceOp.MEAN."
         )
-    values = gathered(slices.values, 0)
+    values = gathered(slices.values, 0, placement)
     if op is ReduceOp.MEAN and not is_whole:
         values = values / count
-    return IndexedSlices(values, gathered(slices.indices, 0), slices.dense_shape)
+    return IndexedSlices(values, gathered(slices.indices, 0, placement), slices.dense_shape)
 
 
-@jax.jit
-def _sum_over_replicas(stacked: jax.Array) -> jax.Array:
-    return jnp.sum(stacked, axis=0, dtype=sum_dtype(stacked.dtype))
-
-
-@jax.jit
-def _mean_over_replicas(stacked: jax.Array) -> jax.Array:
-    return jnp.mean(stacked, axis=0, dtype=mean_dtype(stacked.dtype))
-
-
-@jax.jit
-def _min_over_replicas(stacked: jax.Array) -> jax.Array:
-    return jnp.min(stacked, axis=0)
-
-
-@jax.jit
-def _max_over_replicas(stacked: jax.Array) -> jax.Array:
-    return jnp.max(stacked, axis=0)
-
-
-@jax.jit
-def _product_over_replicas(stacked: jax.Array) -> jax.Array:
-    return jnp.prod(stacked, axis=0, dtype=stacked.dtype)
+@functools.lru_cache
+def _over_replicas(op: ReduceOp, placement: Placement) -> Callable[[jax.Array], jax.Array]:
+    """Returns the program that combines the slices of an array, for every replica to have."""
+    return jax.jit(_STACKED[op], out_shardings=placement.mirrored)
 
 
 _STACKED: dict[ReduceOp, Callable[[jax.Array], jax.Array]] = {
-    ReduceOp.SUM: _sum_over_replicas,
-    ReduceOp.MEAN: _mean_over_replicas,
-    ReduceOp.MIN: _min_over_replicas,
-    ReduceOp.MAX: _max_over_replicas,
-    ReduceOp.PROD: _product_over_replicas,
+    ReduceOp.SUM: lambda stacked: jnp.sum(stacked, axis=0, dtype=sum_dtype(stacked.dtype)),
+    ReduceOp.MEAN: lambda stacked: jnp.mean(stacked, axis=0, dtype=mean_dtype(stacked.dtype)),
+    ReduceOp.MIN: lambda stacked: jnp.min(stacked, axis=0),
+    ReduceOp.MAX: lambda stacked: jnp.max(stacked, axis=0),
+    ReduceOp.PROD: lambda stacked: jnp.prod(stacked, axis=0, dtype=stacked.dtype),
 }
 
 

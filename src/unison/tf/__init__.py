@@ -24,6 +24,7 @@ from unison.tf.control_flow import (
     switch_case,
     while_loop,
 )
+from unison.tf.custom_gradients import custom_gradient, grad_pass_through, recompute_grad
 from unison.tf.debugging import (
     Assert,
     assert_equal,
@@ -54,15 +55,7 @@ from unison.tf.dtypes import (
     uint64,
 )
 from unison.tf.functions import function
-from unison.tf.gradients import (
-    GradientTape,
-    UnconnectedGradients,
-    custom_gradient,
-    grad_pass_through,
-    gradients,
-    hessians,
-    recompute_grad,
-)
+from unison.tf.gradients import GradientTape, UnconnectedGradients
 from unison.tf.linalg import (
     eig,
     eigvals,
@@ -216,6 +209,7 @@ from unison.tf.shaping import (
 )
 from unison.tf.sparse import SparseTensor
 from unison.tf.strings import as_string
+from unison.tf.symbolic_gradients import gradients, hessians
 from unison.tf.tensor_array import (
     TensorArray,
     TensorArraySpec,

@@ -1,5 +1,6 @@
 """`tf.autodiff`."""
 
-from unison.tf.gradients import ForwardAccumulator, GradientTape
+from unison.tf.forward_gradients import ForwardAccumulator
+from unison.tf.gradients import GradientTape
 
 __all__ = ["ForwardAccumulator", "GradientTape"]

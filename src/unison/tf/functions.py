@@ -14,7 +14,7 @@ from unison.functions import BoundFunction
 from unison.functions import Function as CompiledFunction
 from unison.lifting import current_lift
 from unison.tf import config
-from unison.tf.gradients import with_gradients
+from unison.tf.symbolic_gradients import with_gradients
 from unison.tf.tensors import convert_to_tensor, is_tensor
 from unison.values import is_distributed
 

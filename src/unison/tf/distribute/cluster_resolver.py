@@ -2,23 +2,28 @@
 
 from unison.runtime.cluster_resolvers import (
     ClusterResolver,
+    GCEClusterResolver,
+    KubernetesClusterResolver,
     SimpleClusterResolver,
+    SlurmClusterResolver,
     TFConfigClusterResolver,
 )
+from unison.runtime.cluster_resolvers import ExecutableLocation as KubernetesExecutableLocation
+from unison.runtime.cluster_resolvers import UnionClusterResolver as UnionResolver
 from unison.tf.missing import names_missing_from
 
-__all__ = ["ClusterResolver", "SimpleClusterResolver", "TFConfigClusterResolver"]
-
-_DESCRIBE = "describe the cluster in TF_CONFIG, or by a SimpleClusterResolver"
+__all__ = [
+    "ClusterResolver",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "UnionResolver",
+]
 
 __getattr__ = names_missing_from(
     __name__,
-    {
-        "GCEClusterResolver": _DESCRIBE,
-        "KubernetesClusterResolver": _DESCRIBE,
-        "KubernetesExecutableLocation": _DESCRIBE,
-        "SlurmClusterResolver": _DESCRIBE,
-        "TPUClusterResolver": "MirroredStrategy() trains on all TPU cores of this machine",
-        "UnionResolver": _DESCRIBE,
-    },
+    {"TPUClusterResolver": "MirroredStrategy() trains on all TPU cores of this machine"},
 )

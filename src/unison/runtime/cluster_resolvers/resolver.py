@@ -1,15 +1,14 @@
-"""Where a process learns which cluster it belongs to, and which of its tasks it is."""
+"""What a cluster resolver is; one that the program itself describes, and several as one."""
 
 from __future__ import annotations
 
-import json
-import os
+import abc
 from typing import Any
 
 from unison.runtime.cluster import ClusterSpec
 
 
-class ClusterResolver:
+class ClusterResolver(abc.ABC):
     """What names a cluster's tasks and this process's own among them.
 
     Attributes:
@@ -26,9 +25,13 @@ class ClusterResolver:
     rpc_layer: str | None = None
     environment: str = ""
 
+    @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
         """Returns the addresses of all tasks."""
-        raise NotImplementedError("A cluster resolver must say what its cluster is.")
+
+    def num_accelerators(self) -> dict[str, int]:
+        """Returns how many of which accelerators a task has, as far as the resolver knows."""
+        return {}
 
     def master(
         self,
@@ -100,53 +103,66 @@ class SimpleClusterResolver(ClusterResolver):
         return self._num_accelerators
 
 
-class TFConfigClusterResolver(ClusterResolver):
-    """The cluster that the environment variable `TF_CONFIG` describes; none if it is not set.
+class UnionClusterResolver(ClusterResolver):
+    """The clusters of several resolvers as one.
+
+    A job that several of them have has the tasks of all: lists follow each other, and where one
+    gives indices, no index may occur twice.
 
     Args:
-        task_type: Overrides the job that `TF_CONFIG` gives.
-        task_id: Overrides the index.
-        rpc_layer: Overrides the protocol.
-        environment: Overrides the environment.
+        cluster_resolvers: At least one. What is asked besides the cluster, the first one answers.
+        task_type: Overrides the first one's job.
+        task_id: Overrides its index.
+        rpc_layer: Overrides its protocol.
 
     Raises:
-        ValueError: While it is read: `TF_CONFIG` is not JSON, or no description of a cluster.
+        TypeError: Something is no cluster resolver.
+        ValueError: There is none.
 
-    TF: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
+    TF: `tf.distribute.cluster_resolver.UnionResolver`.
     """
 
     def __init__(
         self,
+        *cluster_resolvers: ClusterResolver,
         task_type: str | None = None,
         task_id: int | None = None,
         rpc_layer: str | None = None,
-        environment: str | None = None,
     ):
-        config = _tf_config()
-        task = config.get("task", {})
-        self.task_type = task.get("type") if task_type is None else task_type
-        index = task.get("index") if task_id is None else task_id
-        self.task_id = None if index is None else int(index)
-        self.rpc_layer = config.get("rpc_layer") if rpc_layer is None else rpc_layer
-        self.environment = config.get("environment", "") if environment is None else environment
-        self._cluster_spec = ClusterSpec(config.get("cluster", {}))
+        if not cluster_resolvers:
+            raise ValueError("Expected at least one cluster resolver. Received: none")
+        for resolver in cluster_resolvers:
+            if not isinstance(resolver, ClusterResolver):
+                raise TypeError(f"Expected cluster resolvers. Received: {resolver!r}")
+        first = cluster_resolvers[0]
+        self.task_type = first.task_type if task_type is None else task_type
+        self.task_id = first.task_id if task_id is None else task_id
+        self.rpc_layer = first.rpc_layer if rpc_layer is None else rpc_layer
+        self.environment = first.environment
+        self._resolvers = cluster_resolvers
 
     def cluster_spec(self) -> ClusterSpec:
-        return self._cluster_spec
+        """Returns the addresses of all tasks.
+
+        Raises:
+            KeyError: Two tasks of a job have one index.
+        """
+        parts = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
+        jobs = dict.fromkeys(job for part in parts for job in part)
+        return ClusterSpec({job: _union(job, [p[job] for p in parts if job in p]) for job in jobs})
+
+    def num_accelerators(self) -> dict[str, int]:
+        """Returns how many of which accelerators a task has, by the first resolver."""
+        return self._resolvers[0].num_accelerators()
 
 
-def _tf_config() -> dict[str, Any]:
-    text = os.environ.get("TF_CONFIG") or "{}"
-    expected = (
-        'TF_CONFIG must be JSON such as {"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
-        '"task": {"type": "worker", "index": 0}}'
-    )
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{expected}. Received: {text!r} ({error})") from None
-    if not isinstance(config, dict) or not all(
-        isinstance(config.get(part, {}), dict) for part in ("cluster", "task")
-    ):
-        raise ValueError(f"{expected}. Received: {text!r}")
-    return config
+def _union(job: str, of_resolvers: list[Any]) -> Any:
+    if all(isinstance(tasks, list) for tasks in of_resolvers):
+        return [address for tasks in of_resolvers for address in tasks]
+    united: dict[int, str] = {}
+    for tasks in of_resolvers:
+        indexed = dict(enumerate(tasks)) if isinstance(tasks, list) else tasks
+        if twice := sorted(united.keys() & indexed.keys()):
+            raise KeyError(f"Tasks {twice} of job {job!r} have an address in several resolvers.")
+        united |= indexed
+    return united

@@ -1,0 +1,198 @@
+"""The cluster of a Slurm job step."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers.resolver import ClusterResolver
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_PART_OF_LIST = re.compile(r"(?P<prefix>[^,\[\]]*)(?:\[(?P<ranges>[^\]]+)\](?P<suffix>[^,\[\]]*))?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """The tasks of a Slurm job step, as `srun` starts them.
+
+    A task's number in the step (`SLURM_PROCID`) is its place in the cluster: the nodes come in the
+    order of `SLURM_STEP_NODELIST`, each with its tasks, at ports that count up from `port_base`.
+    Tasks must be distributed in blocks, which is Slurm's default.
+
+    Args:
+        jobs: How many tasks each job has; they are filled in the order of their names. Default:
+            all tasks are workers.
+        port_base: The port of the first task of each node.
+        gpus_per_node: How many GPUs a node has. Default: what `CUDA_VISIBLE_DEVICES` or
+            `nvidia-smi` says.
+        gpus_per_task: How many of them a task gets. Default: equal shares.
+        tasks_per_node: How many tasks a node has: a number for all, or one for each node's name.
+            Default: `SLURM_STEP_TASKS_PER_NODE`.
+        auto_set_gpu: Whether `cluster_spec` lets this process see its own GPUs only, by
+            `CUDA_VISIBLE_DEVICES`.
+        rpc_layer: The protocol that addresses are prefixed with.
+
+    Raises:
+        RuntimeError: This is no job step, it has another number of tasks than the jobs, or a node
+            has fewer GPUs than its tasks need.
+        ValueError: A variable of Slurm's cannot be read.
+
+    TF: `tf.distribute.cluster_resolver.SlurmClusterResolver` (which sorts the nodes by name, so
+    that n10 comes before n9, and the places are not Slurm's).
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = "grpc",
+    ):
+        self._rank = int(_slurm("PROCID"))
+        self.rpc_layer = rpc_layer
+        self._port_base = port_base
+        self._auto_set_gpu = auto_set_gpu
+        self._tasks_per_node = _tasks_of_nodes(tasks_per_node)
+        count = sum(self._tasks_per_node.values())
+        self._jobs = dict(sorted((jobs or {"worker": int(_slurm("STEP_NUM_TASKS"))}).items()))
+        if sum(self._jobs.values()) != count:
+            raise RuntimeError(
+                f"The jobs {self._jobs} have {sum(self._jobs.values())} tasks, and Slurm has "
+                f"started {count}. Pass the number of tasks to srun, or as `jobs`."
+            )
+        if not 0 <= self._rank < count:
+            raise RuntimeError(f"SLURM_PROCID must be below {count}. Received: {self._rank}")
+        most = max(self._tasks_per_node.values())
+        gpus = _count_gpus() if gpus_per_node is None else gpus_per_node
+        self._gpus_per_task = gpus // most if gpus_per_task is None else gpus_per_task
+        if most * self._gpus_per_task > gpus:
+            raise RuntimeError(
+                f"{most} tasks of a node need {self._gpus_per_task} GPUs each. The node has: {gpus}"
+            )
+        self.task_type, self.task_id = self._task()
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """Returns this process's job and its index there."""
+        return self.task_type, self.task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        addresses: list[str] = []
+        gpus: list[str] = []
+        for node, count in self._tasks_per_node.items():
+            for place in range(count):
+                addresses.append(f"{node}:{self._port_base + place}")
+                first = place * self._gpus_per_task
+                gpus.append(",".join(map(str, range(first, first + self._gpus_per_task))))
+        if self._auto_set_gpu and self._gpus_per_task:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[self._rank]
+        remaining = iter(addresses)
+        return ClusterSpec(
+            {job: [next(remaining) for _ in range(count)] for job, count in self._jobs.items()}
+        )
+
+    def num_accelerators(self) -> dict[str, int]:
+        return {"GPU": self._gpus_per_task}
+
+    def _task(self) -> tuple[str, int]:
+        tasks = [(job, index) for job, count in self._jobs.items() for index in range(count)]
+        return tasks[self._rank]
+
+
+def _slurm(name: str) -> str:
+    variable = f"SLURM_{name}"
+    if variable not in os.environ:
+        raise RuntimeError(
+            f"The environment variable {variable} is not set: this is no step of a Slurm job. "
+            "Start the program with srun."
+        )
+    return os.environ[variable]
+
+
+def _tasks_of_nodes(given: int | Mapping[str, int] | None) -> dict[str, int]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    nodes = expand_hostlist(_slurm("STEP_NODELIST"))
+    if given is not None:
+        return dict.fromkeys(nodes, given)
+    counts = expand_tasks_per_node(_slurm("STEP_TASKS_PER_NODE"))
+    if len(counts) != len(nodes):
+        raise ValueError(
+            f"SLURM_STEP_TASKS_PER_NODE tells of {len(counts)} nodes, SLURM_STEP_NODELIST of "
+            f"{len(nodes)}."
+        )
+    return dict(zip(nodes, counts, strict=True))
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """Returns the names in Slurm's short form of a list of nodes, in order.
+
+    Raises:
+        ValueError: It is no such list.
+
+    Example:
+        >>> expand_hostlist("n[1-2],m5,o[03-04,07]")
+        ['n1', 'n2', 'm5', 'o03', 'o04', 'o07']
+    """
+    names: list[str] = []
+    position = 0
+    while position < len(hostlist):
+        part = _PART_OF_LIST.match(hostlist, position)
+        assert part is not None  # it may be empty
+        position = part.end()
+        if part.end() == part.start() or hostlist[position : position + 1] not in ("", ","):
+            raise ValueError(f"Expected a list of nodes such as n[1-3],m5. Received: {hostlist!r}")
+        position += 1
+        if part["ranges"] is None:
+            names.append(part["prefix"])
+        else:
+            numbers = _numbers(part["ranges"], hostlist)
+            names += [f"{part['prefix']}{number}{part['suffix']}" for number in numbers]
+    return names
+
+
+def _numbers(ranges: str, hostlist: str) -> Iterator[str]:
+    for text in ranges.split(","):
+        found = _RANGE.fullmatch(text)
+        if found is None:
+            raise ValueError(f"Expected numbers such as [1-3,5]. Received: {hostlist!r}")
+        first, last = found[1], found[2] or found[1]
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+def expand_tasks_per_node(counts: str) -> list[int]:
+    """Returns the numbers in Slurm's short form of a list of them.
+
+    Raises:
+        ValueError: It is no such list.
+
+    Example:
+        >>> expand_tasks_per_node("3(x2),2,1")
+        [3, 3, 2, 1]
+    """
+    expanded: list[int] = []
+    for text in counts.split(","):
+        found = _TASKS.fullmatch(text)
+        if found is None:
+            raise ValueError(f"Expected numbers of tasks such as 3(x2),1. Received: {counts!r}")
+        expanded += [int(found[1])] * int(found[2] or 1)
+    return expanded
+
+
+def _count_gpus() -> int:
+    """Returns how many GPUs of NVIDIA's this process may use, without starting JAX."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([index for index in visible.split(",") if index.strip()])
+    try:
+        command = ["nvidia-smi", "--list-gpus"]
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

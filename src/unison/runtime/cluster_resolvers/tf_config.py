@@ -1,0 +1,62 @@
+"""The cluster that `TF_CONFIG` describes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers.resolver import ClusterResolver
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """The cluster that the environment variable `TF_CONFIG` describes; none if it is not set.
+
+    Args:
+        task_type: Overrides the job that `TF_CONFIG` gives.
+        task_id: Overrides the index.
+        rpc_layer: Overrides the protocol.
+        environment: Overrides the environment.
+
+    Raises:
+        ValueError: While it is read: `TF_CONFIG` is not JSON, or no description of a cluster.
+
+    TF: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ):
+        config = _tf_config()
+        task = config.get("task", {})
+        self.task_type = task.get("type") if task_type is None else task_type
+        index = task.get("index") if task_id is None else task_id
+        self.task_id = None if index is None else int(index)
+        self.rpc_layer = config.get("rpc_layer") if rpc_layer is None else rpc_layer
+        self.environment = config.get("environment", "") if environment is None else environment
+        self._cluster_spec = ClusterSpec(config.get("cluster", {}))
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._cluster_spec
+
+
+def _tf_config() -> dict[str, Any]:
+    text = os.environ.get("TF_CONFIG") or "{}"
+    expected = (
+        'TF_CONFIG must be JSON such as {"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
+        '"task": {"type": "worker", "index": 0}}'
+    )
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{expected}. Received: {text!r} ({error})") from None
+    if not isinstance(config, dict) or not all(
+        isinstance(config.get(part, {}), dict) for part in ("cluster", "task")
+    ):
+        raise ValueError(f"{expected}. Received: {text!r}")
+    return config

@@ -1,0 +1,67 @@
+"""A check that the copies of variables are equal on all workers, as they must be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+
+from unison.cells import Cell, Layout
+from unison.errors import InternalError
+from unison.runtime.process_group import all_gather_json
+
+#: The layouts whose copies are equal by design.
+_EQUAL = (Layout.MIRRORED, Layout.STREAM)
+
+
+class EqualCopies:
+    """Compares digests of mirrored variables between workers, every so many steps.
+
+    Args:
+        every: After how many steps; all workers must say the same.
+    """
+
+    def __init__(self, every: int):
+        if every < 1:
+            raise ValueError(f"Expected a number of steps, at least 1. Received: {every}")
+        self._every = every
+        self._steps = 0
+
+    def is_due(self) -> bool:
+        """Counts a step; whether the check is due after it."""
+        self._steps += 1
+        return self._steps % self._every == 0
+
+    def check(self, stored: Iterable[tuple[Cell, jax.Array]]) -> None:
+        """Compares the stored arrays of cells, in the same order on all workers.
+
+        Raises:
+            InternalError: Some differ; the message names the first variable and worker.
+        """
+        own = [
+            (cell.name, [_digest(shard.data) for shard in array.addressable_shards])
+            for cell, array in stored
+            if cell.layout in _EQUAL
+        ]
+        of_all = all_gather_json(own, f"The digests of variables after step {self._steps}")
+        names = [[name for name, _ in of_worker] for of_worker in of_all]
+        for worker, of_worker in enumerate(names):
+            if of_worker != names[0]:
+                raise InternalError(
+                    message=f"After step {self._steps}, workers 0 and {worker} have other "
+                    f"variables: {names[0]} and {of_worker}. They run different programs."
+                )
+        for index, name in enumerate(names[0]):
+            for worker, of_worker in enumerate(of_all):
+                if {*of_worker[index][1]} != {of_all[0][index][1][0]}:
+                    raise InternalError(
+                        message=f"After step {self._steps}, variable {name!r} differs between "
+                        f"worker 0 and worker {worker}. Something is assigned outside the replicas "
+                        "that is not the same on all workers, or a machine computes otherwise."
+                    )
+
+
+def _digest(copy: jax.Array) -> str:
+    return hashlib.blake2b(np.asarray(copy).tobytes(), digest_size=16).hexdigest()

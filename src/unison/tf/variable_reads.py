@@ -1,0 +1,54 @@
+"""Who is told when a thread reads a variable: tapes, and functions with gradients of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from unison.reads import observing_reads
+
+# Told of a read, gives the value to use for it.
+Observer = Callable[[Any, jax.Array], Any]
+_thread = threading.local()
+
+
+def observe_reads(observer: Observer) -> None:
+    """Calls `observer` for every variable that this thread reads, until told not to.
+
+    Tapes may end in any order, so that they are no stack of context managers.
+    """
+    observers = vars(_thread).setdefault("observers", [])
+    if not observers:
+        _thread.observation = contextlib.ExitStack()
+        _thread.observation.enter_context(observing_all_reads(_tell_observers))
+    observers.append(observer)
+
+
+def do_not_observe_reads(observer: Observer) -> None:
+    """Calls `observer` no more."""
+    _thread.observers.remove(observer)
+    if not _thread.observers:
+        _thread.observation.close()
+
+
+def _tell_observers(variable: Any, value: jax.Array) -> jax.Array:
+    for observer in _thread.observers:
+        value = observer(variable, value)
+    return value
+
+
+@contextlib.contextmanager
+def observing_all_reads(observer: Observer) -> Iterator[None]:
+    """Inside, `observer` is called for every variable that this thread reads, Keras' included."""
+    with contextlib.ExitStack() as stack:
+        if "keras" in sys.modules:
+            from unison.keras.reads import noting_keras_reads
+
+            stack.enter_context(noting_keras_reads())
+        stack.enter_context(observing_reads(observer))
+        yield

@@ -1,0 +1,149 @@
+"""`MultiWorkerMirroredStrategy` on several workers: what one process with the same replicas gives.
+
+The programs are in `programs.py`.
+"""
+
+import functools
+import json
+import os
+
+import numpy as np
+import pytest
+
+import unison
+from parallel import programs
+from unison.runtime import WorkerError, launch
+
+SECONDS = 100
+
+
+@functools.cache
+def results_of(name: str, workers: int, devices: int) -> list:
+    """What every worker's program returns."""
+    return launch(
+        programs.on_workers,
+        workers,
+        args=(name,),
+        devices_per_worker=devices,
+        timeout=SECONDS,
+        on_line=lambda worker, line: None,
+    )
+
+
+@functools.cache
+def expected(name: str, replicas: int) -> dict:
+    """What the program returns in this process."""
+    strategy = unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    return getattr(programs, name)(strategy)
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (2, 2)])
+def test_replica_programs_give_what_one_process_gives(workers, devices):
+    alone = expected("replica_programs", workers * devices)
+    for result in results_of("replica_programs", workers, devices):
+        assert json.loads(json.dumps(result)) == json.loads(json.dumps(alone))
+
+
+@pytest.mark.parametrize("part", ["loss", "accuracy", "val_loss", "evaluate", "predict", "weights"])
+def test_keras_trains_as_one_process_does(part):
+    alone = expected("keras_fit", 2)[part]
+    # The same programs, whose sums go over the wire: round-off of float32 is all that may differ.
+    for result in results_of("keras_fit", 2, 1):
+        for own, of_alone in zip(_arrays(result[part]), _arrays(alone), strict=True):
+            np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6)
+
+
+def _arrays(value):
+    return [np.array(part) for part in value]
+
+
+def test_workers_hold_bit_equal_weights():
+    first, second = results_of("keras_fit", 2, 1)
+    assert first["weights"] == second["weights"]
+
+
+@pytest.mark.parametrize("part", ["steps", "rest", "loss", "weights"])
+def test_datasets_are_divided_as_in_one_process(part):
+    alone = expected("datasets", 4)[part]
+    for result in results_of("datasets", 2, 2):
+        assert result[part] == alone
+
+
+def test_every_line_of_every_file_is_seen_once():
+    first, second = results_of("files", 2, 1)
+    assert first == second
+    of_files, of_functions = first
+    numbers = sorted(number for step in of_files for number in step)
+    assert numbers == [0, 1, 2, *range(100, 107), 200]
+    numbers = sorted(number for step in of_functions for number in step)
+    assert numbers == sorted([*range(5), *range(8)])
+
+
+def test_all_workers_start_with_the_first_ones_values():
+    first, second = results_of("initial_values", 2, 1)
+    assert first == second
+    assert first[0] == [5.0, 5.0, 5.0]
+
+
+def diverging(is_keras):
+    """Gives worker 1 another value than worker 0, and runs steps that look."""
+    import jax
+    import keras
+
+    import unison
+
+    strategy = unison.MultiWorkerMirroredStrategy(check_every=2)
+    with strategy.scope():
+        fine = unison.Variable(np.float32(1.0), name="fine")
+        spoilt = unison.Variable(np.float32(1.0), name="spoilt")
+        model = keras.Sequential([keras.layers.Dense(1, name="layer")])
+        model.compile("sgd", "mse")
+        model.build((None, 2))
+    if is_keras:
+        model.layers[0].bias.assign([float(jax.process_index())])
+        model.fit(np.ones((12, 2)), np.ones((12, 1)), batch_size=2, verbose=0)
+    strategy.run(lambda: fine.value())
+    spoilt.assign(jax.process_index())
+    strategy.run(lambda: fine.value())
+
+
+@pytest.mark.parametrize(
+    ("is_keras", "said"),
+    [
+        (False, "After step 2, variable 'spoilt'"),
+        (True, "After step 2, variable 'sequential/layer/bias'"),
+    ],
+)
+def test_the_first_variable_that_differs_is_named(is_keras, said):
+    message = f"{said} differs between worker 0 and worker 1"
+    with pytest.raises(WorkerError, match=message):
+        launch(diverging, 2, args=(is_keras,), timeout=SECONDS, on_line=lambda *line: None)
+
+
+def test_a_worker_that_never_comes_is_named():
+    def wait_for_another():
+        import unison
+        from unison.runtime.cluster import ClusterSpec
+        from unison.runtime.cluster_resolvers import SimpleClusterResolver
+
+        (own,) = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+        cluster = ClusterSpec({"worker": [own, "127.0.0.1:1"]})
+        resolver = SimpleClusterResolver(cluster, task_type="worker", task_id=0)
+        options = unison.CommunicationOptions(timeout_seconds=2)
+        unison.MultiWorkerMirroredStrategy(resolver, options)
+
+    with pytest.raises(WorkerError, match=r"These did not come: \['worker 1 \(127.0.0.1:1\)'\]"):
+        launch(wait_for_another, workers=1, timeout=SECONDS, on_line=lambda *line: None)
+
+
+def test_jax_must_not_have_started():
+    def early():
+        import jax
+
+        import unison
+
+        jax.devices()
+        unison.MultiWorkerMirroredStrategy()
+
+    with pytest.raises(WorkerError, match="Create the strategy before the first JAX computation"):
+        launch(early, workers=2, timeout=SECONDS, on_line=lambda *line: None)

@@ -1,0 +1,207 @@
+"""Resolvers read their clusters from Slurm, Kubernetes, Google's compute engine and each other."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers import (
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    UnionClusterResolver,
+)
+from unison.runtime.cluster_resolvers.slurm import expand_hostlist, expand_tasks_per_node
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """Sets the variables of a job step; those that are not given are not there."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def set_step(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
+
+    return set_step
+
+
+THREE_TASKS = {
+    "STEP_NUM_TASKS": 3,
+    "STEP_NODELIST": "n[9-10]",
+    "STEP_TASKS_PER_NODE": "2,1",
+}
+
+
+def test_the_tasks_of_a_step_are_workers_in_the_order_of_the_nodes(slurm):
+    slurm(PROCID=2, **THREE_TASKS)
+    resolver = SlurmClusterResolver()
+    assert resolver.cluster_spec().as_dict() == {"worker": ["n9:8888", "n9:8889", "n10:8888"]}
+    assert resolver.get_task_info() == ("worker", 2)
+    assert resolver.master() == "grpc://n10:8888"
+
+
+def test_jobs_are_filled_in_the_order_of_their_names(slurm):
+    slurm(PROCID=1, **THREE_TASKS)
+    resolver = SlurmClusterResolver({"worker": 2, "ps": 1}, port_base=10, rpc_layer=None)
+    assert resolver.cluster_spec().as_dict() == {"ps": ["n9:10"], "worker": ["n9:11", "n10:10"]}
+    assert (resolver.task_type, resolver.task_id) == ("worker", 0)
+
+
+@pytest.mark.parametrize("tasks", [2, {"a": 2, "b": 2}])
+def test_the_tasks_of_nodes_can_be_given(slurm, tasks):
+    slurm(PROCID=0, STEP_NUM_TASKS=4, STEP_NODELIST="a,b")
+    cluster = SlurmClusterResolver(tasks_per_node=tasks).cluster_spec()
+    assert cluster.as_dict() == {"worker": ["a:8888", "a:8889", "b:8888", "b:8889"]}
+
+
+def test_a_task_sees_its_own_gpus(slurm, monkeypatch):
+    slurm(PROCID=1, **THREE_TASKS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    resolver = SlurmClusterResolver()
+    assert resolver.num_accelerators() == {"GPU": 2}
+    resolver.cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_more_gpus_than_there_are_cannot_be_had(slurm):
+    slurm(PROCID=0, **THREE_TASKS)
+    with pytest.raises(RuntimeError, match=r"2 tasks of a node need 2 GPUs each. The node has: 3"):
+        SlurmClusterResolver(gpus_per_node=3, gpus_per_task=2)
+
+
+def test_the_jobs_must_have_as_many_tasks_as_the_step(slurm):
+    slurm(PROCID=0, **THREE_TASKS)
+    with pytest.raises(RuntimeError, match="have 2 tasks, and Slurm has started 3"):
+        SlurmClusterResolver({"worker": 2})
+
+
+def test_outside_a_step_the_missing_variable_is_named(slurm):
+    with pytest.raises(RuntimeError, match=r"SLURM_PROCID is not set.*srun"):
+        SlurmClusterResolver()
+
+
+@pytest.mark.parametrize("text", ["n[1-2", "n]", ",n1", "n[a]", "n[1-2-3]"])
+def test_a_list_of_nodes_that_is_none_is_quoted(text):
+    with pytest.raises(ValueError, match="Received"):
+        expand_hostlist(text)
+
+
+def test_numbers_of_tasks_that_are_none_are_quoted():
+    with pytest.raises(ValueError, match=r"3\(x2\),1. Received: '2\(2\)'"):
+        expand_tasks_per_node("2(2)")
+
+
+def pod(name, address, phase="Running"):
+    return SimpleNamespace(
+        metadata=SimpleNamespace(name=name), status=SimpleNamespace(phase=phase, host_ip=address)
+    )
+
+
+class Pods:
+    """A client of Kubernetes that knows some pods by their label."""
+
+    def __init__(self, by_label):
+        self._by_label = by_label
+
+    def list_pod_for_all_namespaces(self, label_selector):
+        return SimpleNamespace(items=self._by_label[label_selector])
+
+
+def test_pods_are_tasks_in_the_order_of_selectors_and_names():
+    client = Pods(
+        {"a": [pod("a2", "10.0.0.2"), pod("a1", "10.0.0.1")], "b": [pod("b", "10.0.0.3")]}
+    )
+    resolver = KubernetesClusterResolver({"worker": ["a", "b"]}, 99, override_client=client)
+    expected = {"worker": ["10.0.0.1:99", "10.0.0.2:99", "10.0.0.3:99"]}
+    assert resolver.cluster_spec().as_dict() == expected
+    resolver.task_type, resolver.task_id = "worker", 2
+    assert resolver.master() == "grpc://10.0.0.3:99"
+
+
+def test_a_pod_that_does_not_run_is_named():
+    client = Pods({"job-name=tensorflow": [pod("late", "10.0.0.1", "Pending")]})
+    with pytest.raises(RuntimeError, match=r"'late' must be running. Its phase: Pending"):
+        KubernetesClusterResolver(override_client=client).cluster_spec()
+
+
+def test_kubernetes_takes_its_package():
+    with pytest.raises(ImportError, match="pip install kubernetes"):
+        KubernetesClusterResolver()
+
+
+class Request:
+    def __init__(self, response):
+        self._response = response
+
+    def execute(self):
+        return self._response
+
+
+class Compute:
+    """Google's compute API with three instances, which it lists in two pages."""
+
+    def __init__(self):
+        self.addresses = {"one": "10.0.0.3", "two": "10.0.0.1", "three": "10.0.0.2"}
+
+    def instanceGroups(self):  # noqa: N802
+        return self
+
+    def instances(self):
+        return self
+
+    def listInstances(self, project, zone, instanceGroup, body, orderBy):  # noqa: N802, N803
+        assert (project, zone, instanceGroup) == ("project", "zone", "group")
+        assert body == {"instanceState": "RUNNING"}
+        return Request({"items": [{"instance": "https://x/one"}, {"instance": "https://x/two"}]})
+
+    def listInstances_next(self, previous_request, previous_response):  # noqa: N802
+        last_page = {"items": [{"instance": "https://x/three"}]}
+        return None if previous_response == last_page else Request(last_page)
+
+    def get(self, project, zone, instance):
+        return Request({"networkInterfaces": [{"networkIP": self.addresses[instance]}]})
+
+
+def test_instances_are_tasks_in_the_order_of_their_addresses():
+    resolver = GCEClusterResolver("project", "zone", "group", 80, task_id=1, service=Compute())
+    expected = {"worker": ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]}
+    assert resolver.cluster_spec().as_dict() == expected
+    assert resolver.master() == "grpc://10.0.0.2:80"
+
+
+def test_google_takes_its_package():
+    with pytest.raises(ImportError, match="pip install google-api-python-client"):
+        GCEClusterResolver("project", "zone", "group", 80)
+
+
+def simple(cluster, **task):
+    return SimpleClusterResolver(ClusterSpec(cluster), **task)
+
+
+def test_a_union_joins_jobs_and_asks_the_first_for_the_rest():
+    first = simple({"worker": ["a:1"]}, task_type="worker", task_id=0, num_accelerators={"GPU": 2})
+    union = UnionClusterResolver(first, simple({"worker": ["b:1"], "ps": ["c:1"]}))
+    assert union.cluster_spec().as_dict() == {"worker": ["a:1", "b:1"], "ps": ["c:1"]}
+    assert (union.task_type, union.task_id) == ("worker", 0)
+    assert union.num_accelerators() == {"GPU": 2}
+    assert UnionClusterResolver(first, task_id=3).task_id == 3
+
+
+def test_a_union_of_indexed_tasks_takes_each_index_once():
+    indexed = simple({"worker": {2: "c:1"}})
+    union = UnionClusterResolver(simple({"worker": ["a:1"]}), indexed)
+    assert union.cluster_spec().as_dict() == {"worker": {0: "a:1", 2: "c:1"}}
+    with pytest.raises(KeyError, match=r"Tasks \[2\] of job 'worker'"):
+        UnionClusterResolver(indexed, indexed).cluster_spec()
+
+
+def test_a_union_takes_resolvers():
+    with pytest.raises(ValueError, match="at least one"):
+        UnionClusterResolver()
+    with pytest.raises(TypeError, match="Expected cluster resolvers"):
+        UnionClusterResolver({"worker": ["a:1"]})
