@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from subprocess_program import run_program
-from unison.data.shuffling import shuffled_indices
+from unison.data.transformations.shuffling import shuffled_indices
 
 ROWS, COLUMNS = 25_000_000, 200
 LIMIT = 2 << 30

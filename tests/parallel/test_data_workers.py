@@ -9,7 +9,7 @@ from worker_processes import run_workers
 #: Reads a data set, and reports for every step what each replica got.
 READING = """
 from unison.data import *
-from unison.data.input_workers import workers_of_cluster
+from unison.data.distribution.input_workers import workers_of_cluster
 from unison.runtime.placement import Placement
 
 workers = workers_of_cluster(COUNT, INDEX, patience=20)

@@ -8,7 +8,7 @@ import pytest
 
 import unison.tf as tf
 from unison.data import AUTOTUNE, Dataset
-from unison.data.keys import element_keys
+from unison.data.transformations.keys import element_keys
 from unison.errors import InvalidArgumentError
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from unison.data import Dataset, TextLineDataset
-from unison.data.caching import Cache
-from unison.data.shuffling import shuffled_indices
-from unison.data.sources import ArrayRows
+from unison.data.keeping.caching import Cache
+from unison.data.sources.in_memory import ArrayRows
+from unison.data.transformations.shuffling import shuffled_indices
 from unison.errors import (
     DataLossError,
     InvalidArgumentError,

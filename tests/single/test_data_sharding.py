@@ -23,9 +23,9 @@ from unison.data import (
     distribute_dataset,
     distribute_from_function,
 )
-from unison.data.input_workers import connected, workers_in_threads
-from unison.data.owned import Division, owned
-from unison.data.sources import ArrayRows
+from unison.data.distribution.input_workers import connected, workers_in_threads
+from unison.data.distribution.owned import Division, owned
+from unison.data.sources.in_memory import ArrayRows
 from unison.errors import (
     AbortedError,
     DeadlineExceededError,

@@ -19,8 +19,9 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from subprocess_program import run_program
-from unison.data import Dataset, parquet
-from unison.data.sources import ArrayRows
+from unison.data import Dataset
+from unison.data.sources import parquet
+from unison.data.sources.in_memory import ArrayRows
 from unison.data.state import decode, encode
 from unison.errors import DataLossError, InvalidArgumentError
 

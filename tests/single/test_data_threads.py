@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from unison.data import AUTOTUNE, Dataset
-from unison.data.prefetching import ReadAhead
+from unison.data.transformations.prefetching import ReadAhead
 
 PREFIX = "unison-data"
 

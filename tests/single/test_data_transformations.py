@@ -10,8 +10,8 @@ import unison
 import unison.tf as tf
 from unison.data import Dataset
 from unison.data.plan import INFINITE, UNKNOWN, position_of, stream_at
-from unison.data.size_batching import Budget
-from unison.data.stratified import Quotas
+from unison.data.transformations.size_batching import Budget
+from unison.data.transformations.stratified import Quotas
 from unison.errors import DataLossError, InvalidArgumentError
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 500).tolist()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import unison.tf as tf
-from unison.data.csv_columns import Fields
 from unison.data.files import csv_records
 from unison.data.plan import position_of, stream_at
+from unison.data.sources.csv_columns import Fields
 from unison.errors import InvalidArgumentError
 
 CsvDataset = tf.data.experimental.CsvDataset

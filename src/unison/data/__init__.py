@@ -1,13 +1,20 @@
 """Input: datasets, and how strategies divide them between the replicas."""
 
 from unison.data.dataset import Dataset
-from unison.data.distribution import (
+from unison.data.distribution.distributed_dataset import (
     DistributedDataset,
     DistributedIterator,
     PerReplicaSpec,
     distribute_dataset,
     distribute_from_function,
 )
+from unison.data.distribution.input_workers import (
+    InputWorkers,
+    workers_in_threads,
+    workers_of_cluster,
+)
+from unison.data.distribution.replica_batches import count_examples
+from unison.data.distribution.shares import Shares
 from unison.data.examples import (
     ExampleParser,
     FixedLenFeature,
@@ -19,7 +26,6 @@ from unison.data.examples import (
     parse_sequence_example,
 )
 from unison.data.files import TFRecordOptions, TFRecordWriter, open_file
-from unison.data.input_workers import InputWorkers, workers_in_threads, workers_of_cluster
 from unison.data.iterators import ElementIterator, Optional
 from unison.data.options import (
     SHARD_HINT,
@@ -31,8 +37,6 @@ from unison.data.options import (
 )
 from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN
 from unison.data.record_files import FixedLengthRecordDataset, TFRecordDataset
-from unison.data.replica_batches import count_examples
-from unison.data.shares import Shares
 from unison.data.specs import ArraySpec, DatasetSpec
 from unison.data.statistics import InputStatistics, StageTimes, timing, waited_seconds
 from unison.data.text_lines import TextLineDataset

@@ -9,11 +9,28 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from unison.data import (
+from unison.data import files
+from unison.data import options as options_
+from unison.data.functions import ElementFunction, as_it_is, note_place
+from unison.data.iterators import ElementIterator, Optional, PlanElements, require_python
+from unison.data.keeping.caching import Cache
+from unison.data.keeping.dataset_files import KeptDataset
+from unison.data.keeping.saving import Snapshot, datasets_of, load, save
+from unison.data.leaves import as_leaf
+from unison.data.options import Options
+from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN, Plan
+from unison.data.randomness import fresh_seed
+from unison.data.sources.array_record import ArrayRecordFiles
+from unison.data.sources.external import plan_of_source
+from unison.data.sources.in_memory import Counter, Generator, Range, Slices, single_element
+from unison.data.sources.parquet import ParquetFiles
+from unison.data.sources.random_numbers import Random
+from unison.data.specs import ArraySpec, Signature, as_shape
+from unison.data.structure import LEAF, Leaves, Structure, flatten, tuple_of
+from unison.data.transformations import (
     batching,
     choosing,
     combination,
-    files,
     filtering,
     nesting,
     resampling,
@@ -22,32 +39,15 @@ from unison.data import (
     stratified,
     windows,
 )
-from unison.data import options as options_
-from unison.data.array_record import ArrayRecordFiles
-from unison.data.bucketing import bucketed
-from unison.data.caching import Cache
-from unison.data.dataset_files import KeptDataset
-from unison.data.device_prefetching import PrefetchToDevice
-from unison.data.external import plan_of_source
-from unison.data.functions import ElementFunction, as_it_is, note_place
-from unison.data.guarding import AssertCardinality, IgnoreErrors
-from unison.data.iterators import ElementIterator, Optional, PlanElements, require_python
-from unison.data.keys import Keyed
-from unison.data.leaves import as_leaf
-from unison.data.mapping import Map
-from unison.data.options import Options
-from unison.data.parquet import ParquetFiles
-from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN, Plan
-from unison.data.prefetching import Prefetch
-from unison.data.random_numbers import Random
-from unison.data.randomness import fresh_seed
-from unison.data.repetition import Repeat
-from unison.data.saving import Snapshot, datasets_of, load, save
-from unison.data.scanning import Scan
-from unison.data.shuffling import Shuffle
-from unison.data.sources import Counter, Generator, Range, Slices, single_element
-from unison.data.specs import ArraySpec, Signature, as_shape
-from unison.data.structure import LEAF, Leaves, Structure, flatten, tuple_of
+from unison.data.transformations.bucketing import bucketed
+from unison.data.transformations.device_prefetching import PrefetchToDevice
+from unison.data.transformations.guarding import AssertCardinality, IgnoreErrors
+from unison.data.transformations.keys import Keyed
+from unison.data.transformations.mapping import Map
+from unison.data.transformations.prefetching import Prefetch
+from unison.data.transformations.repetition import Repeat
+from unison.data.transformations.scanning import Scan
+from unison.data.transformations.shuffling import Shuffle
 from unison.errors import InvalidArgumentError
 
 #: Called whenever a dataset is made: others may take datasets then.

@@ -7,7 +7,7 @@ import itertools
 import jax
 
 from unison.collectives import CommunicationOptions
-from unison.data.input_workers import workers_of_cluster
+from unison.data.distribution.input_workers import workers_of_cluster
 from unison.runtime import devices
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks

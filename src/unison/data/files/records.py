@@ -15,7 +15,7 @@ import numpy as np
 
 from unison.data.leaves import as_leaf, is_text
 from unison.data.plan import AUTOTUNE, UNKNOWN, Plan, Stream, Transformation
-from unison.data.sources import Slices
+from unison.data.sources.in_memory import Slices
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import LEAF, Leaves

@@ -8,7 +8,7 @@ import os
 from typing import IO, Any, cast
 
 from unison.data.files.patience import attempted
-from unison.data.prefetching import ReadAhead
+from unison.data.transformations.prefetching import ReadAhead
 
 #: How many bytes are asked for at once, and how many such pieces wait.
 _PIECE = 1 << 20

@@ -19,7 +19,7 @@ from typing import Any
 
 from unison.data.chunks import Chunk, ChunkFunction, Outcome, Pace
 from unison.data.leaves import NestedDataset
-from unison.data.prefetching import is_wanted
+from unison.data.transformations.prefetching import is_wanted
 from unison.data.workers.memory import Incoming, Outgoing, new_file
 from unison.data.workers.messages import Channel
 from unison.data.workers.work import Failure

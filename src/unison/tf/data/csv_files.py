@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from unison.data import AUTOTUNE
-from unison.data.csv_columns import (
+from unison.data.files import cycle_length_of, names_of_files
+from unison.data.files.csv_records import CsvRecords
+from unison.data.sources.csv_columns import (
     Column,
     CsvColumns,
     Fields,
@@ -16,8 +18,6 @@ from unison.data.csv_columns import (
     columns_in,
     names_of_columns,
 )
-from unison.data.files import cycle_length_of, names_of_files
-from unison.data.files.csv_records import CsvRecords
 from unison.data.structure import LEAF, flatten, tuple_of
 from unison.errors import InvalidArgumentError
 from unison.tf import dtypes

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from unison.data.nesting import Function
 from unison.data.plan import Plan
 from unison.data.specs import Signature, as_shape
 from unison.data.structure import Leaves, Structure
-from unison.data.windows import GroupByWindow
+from unison.data.transformations.nesting import Function
+from unison.data.transformations.windows import GroupByWindow
 from unison.errors import InvalidArgumentError
 
 #: Makes batches of a plan's elements, of a size and padded to shapes.

@@ -11,16 +11,28 @@ import jax
 import numpy as np
 
 from unison.data.dataset import Dataset
-from unison.data.input_workers import InputWorkers
+from unison.data.distribution.input_workers import InputWorkers
+from unison.data.distribution.owned import BatchShares
+from unison.data.distribution.regrouping import (
+    RegroupedSteps,
+    signature_of_replica,
+    sizes_of_worker,
+)
+from unison.data.distribution.shares import Shares
+from unison.data.distribution.steps import (
+    AgreedSteps,
+    Pack,
+    Parts,
+    Position,
+    Step,
+    Steps,
+    step_in_turn,
+)
 from unison.data.iterators import Optional
 from unison.data.leaves import shape_of
-from unison.data.owned import BatchShares
 from unison.data.plan import INFINITE, UNKNOWN, Plan, position_of, stream_at
-from unison.data.regrouping import RegroupedSteps, signature_of_replica, sizes_of_worker
-from unison.data.shares import Shares
 from unison.data.specs import Signature
 from unison.data.state import State
-from unison.data.steps import AgreedSteps, Pack, Parts, Position, Step, Steps, step_in_turn
 
 
 class ReplicaBatches(abc.ABC):

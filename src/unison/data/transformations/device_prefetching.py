@@ -12,10 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from unison.data.chunks import Chunk, ChunkReader
 from unison.data.leaves import is_text
 from unison.data.plan import AUTOTUNE, Plan, SameElements, Stream
-from unison.data.prefetching import AUTOTUNE_SIZE, ReadAhead
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import Leaves
+from unison.data.transformations.prefetching import AUTOTUNE_SIZE, ReadAhead
 from unison.errors import InvalidArgumentError
 from unison.runtime.devices import prepare_backend
 from unison.runtime.precision import device_array, device_dtype

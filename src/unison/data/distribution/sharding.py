@@ -10,30 +10,30 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unison.data.array_record import ArrayRecordFiles
-from unison.data.batching import Batch, PaddedBatch, Rebatch, Unbatch
-from unison.data.caching import Cache, KeepsElements
-from unison.data.csv_columns import CsvColumns
+from unison.data.distribution.input_workers import InputWorkers, Talk
 from unison.data.files import FileRecords
-from unison.data.filtering import Filter
 from unison.data.functions import ElementFunction
-from unison.data.guarding import IgnoreErrors
-from unison.data.input_workers import InputWorkers, Talk
-from unison.data.keys import Keyed
-from unison.data.mapping import Map
-from unison.data.nesting import FlatMap
+from unison.data.keeping.caching import Cache, KeepsElements
 from unison.data.options import AutoShardPolicy, ShardHere, WithOptions, options_of
-from unison.data.parquet import ParquetFiles
 from unison.data.passes import Passes
 from unison.data.plan import Plan, SameElements, Stream
-from unison.data.prefetching import Prefetch
-from unison.data.repetition import Repeat
-from unison.data.selection import Shard
-from unison.data.shuffling import Shuffle
-from unison.data.size_batching import BatchBySize
-from unison.data.sources import Slices
+from unison.data.sources.array_record import ArrayRecordFiles
+from unison.data.sources.csv_columns import CsvColumns
+from unison.data.sources.in_memory import Slices
+from unison.data.sources.parquet import ParquetFiles
 from unison.data.state import State
 from unison.data.structure import LEAF, Leaves
+from unison.data.transformations.batching import Batch, PaddedBatch, Rebatch, Unbatch
+from unison.data.transformations.filtering import Filter
+from unison.data.transformations.guarding import IgnoreErrors
+from unison.data.transformations.keys import Keyed
+from unison.data.transformations.mapping import Map
+from unison.data.transformations.nesting import FlatMap
+from unison.data.transformations.prefetching import Prefetch
+from unison.data.transformations.repetition import Repeat
+from unison.data.transformations.selection import Shard
+from unison.data.transformations.shuffling import Shuffle
+from unison.data.transformations.size_batching import BatchBySize
 from unison.errors import InvalidArgumentError, NotFoundError
 
 #: What may follow files so that dividing them between workers divides the elements, and changes

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from unison.data.functions import note_place
-from unison.data.nesting import FromDatasets, Function
 from unison.data.plan import INFINITE, Plan, Reading, Stream, Transformation
-from unison.data.sources import Elements
+from unison.data.sources.in_memory import Elements
 from unison.data.specs import DatasetSpec, Signature
 from unison.data.state import State
 from unison.data.structure import LEAF, Leaves, tuple_of
+from unison.data.transformations.nesting import FromDatasets, Function
 from unison.errors import InvalidArgumentError
 
 

@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from unison.data.prefetching import ReadAhead
-from unison.data.replica_batches import ReplicaBatches
+from unison.data.distribution.replica_batches import ReplicaBatches
+from unison.data.distribution.steps import Position, Step, Steps
 from unison.data.state import State
-from unison.data.steps import Position, Step, Steps
+from unison.data.transformations.prefetching import ReadAhead
 
 #: Where the steps are is noted after so many of them, at least: a note copies what waits in
 #: buffers. Who goes on from a position takes the steps behind the note once more.

@@ -12,12 +12,12 @@ import numpy as np
 from unison.data.chunks import Chunk, joined
 from unison.data.functions import note_place
 from unison.data.leaves import concatenate, count_rows
-from unison.data.mapping import check_parallel_calls
 from unison.data.plan import AUTOTUNE, UNKNOWN, Plan, Reading, Stream, Transformation
-from unison.data.prefetching import Prefetch, ReadAheadStream
 from unison.data.specs import Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure
+from unison.data.transformations.mapping import check_parallel_calls
+from unison.data.transformations.prefetching import Prefetch, ReadAheadStream
 from unison.errors import InvalidArgumentError
 
 #: Seconds after which a stream that waits for a thread looks again.

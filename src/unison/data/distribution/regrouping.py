@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from unison.data.batching import Unbatch
-from unison.data.input_workers import InputWorkers
+from unison.data.distribution.input_workers import InputWorkers
+from unison.data.distribution.sharding import file_names_in
+from unison.data.distribution.steps import Position, Step, Steps, step_in_turn
 from unison.data.leaves import concatenate, count_rows
 from unison.data.plan import Plan, position_of, stream_at
-from unison.data.sharding import file_names_in
 from unison.data.specs import Signature
 from unison.data.state import State
-from unison.data.steps import Position, Step, Steps, step_in_turn
 from unison.data.structure import Leaves
+from unison.data.transformations.batching import Unbatch
 
 
 def sizes_of_worker(batch_size: int, num_replicas: int, workers: InputWorkers) -> list[int]:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unison.data.column_files import BLOCK_BYTES
-from unison.data.dataset_files import DatasetWriter, read_dataset
 from unison.data.files.paths import is_remote
+from unison.data.keeping.column_files import BLOCK_BYTES
+from unison.data.keeping.dataset_files import DatasetWriter, read_dataset
 from unison.data.leaves import (
     NestedDataset,
     concatenate,
@@ -21,7 +21,7 @@ from unison.data.leaves import (
     stack,
 )
 from unison.data.plan import Plan, Rows, RowsStream, SameElements, Stream, position_of, stream_at
-from unison.data.sources import ArrayRows
+from unison.data.sources.in_memory import ArrayRows
 from unison.data.specs import Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unison.data.arrow import columns_of, import_pyarrow, signature_of
-from unison.data.columns import Column
 from unison.data.files import matching_files, open_file
+from unison.data.keeping.columns import Column
 from unison.data.leaves import concatenate, stack
 from unison.data.plan import Plan, Rows, Stream
+from unison.data.sources.arrow import columns_of, import_pyarrow, signature_of
 from unison.data.specs import Signature
 from unison.data.structure import Leaves
 from unison.errors import DataLossError, InvalidArgumentError

@@ -29,8 +29,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from unison.data.column_files import Table, TableRows, TableWriter, codec_of
 from unison.data.files.paths import file_system, is_remote, open_file
+from unison.data.keeping.column_files import Table, TableRows, TableWriter, codec_of
 from unison.data.plan import Plan, Rows, RowsStream, Stream
 from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import LEAF, Leaves, Structure

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unison.data.combination import common_signature
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream
 from unison.data.randomness import random_generator
 from unison.data.specs import Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure
+from unison.data.transformations.combination import common_signature
 from unison.errors import InvalidArgumentError
 
 

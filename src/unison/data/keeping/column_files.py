@@ -24,12 +24,12 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from unison.data.columns import Column
 from unison.data.files.paths import file_system, is_remote, named_errors, open_file
 from unison.data.files.patience import attempted
+from unison.data.keeping.columns import Column
 from unison.data.leaves import concatenate, count_rows, gathered, stack
-from unison.data.memory_maps import MappedRows
 from unison.data.plan import Rows
+from unison.data.sources.memory_maps import MappedRows
 from unison.data.structure import Leaves
 from unison.errors import DataLossError, InvalidArgumentError
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from unison.data.leaves import as_leaf, gathered, read_only
-from unison.data.memory_maps import MappedRows
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream
+from unison.data.sources.memory_maps import MappedRows
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State, cannot_keep, keep_kind
 from unison.data.structure import LEAF, Leaves, Structure, flatten

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from unison.data.caching import KeepingStream, KeepsElements, as_block, read_some
-from unison.data.column_files import codec_of
-from unison.data.dataset_files import DatasetWriter, KeptDataset, read_dataset
 from unison.data.functions import ElementFunction
+from unison.data.keeping.caching import KeepingStream, KeepsElements, as_block, read_some
+from unison.data.keeping.column_files import codec_of
+from unison.data.keeping.dataset_files import DatasetWriter, KeptDataset, read_dataset
 from unison.data.leaves import count_rows
 from unison.data.plan import Plan, Stream, position_of, stream_at
-from unison.data.sources import Elements
+from unison.data.sources.in_memory import Elements
 from unison.data.specs import DatasetSpec, Signature
 from unison.data.state import State
 from unison.data.structure import LEAF, Leaves, Structure

@@ -14,8 +14,8 @@ from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream, Transformation
 from unison.data.randomness import random_generator
 from unison.data.specs import Signature
 from unison.data.state import State
-from unison.data.stratified import checked_class
 from unison.data.structure import LEAF, Leaves, Structure, tuple_of
+from unison.data.transformations.stratified import checked_class
 
 logger = logging.getLogger("unison")
 

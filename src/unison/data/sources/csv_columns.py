@@ -264,7 +264,7 @@ def _kind_of(text: str, least: int) -> int:
 def _holds(dtype: np.dtype, text: str) -> bool:
     try:
         if dtype.kind == "f":
-            return float(text) <= np.finfo(dtype).max
+            return float(text) <= float(np.finfo(dtype).max)
         return bool(np.iinfo(dtype).min <= int(text) <= np.iinfo(dtype).max)
     except ValueError:
         return False

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from unison.data.batching import PaddedBatch
 from unison.data.functions import ElementFunction, note_place
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream, Transformation
 from unison.data.specs import Signature
 from unison.data.structure import Leaves
+from unison.data.transformations.batching import PaddedBatch
 from unison.errors import InvalidArgumentError
 
 

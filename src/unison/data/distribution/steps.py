@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unison.data.input_workers import Talk
+from unison.data.distribution.input_workers import Talk
 from unison.data.leaves import dtype_of, shape_of
 from unison.data.state import State
 from unison.data.structure import Leaves

@@ -10,20 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from unison.data.ahead import BatchesAhead
 from unison.data.dataset import Dataset
-from unison.data.input_workers import InputWorkers
-from unison.data.iterators import ElementIterator, Optional, require_python
-from unison.data.leaves import dtype_of, shape_of
-from unison.data.options import (
-    AutoShardPolicy,
-    InputContext,
-    InputOptions,
-    InputReplicationMode,
-)
-from unison.data.owned import owned
-from unison.data.plan import INFINITE, Plan
-from unison.data.replica_batches import (
+from unison.data.distribution.ahead import BatchesAhead
+from unison.data.distribution.input_workers import InputWorkers
+from unison.data.distribution.owned import owned
+from unison.data.distribution.replica_batches import (
     BatchesInTurn,
     DividedBatches,
     DividedExamples,
@@ -32,15 +23,24 @@ from unison.data.replica_batches import (
     RegroupedExamples,
     ReplicaBatches,
 )
-from unison.data.sharding import (
+from unison.data.distribution.sharding import (
     agreed,
     comes_from_files,
     divided_by_files,
     divided_by_hint,
     possible_policies,
 )
+from unison.data.distribution.steps import Parts, Position, Step
+from unison.data.iterators import ElementIterator, Optional, require_python
+from unison.data.leaves import dtype_of, shape_of
+from unison.data.options import (
+    AutoShardPolicy,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+)
+from unison.data.plan import INFINITE, Plan
 from unison.data.state import decode, encode
-from unison.data.steps import Parts, Position, Step
 from unison.runtime.placement import Placement
 from unison.runtime.precision import device_array
 from unison.values import PerReplica, is_numeric

@@ -12,11 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from unison.data.arrow import columns_of, signature_of
 from unison.data.leaves import as_leaf, read_only, stack
-from unison.data.memory_maps import MappedRows
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream
-from unison.data.sources import Slices
+from unison.data.sources.arrow import columns_of, signature_of
+from unison.data.sources.in_memory import Slices
+from unison.data.sources.memory_maps import MappedRows
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import LEAF, Leaves, Structure, flatten

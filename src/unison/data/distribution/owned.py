@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from unison.data.batching import Batch
+from unison.data.distribution.shares import Shares
 from unison.data.functions import BlockFunction, ElementFunction
 from unison.data.leaves import concatenate, count_rows
-from unison.data.mapping import Map
 from unison.data.options import WithOptions
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream, Transformation
-from unison.data.prefetching import Prefetch
-from unison.data.repetition import Repeat
-from unison.data.selection import Shard, Skip, Take
-from unison.data.shares import Shares
-from unison.data.shuffling import Shuffle
-from unison.data.sources import Range
+from unison.data.sources.in_memory import Range
 from unison.data.specs import Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure
+from unison.data.transformations.batching import Batch
+from unison.data.transformations.mapping import Map
+from unison.data.transformations.prefetching import Prefetch
+from unison.data.transformations.repetition import Repeat
+from unison.data.transformations.selection import Shard, Skip, Take
+from unison.data.transformations.shuffling import Shuffle
 
 #: What changes the order and the number of elements, whatever they are.
 _BY_POSITION = (Prefetch, Repeat, Shard, Shuffle, Skip, Take, WithOptions)

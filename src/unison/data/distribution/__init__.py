@@ -1,0 +1,1 @@
+"""How the replicas of one worker, and several workers, share a dataset."""

@@ -1,0 +1,1 @@
+"""Elements kept for later passes and programs, in memory and in files."""

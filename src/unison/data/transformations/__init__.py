@@ -1,0 +1,1 @@
+"""Plans made of plans: what `Dataset`'s methods do to elements."""
