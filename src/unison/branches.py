@@ -40,7 +40,7 @@ def switch(index: Any, branches: Sequence[Callable[[], Any]]) -> Any:
         branches: Functions of no arguments. Their results must have one structure, of arrays of
             the same shapes and dtypes. A variable that all return is returned as it is.
 
-    Example:
+    Examples:
         >>> import unison
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():

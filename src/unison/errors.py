@@ -18,7 +18,7 @@ class OpError(Exception):
         message: What was expected, what was received, and the mend.
         error_code: One of TensorFlow's codes (`tf.errors.NOT_FOUND`, ...). Default: the class'.
 
-    Example:
+    Examples:
         >>> error = NotFoundError(message="no such file: data.txt")
         >>> error.message, error.error_code, isinstance(error, FileNotFoundError)
         ('no such file: data.txt', 5, True)

@@ -15,7 +15,7 @@ _K2 = 0x9AE16A3B2F90404F
 def fingerprint64(text: bytes) -> int:
     """Returns the fingerprint of `text`, an unsigned 64-bit number.
 
-    Example:
+    Examples:
         >>> fingerprint64(b"Hello"), fingerprint64(b"TensorFlow") % 3
         (15404698994557526151, 2)
 

@@ -46,7 +46,7 @@ class Function:
     Args:
         python_function: A function of pytrees, with whatever leaves.
 
-    Example:
+    Examples:
         >>> import unison
         >>> total = unison.Variable(0.0)
         >>> @unison.Function

@@ -48,7 +48,7 @@ class Module(Tracked):
     Raises:
         ValueError: `name` is no identifier.
 
-    Example:
+    Examples:
         >>> import unison, jax.numpy as jnp
         >>> class Dense(unison.Module):
         ...     def __init__(self, inputs, outputs):
@@ -133,7 +133,7 @@ class Module(Tracked):
     def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
         """Decorates a method so that it runs in the module's name scope.
 
-        Example:
+        Examples:
             >>> class Layer(Module):
             ...     @Module.with_name_scope
             ...     def __call__(self):

@@ -21,7 +21,7 @@ class NameScope(contextlib.AbstractContextManager):
     Args:
         name: The prefix. One that ends with a slash is whole: outer scopes do not count.
 
-    Example:
+    Examples:
         >>> with NameScope("encoder"), NameScope("attention") as prefix:
         ...     prefix
         'encoder/attention/'

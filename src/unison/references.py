@@ -8,7 +8,7 @@ from typing import Any
 class Reference:
     """A hashable stand-in for an array or variable, equal to another for the same object only.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x, y = np.ones(2), np.ones(2)
         >>> Reference(x) == Reference(x), Reference(x) == Reference(y), Reference(x).deref() is x

@@ -24,7 +24,7 @@ class IndexedSlices:
         indices: The index of every slice; integers of the shape of the first axes of `values`.
         dense_shape: The shape of the array that they are slices of, if known.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> slices = IndexedSlices(jnp.array([1.0, 2.0]), jnp.array([2, 0]), dense_shape=(3,))
         >>> slices.dense().tolist()

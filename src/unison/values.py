@@ -70,7 +70,7 @@ class PerReplica(DistributedValues):
             this process. If they are left out, the processes tell each other when the value is
             used.
 
-    Example:
+    Examples:
         >>> PerReplica([1, 2])
         PerReplica:{
           0: 1

@@ -62,7 +62,7 @@ class Variable:
             replicas: `MEAN` with an integer dtype, or `synchronization=NONE`; inside a program:
             the initial value depends on its inputs, or the program has been traced before.
 
-    Example:
+    Examples:
         >>> import unison
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():

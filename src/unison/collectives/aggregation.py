@@ -102,7 +102,7 @@ def aggregate(
         ValueError: There is no such method, or no sum or mean is asked for, or `hosts` does not
             name every replica once.
 
-    Example:
+    Examples:
         >>> import unison
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> gradients = unison.PerReplica([1.0, 10.0])

@@ -83,7 +83,7 @@ def all_reduce(
     Raises:
         ValueError: There is no such operation.
 
-    Example:
+    Examples:
         >>> import unison
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> x = unison.PerReplica([1.0, 5.0])
@@ -124,7 +124,7 @@ def reduce(
     Raises:
         ValueError: There is no such operation or replica.
 
-    Example:
+    Examples:
         >>> import unison
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> x = unison.PerReplica([2.0, 5.0])

@@ -66,7 +66,7 @@ class Dataset:
     Args:
         plan: How the elements are computed.
 
-    Example:
+    Examples:
         >>> images, labels = np.arange(6.0).reshape(3, 2), np.array([7, 8, 9])
         >>> dataset = Dataset.from_tensor_slices((images, labels)).batch(2)
         >>> for image, label in dataset:
@@ -167,7 +167,7 @@ class Dataset:
         Raises:
             TypeError: `generator` cannot be called, or both ways to say the signature are used.
 
-        Example:
+        Examples:
             >>> list(Dataset.from_generator(lambda n: range(n), args=(3,)))
             [np.int64(0), np.int64(1), np.int64(2)]
 
@@ -214,7 +214,7 @@ class Dataset:
             seed: Determines them.
             rerandomize_each_iteration: Whether every pass has other ones.
 
-        Example:
+        Examples:
             >>> numbers = Dataset.random(seed=4).take(3)
             >>> list(numbers) == list(numbers)
             True
@@ -266,7 +266,7 @@ class Dataset:
         Raises:
             TypeError: It is none of these.
 
-        Example:
+        Examples:
             >>> squares = [n * n for n in range(4)]
             >>> list(Dataset.from_source(squares).batch(4))
             [array([0, 1, 4, 9])]
@@ -426,7 +426,7 @@ class Dataset:
         Raises:
             InvalidArgumentError: `num_parallel_calls` or `executor` is none.
 
-        Example:
+        Examples:
             >>> list(Dataset.range(3).map(lambda x: x * 10))
             [np.int64(0), np.int64(10), np.int64(20)]
             >>> def noisy(x, key):
@@ -473,7 +473,7 @@ class Dataset:
             initial_state: The first state, any structure.
             scan_func: Takes the state and an element; returns the next state and the output.
 
-        Example:
+        Examples:
             >>> total = Dataset.range(4).scan(0, lambda state, x: (state + x, state + x))
             >>> [int(x) for x in total]
             [0, 1, 3, 6]
@@ -495,7 +495,7 @@ class Dataset:
             initial_state: The first state, any structure.
             reduce_func: Takes the state and an element; returns the next state.
 
-        Example:
+        Examples:
             >>> Dataset.range(5).reduce(0, lambda state, x: state + x)
             np.int64(10)
 
@@ -627,7 +627,7 @@ class Dataset:
             padding_values: What to pad with: one value, or one a leaf. Default: 0, empty text.
             drop_remainder: Whether a last, smaller batch is dropped.
 
-        Example:
+        Examples:
             >>> rows = Dataset.from_generator(lambda: [[1], [2, 3]])
             >>> print(next(iter(rows.padded_batch(2))))
             [[1 0]
@@ -758,7 +758,7 @@ class Dataset:
             padded_shapes: As `padded_batch` takes them.
             padding_values: As `padded_batch` takes them.
 
-        Example:
+        Examples:
             >>> rows = Dataset.from_generator(lambda: [[1], [2, 3], [4, 5, 6], [7]])
             >>> for batch in rows.batch_by_size(4, len):
             ...     print(batch.tolist())
@@ -812,7 +812,7 @@ class Dataset:
         Raises:
             ValueError: There is another number of weights, or they are no shares.
 
-        Example:
+        Examples:
             >>> labels = np.array([0, 0, 0, 0, 0, 0, 1, 1])
             >>> batches = Dataset.from_tensor_slices(labels).stratified_batch(4, int, 2, seed=1)
             >>> [sorted(batch.tolist()) for batch in batches]
@@ -879,7 +879,7 @@ class Dataset:
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
         """Returns the elements of the datasets that a function makes of every element.
 
-        Example:
+        Examples:
             >>> lines = Dataset.range(3).flat_map(lambda n: Dataset.range(n))
             >>> [int(x) for x in lines]
             [0, 0, 1]
@@ -980,7 +980,7 @@ class Dataset:
                 compressed are read where they lie, by index.
             shard_func: Returns the number of an element's shard, an int64. Default: one shard.
 
-        Example:
+        Examples:
             >>> import tempfile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     Dataset.range(4).save(folder)
@@ -1092,7 +1092,7 @@ class Dataset:
         Raises:
             InvalidArgumentError: `size` is no positive number.
 
-        Example:
+        Examples:
             >>> import jax
             >>> mesh = jax.make_mesh((1,), ("data",))
             >>> rows = jax.NamedSharding(mesh, jax.P("data"))

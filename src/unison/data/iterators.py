@@ -28,7 +28,7 @@ class ElementIterator:
         element_spec: What the elements are; called when somebody asks.
         optional: The class of the optional elements.
 
-    Example:
+    Examples:
         Going on in the middle of a pass, here with another iterator, elsewhere in another process:
 
         >>> from unison.data import Dataset
@@ -68,7 +68,7 @@ class ElementIterator:
     def statistics(self) -> InputStatistics:
         """Returns how many elements were given, and how long the loop waited for them.
 
-        Example:
+        Examples:
             >>> from unison.data import Dataset
             >>> iterator = iter(Dataset.range(6).batch(2))
             >>> for batch in iterator:

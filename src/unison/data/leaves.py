@@ -30,7 +30,7 @@ def as_leaf(value: Any) -> Any:
         TypeError: `value` is neither.
         ValueError: `value` is a list whose rows have different lengths.
 
-    Example:
+    Examples:
         >>> as_leaf(["ab", "c"]), as_leaf(2.5)
         (array([b'ab', b'c'], dtype=object), np.float64(2.5))
     """
@@ -163,7 +163,7 @@ def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     Raises:
         IndexError: There is no such row.
 
-    Example:
+    Examples:
         >>> table = np.arange(6).reshape(2, 3)
         >>> gathered(table, np.array([1])), gathered(table.T, np.array([2, 0])).tolist()
         (array([[3, 4, 5]]), [[2, 5], [0, 3]])

@@ -14,7 +14,7 @@ class Passes:
     Args:
         begun: How many have begun.
 
-    Example:
+    Examples:
         >>> passes = Passes()
         >>> passes.begin(), passes.begin()
         (0, 1)

@@ -8,7 +8,7 @@ import numpy as np
 def random_generator(seed: int, *counters: int) -> np.random.Generator:
     """Returns the generator that belongs to a seed and counters (an epoch, a purpose).
 
-    Example:
+    Examples:
         >>> random_generator(7, 0).integers(100) == random_generator(7, 0).integers(100)
         np.True_
     """

@@ -27,7 +27,7 @@ class TFRecordDataset(Dataset):
         on_corrupt: "raise" a `DataLossError` that says where a record is damaged, or "skip" it:
             then reading goes on with the next record that is whole, and `num_skipped` counts.
 
-    Example:
+    Examples:
         >>> from unison.data.files import TFRecordWriter
         >>> with TFRecordWriter("memory://numbers.tfrecord") as writer:
         ...     for number in range(3):

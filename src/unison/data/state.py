@@ -99,7 +99,7 @@ def encode(state: State) -> tuple[str, np.ndarray]:
     Raises:
         TypeError: Something in it cannot be kept.
 
-    Example:
+    Examples:
         >>> text, data = encode({"position": 3, "buffer": [np.float32(1.5), np.float32(2.5)]})
         >>> text
         '{"position": 3, "buffer": {"scalars": ["<f4", [2], 0]}}'

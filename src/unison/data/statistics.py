@@ -268,7 +268,7 @@ class _TimedRows(_Timed, Rows):
 class StageTimes:
     """What the stages of all pipelines take that are opened inside a `with` block.
 
-    Example:
+    Examples:
         >>> import time
         >>> from unison.data import Dataset, timing
         >>> with timing() as stages:
@@ -376,7 +376,7 @@ def timing() -> StageTimes:
     Pipelines that were opened before (iterators that exist already) are not measured. Measuring
     takes about a microsecond an element and stage.
 
-    Example:
+    Examples:
         with unison.data.timing() as stages:
             model.fit(dataset)
         print(stages)

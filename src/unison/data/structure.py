@@ -27,7 +27,7 @@ class Structure:
         keys: The sorted keys of a dictionary.
         order: The keys in the dictionary's own order, which makes no difference.
 
-    Example:
+    Examples:
         >>> leaves, structure = flatten({"label": 3, "image": (1, 2)})
         >>> leaves, structure.pack(["a", "b", "c"])
         ((1, 2, 3), {'label': 'c', 'image': ('a', 'b')})

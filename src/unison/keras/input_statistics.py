@@ -19,7 +19,7 @@ class InputStatistics(keras.callbacks.Callback):
     the entry (`CSVLogger`, `TensorBoard`); the `History` has it anyway. Validation during the
     epoch counts as well, with its own input.
 
-    Example:
+    Examples:
         history = model.fit(dataset, epochs=2, callbacks=[unison.keras.InputStatistics()])
         history.history["input_wait"]
     """

@@ -400,7 +400,7 @@ class StringLookup(IndexLookup):
         salt: Must be None.
         kwargs: What a saved configuration has besides.
 
-    Example:
+    Examples:
         >>> lookup = StringLookup(vocabulary=["a", "b"])
         >>> lookup(["b", "?", "a"]).tolist(), lookup.get_vocabulary()
         ([2, 0, 1], ['[UNK]', 'a', 'b'])
@@ -490,7 +490,7 @@ class IntegerLookup(IndexLookup):
         name: The layer's name.
         kwargs: What a saved configuration has besides.
 
-    Example:
+    Examples:
         >>> IntegerLookup(vocabulary=[12, 36])([36, 7, 12]).tolist()
         [2, 0, 1]
 

@@ -53,7 +53,7 @@ class TextVectorization(HostLayer):
         name: The layer's name.
         kwargs: What a saved configuration has besides.
 
-    Example:
+    Examples:
         >>> vectorize = TextVectorization(output_sequence_length=4)
         >>> vectorize.adapt(["the cat", "The dog, the cow"])
         >>> vectorize.get_vocabulary(), vectorize(["the sow"]).tolist()
@@ -298,7 +298,7 @@ class Hashing(HostLayer):
         name: The layer's name.
         kwargs: What a saved configuration has besides.
 
-    Example:
+    Examples:
         >>> Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]]).tolist()
         [[1], [0], [1], [1], [2]]
 

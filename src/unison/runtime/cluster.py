@@ -18,7 +18,7 @@ class ClusterSpec:
         TypeError: Something in `cluster` is neither.
         ValueError: A task's index is no integer.
 
-    Example:
+    Examples:
         >>> cluster = ClusterSpec({"worker": ["one:2222", "two:2222"], "ps": {1: "three:2222"}})
         >>> cluster.num_tasks("worker"), cluster.task_address("ps", 1), cluster.task_indices("ps")
         (2, 'three:2222', [1])

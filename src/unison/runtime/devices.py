@@ -112,7 +112,7 @@ def set_logical_cpu_devices(count: int) -> None:
         DeviceCountConflictError: the environment or JAX's configuration states another number.
         BackendStartedError: the backend already runs with another number.
 
-    Example:
+    Examples:
         ```
         unison.set_logical_cpu_devices(4)
         strategy = unison.MirroredStrategy()   # 4 replicas

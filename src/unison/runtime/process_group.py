@@ -29,7 +29,7 @@ TIMEOUT = 300.0
 def training_tasks(cluster: ClusterSpec) -> list[tuple[str, int]]:
     """Returns the tasks of a cluster that train together: the chief, then the workers.
 
-    Example:
+    Examples:
         >>> training_tasks(ClusterSpec({"worker": ["b:1", "c:1"], "chief": ["a:1"]}))
         [('chief', 0), ('worker', 0), ('worker', 1)]
     """

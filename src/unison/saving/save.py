@@ -53,7 +53,7 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
         ValueError: A function has no known signature, or cannot be exported for it.
         AssertionError: A function uses a variable that `obj` does not lead to.
 
-    Example:
+    Examples:
         >>> import tempfile, jax.numpy as jnp, unison, unison.tf as tf
         >>> class Scale(unison.Module):
         ...     def __init__(self):

@@ -183,7 +183,7 @@ class Strategy:
             RuntimeError: Inside a replica program.
             TypeError: An argument is neither array, number, string nor distributed value.
 
-        Example:
+        Examples:
             >>> import unison
             >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
             >>> strategy.run(lambda x: x * 2, args=(unison.PerReplica([1.0, 10.0]),)).values
@@ -309,7 +309,7 @@ class Strategy:
             TypeError: `dataset` is no iterable of batches.
             RuntimeError: Inside a replica program.
 
-        Example:
+        Examples:
             >>> import numpy as np, unison
             >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
             >>> for batch in strategy.experimental_distribute_dataset([np.arange(5.0)]):
@@ -339,7 +339,7 @@ class Strategy:
             TypeError: The function returns no dataset.
             RuntimeError: Inside a replica program.
 
-        Example:
+        Examples:
             >>> import unison
             >>> from unison.data import Dataset
             >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -61,7 +61,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     Raises:
         RuntimeError: Inside a scope.
 
-    Example:
+    Examples:
         >>> import unison
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> experimental_set_strategy(strategy)

@@ -149,7 +149,7 @@ class StrategyExtended:
         Raises:
             ValueError: `var` is no variable of this strategy.
 
-        Example:
+        Examples:
             >>> import unison
             >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
             >>> with strategy.scope():

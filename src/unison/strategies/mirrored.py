@@ -26,7 +26,7 @@ class MirroredStrategy(Strategy):
         ValueError: No device, the same device twice, or one that is not there.
         TypeError: `cross_device_ops` is no `CrossDeviceOps`.
 
-    Example:
+    Examples:
         >>> import unison
         >>> unison.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
         2

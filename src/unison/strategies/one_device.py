@@ -14,7 +14,7 @@ class OneDeviceStrategy(Strategy):
     Args:
         device: A string as TensorFlow writes it (`"GPU:0"`), or a `jax.Device`.
 
-    Example:
+    Examples:
         >>> import unison
         >>> unison.OneDeviceStrategy("CPU:0").run(lambda: 3)
         Array(3, dtype=int32)

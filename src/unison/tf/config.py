@@ -99,7 +99,7 @@ def set_logical_device_configuration(
             with anything but None.
         BackendStartedError: The backend already runs with another number of devices.
 
-    Example:
+    Examples:
         ```
         cpu = tf.config.list_physical_devices("CPU")[0]
         two = [tf.config.LogicalDeviceConfiguration()] * 2

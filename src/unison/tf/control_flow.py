@@ -156,7 +156,7 @@ def while_loop(
         TypeError: `cond` or `body` is no function.
         ValueError: There are no variables.
 
-    Example:
+    Examples:
         >>> while_loop(lambda i: i < 10, lambda i: i + 3, [0])
         [Array(12, dtype=int32)]
 

@@ -27,7 +27,7 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Any:
             must take `variables=`, a list of them, and return the gradients of the tensors and a
             list of those of the variables.
 
-    Example:
+    Examples:
         >>> import unison.tf as tf
         >>> @tf.custom_gradient
         ... def clipped(x):

@@ -26,7 +26,7 @@ class DType:
         name: "float32", "string", ...
         dtype: The NumPy dtype; NumPy and JAX ask for it where a dtype is expected.
 
-    Example:
+    Examples:
         >>> float32, float32.is_floating, float32 == np.dtype("float32")
         (tf.float32, True, True)
         >>> np.zeros(2, dtype=float32).dtype
@@ -192,7 +192,7 @@ def as_dtype(type_value: Any) -> DType:
     Raises:
         TypeError: `type_value` names no dtype.
 
-    Example:
+    Examples:
         >>> as_dtype(np.zeros(2).dtype).is_floating
         True
 

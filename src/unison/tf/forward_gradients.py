@@ -23,7 +23,7 @@ class ForwardAccumulator:
     Raises:
         ValueError: `primals` and `tangents` differ in structure or shape.
 
-    Example:
+    Examples:
         >>> import unison.tf as tf
         >>> x = tf.constant(3.0)
         >>> with tf.autodiff.ForwardAccumulator(x, tf.constant(2.0)) as accumulator:

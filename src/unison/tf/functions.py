@@ -315,7 +315,7 @@ def function(
         TypeError: An option that `tf.function` does not have; later, arguments that do not fit
             the `input_signature`.
 
-    Example:
+    Examples:
         >>> @function(jit_compile=True)
         ... def double(x):
         ...     return 2 * x

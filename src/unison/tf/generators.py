@@ -26,7 +26,7 @@ class Generator:
         state: What another one's `state` is: two integers.
         alg: Without effect: JAX has one algorithm.
 
-    Example:
+    Examples:
         >>> generator = Generator.from_seed(1)
         >>> generator.normal([2]).shape, generator.make_seeds(3).shape
         ((2,), (2, 3))

@@ -45,7 +45,7 @@ class GradientTape:
         persistent: Whether gradients may be taken more than once.
         watch_accessed_variables: Whether trainable variables are watched when they are read.
 
-    Example:
+    Examples:
         >>> import unison.tf as tf
         >>> x = tf.constant(3.0)
         >>> with tf.GradientTape() as tape:

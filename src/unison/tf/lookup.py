@@ -144,7 +144,7 @@ class StaticHashTable(_Table):
     Raises:
         FailedPreconditionError: A key has two values.
 
-    Example:
+    Examples:
         >>> keys, values = ["a", "b"], [1, 2]
         >>> table = StaticHashTable(KeyValueTensorInitializer(keys, values), -1)
         >>> table.lookup(["b", "c"]).tolist()

@@ -43,7 +43,7 @@ def map_fn(
         fn_output_signature: The dtype of the result, or a nest of dtypes or specifications.
             Default: what `fn` returns.
 
-    Example:
+    Examples:
         >>> map_fn(lambda x: x * x, convert_to_tensor([1, 2, 3])).tolist()
         [1, 4, 9]
 

@@ -26,7 +26,7 @@ def names_missing_from(
         module: The module's `__name__`.
         instead: What to use instead of some of TensorFlow's names; before what `advice.py` says.
 
-    Example:
+    Examples:
         >>> lookup = names_missing_from("unison.tf.nn", {"ctc_loss": "use optax.ctc_loss"})
         >>> lookup("ctc_loss")
         Traceback (most recent call last):
@@ -58,7 +58,7 @@ def namespace(module: str, **names: Any) -> types.ModuleType:
 def public_names(path: str) -> tuple[str, ...]:
     """Returns the public names of one of TensorFlow's modules; none of an unknown one.
 
-    Example:
+    Examples:
         >>> public_names("tf.bitwise")[:2]
         ('bitwise_and', 'bitwise_or')
     """

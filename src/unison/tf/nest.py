@@ -19,7 +19,7 @@ __getattr__ = names_missing_from(__name__)
 def is_nested(seq: Any) -> bool:
     """Whether `seq` is a structure, and no leaf.
 
-    Example:
+    Examples:
         >>> is_nested([1]), is_nested({"a": 1}), is_nested("text")
         (True, True, False)
 
@@ -38,7 +38,7 @@ def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
         structure: The structure.
         expand_composites: Whether the values of the replicas count as leaves, too.
 
-    Example:
+    Examples:
         >>> flatten({"b": 2, "a": [1, (3,)]})
         [1, 3, 2]
 
@@ -84,7 +84,7 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
         TypeError: `func` is no function, or the structures differ in types.
         ValueError: They differ in size, or there is none.
 
-    Example:
+    Examples:
         >>> map_structure(lambda x, y: x + y, {"a": 1}, {"a": 2})
         {'a': 3}
 

@@ -27,7 +27,7 @@ class _Initializer:
 class ZerosInitializer(_Initializer):
     """TF: `tf.zeros_initializer`.
 
-    Example:
+    Examples:
         >>> ZerosInitializer()((2,))
         Array([0., 0.], dtype=float32)
     """

@@ -374,7 +374,7 @@ def searchsorted(
 def unique(x: Any, out_idx: Any = dtypes.int32, name: str | None = None) -> Unique:
     """Returns the distinct elements of a vector, in the order of their first appearance.
 
-    Example:
+    Examples:
         >>> unique([3, 1, 3]).y.tolist(), unique([3, 1, 3]).idx.tolist()
         ([3, 1], [0, 1, 0])
 

@@ -35,7 +35,7 @@ class SparseTensor(_Parts):
         values: The values.
         dense_shape: The shape of the tensor, int64.
 
-    Example:
+    Examples:
         >>> tensor = SparseTensor([[0, 1], [1, 0]], [5, 6], [2, 2])
         >>> to_dense(tensor).tolist()
         [[0, 5], [6, 0]]

@@ -61,7 +61,7 @@ def _rows(rows: Sequence[Sequence[Any]], what: str) -> np.ndarray:
 def join(inputs: Sequence[Any], separator: str = "", name: str | None = None) -> StringTensor:
     """Joins the strings of several tensors, place by place.
 
-    Example:
+    Examples:
         >>> join([["a", "b"], "x"], "-").numpy().tolist()
         [b'a-x', b'b-x']
 
@@ -259,7 +259,7 @@ def format(
 def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -> Any:
     """Puts strings into buckets, by TensorFlow's fingerprint of them.
 
-    Example:
+    Examples:
         >>> to_hash_bucket_fast(["Hello", "TensorFlow"], 3).tolist()
         [0, 2]
 

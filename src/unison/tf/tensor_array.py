@@ -38,7 +38,7 @@ class TensorArray:
         colocate_with_first_write_call: Without effect.
         name: Without effect.
 
-    Example:
+    Examples:
         >>> array = TensorArray(dtypes.int32, size=2)
         >>> array = array.write(0, 5).write(1, 7)
         >>> array.stack().tolist()

@@ -26,7 +26,7 @@ class TensorShape:
         dims: The sizes, None for an unknown one; None for an unknown number of them; a single
             size for a vector.
 
-    Example:
+    Examples:
         >>> shape = TensorShape([None, 3])
         >>> shape.rank, shape.as_list(), shape.is_compatible_with((2, 3)), shape[1:]
         (2, [None, 3], True, TensorShape([3]))
@@ -256,7 +256,7 @@ class TensorSpec(TypeSpec):
         dtype: What `tf.as_dtype` takes.
         name: The argument's name in a signature.
 
-    Example:
+    Examples:
         >>> spec = TensorSpec([None, 3], dtypes.int32)
         >>> spec, spec.is_compatible_with(np.zeros((2, 3), np.int32))
         (TensorSpec(shape=(None, 3), dtype=tf.int32, name=None), True)

@@ -168,7 +168,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Cons
         TypeError: A Python value that `dtype` cannot hold, or a `shape` of another size.
         ValueError: Lists that are not rectangular, or that mix text and numbers.
 
-    Example:
+    Examples:
         >>> constant([1, 2, 3])
         Array([1, 2, 3], dtype=int32)
 

@@ -26,7 +26,7 @@ class StringTensor(HostTensor):
         TypeError: `value` holds something that is no string.
         ValueError: The lists are not rectangular.
 
-    Example:
+    Examples:
         >>> words = StringTensor(["a", "bc"])
         >>> words[1].numpy(), words.shape, (words == "a").tolist()
         (b'bc', (2,), [True, False])

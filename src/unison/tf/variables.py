@@ -40,7 +40,7 @@ class Variable(variables.Variable):
         shape: A `tf.TensorShape` or list, with None for sizes that assignments may change.
         experimental_enable_variable_lifting: Without effect.
 
-    Example:
+    Examples:
         >>> v = Variable([1.0, 2.0], name="v")
         >>> v.assign_add([1.0, 1.0])
         <tf.Variable 'v:0' shape=(2,) dtype=float32, numpy=array([2., 3.], dtype=float32)>

@@ -44,7 +44,7 @@ class Checkpoint(Tracked):
     Raises:
         ValueError: An object has no state that a checkpoint can follow.
 
-    Example:
+    Examples:
         >>> import tempfile, unison
         >>> folder = tempfile.mkdtemp()
         >>> weight = unison.Variable(3.0)

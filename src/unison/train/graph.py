@@ -136,7 +136,7 @@ def describe(root: Any, parts: Parts) -> tuple[list[Node], dict[str, np.ndarray]
 def key_of(path: Iterable[str], attribute: str) -> str:
     """Returns the key of an array of the object at `path`.
 
-    Example:
+    Examples:
         >>> key_of(["net", "layers/a", "kernel"], "VARIABLE_VALUE")
         'net/layers.Sa/kernel/.ATTRIBUTES/VARIABLE_VALUE'
     """

@@ -36,7 +36,7 @@ class CheckpointManager:
     Raises:
         ValueError: `max_to_keep` is not positive, or there is an interval and no `step_counter`.
 
-    Example:
+    Examples:
         >>> import tempfile, unison
         >>> count = unison.Variable(0)
         >>> manager = CheckpointManager(Checkpoint(count=count), tempfile.mkdtemp(), max_to_keep=2)

@@ -26,7 +26,7 @@ class ExponentialMovingAverage(Module):
             `(1 + num_updates) / (10 + num_updates)`, so that the first values are forgotten soon.
         name: What the averages' names end with.
 
-    Example:
+    Examples:
         >>> import unison
         >>> weight = unison.Variable(1.0, name="weight")
         >>> averages = ExponentialMovingAverage(0.5)

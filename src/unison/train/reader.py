@@ -77,7 +77,7 @@ def list_variables(ckpt_dir_or_file: str | os.PathLike) -> list[tuple[str, list[
     Args:
         ckpt_dir_or_file: A checkpoint, or a folder, whose latest one is meant.
 
-    Example:
+    Examples:
         >>> import tempfile, unison
         >>> path = f"{tempfile.mkdtemp()}/ckpt"
         >>> _ = unison.train.Checkpoint(weight=unison.Variable([1.0, 2.0])).write(path)

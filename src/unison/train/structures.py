@@ -16,7 +16,7 @@ def encode_structure(structure: Any, encode_leaf: Callable[[Any], Any]) -> Any:
             text, bytes, None and leaves, in any nesting.
         encode_leaf: Returns the JSON for a leaf; called for everything else.
 
-    Example:
+    Examples:
         >>> encode_structure({"position": 3, "order": (2, 1)}, repr)
         {'dict': {'position': 3, 'order': {'tuple': [2, 1]}}}
     """

@@ -43,7 +43,7 @@ def connected(
 def workers_in_threads(num_workers: int, patience: float = PATIENCE) -> list[InputWorkers]:
     """Returns the places of workers that are threads of this process.
 
-    Example:
+    Examples:
         >>> first, second = workers_in_threads(2)
         >>> first.num_workers, second.index
         (2, 1)

@@ -19,7 +19,7 @@ class Shares:
         examples: The size of the global batch.
         num_replicas: The number of chunks.
 
-    Example:
+    Examples:
         >>> Shares(9, 4).counts
         (3, 3, 3, 0)
     """

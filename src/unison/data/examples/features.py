@@ -85,7 +85,7 @@ class Sparse(NamedTuple):
         values: The values.
         dense_shape: The shape of the array, int64.
 
-    Example:
+    Examples:
         >>> array = Sparse(np.array([[0, 1]]), np.array([5]), np.array([2, 2]))
         >>> array.to_dense().tolist()
         [[0, 5], [0, 0]]

@@ -43,7 +43,7 @@ def parse_example(serialized: Any, features: Mapping[str, Any]) -> dict[str, Any
         InvalidArgumentError: What is serialized is no Example, lacks a feature, or has one of
             another kind or size.
 
-    Example:
+    Examples:
         >>> from unison.data.examples import message
         >>> example = message("Example")()
         >>> example.features.feature["label"].int64_list.value.append(3)

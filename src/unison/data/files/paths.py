@@ -60,7 +60,7 @@ def open_file(path: str, mode: str = "rb") -> IO[bytes]:
         UnavailableError: It could not be opened, in several attempts.
         ImportError: The protocol needs a package that is not installed.
 
-    Example:
+    Examples:
         >>> with open_file("memory://greeting.txt", "wb") as file:
         ...     _ = file.write(b"hello")
         >>> open_file("memory://greeting.txt").read()

@@ -252,7 +252,7 @@ class TFRecordWriter:
         path: Its path; what is there is replaced.
         options: How it is written: `TFRecordOptions`, or the name of a compression.
 
-    Example:
+    Examples:
         >>> with TFRecordWriter("memory://two.tfrecord") as writer:
         ...     writer.write(b"first")
         ...     writer.write(b"second")

@@ -36,7 +36,7 @@ def element_keys(seed: int, number: int, indices: np.ndarray) -> np.ndarray:
     Returns:
         uint32 of shape [n, 2].
 
-    Example:
+    Examples:
         >>> element_keys(1, 0, np.arange(2))
         array([[1858625311, 2236070924],
                [1828076284, 3256502026]], dtype=uint32)

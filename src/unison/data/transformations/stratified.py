@@ -232,7 +232,7 @@ class Quotas:
         shares: The share of each class.
         size: The size of the batches.
 
-    Example:
+    Examples:
         >>> quotas = Quotas(np.array([0.5, 0.25, 0.25]), 6)
         >>> [quotas.next().tolist() for _ in range(3)]
         [[3, 2, 1], [3, 1, 2], [3, 2, 1]]

@@ -135,7 +135,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     Raises:
         ValueError: It is no such list.
 
-    Example:
+    Examples:
         >>> expand_hostlist("n[1-2],m5,o[03-04,07]")
         ['n1', 'n2', 'm5', 'o03', 'o04', 'o07']
     """
@@ -172,7 +172,7 @@ def expand_tasks_per_node(counts: str) -> list[int]:
     Raises:
         ValueError: It is no such list.
 
-    Example:
+    Examples:
         >>> expand_tasks_per_node("3(x2),2,1")
         [3, 3, 2, 1]
     """

@@ -52,7 +52,7 @@ def worker_environments(
         cluster: The cluster, whose tasks are workers.
         devices_per_worker: Into how many logical devices each splits its CPU. None: as it is set.
 
-    Example:
+    Examples:
         >>> cluster = ClusterSpec({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
         >>> second = worker_environments(cluster, devices_per_worker=4)[1]
         >>> second["UNISON_CPU_DEVICES"], json.loads(second["TF_CONFIG"])["task"]

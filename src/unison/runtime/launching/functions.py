@@ -63,7 +63,7 @@ def launch(
         TimeoutError: Some took longer than `timeout`.
         TypeError: The function, an argument or a result cannot be pickled.
 
-    Example:
+    Examples:
         >>> import json, os
         >>> launch(lambda: json.loads(os.environ["TF_CONFIG"])["task"]["index"], workers=2)
         [0, 1]

@@ -91,7 +91,7 @@ class Job:
         on_line: Called for every line that a worker prints, in threads.
         grace: Seconds between asking and killing.
 
-    Example:
+    Examples:
         >>> program = Program([sys.executable, "-c", "print('hello')"], {})
         >>> with Job([program], on_line=lambda worker, line: print(worker, line)) as job:
         ...     job.wait(timeout=60)

@@ -131,7 +131,7 @@ class Dataset(core.Dataset):
     The elements are tensors, and so are the arguments of the functions of `map` and its kin. A
     function that only computes with tensors is compiled; see `unison.tf.data.functions`.
 
-    Example:
+    Examples:
         >>> dataset = Dataset.from_tensor_slices([1, 2, 3]).map(lambda x: 2 * x)
         >>> [int(x) for x in dataset], dataset.element_spec
         ([2, 4, 6], TensorSpec(shape=(), dtype=tf.int32, name=None))

@@ -242,7 +242,7 @@ class GFile:
         name: A path.
         mode: "r", "w", "a", "r+" or "w+", with "b" for bytes.
 
-    Example:
+    Examples:
         >>> with GFile("memory://notes.txt", "w") as file:
         ...     file.write("first line")
         >>> GFile("memory://notes.txt").read()

@@ -67,7 +67,7 @@ name_scope = keras.name_scope
 def get_value(x: Any) -> Any:
     """Returns the value of a variable or tensor as a NumPy array, or NumPy scalar.
 
-    Example:
+    Examples:
         >>> from unison.tf import keras
         >>> optimizer = keras.optimizers.SGD(0.25)
         >>> float(keras.backend.get_value(optimizer.lr))

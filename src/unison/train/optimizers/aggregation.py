@@ -32,7 +32,7 @@ def with_aggregation(
     Raises:
         ValueError: There is no such method.
 
-    Example:
+    Examples:
         >>> import keras, unison, unison.train
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -66,7 +66,7 @@ def aggregated(
     Raises:
         ValueError: There is no such method or operation.
 
-    Example:
+    Examples:
         >>> import jax, optax, unison, unison.train
         >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> sgd = unison.train.aggregated(optax.sgd(0.1), "TREE", op="MEAN")

@@ -19,7 +19,7 @@ class GradientDescent(Optimizer):
         learning_rate: A number, a variable, or a function of no arguments (a schedule).
         name: What the optimizer's variables are called after.
 
-    Example:
+    Examples:
         >>> import jax, unison, unison.train
         >>> weight = unison.Variable(3.0)
         >>> optimizer = unison.train.GradientDescent(learning_rate=0.1)

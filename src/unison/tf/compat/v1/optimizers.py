@@ -162,7 +162,7 @@ class Optimizer(Tracked):
 class GradientDescentOptimizer(Optimizer):
     """Gradient descent. TF: `tf.compat.v1.train.GradientDescentOptimizer`.
 
-    Example:
+    Examples:
         >>> import unison.tf as tf
         >>> w = tf.Variable(3.0)
         >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
