@@ -134,9 +134,12 @@ class PerReplica(DistributedValues):
         if not placement.spans_processes:
             return tuple(value.shape for value in self._local_arrays(placement))
         if self._shapes is None:
-            own = [value.shape for value in self._local_arrays(placement)]
+            own = [(value.shape, value.dtype.name) for value in self._local_arrays(placement)]
             of_all = all_gather_json(own, "The shapes of a PerReplica value")
-            self._shapes = tuple(tuple(shape) for shapes in of_all for shape in shapes)
+            kinds = [kind for of_worker in of_all for kind in of_worker]
+            if len({dtype for _, dtype in kinds}) > 1:
+                raise TypeError(_of_several_dtypes([f"{d}{shape}" for shape, d in kinds]))
+            self._shapes = tuple(tuple(shape) for shape, _ in kinds)
         return self._shapes
 
     def padded(self, placement: Placement) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:
@@ -150,8 +153,7 @@ class PerReplica(DistributedValues):
         shapes = self.shapes(placement)
         if len(set(map(len, shapes))) > 1 or len({part.dtype for part in parts}) > 1:
             raise TypeError(
-                "The components of a PerReplica value must have one rank and one dtype. Received: "
-                f"{[f'{part.dtype}{list(part.shape)}' for part in parts]}"
+                _of_several_dtypes([f"{part.dtype}{list(part.shape)}" for part in parts])
             )
         padded = np.zeros((len(parts), *np.max(shapes, axis=0)), parts[0].dtype)
         for row, part in zip(padded, parts, strict=True):
@@ -232,6 +234,12 @@ class ReplicaLocal(DistributedValues):
 
     def __repr__(self) -> str:
         return f"ReplicaLocal({self.local!r})"
+
+
+def _of_several_dtypes(kinds: Sequence[str]) -> str:
+    return (
+        f"The components of a PerReplica value must have one rank and one dtype. Received: {kinds}"
+    )
 
 
 def _on_one_device(components: tuple[Any, ...]) -> tuple[Any, ...]:

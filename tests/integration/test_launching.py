@@ -215,6 +215,17 @@ def test_launch_raises_what_the_first_worker_raised():
     assert (1, "ValueError: not me") in lines
 
 
+def test_an_error_is_shown_with_the_one_that_it_came_of():
+    def fail():
+        try:
+            raise ValueError("inner")
+        except ValueError as error:
+            raise RuntimeError("outer") from error
+
+    with pytest.raises(WorkerError, match=r"(?s)ValueError: inner.*RuntimeError: outer"):
+        launch(fail, workers=1, timeout=60, on_line=lambda *line: None)
+
+
 def test_launch_has_a_bound():
     with pytest.raises(TimeoutError, match=r"Still running: \[0, 1\]"):
         launch(lambda: time.sleep(600), timeout=3)

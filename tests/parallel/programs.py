@@ -87,6 +87,50 @@ def _row(strategy, value):
     return strategy.run(lambda x: x[None], (value,))
 
 
+def custom_loop(strategy):
+    """A loop with a tape, in whose first step slots and variables are made."""
+    import keras
+
+    import unison.tf as tf
+
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.1)
+    made = []
+
+    def step(x):
+        if not made:
+            made.append(tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM))
+        made[0].assign_add(1.0)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - 1.0) ** 2) / strategy.num_replicas_in_sync
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    examples = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
+    losses = [
+        float(strategy.reduce("SUM", strategy.run(step, (batch,)), axis=None))
+        for batch in strategy.experimental_distribute_dataset([examples] * 3)
+    ]
+    return {"losses": losses, "late": float(made[0].numpy())}
+
+
+def predict_shuffled(strategy):
+    """Predictions of a shuffled dataset: each example once."""
+    import keras
+
+    from unison.data import Dataset
+
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), layer])
+    examples = np.arange(20, dtype=np.float32)[:, None]
+    shuffled = Dataset.from_tensor_slices(examples).shuffle(20).batch(8)
+    return sorted(model.predict(shuffled, verbose=0).ravel().tolist())
+
+
 def keras_fit(strategy):
     """Training, evaluation and prediction with uneven ends."""
     import keras

@@ -57,6 +57,49 @@ def _arrays(value):
     return [np.array(part) for part in value]
 
 
+def test_a_custom_loop_trains_as_in_one_process():
+    alone = expected("custom_loop", 2)
+    for result in results_of("custom_loop", 2, 1):
+        assert result["late"] == alone["late"]
+        np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-5)
+
+
+def test_predictions_of_a_shuffled_dataset_have_each_example_once():
+    for result in results_of("predict_shuffled", 2, 1):
+        assert result == [float(number) for number in range(20)]
+
+
+def test_a_worker_that_raises_ends_the_job_at_once():
+    def fail():
+        import jax
+
+        import unison
+
+        strategy = unison.MultiWorkerMirroredStrategy()
+        if jax.process_index() == 1:
+            raise ValueError("one is unwell")
+        strategy.reduce("SUM", strategy.run(lambda: 1.0), axis=None)
+
+    # JAX would wait for five minutes.
+    with pytest.raises(WorkerError, match=r"(?s)worker 1 failed.*one is unwell"):
+        launch(fail, workers=2, timeout=60, on_line=lambda *line: None)
+
+
+def test_components_of_several_dtypes_are_refused_on_all_workers():
+    def mixed():
+        import unison
+
+        strategy = unison.MultiWorkerMirroredStrategy()
+        kinds = [np.int32, np.float32]
+        value = strategy.experimental_distribute_values_from_function(
+            lambda context: kinds[context.replica_id_in_sync_group](1)
+        )
+        strategy.reduce("SUM", value, axis=None)
+
+    with pytest.raises(WorkerError, match="must have one rank and one dtype"):
+        launch(mixed, 2, (), 1, timeout=SECONDS, on_line=lambda *line: None)
+
+
 def test_workers_hold_bit_equal_weights():
     first, second = results_of("keras_fit", 2, 1)
     assert first["weights"] == second["weights"]

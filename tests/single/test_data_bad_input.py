@@ -299,10 +299,9 @@ def test_a_dataset_without_elements_gives_none(make, transform):
 
 def test_what_must_know_its_elements_beforehand_says_how_to_tell():
     with pytest.raises(ValueError, match="known from the first one, and there is none"):
-        empty_generator().padded_batch(2)
-    with pytest.raises(ValueError, match="known from the first one, and there is none"):
         _ = empty_generator().element_spec
     assert list(empty().padded_batch(2)) == []
+    assert list(empty_generator().padded_batch(2)) == []
 
 
 def test_reducing_nothing_gives_the_first_state():
@@ -404,7 +403,7 @@ WRONG = {
     "filter of a number": (lambda: RANGE.filter(3), ValueError, "filter needs a function.*3"),
     "reduce of a number": (lambda: RANGE.reduce(0, 3), ValueError, "reduce needs a function.*3"),
     "shuffle(0)": (lambda: RANGE.shuffle(0), InvalidArgumentError, "buffer_size=0"),
-    "repeat(text)": (lambda: RANGE.repeat("x"), ValueError, "'x'"),
+    "repeat(text)": (lambda: RANGE.repeat("x"), TypeError, "count.*'x'"),
     "shard(0, 0)": (lambda: RANGE.shard(0, 0), InvalidArgumentError, "num_shards.*0"),
     "shard(3, 3)": (lambda: RANGE.shard(3, 3), InvalidArgumentError, "index.*3"),
     "concatenate of two kinds": (lambda: RANGE.concatenate(ROWS), TypeError, "Incompatible"),
@@ -455,3 +454,30 @@ WRONG = {
 def test_a_wrong_argument_is_named_with_what_it_is(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda d: d.batch(2.7), "an integer for batch_size. Received: 2.7"),
+        (lambda d: d.take("3"), "an integer for count. Received: '3'"),
+        (lambda d: d.prefetch(None), "an integer for buffer_size. Received: None"),
+        (lambda d: d.shard(2, 0.5), "an integer for index. Received: 0.5"),
+        (lambda d: Dataset.range(2.5), "an integer for the bounds of a range. Received: 2.5"),
+        (lambda d: d.concatenate([1]), r"concatenate takes a dataset. Received: \[1\]"),
+    ],
+    ids=["batch", "take", "prefetch", "shard", "range", "concatenate"],
+)
+def test_what_is_no_integer_or_dataset_is_named(make, said):
+    with pytest.raises(TypeError, match=said):
+        make(Dataset.range(10))
+
+
+def test_weights_must_be_finite():
+    with pytest.raises(ValueError, match="finite"):
+        Dataset.sample_from_datasets([Dataset.range(2)] * 2, [float("nan"), 1.0])
+
+
+def test_an_endless_dataset_is_not_saved(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="An endless dataset cannot be saved"):
+        Dataset.range(3).repeat().save(str(tmp_path / "data"))

@@ -762,3 +762,18 @@ def test_options_say_whether_the_functions_that_follow_keep_the_order():
 def test_a_number_of_threads_must_be_positive():
     with pytest.raises(InvalidArgumentError, match=r"positive number\. Received: 0"):
         Options(num_threads=0)
+
+
+def test_a_worker_whose_file_is_empty_gets_empty_batches(tmp_path):
+    (tmp_path / "0.txt").write_text("1\n2\n3\n")
+    (tmp_path / "1.txt").write_text("")
+    names = [str(tmp_path / "0.txt"), str(tmp_path / "1.txt")]
+
+    def work(workers):
+        dataset = TextLineDataset(names).map(lambda line: np.int64(line)).batch(2)
+        batches = distribute_dataset(dataset, placement_of(1), ON_HOST, workers)
+        return [batch.tolist() for batch in batches]
+
+    first, second = together(2, work)
+    assert sorted(number for batch in first for number in batch) == [1, 2, 3]
+    assert second == [[]] * len(first)

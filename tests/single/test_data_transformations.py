@@ -497,3 +497,36 @@ def test_a_restored_stream_goes_on_exactly(make):
         position = position_of(plan, stream)
         stream.next()
         assert equal(rest_of(stream_at(make().plan, position)), whole[taken:])
+
+
+def of_sizes(*sizes):
+    """A generator's arrays, which can be read once."""
+    arrays = iter([np.ones(size) for size in sizes])
+    return Dataset.from_generator(lambda: arrays)
+
+
+def test_making_padded_batches_reads_no_element():
+    assert [batch.shape for batch in of_sizes(1, 2, 3, 4).padded_batch(2)] == [(2, 2), (2, 4)]
+    batches = of_sizes(1, 2, 3, 4).map(lambda x: x).batch_by_size(100, len)
+    assert [batch.shape for batch in batches] == [(4, 4)]
+
+
+def nothing():
+    return Dataset.range(4).filter(lambda x: x > 100).map(lambda x: x + 1)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda: nothing().concatenate(Dataset.range(3)),
+        lambda: Dataset.sample_from_datasets([nothing(), Dataset.range(3)]),
+        lambda: Dataset.range(3).concatenate(nothing()),
+    ],
+    ids=["before", "sampled", "behind"],
+)
+def test_a_dataset_without_elements_can_be_joined_to_others(mixed):
+    assert list(mixed()) == [0, 1, 2]
+
+
+def test_nothing_can_be_padded():
+    assert list(nothing().padded_batch(2)) == []

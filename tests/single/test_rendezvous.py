@@ -109,3 +109,21 @@ def test_strangers_are_passed_over(address, noise):
 def test_an_address_needs_host_and_port(address):
     with pytest.raises(UnavailableError, match="must be host:port"):
         meet(address, Place(0, ["worker 0", "worker 1"]), {}, 1.0)
+
+
+def test_one_that_speaks_late_is_heard_at_once(address):
+    host, port = address.split(":")
+    names = ["worker 0", "worker 1"]
+    meeting = threading.Thread(target=meet, args=(address, Place(0, names), {}, 60.0), daemon=True)
+    meeting.start()
+    last = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((host, int(port)))
+            break
+        assert time.monotonic() < last
+    with connection:
+        time.sleep(0.3)
+        connection.sendall(b'{"index": 1, "about": {}}\n')
+        meeting.join(10)
+        assert not meeting.is_alive()

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -117,6 +118,7 @@ class _Run:
         self._output = Console(highlight=False, soft_wrap=True)
         self._messages = Console(stderr=True, highlight=False, soft_wrap=True)
         self._interrupts = 0
+        self._lock = threading.Lock()
 
     def wait(self, timeout: float | None) -> int:
         """Runs the job and returns the exit code."""
@@ -134,6 +136,10 @@ class _Run:
         return 0 if failure is None else failure.exit_code
 
     def _show(self, worker: int, line: str) -> None:
+        if not self._output.is_terminal:
+            with self._lock:
+                print(f"[worker {worker}] {line}", flush=True)
+            return
         name = Text(f"[worker {worker}] ", style=_COLOURS[worker % len(_COLOURS)])
         self._output.print(name + Text.from_ansi(line))
 

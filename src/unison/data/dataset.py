@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
@@ -187,7 +188,7 @@ class Dataset:
                 "Dataset.range takes a stop, a start and a stop, or these and a step. Received: "
                 f"{len(args)} arguments"
             )
-        numbers = [int(arg) for arg in args]
+        numbers = [_integer(arg, "the bounds of a range") for arg in args]
         bounds = [0, numbers[0], 1] if len(numbers) == 1 else [*numbers, 1][:3]
         return cls._of(Range(bounds, output_type))
 
@@ -357,10 +358,10 @@ class Dataset:
         """
         plans = _plans(datasets)
         shares = np.ones(len(plans)) if weights is None else np.asarray(weights, float)
-        if shares.shape != (len(plans),) or shares.min() < 0 or not shares.sum():
+        if shares.shape != (len(plans),) or not 0 < shares.sum() < np.inf or shares.min() < 0:
             raise ValueError(
-                f"Expected {len(plans)} weights, one a dataset, none negative and not all 0. "
-                f"Received: {weights!r}"
+                f"Expected {len(plans)} weights, one a dataset, finite, none negative and not all "
+                f"0. Received: {weights!r}"
             )
         sample = choosing.Sample(plans, shares.tolist(), cls._seed(seed), stop_on_empty_dataset)
         return cls._of(sample)
@@ -548,22 +549,24 @@ class Dataset:
         TF: `tf.data.Dataset.shuffle` (its orders are others).
         """
         reshuffles = reshuffle_each_iteration is not False
-        return self._of(Shuffle(self.plan, int(buffer_size), self._seed(seed), reshuffles))
+        return self._of(
+            Shuffle(self.plan, _integer(buffer_size, "buffer_size"), self._seed(seed), reshuffles)
+        )
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Returns the elements `count` times over; without end for None or -1.
 
         TF: `tf.data.Dataset.repeat`.
         """
-        return self._of(Repeat(self.plan, -1 if count is None else int(count)))
+        return self._of(Repeat(self.plan, -1 if count is None else _integer(count, "count")))
 
     def take(self, count: int) -> Dataset:
         """Returns the first `count` elements, all of them for -1. TF: `tf.data.Dataset.take`."""
-        return self._of(selection.Take(self.plan, int(count)))
+        return self._of(selection.Take(self.plan, _integer(count, "count")))
 
     def skip(self, count: int) -> Dataset:
         """Returns the elements after the first `count`, none for -1. TF: `tf.data.Dataset.skip`."""
-        return self._of(selection.Skip(self.plan, int(count)))
+        return self._of(selection.Skip(self.plan, _integer(count, "count")))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Returns every `num_shards`-th element, from that at `index` on.
@@ -575,14 +578,16 @@ class Dataset:
         """
         if num_shards == index == options_.SHARD_HINT:
             return self._of(options_.ShardHere(self.plan))
-        return self._of(selection.Shard(self.plan, int(num_shards), int(index)))
+        return self._of(
+            selection.Shard(self.plan, _integer(num_shards, "num_shards"), _integer(index, "index"))
+        )
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Returns pairs of a number, counted from `start`, and an element.
 
         TF: `tf.data.Dataset.enumerate`.
         """
-        return self._of(combination.Enumerate(self.plan, int(start)))
+        return self._of(combination.Enumerate(self.plan, _integer(start, "start")))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """Returns these elements and then those of `dataset`.
@@ -592,6 +597,8 @@ class Dataset:
 
         TF: `tf.data.Dataset.concatenate`.
         """
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"concatenate takes a dataset. Received: {dataset!r}")
         return self._of(combination.Concatenate([self.plan, dataset.plan]))
 
     # -- batches ---------------------------------------------------------------------------
@@ -609,7 +616,9 @@ class Dataset:
 
         TF: `tf.data.Dataset.batch`.
         """
-        return self._of(batching.Batch(self.plan, int(batch_size), drop_remainder))
+        return self._of(
+            batching.Batch(self.plan, _integer(batch_size, "batch_size"), drop_remainder)
+        )
 
     def padded_batch(
         self,
@@ -636,7 +645,11 @@ class Dataset:
         TF: `tf.data.Dataset.padded_batch`.
         """
         padded = batching.PaddedBatch(
-            self.plan, int(batch_size), padded_shapes, padding_values, drop_remainder
+            self.plan,
+            _integer(batch_size, "batch_size"),
+            padded_shapes,
+            padding_values,
+            drop_remainder,
         )
         return self._of(padded)
 
@@ -770,7 +783,7 @@ class Dataset:
             self.plan,
             self._function(size_func, "batch_by_size"),
             size_batching.Budget(max_size, counts_padding, max_count),
-            int(sort_window),
+            _integer(sort_window, "sort_window"),
             drop_oversize,
             padded_shapes,
             padding_values,
@@ -829,11 +842,11 @@ class Dataset:
             )
         batches = stratified.StratifiedBatch(
             self.plan,
-            int(batch_size),
+            _integer(batch_size, "batch_size"),
             self._function(class_func, "stratified_batch"),
             shares,
             exhausted == "repeat",
-            int(buffer_size),
+            _integer(buffer_size, "buffer_size"),
             self._seed(seed),
         )
         return self._of(batches)
@@ -915,8 +928,8 @@ class Dataset:
         interleaved = nesting.Interleave(
             self.plan,
             self._function(map_func, "interleave"),
-            int(cycle_length),
-            1 if block_length is None else int(block_length),
+            _integer(cycle_length, "cycle_length"),
+            1 if block_length is None else _integer(block_length, "block_length"),
             options.parallel_calls(num_parallel_calls),
             options.keeps_order(deterministic),
         )
@@ -939,8 +952,12 @@ class Dataset:
 
         TF: `tf.data.Dataset.window`.
         """
-        by = int(size) if shift is None else int(shift)
-        return self._of(windows.Window(self.plan, int(size), by, int(stride), drop_remainder))
+        by = _integer(size if shift is None else shift, "shift")
+        return self._of(
+            windows.Window(
+                self.plan, _integer(size, "size"), by, _integer(stride, "stride"), drop_remainder
+            )
+        )
 
     # -- speed -----------------------------------------------------------------------------
 
@@ -1076,7 +1093,7 @@ class Dataset:
 
         TF: `tf.data.Dataset.prefetch`.
         """
-        return self._of(Prefetch(self.plan, int(buffer_size)))
+        return self._of(Prefetch(self.plan, _integer(buffer_size, "buffer_size")))
 
     def prefetch_to_device(self, size: int = 2, device: Any = None) -> Dataset:
         """Returns the same elements as `jax.Array`s, put on a device by a thread beforehand.
@@ -1124,7 +1141,9 @@ class Dataset:
 
         TF: `tf.data.experimental.assert_cardinality`.
         """
-        return self._of(AssertCardinality(self.plan, int(expected_cardinality)))
+        return self._of(
+            AssertCardinality(self.plan, _integer(expected_cardinality, "expected_cardinality"))
+        )
 
     def unique(self) -> Dataset:
         """Returns the elements without repetitions. TF: `tf.data.Dataset.unique`."""
@@ -1224,6 +1243,18 @@ class Dataset:
 
 
 _MISSING = object()
+
+
+def _integer(value: Any, name: str) -> int:
+    """Returns an argument that must be an integer, Python's or NumPy's or an array of one.
+
+    Raises:
+        TypeError: It is none; a float is never rounded.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"Expected an integer for {name}. Received: {value!r}") from None
 
 
 def _plans(datasets: Sequence[Dataset]) -> list[Plan]:

@@ -42,16 +42,40 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
                 verbose=bound.arguments.get("verbose", "auto"),
                 epochs=bound.arguments.get("epochs", 1),
             )
-        if trainer.strategy.placement.spans_processes:
-            agree_on_shuffling()
-            for name in ("x", "validation_data"):
-                bound.arguments[name] = agreed_dataset(trainer.strategy, bound.arguments.get(name))
+        agree_on_data(trainer.strategy, bound.arguments)
         try:
             return method(*bound.args, **bound.kwargs)
         finally:
             trainer.steps_may_wait = False
 
     return wrapped
+
+
+def on_agreed_data(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `model.predict`, whose batches are the same on all workers."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        agree_on_data(trainer.strategy, bound.arguments)
+        return method(*bound.args, **bound.kwargs)
+
+    return wrapped
+
+
+def agree_on_data(strategy: Strategy, arguments: dict[str, Any]) -> None:
+    """Sees to it that all processes give Keras the same batches, of which each takes its part.
+
+    Args:
+        strategy: Whose replicas get them.
+        arguments: Those of a loop; its datasets are replaced.
+    """
+    if not strategy.placement.spans_processes:
+        return
+    agree_on_shuffling()
+    for name in {"x", "validation_data"} & arguments.keys():
+        arguments[name] = agreed_dataset(strategy, arguments[name])
 
 
 def agreed_dataset(strategy: Strategy, data: Any) -> Any:

@@ -22,7 +22,7 @@ from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
 from unison.keras.metrics import adopt_mean
 from unison.keras.optimizers import adopt_optimizer
-from unison.keras.progress import with_progress_bar
+from unison.keras.progress import on_agreed_data, with_progress_bar
 from unison.keras.sharded_update import shard_slots
 from unison.keras.stateful_step import (
     METRICS,
@@ -95,6 +95,7 @@ class ReplicaTrainer:
         vars(model).update(
             fit=with_progress_bar(self, model.fit),
             evaluate=with_progress_bar(self, model.evaluate),
+            predict=on_agreed_data(self, model.predict),
             make_train_function=self._make_train_function,
             make_test_function=self._make_test_function,
             make_predict_function=self._make_predict_function,

@@ -182,9 +182,8 @@ class Placement:
         """Returns the first process's `value`, an array of one shape and dtype on all of them."""
         if not self.spans_processes:
             return value
-        from jax.experimental import multihost_utils  # seldom needed
-
-        return multihost_utils.broadcast_one_to_all(value)
+        with jax.ensure_compile_time_eval():  # also where a variable is made in a traced program
+            return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
 
 
 def shards_in_order(array: jax.Array) -> list[jax.Array]:

@@ -8,6 +8,8 @@ coordination service, which the first process hosts.
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import sys
 import threading
 from typing import Any
 
@@ -79,6 +81,8 @@ def join_cluster(
     address = cluster.task_address(*tasks[0])
     names = [f"{job} {index} ({cluster.task_address(job, index)})" for job, index in tasks]
     meet(address, Place(place, names), _software() | {"cluster": str(cluster.as_dict())}, timeout)
+    # JAX's preemption service would keep SIGTERM from ending the process.
+    jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=address,
         coordinator_bind_address=address if place == 0 else None,
@@ -86,6 +90,24 @@ def join_cluster(
         process_id=place,
         initialization_timeout=max(int(timeout), 1),
     )
+    _leave_at_once_after_errors()
+
+
+def _leave_at_once_after_errors() -> None:
+    """Ends the process when its program ends by an error, without waiting for the others.
+
+    At the end, JAX waits for all processes: they would wait for this one in a collective, and this
+    one for them, until JAX gives up after minutes.
+    """
+    before = sys.excepthook
+
+    def leave(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        before(kind, error, traceback)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    sys.excepthook = leave
 
 
 def _software() -> dict[str, str]:

@@ -81,15 +81,14 @@ def _receive(where: tuple[str, int], place: Place, own: Any, last: float) -> str
     guests = _Guests(place, own)
     with listener, contextlib.ExitStack() as connections:
         while not guests.are_complete and (left := last - time.monotonic()) > 0:
-            listener.settimeout(left)
+            listener.settimeout(min(left, _RETRY_AFTER))
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                break
+                continue  # somebody who is here may have spoken
             connections.enter_context(connection)
             # One that says nothing must not keep the others waiting.
             threading.Thread(target=guests.hear, args=(connection,), daemon=True).start()
-            guests.wait_a_moment()
         complaint = guests.complaint()
         guests.answer(complaint)
         return complaint
@@ -103,7 +102,7 @@ class _Guests:
         self._said: dict[int, Any] = {0: own}
         self._connections: list[socket.socket] = []
         self._twice: set[int] = set()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     @property
     def are_complete(self) -> bool:
@@ -120,17 +119,11 @@ class _Guests:
         except (OSError, ValueError, KeyError, TypeError):
             connection.close()
             return
-        with self._changed:
+        with self._lock:
             if index in self._said:
                 self._twice.add(index)
             self._said.setdefault(index, said)
             self._connections.append(connection)
-            self._changed.notify_all()
-
-    def wait_a_moment(self) -> None:
-        """Waits until what was just accepted has spoken, or a little."""
-        with self._changed:
-            self._changed.wait(_RETRY_AFTER)
 
     def complaint(self) -> str | None:
         """Returns what is wrong; None if all have come and agree."""

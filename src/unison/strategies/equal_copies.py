@@ -40,22 +40,23 @@ class EqualCopies:
         Raises:
             InternalError: Some differ; the message names the first variable and worker.
         """
-        own = [
-            (cell.name, [_digest(shard.data) for shard in array.addressable_shards])
+        own = {
+            f"{cell.serial_number} {cell.name}": [_digest(s.data) for s in array.addressable_shards]
             for cell, array in stored
             if cell.layout in _EQUAL
-        ]
+        }
         of_all = all_gather_json(own, f"The digests of variables after step {self._steps}")
-        names = [[name for name, _ in of_worker] for of_worker in of_all]
-        for worker, of_worker in enumerate(names):
-            if of_worker != names[0]:
-                raise InternalError(
-                    message=f"After step {self._steps}, workers 0 and {worker} have other "
-                    f"variables: {names[0]} and {of_worker}. They run different programs."
-                )
-        for index, name in enumerate(names[0]):
+        # What is not used any more may be gone on some workers and not yet on others.
+        common = [key for key in of_all[0] if all(key in of_worker for of_worker in of_all)]
+        if own and not common:
+            raise InternalError(
+                message=f"After step {self._steps}, the workers have no variable in common. They "
+                f"run different programs. Received: {[list(of_worker) for of_worker in of_all]}"
+            )
+        for key in common:
             for worker, of_worker in enumerate(of_all):
-                if {*of_worker[index][1]} != {of_all[0][index][1][0]}:
+                if {*of_worker[key]} != {of_all[0][key][0]}:
+                    name = key.partition(" ")[2]
                     raise InternalError(
                         message=f"After step {self._steps}, variable {name!r} differs between "
                         f"worker 0 and worker {worker}. Something is assigned outside the replicas "

@@ -33,6 +33,7 @@ from unison.data.leaves import shape_of
 from unison.data.plan import INFINITE, UNKNOWN, Plan, position_of, stream_at
 from unison.data.specs import Signature
 from unison.data.state import State
+from unison.data.transformations.combination import common_structure
 
 
 class ReplicaBatches(abc.ABC):
@@ -135,7 +136,12 @@ class _FromDatasets(ReplicaBatches):
         if self._workers.num_workers == 1:
             return own
         talk = self._workers.talk("steps")
-        return AgreedSteps(own, self._num_replicas, lambda: self._plan.structure.pack, talk)
+
+        def pack(leaves: Sequence[Any]) -> Any:
+            # This worker's part may be empty.
+            return common_structure([self._plan, self._dataset.plan]).pack(leaves)
+
+        return AgreedSteps(own, self._num_replicas, pack, talk)
 
 
 class DividedBatches(_FromDatasets):

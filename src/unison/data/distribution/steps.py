@@ -91,11 +91,11 @@ class AgreedSteps(Steps):
     Args:
         own: Those of this worker.
         num_replicas: How many replicas it has.
-        pack: Returns what puts the structure around leaves where there has been no step.
+        pack: Puts the structure around leaves where there has been no step.
         talk: Where the workers say what they have.
     """
 
-    def __init__(self, own: Steps, num_replicas: int, pack: Callable[[], Pack], talk: Talk):
+    def __init__(self, own: Steps, num_replicas: int, pack: Pack, talk: Talk):
         self._own = own
         self._num_replicas = num_replicas
         self._pack = pack
@@ -130,7 +130,7 @@ class AgreedSteps(Steps):
     def _empty(self, kinds: Sequence[Any]) -> Step:
         """Returns a step without examples, of leaves of the given kinds."""
         arrays = [np.empty((0, *shapes[0][1:]), np.dtype(dtype)) for dtype, shapes in kinds]
-        return Step([[array] * self._num_replicas for array in arrays], self._pack())
+        return Step([[array] * self._num_replicas for array in arrays], self._pack)
 
     def skip(self, count: int) -> None:
         # All workers skip as many; there is nothing to agree about.

@@ -12,7 +12,7 @@ from unison.data.keeping.caching import KeepingStream, KeepsElements, as_block, 
 from unison.data.keeping.column_files import codec_of
 from unison.data.keeping.dataset_files import DatasetWriter, KeptDataset, read_dataset
 from unison.data.leaves import count_rows
-from unison.data.plan import Plan, Stream, position_of, stream_at
+from unison.data.plan import INFINITE, Plan, Stream, position_of, stream_at
 from unison.data.sources.in_memory import Elements
 from unison.data.specs import DatasetSpec, Signature
 from unison.data.state import State
@@ -30,7 +30,15 @@ def save(
         folder: The folder, also one of fsspec's.
         compression: None, "GZIP" or "SNAPPY".
         shard_function: The number of an element's shard; None for one shard.
+
+    Raises:
+        InvalidArgumentError: The plan never ends.
     """
+    if plan.cardinality() == INFINITE:
+        raise InvalidArgumentError(
+            message="An endless dataset cannot be saved: take(count) of it. Received: a dataset of "
+            f"{plan.description}"
+        )
     writer = DatasetWriter(folder, compression)
     keeper = writer if shard_function is None else _Sharding(writer, shard_function, plan)
     stream = plan.stream()

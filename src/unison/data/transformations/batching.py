@@ -99,25 +99,31 @@ class PaddedBatch(_Batches):
 
     def __init__(self, source: Plan, size: int, shapes: Any, values: Any, drop_remainder: bool):
         super().__init__(source, size, drop_remainder)
-        inputs = source.signature
-        self._shapes = [
-            _padded_shape(spec, shape, index)
-            for index, (spec, shape) in enumerate(
-                zip(inputs.specs, _per_leaf(shapes, inputs.structure), strict=True)
-            )
-        ]
-        self._values = [
-            _padding(spec, value)
-            for spec, value in zip(
-                inputs.specs, _per_leaf(values, inputs.structure, True), strict=True
-            )
+        self._given = shapes, values
+        # For every leaf the shape and the value; known where the elements are.
+        self._paddings: list[tuple[tuple[int | None, ...], Any]] | None = None
+        if (known := source.known_signature) is not None:
+            self._paddings = self._paddings_of(known)
+
+    def _paddings_of(self, inputs: Signature) -> list[tuple[tuple[int | None, ...], Any]]:
+        shapes, values = self._given
+        of_leaves = zip(
+            inputs.specs,
+            _per_leaf(shapes, inputs.structure),
+            _per_leaf(values, inputs.structure, True),
+            strict=True,
+        )
+        return [
+            (_padded_shape(spec, shape, index), _padding(spec, value))
+            for index, (spec, shape, value) in enumerate(of_leaves)
         ]
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         (inner,) = inputs
+        paddings = self._paddings or self._paddings_of(inner)
         specs = [
             ArraySpec((self._known_size, *shape), spec.dtype)
-            for spec, shape in zip(inner.specs, self._shapes, strict=True)
+            for spec, (shape, _) in zip(inner.specs, paddings, strict=True)
         ]
         return Signature(inner.structure, tuple(specs))
 
@@ -139,9 +145,13 @@ class PaddedBatch(_Batches):
 
     def padded(self, elements: Sequence[Leaves]) -> Leaves:
         """Returns elements, of which there is at least one, padded and stacked."""
+        if self._paddings is None:
+            # One element does not tell the sizes of all.
+            first = Signature.of(elements[0], self._input.structure)
+            self._paddings = self._paddings_of(first.map(lambda spec: spec.with_unknown_sizes()))
         return tuple(
             _pad([element[index] for element in elements], shape, value)
-            for index, (shape, value) in enumerate(zip(self._shapes, self._values, strict=True))
+            for index, (shape, value) in enumerate(self._paddings)
         )
 
 

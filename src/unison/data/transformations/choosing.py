@@ -11,7 +11,7 @@ from unison.data.randomness import random_generator
 from unison.data.specs import Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure
-from unison.data.transformations.combination import common_signature
+from unison.data.transformations.combination import common_signature, common_structure
 from unison.errors import InvalidArgumentError
 
 
@@ -35,6 +35,7 @@ class Sample(Plan):
         self._weights = np.asarray(weights, float)
         self._seed = seed
         self._stop_on_empty = stop_on_empty
+        self._told: Structure | None = None
         _ = self.known_signature  # raises where they do not fit
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
@@ -42,7 +43,9 @@ class Sample(Plan):
 
     @property
     def structure(self) -> Structure:
-        return self.inputs[0].structure
+        if self._told is None:
+            self._told = common_structure(self.inputs)
+        return self._told
 
     def cardinality(self) -> int:
         are_endless = [plan.cardinality() == INFINITE for plan in self.inputs]
@@ -102,6 +105,7 @@ class Choose(Plan):
         self.inputs = tuple(inputs)
         self._choice = choice
         self._stop_on_empty = stop_on_empty
+        self._told: Structure | None = None
         _ = self.known_signature  # raises where they do not fit
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
@@ -109,7 +113,9 @@ class Choose(Plan):
 
     @property
     def structure(self) -> Structure:
-        return self.inputs[0].structure
+        if self._told is None:
+            self._told = common_structure(self.inputs)
+        return self._told
 
     @property
     def opened(self) -> Sequence[Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -189,6 +190,7 @@ class Concatenate(Plan):
 
     def __init__(self, inputs: Sequence[Plan]):
         self.inputs = tuple(inputs)
+        self._told: Structure | None = None
         _ = self.known_signature  # raises where they do not fit
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
@@ -196,7 +198,9 @@ class Concatenate(Plan):
 
     @property
     def structure(self) -> Structure:
-        return self.inputs[0].structure
+        if self._told is None:
+            self._told = common_structure(self.inputs)
+        return self._told
 
     def cardinality(self) -> int:
         lengths = [plan.cardinality() for plan in self.inputs]
@@ -247,3 +251,15 @@ def common_signature(signatures: Sequence[Signature]) -> Signature:
         TypeError: They have different structures or dtypes.
     """
     return functools.reduce(Signature.widened, signatures)
+
+
+def common_structure(plans: Sequence[Plan]) -> Structure:
+    """Returns the structure of the elements of plans that have the same.
+
+    Raises:
+        ValueError: Only an element would tell, and none of them has one.
+    """
+    for plan in plans[:-1]:
+        with contextlib.suppress(ValueError):  # it is empty
+            return plan.structure
+    return plans[-1].structure

@@ -33,6 +33,9 @@ _LOOK_EVERY = 0.05
 #: waits for, may hold it open.
 _OUTPUT_GRACE = 2.0
 
+#: How Python's sentence between the tracebacks of two errors ends.
+_BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
+
 #: Has the kernel kill a process when its parent dies, and then becomes the program.
 _DYING_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -232,13 +235,23 @@ class _Worker:
                 os.killpg(self._process.pid, number)
 
     def close(self) -> None:
+        if self._exit_code is None and self._process.returncode is None:
+            # Its own end, or ours: it has just been killed.
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            self.exit_code()
         self._process.wait()
         self._reader.join(_OUTPUT_GRACE)
 
     def last_lines(self) -> list[str]:
         lines = list(self._lines)
         starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-        return lines[starts[-1] :] if starts else lines[-10:]
+        if not starts:
+            return lines[-10:]
+        start = starts.pop()
+        # An error that came of another one has both tracebacks, with a sentence between them.
+        while starts and any(line.endswith(_BETWEEN_ERRORS) for line in lines[starts[-1] : start]):
+            start = starts.pop()
+        return lines[start:]
 
     def _read(self, output: IO[bytes]) -> None:
         with output, contextlib.suppress(ValueError, OSError):
