@@ -125,6 +125,7 @@ def load_data():
     return train, test
 
 keras.datasets.mnist.load_data = load_data
+keras.utils.set_random_seed(1)
 """
 
 
