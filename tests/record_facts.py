@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from surface_facts import ARROW, agree, plain
+from surface_facts import ARROW, agree, plain, recorded
 
 __all__ = ["Setting", "agree", "facts"]
 
@@ -24,11 +24,7 @@ FACTS = Path(__file__).with_suffix(".txt")
 
 def facts() -> Iterator[tuple[str, Any]]:
     """Every expression with the answer that was recorded."""
-    lines = [line for line in FACTS.read_text("utf-8").splitlines() if not line.startswith("#")]
-    lines = [line for line in lines if line]
-    for expression, answer in zip(lines[::2], lines[1::2], strict=True):
-        assert answer.startswith(ARROW), expression
-        yield expression, eval(answer.removeprefix(ARROW))
+    return recorded(FACTS)
 
 
 class Setting:

@@ -21,7 +21,12 @@ ARROW = "    = "
 
 def facts() -> Iterator[tuple[str, Any]]:
     """Every expression with the answer that was recorded."""
-    lines = [line for line in FACTS.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return recorded(FACTS)
+
+
+def recorded(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every expression of a file with the answer below it."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     lines = [line for line in lines if line]
     for expression, answer in zip(lines[::2], lines[1::2], strict=True):
         assert answer.startswith(ARROW), expression

@@ -81,6 +81,20 @@ def test_threads_end_when_an_iterator_is_dropped(transform):
     wait_until(lambda: not threads())
 
 
+def test_a_thread_ends_with_an_iterator_whose_error_was_caught():
+    def fail(x):
+        raise KeyError("mine")
+
+    def read():
+        iterator = iter(Dataset.range(4).map(fail).prefetch(1))
+        with pytest.raises(KeyError, match="mine"):
+            next(iterator)
+
+    read()
+    gc.collect()
+    wait_until(lambda: not threads())
+
+
 def test_a_loop_that_is_left_leaves_no_thread():
     for number in counted([]).prefetch(2):
         if number == 3:

@@ -168,7 +168,7 @@ class CompiledStep:
             self.finish(state)
             if not program.shares.are_even:
                 leaves = [program.shares.pad(np.asarray(leaf)) for leaf in leaves]
-            placed = [self._strategy.placement.divide(leaf) for leaf in leaves]
+            placed = self._strategy.placement.divide(leaves)
             self._execute(program, state, placed)
         return program.shares.examples
 
@@ -194,7 +194,7 @@ class CompiledStep:
             return
         program, count = self._waiting
         self._waiting = None
-        placed = [self._strategy.placement.spread(buffer) for buffer in program.stacked]
+        placed = self._strategy.placement.spread(program.stacked)
         # The device may go on reading the host's buffers: the next group gets new ones.
         program.stacked = []
         self._execute(program, state, placed, np.int32(count))

@@ -281,7 +281,7 @@ def started_pool_threads() -> int:
     starts: the larger of NPROC (else the cores) and the number of CPU devices.
     """
     return _named_threads(_POOL_THREAD_NAME) or max(
-        _nproc_variable() or _cores(), len(_started_cpu_devices())
+        _nproc_variable() or available_cores(), len(_started_cpu_devices())
     )
 
 
@@ -366,7 +366,7 @@ def _start_environment(cpu_devices: int) -> dict[str, str]:
     environment = {}
     threads = _wishes.pool_threads
     if cpu_devices > 1:
-        wished = threads or _nproc_variable() or _cores()
+        wished = threads or _nproc_variable() or available_cores()
         threads = max(wished, POOL_THREADS_PER_DEVICE * cpu_devices)
     if threads:
         environment["NPROC"] = str(threads)
@@ -403,7 +403,8 @@ def _nproc_variable() -> int:
     return int(value) if value.isdecimal() else 0
 
 
-def _cores() -> int:
+def available_cores() -> int:
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from unison.data.files.paths import is_remote
 from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
 from unison.train import files
 
@@ -99,7 +100,7 @@ def _checksum(model: dict[str, Any]) -> int:
 @contextlib.contextmanager
 def replacing_folder(directory: str) -> Iterator[str]:
     """Yields a folder to write into; when the block ends without an error it is at `directory`."""
-    if files.is_remote(directory):
+    if is_remote(directory):
         with tempfile.TemporaryDirectory() as aside:
             yield aside
             files.upload(aside, directory)
@@ -136,7 +137,7 @@ def local_copy(directory: str) -> Iterator[str]:
         raise NotFoundError(
             message=f"There is no saved model in {directory} (no file {INDEX}).{instead}"
         )
-    if not files.is_remote(directory):
+    if not is_remote(directory):
         yield directory
         return
     with tempfile.TemporaryDirectory() as copy:

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator
 from typing import IO, Any
 
+from unison.data.files.paths import is_remote
 from unison.errors import NotFoundError, PermissionDeniedError, ResourceExhaustedError
 
 #: How the names of files that are not complete end.
@@ -120,11 +121,6 @@ def remove_abandoned(prefix: str) -> None:
     for name in [] if is_remote(prefix) else names_in(folder):
         if name.startswith(f".{base}") and name.endswith(_ASIDE):
             remove(os.path.join(folder, name))
-
-
-def is_remote(path: str) -> bool:
-    """Whether fsspec, and not the local file system, knows the path."""
-    return "://" in path
 
 
 def _remote(path: str) -> tuple[Any, str]:

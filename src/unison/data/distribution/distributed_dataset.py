@@ -155,15 +155,12 @@ class DistributedDataset:
         return _as_array(np.stack(parts) if isinstance(parts, list) else parts)
 
     def _fetched(self, leaves: list[Any]) -> Sequence[jax.Array]:
-        placement = self._placement
         if not leaves:
             return []
-        if placement.spans_processes:
-            return [placement.spread(leaf) for leaf in leaves]
         # One call for all leaves: several take longer.
-        return jax.device_put(
-            leaves, placement.devices[0] if self._is_alone else placement.per_replica
-        )
+        if self._is_alone:
+            return jax.device_put(leaves, self._placement.devices[0])
+        return self._placement.spread(leaves)
 
     def _is_fetched(self, parts: Parts) -> bool:
         return self._options.experimental_fetch_to_device and is_numeric(dtype_of(parts[0]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.data.workers.pool import WorkerPool
 from unison.errors import InvalidArgumentError
+from unison.runtime.devices import available_cores
 
 #: Under `AUTOTUNE`, a call that takes so many seconds is worth a thread.
 _SECONDS_WORTH_A_THREAD = 5e-4
@@ -144,14 +144,9 @@ class Map(Transformation):
         with self._lock:
             if self._pool is None or self._pool.is_closed:
                 count = self._parallel_calls or 1
-                count = available_cpus() if count == AUTOTUNE else count
+                count = available_cores() if count == AUTOTUNE else count
                 self._pool = WorkerPool(self._chunk_function(), count)
             return self._pool
-
-
-def available_cpus() -> int:
-    """Returns the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def check_parallel_calls(count: int | None) -> None:
@@ -469,7 +464,7 @@ class _ParallelMapStream(_ResultsStream):
         threads = self._parallel_calls
         if threads == AUTOTUNE:
             is_worth_it = min(self._seconds[1:]) > _SECONDS_WORTH_A_THREAD
-            threads = available_cpus() if is_worth_it else 1
+            threads = available_cores() if is_worth_it else 1
         if threads == 1 or self._function.function.is_stateful:
             return _MapStream(self._inputs, self._function)
         return _AheadStream(self._inputs, _Threads(self._function, threads), self._is_ordered)

@@ -331,24 +331,27 @@ class _Channel:
 
     def _run(self, produce: Callable[[], Any]) -> None:
         _thread.channel = self
-        item: Any = _Failure  # anything but None
-        while item is not None:
+        has_ended = False
+        while not has_ended:
             with self._changed:
                 while not self._is_closed and (self._is_paused or len(self._waiting) >= self.size):
                     self._changed.wait()
                 if self._is_closed:
                     return
                 self._is_computing = True
+            item: Any
             try:
                 item = produce()
             except BaseException as error:
                 item = _Failure(error)
             with self._changed:
                 self._is_computing = False
-                if self._is_closed:
-                    item = None  # an error knows this frame, and would live on with it
-                else:
+                has_ended = item is None or self._is_closed
+                if not self._is_closed:
                     self._waiting.append(item)
+                # An error knows the frames that it went through, and one of them the iterator:
+                # kept here while the thread waits, it would keep both.
+                item = None
                 self._changed.notify_all()
             if self._when_ready is not None:
                 self._when_ready()

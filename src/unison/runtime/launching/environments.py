@@ -8,7 +8,7 @@ import os
 import socket
 
 from unison.runtime.cluster import ClusterSpec
-from unison.runtime.devices import CPU_DEVICES_VARIABLE
+from unison.runtime.devices import CPU_DEVICES_VARIABLE, available_cores
 
 #: The address of workers that share this machine; nobody else can reach it.
 LOOPBACK = "127.0.0.1"
@@ -60,7 +60,7 @@ def worker_environments(
     """
     workers = cluster.num_tasks("worker")
     shared = {
-        name: str(max(1, _cores() // workers))
+        name: str(max(1, available_cores() // workers))
         for name in THREAD_VARIABLES
         if name not in os.environ
     }
@@ -74,7 +74,3 @@ def worker_environments(
 
 def _tf_config(cluster: ClusterSpec, index: int) -> str:
     return json.dumps({"cluster": cluster.as_dict(), "task": {"type": "worker", "index": index}})
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
