@@ -86,7 +86,8 @@ def test_a_thread_ends_with_an_iterator_whose_error_was_caught():
         raise KeyError("mine")
 
     def read():
-        iterator = iter(Dataset.range(4).map(fail).prefetch(1))
+        # In one block, so that errors that were not asked for wait beside the one that was.
+        iterator = iter(Dataset.range(4).map(fail).batch(4).prefetch(1))
         with pytest.raises(KeyError, match="mine"):
             next(iterator)
 

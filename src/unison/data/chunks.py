@@ -374,7 +374,10 @@ class ChunkFunction:
                 writer = _RowWriter(index + 1, stop - index - 1, allocate, function.as_leaves)
         if len(writer):
             outcome.append(writer.chunk())
-        return outcome
+        try:
+            return outcome
+        finally:
+            del outcome  # each error's traceback holds this frame, and would hold the others
 
     def _caller(self, chunk: Chunk) -> Callable[[Leaves, int], Leaves]:
         """Returns the function of one element of a chunk and its number."""
