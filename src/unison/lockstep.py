@@ -21,21 +21,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
+from unison.equations import evaluate, has_collectives, inlined_body, is_collective
 from unison.runtime.placement import REPLICA_AXIS
 
-#: Operations that name an axis, and yet need no other device.
-_LOCAL_OPERATIONS = frozenset("axis_index pvary pcast".split())
-#: Calls whose body may be inlined, with the parameter that holds it.
-_INLINED_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-}
+#: A conditional with collectives is one meeting, if it is the same in all classes (its operands'
+#: shapes and its branches); each replica goes by its own predicate.
+_CONDITIONAL = "cond"
 
 
 class LockstepError(ValueError):
@@ -152,26 +143,19 @@ class _Trace:
 
         for equation in jaxpr.eqns:
             inputs = [slot(atom) for atom in equation.invars]
-            name = equation.primitive.name
-            if _is_collective(equation):
+            if is_collective(equation) or (
+                equation.primitive.name == _CONDITIONAL and has_collectives(equation)
+            ):
                 outputs = [self._slot(var.aval) for var in equation.outvars]
                 self.meetings.append(_Operation(equation, inputs, outputs))
                 self.segments.append([])
-            elif not _has_collectives(equation):
+            elif not has_collectives(equation):
                 outputs = [self._slot(var.aval) for var in equation.outvars]
                 self.segments[-1].append(_Operation(equation, inputs, outputs))
-            elif name in _INLINED_CALLS:
-                inner = equation.params[_INLINED_CALLS[name]]
-                if isinstance(inner, jex.ClosedJaxpr):
-                    outputs = self._emit(inner.jaxpr, inner.consts, inputs)
-                else:
-                    outputs = self._emit(inner, (), inputs)
+            elif (body := inlined_body(equation)) is not None:
+                outputs = self._emit(body.jaxpr, body.consts, inputs)
             else:
-                raise LockstepError(
-                    f"A collective operation inside {name!r} (a loop or a conditional) cannot be "
-                    "shared by replicas whose shapes differ. Move it out, or give every replica "
-                    "the same shapes (drop the uneven last batch)."
-                )
+                raise LockstepError(_inside(equation.primitive.name))
             slots.update(zip(equation.outvars, outputs, strict=True))
         return [slot(atom) for atom in jaxpr.outvars]
 
@@ -187,21 +171,6 @@ class _Trace:
         return sorted(computed & (used | set(self.results)))
 
 
-def _is_collective(equation: jex.JaxprEqn) -> bool:
-    if equation.primitive.name in _LOCAL_OPERATIONS:
-        return False
-    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-    return any(isinstance(axis, str) for axis in (axes if isinstance(axes, tuple) else (axes,)))
-
-
-def _has_collectives(equation: jex.JaxprEqn) -> bool:
-    return any(
-        _is_collective(inner) or _has_collectives(inner)
-        for jaxpr in jex.jaxprs_in_params(equation.params)
-        for inner in jaxpr.eqns
-    )
-
-
 def _check_meeting_points(traces: Sequence[_Trace]) -> None:
     first, *others = (
         [_Meeting.of(operation, trace) for operation in trace.meetings] for trace in traces
@@ -211,12 +180,22 @@ def _check_meeting_points(traces: Sequence[_Trace]) -> None:
             continue
         pairs = itertools.zip_longest(first, other)
         here, there = next(pair for pair in pairs if pair[0] != pair[1])
+        if any(meeting is not None and meeting.name == _CONDITIONAL for meeting in (here, there)):
+            raise LockstepError(_inside(_CONDITIONAL))
         raise LockstepError(
             "Replicas with different shapes must perform the same collective operations on values "
             f"of the same shapes. One replica performs {here or 'none'}, another "
             f"{there or 'none'}. Reduce over the batch before the collective operation, or give "
             "every replica the same shapes (drop the uneven last batch)."
         )
+
+
+def _inside(name: str) -> str:
+    return (
+        f"A collective operation inside {name!r} (a loop or a conditional) cannot be shared by "
+        "replicas whose shapes differ. Move it out, or give every replica the same shapes (drop "
+        "the uneven last batch)."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +231,7 @@ def _weave(traces: Sequence[_Trace], own_class: jax.Array, args: Sequence[Any]) 
         operands, kept_values = _switch(traces, index, own_class, known, shared, kept)
         for values, slots, arrays in zip(known, kept, kept_values, strict=True):
             values.update(zip(slots, arrays, strict=True))
-        outputs = _evaluate(meetings[0].equation, operands)
+        outputs = evaluate(meetings[0].equation, operands)
         for values, meeting in zip(known, meetings, strict=True):
             values.update(zip(meeting.outputs, outputs, strict=True))
 
@@ -288,7 +267,7 @@ def _switch(
             values = dict(known[index])
             for operation in traces[index].segments[segment]:
                 inputs = [values[slot] for slot in operation.inputs]
-                outputs = _evaluate(operation.equation, inputs)
+                outputs = evaluate(operation.equation, inputs)
                 values.update(zip(operation.outputs, outputs, strict=True))
             kept = [
                 [
@@ -302,12 +281,6 @@ def _switch(
         return branch
 
     return lax.switch(own_class, [branch_of(index) for index in range(len(traces))])
-
-
-def _evaluate(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
-    primitive = equation.primitive
-    outputs = primitive.bind(*inputs, **primitive.get_bind_params(equation.params))
-    return outputs if primitive.multiple_results else [outputs]
 
 
 def _filler(aval: Any) -> jax.Array:

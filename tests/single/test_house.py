@@ -18,6 +18,7 @@ FLOORS = (
     "errors",
     "names",
     "references",
+    "equations",
     "runtime",
     "stepping",
     "slices",

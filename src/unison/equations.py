@@ -1,0 +1,56 @@
+"""Questions about the equations of a traced function, and evaluating one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend import core as jex
+
+#: Operations that name an axis, and yet need no other device.
+_LOCAL_OPERATIONS = frozenset("axis_index pvary pcast".split())
+
+#: Calls whose body may be inlined, with the parameter that holds it.
+INLINED_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+
+def is_collective(equation: jex.JaxprEqn) -> bool:
+    """Whether the operation needs the other devices of a mesh axis."""
+    if equation.primitive.name in _LOCAL_OPERATIONS:
+        return False
+    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+    return any(isinstance(axis, str) for axis in (axes if isinstance(axes, tuple) else (axes,)))
+
+
+def has_collectives(equation: jex.JaxprEqn) -> bool:
+    """Whether there are collective operations in the functions that the operation calls."""
+    return any(
+        is_collective(inner) or has_collectives(inner)
+        for jaxpr in jex.jaxprs_in_params(equation.params)
+        for inner in jaxpr.eqns
+    )
+
+
+def inlined_body(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """Returns the function that the operation only calls; None if it is no such operation."""
+    parameter = INLINED_CALLS.get(equation.primitive.name)
+    if parameter is None:
+        return None
+    body = equation.params[parameter]
+    return body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+
+
+def evaluate(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Returns the results of the operation on `inputs`."""
+    primitive = equation.primitive
+    outputs = primitive.bind(*inputs, **primitive.get_bind_params(equation.params))
+    return outputs if primitive.multiple_results else [outputs]
