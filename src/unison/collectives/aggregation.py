@@ -22,6 +22,7 @@ from unison.collectives.packing import (
     pack,
     reduce_packed,
     share_buffers,
+    takes_several_buffers,
     unpack,
 )
 from unison.collectives.tree import Team, all_reduce_tree
@@ -150,8 +151,9 @@ def _fastest_sums(
     tensors: list[jax.Array], axis_name: str, hosts: Sequence[Team]
 ) -> list[jax.Array]:
     """Reduces `tensors` by what was measured to be fastest."""
-    if placement_in_scope().devices[0].platform != "cpu":
-        # Not measured. XLA and NCCL choose rings and trees for one large all-reduce themselves.
+    if placement_in_scope().devices[0].platform != "cpu" or takes_several_buffers(axis_name):
+        # On accelerators not measured: XLA and NCCL choose rings and trees for one large
+        # all-reduce themselves.
         return all_reduce_packed(tensors, axis_name)
 
     def reduce(buffer: jax.Array) -> jax.Array:

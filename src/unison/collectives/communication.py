@@ -10,7 +10,16 @@ import jax
 
 
 class CommunicationImplementation(enum.Enum):
-    """Who moves the bytes. TF: `tf.distribute.experimental.CommunicationImplementation`."""
+    """Who moves the bytes between workers.
+
+    Attributes:
+        AUTO: Shared memory between processes on CPU that run on one machine; between machines, and
+            between accelerators, what XLA chooses.
+        RING: The network only: on CPU, Gloo's rings.
+        NCCL: What XLA chooses; for GPUs that is NCCL.
+
+    TF: `tf.distribute.experimental.CommunicationImplementation`.
+    """
 
     AUTO = "AUTO"
     RING = "RING"
@@ -26,7 +35,7 @@ class CommunicationOptions:
             packed; an array is never divided. XLA may combine small ones (on CPU it combines
             all). 0: XLA's choice.
         timeout_seconds: How long workers wait for each other; within one process nobody waits.
-        implementation: A `CommunicationImplementation` or its name. XLA chooses by the devices.
+        implementation: A `CommunicationImplementation` or its name.
 
     Raises:
         ValueError: `bytes_per_pack` is negative, or there is no such implementation.

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unison.runtime.placement import REPLICA_AXIS
+from unison.runtime.placement import REPLICA_AXIS, placement_in_scope
+from unison.runtime.shared_memory import shared_memory_of
 
 
 def pack(tensors: Sequence[jax.Array]) -> jax.Array:
@@ -45,7 +46,14 @@ def all_reduce_packed(
     tensors: Sequence[jax.Array], axis_name: str = REPLICA_AXIS
 ) -> list[jax.Array]:
     """Returns the sums over the replicas of `tensors`, with one all-reduce a dtype."""
+    if takes_several_buffers(axis_name):
+        return lax.psum(list(tensors), axis_name)
     return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name))
+
+
+def takes_several_buffers(axis_name: str) -> bool:
+    """Whether an all-reduce takes tensors from where they are: those of a dtype need no buffer."""
+    return axis_name == REPLICA_AXIS and shared_memory_of(placement_in_scope().devices) is not None
 
 
 def reduce_packed(

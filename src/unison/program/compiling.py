@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout
 from unison.runtime.placement import REPLICA_AXIS, Placement
@@ -37,29 +36,18 @@ def compile_replicas(
         The compiled function. It passes on XLA's errors; where memory was exhausted, with the
         sizes of the arguments.
     """
-    mapped = jax.shard_map(
-        function,
-        mesh=placement.mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        check_vma=False,
-    )
-    # Named, so that arrays which are not on the mesh yet need no program of their own.
-    shardings = jax.tree.map(functools.partial(NamedSharding, placement.mesh), in_specs)
-    compiled = jax.jit(mapped, in_shardings=shardings, donate_argnums=tuple(donate))
+    launch = placement.program(function, in_specs, out_specs, donate)
 
     def execute(*args: Any) -> Any:
-        with placement.launch_lock:
-            try:
-                return compiled(*args)
-            except jax.errors.JaxRuntimeError as error:
-                # The second is how the CPU client says it, under the status INTERNAL.
-                if not any(sign in str(error) for sign in ("RESOURCE_EXHAUSTED", "Out of memory")):
-                    raise
-                raise jax.errors.JaxRuntimeError(
-                    f"{error}\nThe program runs on {placement.num_replicas} replicas. "
-                    f"{_sizes(args)}"
-                ) from error
+        try:
+            return launch(*args)
+        except jax.errors.JaxRuntimeError as error:
+            # The second is how the CPU client says it, under the status INTERNAL.
+            if not any(sign in str(error) for sign in ("RESOURCE_EXHAUSTED", "Out of memory")):
+                raise
+            raise jax.errors.JaxRuntimeError(
+                f"{error}\nThe program runs on {placement.num_replicas} replicas. {_sizes(args)}"
+            ) from error
 
     return execute
 

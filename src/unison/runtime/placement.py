@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from unison.runtime import devices
+from unison.runtime.shared_memory import shared_memory_of
 
 REPLICA_AXIS = "replica"
 
@@ -177,13 +178,54 @@ class Placement:
         """
         if self.spans_processes:
             # At once, also where somebody else's function is traced.
-            with jax.ensure_compile_time_eval(), self.launch_lock:
+            with jax.ensure_compile_time_eval():
                 divided = self._gather(divided).addressable_data(0)
         return np.asarray(divided)
 
     @functools.cached_property
     def _gather(self) -> Any:
-        return jax.jit(lambda divided: divided, out_shardings=self.mirrored)
+        return self.program(
+            lambda rows: jax.lax.all_gather(rows, REPLICA_AXIS, tiled=True),
+            PartitionSpec(REPLICA_AXIS),
+            PartitionSpec(),
+        )
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donate: Sequence[int] = (),
+    ) -> Callable[..., Any]:
+        """Returns `function`, which computes one replica's part, as one program for all replicas.
+
+        Args:
+            function: Maps this replica's values to this replica's results.
+            in_specs: The arguments' partition specs, as for `jax.shard_map`.
+            out_specs: Those of the results.
+            donate: The arguments whose buffers the program may reuse.
+        """
+        memory = shared_memory_of(self.devices)
+        if memory is not None:
+            function = memory.program(function)
+            in_specs = (PartitionSpec(REPLICA_AXIS), *_specs_of_each(in_specs))
+            out_specs = (PartitionSpec(REPLICA_AXIS), out_specs)
+            donate = (0, *(place + 1 for place in donate))
+        mapped = jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+        # Named, so that arrays which are not on the mesh yet need no program of their own.
+        shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), in_specs)
+        compiled = jax.jit(mapped, in_shardings=shardings, donate_argnums=tuple(donate))
+
+        def launch(*args: Any) -> Any:
+            with self.launch_lock:
+                if memory is None:
+                    return compiled(*args)
+                memory.ticket, results = compiled(memory.ticket, *args)
+                return results
+
+        return launch
 
     def of_first_process(self, value: Any) -> Any:
         """Returns the first process's `value`, an array of one shape and dtype on all of them."""
@@ -191,6 +233,11 @@ class Placement:
             return value
         with jax.ensure_compile_time_eval():  # also where a variable is made in a traced program
             return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
+
+
+def _specs_of_each(in_specs: Any) -> tuple[Any, ...]:
+    """Returns the specs of the arguments; one that stands for all has one argument."""
+    return (in_specs,) if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
 
 
 def shards_in_order(array: jax.Array) -> list[jax.Array]:

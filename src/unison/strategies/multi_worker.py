@@ -6,11 +6,12 @@ import itertools
 
 import jax
 
-from unison.collectives import CommunicationOptions
+from unison.collectives import CommunicationImplementation, CommunicationOptions
 from unison.data.distribution.input_workers import workers_of_cluster
 from unison.runtime import devices
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
+from unison.runtime.shared_memory import share_memory
 from unison.strategies.base import Strategy
 from unison.strategies.equal_copies import EqualCopies
 
@@ -53,14 +54,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         resolver = cluster_resolver or TFConfigClusterResolver()
         self.cluster_resolver = resolver
         cluster = resolver.cluster_spec()
-        timeout = communication_options and communication_options.timeout_seconds
-        join_cluster(cluster, resolver.task_type, resolver.task_id, timeout or TIMEOUT)
+        options = communication_options or CommunicationOptions()
+        timeout = options.timeout_seconds or TIMEOUT
+        join_cluster(cluster, resolver.task_type, resolver.task_id, timeout)
         local = devices.default_devices()
         if len(training_tasks(cluster)) < 2:
             super().__init__(local)
         else:
             of_platform = jax.devices(local[0].platform)
-            super().__init__(sorted(of_platform, key=lambda d: (d.process_index, d.id)))
+            replicas = sorted(of_platform, key=lambda d: (d.process_index, d.id))
+            if options.implementation is CommunicationImplementation.AUTO:
+                names = [f"{job} {index}" for job, index in training_tasks(cluster)]
+                share_memory(replicas, names, timeout)
+            super().__init__(replicas)
             self.input_workers = workers_of_cluster(
                 jax.process_count(), jax.process_index(), f"strategy {next(_strategies)}"
             )

@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from unison.cells import Cell, Layout, has_cell
 from unison.collectives import CrossDeviceOps, ReduceOp, all_gather, all_reduce
 from unison.collectives.components import on_device, reduce_components, sum_dtype
 from unison.collectives.operations import mean_dtype
 from unison.lifting import current_lift
-from unison.runtime.placement import Placement
+from unison.program import MIRRORED, PER_REPLICA
+from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.slices import IndexedSlices
 from unison.values import DistributedValues, PerReplica, ReplicaLocal, is_distributed
 
@@ -59,9 +61,7 @@ def reduced(
             return cross_device_ops.reduce(op, value, placement.devices[0])
         stacked = value.stacked(placement) if axis is None else None
         if stacked is not None:
-            with placement.launch_lock:
-                result = _over_replicas(op, placement)(stacked)
-            return result.addressable_data(0)
+            return _over_replicas(op, placement)(stacked).addressable_data(0)
         components = (
             value.of_all_replicas(placement) if placement.spans_processes else value.components
         )
@@ -143,15 +143,28 @@ def _reduced_slices(
 @functools.lru_cache
 def _over_replicas(op: ReduceOp, placement: Placement) -> Callable[[jax.Array], jax.Array]:
     """Returns the program that combines the slices of an array, for every replica to have."""
-    return jax.jit(_STACKED[op], out_shardings=placement.mirrored)
+    return placement.program(lambda own: _OF_SLICES[op](own[0]), PER_REPLICA, MIRRORED)
 
 
-_STACKED: dict[ReduceOp, Callable[[jax.Array], jax.Array]] = {
-    ReduceOp.SUM: lambda stacked: jnp.sum(stacked, axis=0, dtype=sum_dtype(stacked.dtype)),
-    ReduceOp.MEAN: lambda stacked: jnp.mean(stacked, axis=0, dtype=mean_dtype(stacked.dtype)),
-    ReduceOp.MIN: lambda stacked: jnp.min(stacked, axis=0),
-    ReduceOp.MAX: lambda stacked: jnp.max(stacked, axis=0),
-    ReduceOp.PROD: lambda stacked: jnp.prod(stacked, axis=0, dtype=stacked.dtype),
+def _sum_of_slices(own: jax.Array) -> jax.Array:
+    return lax.psum(own.astype(sum_dtype(own.dtype)), REPLICA_AXIS)
+
+
+def _mean_of_slices(own: jax.Array) -> jax.Array:
+    dtype = mean_dtype(own.dtype)
+    return (lax.psum(own.astype(dtype), REPLICA_AXIS) / lax.axis_size(REPLICA_AXIS)).astype(dtype)
+
+
+def _all_slices(own: jax.Array) -> jax.Array:
+    return lax.all_gather(own, REPLICA_AXIS)
+
+
+_OF_SLICES: dict[ReduceOp, Callable[[jax.Array], jax.Array]] = {
+    ReduceOp.SUM: _sum_of_slices,
+    ReduceOp.MEAN: _mean_of_slices,
+    ReduceOp.MIN: lambda own: jnp.min(_all_slices(own), axis=0),
+    ReduceOp.MAX: lambda own: jnp.max(_all_slices(own), axis=0),
+    ReduceOp.PROD: lambda own: jnp.prod(_all_slices(own), axis=0, dtype=own.dtype),
 }
 
 

@@ -1,0 +1,201 @@
+"""Who shares memory, and the segment that they share."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from unison.runtime import devices
+from unison.runtime.process_group import all_gather_json
+from unison.runtime.shared_memory.library import library
+from unison.runtime.shared_memory.rewriting import Ticketed
+
+#: How much a replica hands over at a time: several chunks of all replicas fit into a core's cache.
+_CHUNK_BYTES = 2**17
+
+#: How often a replica looks for another one before it sleeps, if each has a core: about 50 us.
+_SPINS = 2000
+
+_FOLDER = Path("/dev/shm")
+
+_of_devices: dict[tuple[jax.Device, ...], SharedMemory] = {}
+
+
+def shared_memory_of(replica_devices: tuple[jax.Device, ...]) -> SharedMemory | None:
+    """Returns what the replicas on these devices share; None if they share nothing."""
+    return _of_devices.get(replica_devices)
+
+
+def share_memory(
+    replica_devices: Sequence[jax.Device], names: Sequence[str], seconds: float
+) -> SharedMemory | None:
+    """Makes replicas on one machine talk through shared memory. All processes must call.
+
+    Args:
+        replica_devices: The devices of all replicas, in order, those of a process together.
+        names: The processes' names, for messages.
+        seconds: How long a replica waits for another.
+
+    Returns:
+        What the replicas share; None where processes do not share a machine, some machines have
+        more replicas than others, or a process cannot share memory (it has been installed without
+        the compiled part, or has no `/dev/shm`).
+    """
+    key = tuple(replica_devices)
+    if key in _of_devices:
+        return _of_devices[key]
+    hosts = all_gather_json(_host(key), "The machine that a process runs on")
+    teams: dict[str, list[int]] = {}
+    for replica, device in enumerate(key):
+        teams.setdefault(hosts[device.process_index], []).append(replica)
+    sizes = {len(team) for team in teams.values()}
+    spans = {len({key[replica].process_index for replica in team}) for team in teams.values()}
+    if None in hosts or len(sizes) > 1 or spans == {1}:
+        return None
+    segment = _common_segment(hosts, sizes.pop())
+    if segment is None:
+        return None
+    labels = [_label(key, replica, names) for replica in range(len(key))]
+    memory = SharedMemory(key, list(teams.values()), segment, labels, seconds)
+    _of_devices[key] = memory
+    return memory
+
+
+class SharedMemory:
+    """What replicas on the same machines share.
+
+    Args:
+        replica_devices: The devices of all replicas.
+        hosts: The replicas of every machine; equally many.
+        segment: The memory of this machine's replicas.
+        labels: The replicas' names.
+        seconds: How long a replica waits for another.
+    """
+
+    def __init__(
+        self,
+        replica_devices: tuple[jax.Device, ...],
+        hosts: Sequence[Sequence[int]],
+        segment: mmap.mmap,
+        labels: Sequence[str],
+        seconds: float,
+    ):
+        self.hosts = tuple(map(tuple, hosts))
+        self._devices = replica_devices
+        own = jax.process_index()
+        team = next(
+            host
+            for host in self.hosts
+            if any(replica_devices[r].process_index == own for r in host)
+        )
+        self._segment = segment
+        compiled = library()
+        assert compiled is not None
+        self._library = compiled
+        has_own_core = devices.available_cores() >= len(team)
+        self._number = compiled.unison_exchange_join(
+            ctypes.addressof(ctypes.c_char.from_buffer(segment)),
+            len(team),
+            _CHUNK_BYTES,
+            _SPINS if has_own_core else 0,
+            seconds,
+            "\n".join(labels[replica] for replica in team).encode(),
+        )
+
+    def abort(self, reason: str) -> None:
+        """Ends all waiting for other replicas, now and later, by an error that says `reason`."""
+        self._library.unison_exchange_abort(self._number, reason.encode())
+
+    def program(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of a ticket and the arguments of `function`, which is to be called
+        where the replica axis is bound: it gives the next ticket, and what `function` does. Its
+        collective operations use the memory.
+        """
+        return Ticketed(function, self._number, self.hosts)
+
+    @functools.cached_property
+    def ticket(self) -> jax.Array:
+        """The replicas' next ticket, of shape `(num_replicas, 2)`; see `exchange.cc`.
+
+        Every program takes it and puts another one back, so that they follow each other in the
+        order in which they are started, which is the same in all processes.
+        """
+        mesh = jax.sharding.Mesh(np.array(self._devices), ("replica",))
+        sharding = NamedSharding(mesh, PartitionSpec("replica"))
+        rank_of = {replica: rank for host in self.hosts for rank, replica in enumerate(host)}
+        first = np.array(
+            [[rank_of[replica], 0] for replica in range(len(self._devices))], np.uint32
+        )
+        return jax.make_array_from_callback(first.shape, sharding, lambda index: first[index])
+
+
+def _host(replica_devices: Sequence[jax.Device]) -> str | None:
+    """Returns what tells this machine from others; None if this process cannot share memory.
+
+    Processes in different network namespaces (containers, as a rule) count as on different ones.
+    """
+    is_on_cpu = replica_devices[0].platform == "cpu"
+    if not is_on_cpu or not os.access(_FOLDER, os.W_OK) or library() is None:
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    folder, network = _FOLDER.stat(), Path("/proc/self/ns/net").stat()
+    return f"{boot} {folder.st_dev} {network.st_ino} {os.getuid()}"
+
+
+def _common_segment(hosts: Sequence[str], size: int) -> mmap.mmap | None:
+    """Returns memory that the processes of this machine have in common; None if that failed."""
+    compiled = library()
+    assert compiled is not None
+    num_bytes = compiled.unison_exchange_bytes(size, _CHUNK_BYTES)
+    own = jax.process_index()
+    first = hosts.index(hosts[own])
+    path: Path | None = None
+    segment: mmap.mmap | None = None
+    try:
+        if own == first:
+            path = _FOLDER / f"unison-{secrets.token_hex(16)}"
+            segment = _mapped(path, os.O_CREAT | os.O_EXCL, num_bytes)
+    except OSError:
+        segment = None
+    said = all_gather_json(segment and str(path), "Where the memory is that processes share")
+    try:
+        if own != first and said[first] is not None:
+            segment = _mapped(Path(said[first]), 0, num_bytes)
+    except OSError:
+        segment = None
+    try:
+        all_have = all(all_gather_json(segment is not None, "Whether processes share memory"))
+    finally:
+        if own == first and path is not None:
+            path.unlink(missing_ok=True)  # it lives as long as somebody has it mapped
+    return segment if all_have else None
+
+
+def _mapped(path: Path, flags: int, num_bytes: int) -> mmap.mmap:
+    """Maps a file; one that is made is zero, and only this user's."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        if flags:
+            # Unlike `truncate`, it fails now where there is no room, and not when it is written.
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        return mmap.mmap(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def _label(replica_devices: Sequence[jax.Device], replica: int, names: Sequence[str]) -> str:
+    process = replica_devices[replica].process_index
+    of_process = [r for r, d in enumerate(replica_devices) if d.process_index == process]
+    if len(of_process) == 1:
+        return names[process]
+    return f"replica {of_process.index(replica)} of {names[process]}"

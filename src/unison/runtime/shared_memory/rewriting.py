@@ -1,0 +1,324 @@
+"""Replaces a traced function's collective operations by exchanges through shared memory.
+
+It works on the traced function, like `unison.lowering`, so that it finds what a user wrote with
+`jax.lax` as well, and the collective operations of gradients. Every operation takes a ticket and
+hands on the next: the tickets are the order in which a replica performs them, which must be that
+of all replicas, and which XLA would otherwise be free to choose anew in every process. Operations
+that stay with XLA take and hand on the ticket, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from unison.equations import evaluate, has_collectives, inlined_body, is_collective
+from unison.runtime.shared_memory.library import Kind, exchange
+
+_REDUCTIONS = {
+    "psum": Kind.SUM,
+    "psum_invariant": Kind.SUM,
+    "pmax": Kind.MAX,
+    "pmin": Kind.MIN,
+}
+
+#: The replicas of every machine.
+_Hosts = Sequence[Sequence[int]]
+
+
+class Ticketed:
+    """A function whose collective operations use shared memory; see `SharedMemory.program`.
+
+    Args:
+        function: The function.
+        group: The number of this machine's group.
+        hosts: The replicas of every machine.
+    """
+
+    def __init__(self, function: Callable[..., Any], group: int, hosts: _Hosts):
+        self._function = function
+        self._group = group
+        self._hosts = hosts
+
+    def __call__(self, ticket: jax.Array, *args: Any) -> tuple[jax.Array, Any]:
+        leaves, tree = jax.tree.flatten(args)
+        closed, shapes = jax.make_jaxpr(
+            lambda *flat: self._function(*jax.tree.unflatten(tree, flat)), return_shape=True
+        )(*leaves)
+        run = _Run(ticket, self._group, self._hosts)
+        outputs = run.function(closed, leaves)
+        return run.ticket, jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+
+class _Run:
+    """Evaluates a traced function, with the ticket of the next operation at hand."""
+
+    def __init__(self, ticket: jax.Array, group: int, hosts: _Hosts):
+        self.ticket = ticket
+        self._group = group
+        self._hosts = hosts
+        self._forms: dict[str, Callable[..., Sequence[jax.Array]]] = {
+            "while": self._while,
+            "scan": self._scan,
+            "cond": self._cond,
+        }
+
+    def function(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        """Returns the results of `closed`."""
+        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        values |= zip(closed.jaxpr.invars, args, strict=True)
+
+        def value(atom: Any) -> Any:
+            return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+        last_use = _last_uses(closed.jaxpr)
+        for position, equation in enumerate(closed.jaxpr.eqns):
+            outputs = self._equation(equation, [value(atom) for atom in equation.invars])
+            values |= zip(equation.outvars, outputs, strict=True)
+            for variable in last_use.get(position, ()):
+                del values[variable]
+        return [value(atom) for atom in closed.jaxpr.outvars]
+
+    def _equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        if is_collective(equation):
+            return self._collective(equation, inputs)
+        if not has_collectives(equation):
+            return evaluate(equation, inputs)
+        if (body := inlined_body(equation)) is not None:
+            return self.function(body, inputs)
+        form = self._forms.get(equation.primitive.name)
+        if form is None:
+            return self._by_xla(equation, inputs)
+        return form(equation.params, inputs)
+
+    # -- loops and conditionals, which carry the ticket along --------------------------------
+
+    def _while(self, params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
+        of_condition = inputs[: params["cond_nconsts"]]
+        of_body = inputs[len(of_condition) : len(of_condition) + params["body_nconsts"]]
+        start = inputs[len(of_condition) + len(of_body) :]
+
+        def goes_on(values: list[Any]) -> Any:
+            return self.function(params["cond_jaxpr"], [*of_condition, *values])[0]
+
+        def body(carry: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
+            self.ticket, _, values = carry
+            values = self.function(params["body_jaxpr"], [*of_body, *values])
+            # The condition may hold collective operations as well, so it is evaluated here.
+            going_on = goes_on(values)
+            return self.ticket, going_on, values
+
+        going_on = goes_on(start)
+        carry = lax.while_loop(lambda carry: carry[1], body, (self.ticket, going_on, start))
+        self.ticket, _, values = carry
+        return values
+
+    def _scan(self, params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        consts, start = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
+
+        def body(carry: tuple[Any, list[Any]], slices: list[Any]) -> tuple[Any, list[Any]]:
+            self.ticket, values = carry
+            outputs = self.function(params["jaxpr"], [*consts, *values, *slices])
+            return (self.ticket, outputs[:num_carry]), outputs[num_carry:]
+
+        (self.ticket, values), stacked = lax.scan(
+            body,
+            (self.ticket, start),
+            inputs[num_consts + num_carry :],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*values, *stacked]
+
+    def _cond(self, params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
+        def branch_of(closed: jex.ClosedJaxpr) -> Callable[..., Any]:
+            def branch(ticket: jax.Array, *args: Any) -> tuple[jax.Array, list[Any]]:
+                self.ticket = ticket
+                outputs = self.function(closed, args)
+                return self.ticket, outputs
+
+            return branch
+
+        branches = [branch_of(closed) for closed in params["branches"]]
+        index, *args = inputs
+        self.ticket, outputs = lax.switch(index, branches, self.ticket, *args)
+        return outputs
+
+    # -- collective operations ---------------------------------------------------------------
+
+    def _collective(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        params = equation.params
+        avals: list[Any] = [atom.aval for atom in equation.invars]
+        arrays = [jnp.asarray(x, aval.dtype) for x, aval in zip(inputs, avals, strict=True)]
+        name = equation.primitive.name
+        if params.get("axis_index_groups") is not None:
+            return self._by_xla(equation, arrays)
+        if name in _REDUCTIONS and not any(_has_no_sum(array) for array in arrays):
+            if len(self._hosts) == 1:
+                return self._reduced(_REDUCTIONS[name], arrays)
+            if name in ("psum", "psum_invariant"):
+                return self._summed_over_hosts(arrays, _axis(params["axes"]))
+        if len(self._hosts) > 1:
+            return self._by_xla(equation, arrays)
+        if name == "all_gather":
+            return [self._gathered(arrays[0], params["all_gather_dimension"], params["tiled"])]
+        if name == "reduce_scatter" and not _has_no_sum(arrays[0]):
+            return [self._scattered(arrays[0], params["scatter_dimension"], params["tiled"])]
+        if name == "ppermute":
+            return [self._permuted(arrays[0], params["perm"])]
+        return self._by_xla(equation, arrays)
+
+    def _exchange(
+        self,
+        kind: Kind,
+        arrays: Sequence[jax.Array],
+        shapes: Sequence[tuple[int, ...]],
+        senders: Sequence[int] = (),
+    ) -> list[jax.Array]:
+        words = f"{kind.name.lower()} of {', '.join(map(_described, arrays[:3]))}"
+        if len(arrays) > 3:
+            size = sum(array.size for array in arrays[3:])
+            words += f" and {len(arrays) - 3} more of {size} elements"
+        self.ticket, outputs = exchange(
+            self._group, kind, words, self.ticket, arrays, shapes, senders
+        )
+        return outputs
+
+    def _by_xla(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        """Leaves an operation to XLA, between the exchanges before and after it."""
+        inputs = self._passed(inputs)
+        return self._passed(evaluate(equation, inputs))
+
+    def _passed(self, values: Sequence[Any]) -> list[jax.Array]:
+        arrays = [jnp.asarray(value) for value in values]
+        return self._exchange(Kind.PASS, arrays, [array.shape for array in arrays])
+
+    def _reduced(self, kind: Kind, arrays: list[jax.Array]) -> list[jax.Array]:
+        """Reduces arrays by one operation for each dtype."""
+        results: dict[int, jax.Array] = {}
+        for indices in _by_dtype(arrays):
+            group = [arrays[index] for index in indices]
+            # Of complex numbers, the parts are added.
+            parts = [_parts(array) for array in group]
+            totals = self._exchange(kind, parts, [part.shape for part in parts])
+            for index, total in zip(indices, totals, strict=True):
+                results[index] = _whole(total, arrays[index])
+        return [results[index] for index in range(len(arrays))]
+
+    def _summed_over_hosts(self, arrays: list[jax.Array], axis: str) -> list[jax.Array]:
+        """Adds up within the machines first, and sends the sums between them.
+
+        A replica of a machine sends its part of the machine's sum to its counterparts on the
+        others, so that all bytes between two machines are sent once.
+        """
+        local = len(self._hosts[0])
+        counterparts = [list(team) for team in zip(*self._hosts, strict=True)]
+        results: dict[int, jax.Array] = {}
+        for indices in _by_dtype(arrays):
+            group = [_parts(arrays[index]) for index in indices]
+            size = sum(part.size for part in group)
+            length = math.ceil(size / local)
+            vector = jnp.zeros(length * local, group[0].dtype)
+            start = 0
+            for part in group:
+                vector = lax.dynamic_update_slice(vector, part.reshape(-1), (start,))
+                start += part.size
+            (part,) = self._exchange(Kind.SUM_AND_SCATTER, [vector], [(length,)])
+            part = lax.psum(part, axis, axis_index_groups=counterparts)
+            (whole,) = self._exchange(Kind.GATHER, [part], [(local, length)])
+            whole = whole.reshape(-1)
+            start = 0
+            for index, part in zip(indices, group, strict=True):
+                piece = lax.slice(whole, (start,), (start + part.size,)).reshape(part.shape)
+                results[index] = _whole(piece, arrays[index])
+                start += part.size
+        return [results[index] for index in range(len(arrays))]
+
+    def _gathered(self, array: jax.Array, axis: int, tiled: bool) -> jax.Array:
+        count = len(self._hosts[0])
+        (stacked,) = self._exchange(Kind.GATHER, [array], [(count, *array.shape)])
+        if not tiled:
+            return jnp.moveaxis(stacked, 0, axis)
+        shape = (*array.shape[:axis], count * array.shape[axis], *array.shape[axis + 1 :])
+        return jnp.moveaxis(stacked, 0, axis).reshape(shape)
+
+    def _scattered(self, array: jax.Array, axis: int, tiled: bool) -> jax.Array:
+        rows = jnp.moveaxis(array, axis, 0)
+        rest = rows.shape[1:]
+        shape = (rows.shape[0] // len(self._hosts[0]), *rest) if tiled else rest
+        (own,) = self._exchange(Kind.SUM_AND_SCATTER, [_parts(rows)], [_parts_shape(shape, array)])
+        own = _whole(own, array)
+        return jnp.moveaxis(own, 0, axis) if tiled else own
+
+    def _permuted(self, array: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+        senders = [-1] * len(self._hosts[0])
+        for sender, receiver in pairs:
+            senders[receiver] = sender
+        (received,) = self._exchange(Kind.PERMUTE, [array], [array.shape], senders)
+        return received
+
+
+def _described(array: jax.Array) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _by_dtype(arrays: Sequence[jax.Array]) -> list[list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for index, array in enumerate(arrays):
+        groups.setdefault(array.dtype, []).append(index)
+    return list(groups.values())
+
+
+def _has_no_sum(array: jax.Array) -> bool:
+    """Whether `exchange.cc` cannot add up such numbers (the eight-bit floating ones, ...)."""
+    return array.dtype.name not in _SUMMED
+
+
+_SUMMED = frozenset(
+    "float16 bfloat16 float32 float64 complex64 complex128 "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+)
+
+
+def _parts(array: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return array
+    return jnp.stack([array.real, array.imag], -1)
+
+
+def _parts_shape(shape: tuple[int, ...], like: jax.Array) -> tuple[int, ...]:
+    return (*shape, 2) if jnp.issubdtype(like.dtype, jnp.complexfloating) else shape
+
+
+def _whole(parts: jax.Array, like: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(like.dtype, jnp.complexfloating):
+        return parts
+    return lax.complex(parts[..., 0], parts[..., 1])
+
+
+def _axis(axes: Any) -> str:
+    (axis,) = axes if isinstance(axes, tuple) else (axes,)
+    return axis
+
+
+def _last_uses(jaxpr: jex.Jaxpr) -> dict[int, list[Any]]:
+    """Returns, for every equation, the variables that nobody needs after it."""
+    last: dict[Any, int] = {}
+    for position, equation in enumerate(jaxpr.eqns):
+        for atom in equation.invars:
+            if not isinstance(atom, jex.Literal):
+                last[atom] = position
+    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)}
+    uses: dict[int, list[Any]] = {}
+    for variable, position in last.items():
+        if variable not in kept:
+            uses.setdefault(position, []).append(variable)
+    return uses

@@ -1,0 +1,240 @@
+"""Collective operations through shared memory, between the devices of one process.
+
+The processes of a job use them in the same way; see `tests/parallel/test_shared_memory.py`.
+"""
+
+import ctypes
+import mmap
+import shutil
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.shared_memory import group as groups
+from unison.runtime.shared_memory.library import Kind, exchange, library
+
+PER_REPLICA = PartitionSpec(REPLICA_AXIS)
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("c++") is None, reason="the package was built without a C++ compiler"
+)
+
+
+def shared_by(count: int, seconds: float = 60.0) -> groups.SharedMemory:
+    """The memory of the first devices of this process, on one machine."""
+    assert library() is not None, "the compiled part is not there: pip install -e . builds it"
+    num_bytes = library().unison_exchange_bytes(count, groups._CHUNK_BYTES)
+    devices = tuple(jax.devices("cpu")[:count])
+    labels = [f"replica {index}" for index in range(count)]
+    segment = mmap.mmap(-1, num_bytes)
+    return groups.SharedMemory(devices, [range(count)], segment, labels, seconds)
+
+
+@pytest.fixture(params=[2, 4])
+def placement(request, monkeypatch):
+    memory = shared_by(request.param)
+    devices = tuple(jax.devices("cpu")[: request.param])
+    monkeypatch.setitem(groups._of_devices, devices, memory)
+    return Placement(devices)
+
+
+def both_ways(placement, function, *stacked):
+    """What the replicas' function returns through memory, and through XLA."""
+    spread = [placement.spread(x) for x in stacked]
+
+    def of_replica(*pieces):
+        return jax.tree.map(lambda x: x[None], function(*(piece[0] for piece in pieces)))
+
+    through_memory = placement.program(of_replica, (PER_REPLICA,) * len(spread), PER_REPLICA)
+    memory = groups._of_devices.pop(placement.devices)
+    by_xla = placement.program(of_replica, (PER_REPLICA,) * len(spread), PER_REPLICA)
+    results = by_xla(*spread)
+    groups._of_devices[placement.devices] = memory
+    own = through_memory(*spread)
+    assert int(np.asarray(memory.ticket)[0, 1]) > 0, "nothing went through memory"
+    return jax.tree.leaves(own), jax.tree.leaves(results)
+
+
+def some(placement, *shape, dtype=np.float32):
+    numbers = np.random.default_rng(0).integers(-50, 50, (placement.num_replicas, *shape))
+    return numbers.astype(dtype)
+
+
+OPERATIONS = {
+    "sum of several": lambda x: lax.psum([x, x.T, x.astype(jnp.int32), x + 1j], REPLICA_AXIS),
+    "maximum": lambda x: lax.pmax(x, REPLICA_AXIS),
+    "minimum": lambda x: lax.pmin(x, REPLICA_AXIS),
+    "gather": lambda x: lax.all_gather(x, REPLICA_AXIS),
+    "gather into rows": lambda x: lax.all_gather(x, REPLICA_AXIS, axis=0, tiled=True),
+    "gather into columns": lambda x: lax.all_gather(x, REPLICA_AXIS, axis=1, tiled=True),
+    "gather a new last axis": lambda x: lax.all_gather(x, REPLICA_AXIS, axis=2),
+    "gather truth": lambda x: lax.all_gather(x > 0, REPLICA_AXIS),
+    "scatter rows": lambda x: lax.psum_scatter(x, REPLICA_AXIS, tiled=True),
+    "scatter columns": lambda x: lax.psum_scatter(x, REPLICA_AXIS, scatter_dimension=1, tiled=True),
+    "scatter an axis": lambda x: lax.psum_scatter(x[: lax.axis_size(REPLICA_AXIS)], REPLICA_AXIS),
+    "scatter complex": lambda x: lax.psum_scatter(x * 1j, REPLICA_AXIS, tiled=True),
+    "permute": lambda x: lax.ppermute(x, REPLICA_AXIS, [(0, 1)]),
+    "rotate": lambda x: lax.ppermute(
+        x,
+        REPLICA_AXIS,
+        [(i, (i + 1) % lax.axis_size(REPLICA_AXIS)) for i in range(lax.axis_size(REPLICA_AXIS))],
+    ),
+    "left to XLA": lambda x: (
+        lax.all_to_all(x, REPLICA_AXIS, 0, 0, tiled=True) + lax.psum(x, REPLICA_AXIS)
+    ),
+    "loop": lambda x: lax.fori_loop(0, 3, lambda _, y: lax.psum(y, REPLICA_AXIS) / 4, x),
+    "while": lambda x: lax.while_loop(
+        lambda y: lax.psum(y, REPLICA_AXIS).max() < 1e4, lambda y: 2 * y + 1, abs(x)
+    ),
+    "scan": lambda x: lax.scan(lambda c, y: (c + lax.psum(y, REPLICA_AXIS), c.sum()), x[0], x),
+    "scan backwards": lambda x: lax.scan(
+        lambda c, y: (c + lax.psum(y, REPLICA_AXIS), c.sum()), x[0], x, reverse=True
+    ),
+    "conditional": lambda x: lax.cond(
+        lax.psum(x.sum(), REPLICA_AXIS) > 0,
+        lambda y: lax.pmax(y, REPLICA_AXIS),
+        lambda y: y * 2,
+        x,
+    ),
+    "gradient": jax.grad(lambda x: (lax.psum(x**2, REPLICA_AXIS) ** 2).sum()),
+    "called": lambda x: jax.jit(jax.checkpoint(lambda y: lax.psum(y, REPLICA_AXIS)))(x),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_gives_what_xla_gives(placement, name):
+    own, expected = both_ways(placement, OPERATIONS[name], some(placement, 12, 24))
+    for mine, other in zip(own, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))
+
+
+def test_numbers_of_every_type_are_reduced(placement):
+    names = "float32 bfloat16 float16 int8 uint8 int16 uint16 int32 uint32".split()
+    values = [some(placement, 1000, dtype=jnp.dtype(name)) for name in names]
+
+    def function(*arrays):
+        return lax.psum(arrays, REPLICA_AXIS), lax.pmax(arrays, REPLICA_AXIS)
+
+    own, expected = both_ways(placement, function, *values)
+    for mine, other in zip(own, expected, strict=True):
+        assert mine.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))
+
+
+def test_sizes_that_do_not_fit_the_chunks(placement):
+    values = [some(placement, size) for size in (0, 1, 3, 32767, 32768, 32769, 200_003)]
+
+    def function(*arrays):
+        gathered = [lax.all_gather(x, REPLICA_AXIS) for x in arrays]
+        return lax.psum(arrays, REPLICA_AXIS), [lax.psum(x, REPLICA_AXIS) for x in arrays], gathered
+
+    own, expected = both_ways(placement, function, *values)
+    for mine, other in zip(own, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))
+
+
+def test_what_is_not_a_number_wins(placement):
+    values = some(placement, 9)
+    values[1, 4] = np.nan
+    values[0, 5] = np.inf
+    (total, largest, smallest), _ = both_ways(
+        placement, lambda x: [f(x, REPLICA_AXIS) for f in (lax.psum, lax.pmax, lax.pmin)], values
+    )
+    np.testing.assert_array_equal(np.asarray(total)[0], values.sum(0))
+    np.testing.assert_array_equal(np.asarray(largest)[0], values.max(0))
+    np.testing.assert_array_equal(np.asarray(smallest)[0], values.min(0))
+
+
+def test_all_replicas_get_the_same_bits(placement):
+    values = np.random.default_rng(1).standard_normal((placement.num_replicas, 70_001))
+    own, _ = both_ways(placement, lambda x: lax.psum(x, REPLICA_AXIS), values.astype("float32"))
+    copies = np.asarray(own[0])
+    assert all(np.array_equal(copies[0], copy) for copy in copies)
+
+
+def test_programs_follow_each_other_in_one_order(placement):
+    step = placement.program(
+        lambda x: lax.psum(x, REPLICA_AXIS) / placement.num_replicas + 1, PER_REPLICA, PER_REPLICA
+    )
+    other = placement.program(lambda x: lax.pmax(x, REPLICA_AXIS), PER_REPLICA, PER_REPLICA)
+    x = placement.spread(np.zeros((placement.num_replicas, 50), np.float32))
+    y = placement.spread(some(placement, 50_000))
+    largest = []
+    for _ in range(200):  # nothing but the ticket makes one of them wait for the other
+        x = step(x)
+        largest.append(other(y))
+    assert np.asarray(x).tolist() == np.full(x.shape, 200.0).tolist()
+    expected = some(placement, 50_000).max(0)
+    np.testing.assert_array_equal(np.asarray(largest[-1])[1], expected)
+
+
+def alone(memory, function, rank=0):
+    """Runs a function of a ticket where nobody else comes."""
+    run = jax.jit(function)
+    return jax.block_until_ready(run(jnp.array([rank, 0], jnp.uint32)))
+
+
+def a_sum(memory, size):
+    def function(ticket):
+        return exchange(
+            memory._number, Kind.SUM, f"sum of {size}", ticket, [jnp.ones(size)], [(size,)]
+        )
+
+    return function
+
+
+def test_a_replica_that_does_not_come_is_named():
+    memory = shared_by(2, seconds=0.2)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 did not come to operation 0"):
+        alone(memory, a_sum(memory, 5))
+
+
+def test_waiting_ends_when_the_group_is_aborted():
+    memory = shared_by(2)
+    timer = threading.Timer(0.3, memory.abort, ["replica 1 has died"])
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 has died"):
+        alone(memory, a_sum(memory, 5))
+    assert time.monotonic() - began < 30  # the limit of waiting is 60
+    with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 has died"):
+        alone(memory, a_sum(memory, 5))
+
+
+def test_replicas_that_do_something_else_find_out():
+    memory = shared_by(2)
+    errors = []
+
+    def run(rank, size):
+        try:
+            with jax.default_device(jax.devices("cpu")[rank]):
+                alone(memory, a_sum(memory, size), rank)
+        except jax.errors.JaxRuntimeError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(rank, 5 + rank)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 2
+    assert all("sum of 5" in error and "sum of 6" in error for error in errors)
+
+
+def test_a_program_of_a_group_that_is_not_there_is_refused():
+    memory = shared_by(2)
+    memory._number = 10**6
+    with pytest.raises(jax.errors.JaxRuntimeError, match="has left them"):
+        alone(memory, a_sum(memory, 5))
+
+
+def test_the_segment_has_the_size_that_the_library_says():
+    count = ctypes.c_uint32(3)
+    assert library().unison_exchange_bytes(count, 4096) > 3 * 4 * 4096
