@@ -16,19 +16,20 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, primitives
 
-from unison.lowering import convolution, pooling
+from unison.lowering import convolution, pooling, products
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _RULES: dict[Any, Callable[[JaxprEqn], Callable[..., jax.Array] | None]] = {
     primitives.conv_general_dilated_p: convolution.faster_form,
+    primitives.dot_general_p: products.faster_form,
     primitives.select_and_scatter_add_p: pooling.faster_form,
 }
 
 
 def lower_for_cpu(fn: Callable[P, R]) -> Callable[P, R]:
-    """Returns `fn` with its convolutions and max pools in the forms that run fastest on XLA:CPU.
+    """Returns `fn` with convolutions, max pools and some products in forms that are fast on CPUs.
 
     Call the result where it is traced: under `jax.jit`, inside `jax.shard_map`, or inside another
     traced function. Where no form is faster than XLA's own, the equation is untouched. Results

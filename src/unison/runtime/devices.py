@@ -225,7 +225,7 @@ def prepare_backend() -> None:
             _check_started_backend(count)
             return
         _apply_to_jax_config(count)
-        if count is not None and count > 1:
+        if (count is not None and count > 1) or jax.distributed.is_initialized():
             keep_freed_memory()
         with _environment(_start_environment(count or 1)):
             jax.devices()
