@@ -86,8 +86,15 @@ OPERATIONS = {
         REPLICA_AXIS,
         [(i, (i + 1) % lax.axis_size(REPLICA_AXIS)) for i in range(lax.axis_size(REPLICA_AXIS))],
     ),
+    "send to all": lambda x: lax.all_to_all(x, REPLICA_AXIS, 0, 0, tiled=True),
+    "send rows, join columns": lambda x: lax.all_to_all(x, REPLICA_AXIS, 0, 1, tiled=True),
+    "send columns, join rows": lambda x: lax.all_to_all(x, REPLICA_AXIS, 1, 0, tiled=True),
+    "send an axis": lambda x: lax.all_to_all(
+        x[: lax.axis_size(REPLICA_AXIS)], REPLICA_AXIS, 0, 1, tiled=False
+    ),
     "left to XLA": lambda x: (
-        lax.all_to_all(x, REPLICA_AXIS, 0, 0, tiled=True) + lax.psum(x, REPLICA_AXIS)
+        lax.psum(x, REPLICA_AXIS, axis_index_groups=[range(lax.axis_size(REPLICA_AXIS))])
+        + lax.psum(x, REPLICA_AXIS)
     ),
     "loop": lambda x: lax.fori_loop(0, 3, lambda _, y: lax.psum(y, REPLICA_AXIS) / 4, x),
     "while": lambda x: lax.while_loop(
@@ -238,3 +245,10 @@ def test_a_program_of_a_group_that_is_not_there_is_refused():
 def test_the_segment_has_the_size_that_the_library_says():
     count = ctypes.c_uint32(3)
     assert library().unison_exchange_bytes(count, 4096) > 3 * 4 * 4096
+
+
+def test_how_a_sum_travels_is_said_on_request(placement, caplog):
+    with caplog.at_level("DEBUG", logger="unison"):
+        both_ways(placement, lambda x: lax.psum([x, x], REPLICA_AXIS), some(placement, 2**17))
+    expected = f"A SUM of 2 arrays, 1.000 MiB: through the memory of {placement.num_replicas}"
+    assert expected in caplog.text

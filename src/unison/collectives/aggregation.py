@@ -8,6 +8,7 @@ documentation, "Aggregation methods"; `python -m benchmarks aggregation` measure
 from __future__ import annotations
 
 import enum
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,9 @@ _CHUNK_BYTES = 2**20
 #: A larger tensor travels faster alone than copied into a buffer with others. What is not larger
 #: is added up faster by a tree of exchanges than by an all-reduce, between processes on CPU.
 _LARGE_BYTES = 2**20
+
+
+logger = logging.getLogger("unison")
 
 
 class AggregationMethod(enum.IntEnum):
@@ -157,9 +161,10 @@ def _fastest_sums(
         return all_reduce_packed(tensors, axis_name)
 
     def reduce(buffer: jax.Array) -> jax.Array:
-        if len(hosts) > 1 and buffer.nbytes <= _LARGE_BYTES:
-            return all_reduce_tree(buffer, hosts, axis_name)
-        return lax.psum(buffer, axis_name)
+        by_tree = len(hosts) > 1 and buffer.nbytes <= _LARGE_BYTES
+        how = "by a tree" if by_tree else "by XLA's all-reduce"
+        logger.debug("A SUM of %.3f MiB: %s", buffer.nbytes / 2**20, how)
+        return all_reduce_tree(buffer, hosts, axis_name) if by_tree else lax.psum(buffer, axis_name)
 
     return reduce_packed(tensors, reduce, most_bytes=_LARGE_BYTES)
 

@@ -9,8 +9,9 @@ that stay with XLA take and hand on the ticket, too.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,8 @@ from jax.extend import core as jex
 
 from unison.equations import evaluate, has_collectives, inlined_body, is_collective
 from unison.runtime.shared_memory.library import Kind, exchange
+
+logger = logging.getLogger("unison")
 
 _REDUCTIONS = {
     "psum": Kind.SUM,
@@ -77,15 +80,15 @@ class _Run:
         def value(atom: Any) -> Any:
             return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
-        last_use = _last_uses(closed.jaxpr)
-        for position, equation in enumerate(closed.jaxpr.eqns):
-            outputs = self._equation(equation, [value(atom) for atom in equation.invars])
-            values |= zip(equation.outvars, outputs, strict=True)
-            for variable in last_use.get(position, ()):
-                del values[variable]
+        for equations in _in_groups(closed.jaxpr.eqns):
+            inputs = [value(atom) for equation in equations for atom in equation.invars]
+            outputs = self._equation(equations[0], inputs)
+            variables = [variable for equation in equations for variable in equation.outvars]
+            values |= zip(variables, outputs, strict=True)
         return [value(atom) for atom in closed.jaxpr.outvars]
 
     def _equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        """Returns what an equation, or several reductions like it, make of all their inputs."""
         if is_collective(equation):
             return self._collective(equation, inputs)
         if not has_collectives(equation):
@@ -156,8 +159,7 @@ class _Run:
 
     def _collective(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         params = equation.params
-        avals: list[Any] = [atom.aval for atom in equation.invars]
-        arrays = [jnp.asarray(x, aval.dtype) for x, aval in zip(inputs, avals, strict=True)]
+        arrays = [jnp.asarray(value) for value in inputs]
         name = equation.primitive.name
         if params.get("axis_index_groups") is not None:
             return self._by_xla(equation, arrays)
@@ -172,6 +174,9 @@ class _Run:
             return [self._gathered(arrays[0], params["all_gather_dimension"], params["tiled"])]
         if name == "reduce_scatter" and not _has_no_sum(arrays[0]):
             return [self._scattered(arrays[0], params["scatter_dimension"], params["tiled"])]
+        if name == "all_to_all":
+            places = params["split_axis"], params["concat_axis"]
+            return [self._sent_to_all(arrays[0], *places)]
         if name == "ppermute":
             return [self._permuted(arrays[0], params["perm"])]
         return self._by_xla(equation, arrays)
@@ -195,6 +200,8 @@ class _Run:
     def _by_xla(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         """Leaves an operation to XLA, between the exchanges before and after it."""
         inputs = self._passed(inputs)
+        if equation.primitive.name in _REDUCTIONS:  # perhaps of a group
+            return self._passed([out for x in inputs for out in evaluate(equation, [x])])
         return self._passed(evaluate(equation, inputs))
 
     def _passed(self, values: Sequence[Any]) -> list[jax.Array]:
@@ -203,6 +210,7 @@ class _Run:
 
     def _reduced(self, kind: Kind, arrays: list[jax.Array]) -> list[jax.Array]:
         """Reduces arrays by one operation for each dtype."""
+        _say(kind, arrays, f"through the memory of {len(self._hosts[0])} replicas")
         results: dict[int, jax.Array] = {}
         for indices in _by_dtype(arrays):
             group = [arrays[index] for index in indices]
@@ -220,6 +228,11 @@ class _Run:
         others, so that all bytes between two machines are sent once.
         """
         local = len(self._hosts[0])
+        _say(
+            Kind.SUM,
+            arrays,
+            f"hierarchically, on {len(self._hosts)} machines with {local} replicas each",
+        )
         counterparts = [list(team) for team in zip(*self._hosts, strict=True)]
         results: dict[int, jax.Array] = {}
         for indices in _by_dtype(arrays):
@@ -258,12 +271,27 @@ class _Run:
         own = _whole(own, array)
         return jnp.moveaxis(own, 0, axis) if tiled else own
 
+    def _sent_to_all(self, array: jax.Array, split: int, join: int) -> jax.Array:
+        count = len(self._hosts[0])
+        blocks = jnp.moveaxis(array, split, 0)
+        blocks = blocks.reshape(count, blocks.shape[0] // count, *blocks.shape[1:])
+        (received,) = self._exchange(Kind.ALL_TO_ALL, [blocks], [blocks.shape])
+        parts = jnp.moveaxis(received, 1, split + 1)
+        shape = list(parts.shape[1:])
+        shape[join] *= count
+        return jnp.moveaxis(parts, 0, join).reshape(shape)
+
     def _permuted(self, array: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
         senders = [-1] * len(self._hosts[0])
         for sender, receiver in pairs:
             senders[receiver] = sender
         (received,) = self._exchange(Kind.PERMUTE, [array], [array.shape], senders)
         return received
+
+
+def _say(kind: Kind, arrays: Sequence[jax.Array], how: str) -> None:
+    mebibytes = sum(array.nbytes for array in arrays) / 2**20
+    logger.debug("A %s of %d arrays, %.3f MiB: %s", kind.name, len(arrays), mebibytes, how)
 
 
 def _described(array: jax.Array) -> str:
@@ -309,16 +337,27 @@ def _axis(axes: Any) -> str:
     return axis
 
 
-def _last_uses(jaxpr: jex.Jaxpr) -> dict[int, list[Any]]:
-    """Returns, for every equation, the variables that nobody needs after it."""
-    last: dict[Any, int] = {}
-    for position, equation in enumerate(jaxpr.eqns):
-        for atom in equation.invars:
-            if not isinstance(atom, jex.Literal):
-                last[atom] = position
-    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)}
-    uses: dict[int, list[Any]] = {}
-    for variable, position in last.items():
-        if variable not in kept:
-            uses.setdefault(position, []).append(variable)
-    return uses
+def _in_groups(equations: Sequence[jex.JaxprEqn]) -> Iterator[list[jex.JaxprEqn]]:
+    """Yields equations in order, those that reduce several arrays in the same way together.
+
+    JAX makes an equation for each array, and exchanging many at once takes less time.
+    """
+    group: list[jex.JaxprEqn] = []
+    for equation in equations:
+        if group and not _joins(equation, group):
+            yield group
+            group = []
+        group.append(equation)
+    if group:
+        yield group
+
+
+def _joins(equation: jex.JaxprEqn, group: list[jex.JaxprEqn]) -> bool:
+    first = group[0]
+    made = {variable for member in group for variable in member.outvars}
+    return (
+        equation.primitive.name in _REDUCTIONS
+        and equation.primitive is first.primitive
+        and equation.params == first.params
+        and not any(not isinstance(x, jex.Literal) and x in made for x in equation.invars)
+    )
