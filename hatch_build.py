@@ -3,6 +3,7 @@
 Without a C++ compiler the package is built without it, and processes of a machine talk by sockets.
 """
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -25,27 +26,34 @@ class BuildHook(BuildHookInterface):
             return
         library = Path(self.root, FOLDER, "_exchange.so")
         compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+        library.unlink(missing_ok=True)  # processes that have it loaded keep it
         if shutil.which(compiler[0]) is None:
-            library.unlink(missing_ok=True)
-            self.app.display_warning(
-                f"There is no C++ compiler ({compiler[0]}; set CXX to name another): processes of "
-                "a machine will talk by sockets, and not through shared memory."
-            )
+            self._warn(f"There is no C++ compiler ({compiler[0]}; set CXX to name another).")
             return
         import jaxlib
 
+        source = Path(self.root, FOLDER, "exchange.cc")
+        digest = hashlib.sha256(source.read_bytes()).hexdigest()
         fresh = library.with_suffix(f".{os.getpid()}")
         command = [
             *compiler,
-            *("-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare"),
+            *("-O3", "-std=c++17", "-fwrapv", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare"),
+            *("-DNDEBUG", f'-DUNISON_EXCHANGE_SOURCE="{digest}"'),
             *("-isystem", str(Path(jaxlib.__file__).parent / "include")),
             *("-o", str(fresh)),
-            str(Path(self.root, FOLDER, "exchange.cc")),
+            str(source),
         ]
-        subprocess.run(command, check=True)
-        fresh.replace(library)  # processes that have the old one loaded keep it
+        if subprocess.run(command).returncode != 0:
+            self._warn(f"{source} could not be compiled by {compiler[0]}.")
+            return
+        fresh.replace(library)
         build_data["pure_python"] = False
         build_data["tag"] = (
             f"py3-none-{sysconfig.get_platform().translate(str.maketrans('-.', '__'))}"
         )
         build_data["artifacts"].append(str(FOLDER / library.name))
+
+    def _warn(self, reason: str) -> None:
+        self.app.display_warning(
+            f"{reason} Processes of a machine will talk by sockets, and not through shared memory."
+        )

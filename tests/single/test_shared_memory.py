@@ -238,13 +238,42 @@ def test_replicas_that_do_something_else_find_out():
 def test_a_program_of_a_group_that_is_not_there_is_refused():
     memory = shared_by(2)
     memory._number = 10**6
-    with pytest.raises(jax.errors.JaxRuntimeError, match="has left them"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="shares none with them"):
         alone(memory, a_sum(memory, 5))
 
 
-def test_the_segment_has_the_size_that_the_library_says():
-    count = ctypes.c_uint32(3)
-    assert library().unison_exchange_bytes(count, 4096) > 3 * 4 * 4096
+def test_counters_and_numbers_start_again_at_zero_after_the_last(placement):
+    memory = groups._of_devices[placement.devices]
+    area = library().unison_exchange_bytes(1, groups._CHUNK_BYTES)
+    for rank in range(placement.num_replicas):
+        for counter in range(3):  # published, summed, taken
+            place = memory.segment_address + rank * area + 128 * counter
+            ctypes.c_uint32.from_address(place).value = 2**32 - 3
+    first = np.array([[rank, 2**32 - 2] for rank in range(placement.num_replicas)], np.uint32)
+    memory.ticket = placement.spread(first)
+    step = placement.program(lambda x: lax.psum(x, REPLICA_AXIS), PER_REPLICA, PER_REPLICA)
+    values = some(placement, 200_000)  # seven chunks
+    for _ in range(3):
+        result = step(placement.spread(values))
+        np.testing.assert_array_equal(np.asarray(result)[0], values.sum(0))
+    assert np.asarray(memory.ticket)[0].tolist() == [0, 1]
+
+
+def test_a_program_that_is_traced_leaves_the_ticket_alone(placement):
+    step = placement.program(lambda x: lax.psum(x, REPLICA_AXIS), PER_REPLICA, PER_REPLICA)
+    x = placement.spread(some(placement, 5))
+    jax.make_jaxpr(step)(x)
+    np.testing.assert_array_equal(np.asarray(step(x))[1], some(placement, 5).sum(0))
+
+
+def test_what_was_built_from_another_source_is_not_used(monkeypatch, tmp_path, caplog):
+    from unison.runtime.shared_memory import library as libraries
+
+    (tmp_path / "_exchange.so").write_bytes(libraries._FILE.read_bytes())
+    (tmp_path / "exchange.cc").write_text("// another one")
+    monkeypatch.setattr(libraries, "_FILE", tmp_path / "_exchange.so")
+    assert libraries.library.__wrapped__() is None
+    assert "another exchange.cc" in caplog.text
 
 
 def test_how_a_sum_travels_is_said_on_request(placement, caplog):

@@ -8,7 +8,7 @@
 //
 // The operations of a replica are numbered, and all replicas must perform the same ones in the same
 // order: whoever calls sees to that by a ticket, which each operation takes and hands on (see
-// `unison.collectives.through_memory`). Replicas that meet in different operations find out.
+// `rewriting.py`). Replicas that meet in different operations find out.
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -169,10 +169,12 @@ template <>
 struct Wide<BFloat16> {
   using type = float;
 };
+#ifdef __FLT16_MAX__  // what older compilers do not have
 template <>
 struct Wide<_Float16> {
   using type = float;
 };
+#endif
 
 // result = sources[0] op sources[1] op ..., in this order on every replica, so that all get the
 // same bits. A source may be the result.
@@ -227,7 +229,9 @@ Combine combine_of(ffi::DataType type) {
     case ffi::F32: return combine<float>;
     case ffi::F64: return combine<double>;
     case ffi::BF16: return combine<BFloat16>;
+#ifdef __FLT16_MAX__
     case ffi::F16: return combine<_Float16>;
+#endif
     case ffi::S8: return combine<int8_t>;
     case ffi::S16: return combine<int16_t>;
     case ffi::S32: return combine<int32_t>;
@@ -469,10 +473,10 @@ ffi::Error exchange(int64_t number, int64_t kind, std::string_view words,
                     ffi::RemainingArgs operands, ffi::Result<ffi::Buffer<ffi::U32>> next,
                     ffi::RemainingRets results) {
   Group* group = find(number);
-  if (group == nullptr || group->segment == nullptr) {
+  if (group == nullptr) {
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                       "This program was compiled for workers that share memory, and this process "
-                      "has left them.");
+                      "shares none with them.");
   }
   const uint32_t rank = ticket.typed_data()[0];
   const uint32_t operation = ticket.typed_data()[1];
@@ -517,6 +521,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(unison_exchange, exchange,
                                   .RemainingRets());
 
 extern "C" {
+
+// Returns what tells the source that this was built from.
+const char* unison_exchange_source() { return UNISON_EXCHANGE_SOURCE; }
 
 // Returns how many bytes the segment of a group takes.
 size_t unison_exchange_bytes(uint32_t size, size_t chunk_bytes) {

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,6 +81,10 @@ class SharedMemory:
         segment: The memory of this machine's replicas.
         labels: The replicas' names.
         seconds: How long a replica waits for another.
+
+    Attributes:
+        hosts: The replicas of every machine.
+        segment_address: Where the memory is in this process.
     """
 
     def __init__(
@@ -98,13 +103,15 @@ class SharedMemory:
             for host in self.hosts
             if any(replica_devices[r].process_index == own for r in host)
         )
-        self._segment = segment
+        # Never unmapped: a thread of XLA may be in an exchange when Python ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(segment))
         compiled = library()
         assert compiled is not None
         self._library = compiled
+        self.segment_address = ctypes.addressof(ctypes.c_char.from_buffer(segment))
         has_own_core = devices.available_cores() >= len(team)
         self._number = compiled.unison_exchange_join(
-            ctypes.addressof(ctypes.c_char.from_buffer(segment)),
+            self.segment_address,
             len(team),
             _CHUNK_BYTES,
             _SPINS if has_own_core else 0,
@@ -147,8 +154,11 @@ def _host(replica_devices: Sequence[jax.Device]) -> str | None:
     is_on_cpu = replica_devices[0].platform == "cpu"
     if not is_on_cpu or not os.access(_FOLDER, os.W_OK) or library() is None:
         return None
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    folder, network = _FOLDER.stat(), Path("/proc/self/ns/net").stat()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        folder, network = _FOLDER.stat(), Path("/proc/self/ns/net").stat()
+    except OSError:
+        return None
     return f"{boot} {folder.st_dev} {network.st_ino} {os.getuid()}"
 
 
@@ -159,38 +169,47 @@ def _common_segment(hosts: Sequence[str], size: int) -> mmap.mmap | None:
     num_bytes = compiled.unison_exchange_bytes(size, _CHUNK_BYTES)
     own = jax.process_index()
     first = hosts.index(hosts[own])
-    path: Path | None = None
-    segment: mmap.mmap | None = None
+    token = secrets.token_hex(16) if own == first else None
+    segment = None if token is None else _mapped(token, os.O_CREAT | os.O_EXCL, num_bytes)
     try:
-        if own == first:
-            path = _FOLDER / f"unison-{secrets.token_hex(16)}"
-            segment = _mapped(path, os.O_CREAT | os.O_EXCL, num_bytes)
-    except OSError:
-        segment = None
-    said = all_gather_json(segment and str(path), "Where the memory is that processes share")
-    try:
-        if own != first and said[first] is not None:
-            segment = _mapped(Path(said[first]), 0, num_bytes)
-    except OSError:
-        segment = None
-    try:
+        tokens = all_gather_json(segment and token, "The memory that processes share")
+        if token is None and tokens[first] is not None:
+            segment = _mapped(tokens[first], 0, num_bytes)
         all_have = all(all_gather_json(segment is not None, "Whether processes share memory"))
     finally:
-        if own == first and path is not None:
-            path.unlink(missing_ok=True)  # it lives as long as somebody has it mapped
+        if token is not None:
+            # It lives as long as somebody has it mapped.
+            _path(token).unlink(missing_ok=True)
     return segment if all_have else None
 
 
-def _mapped(path: Path, flags: int, num_bytes: int) -> mmap.mmap:
-    """Maps a file; one that is made is zero, and only this user's."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+def _path(token: str) -> Path:
+    if not re.fullmatch("[0-9a-f]{32}", token):
+        raise ValueError(f"Expected the name of shared memory. Received: {token!r}")
+    return _FOLDER / f"unison-{token}"
+
+
+def _mapped(token: str, flags: int, num_bytes: int) -> mmap.mmap | None:
+    """Maps a file, which this user has made; None if that is impossible.
+
+    Args:
+        token: Its name.
+        flags: How it is opened: those that make it, or none.
+        num_bytes: Its size; a new one is filled with zeros.
+    """
     try:
-        if flags:
-            # Unlike `truncate`, it fails now where there is no room, and not when it is written.
-            os.posix_fallocate(descriptor, 0, num_bytes)
-        return mmap.mmap(descriptor, num_bytes)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(_path(token), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+        try:
+            if os.fstat(descriptor).st_uid != os.getuid():
+                return None
+            if flags:
+                # Unlike `truncate`, it fails where there is no room, and not when it is written.
+                os.posix_fallocate(descriptor, 0, num_bytes)
+            return mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):  # the latter: it is shorter
+        return None
 
 
 def _label(replica_devices: Sequence[jax.Device], replica: int, names: Sequence[str]) -> str:

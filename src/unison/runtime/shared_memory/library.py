@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +37,28 @@ class Kind(enum.IntEnum):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns the compiled part; None where it was not built, or was built for another JAX."""
-    try:
-        loaded = ctypes.CDLL(str(_FILE))
-    except OSError as error:
-        logger.debug("Processes of a machine talk by sockets, not through memory: %s", error)
+    """Returns the compiled part; None where it was not built, or cannot be used."""
+    if not _FILE.exists():
+        logger.debug("Processes of a machine talk by sockets: %s was not built", _FILE)
         return None
+    try:
+        return _loaded()
+    except Exception as error:  # whatever a file makes of itself that was built for something else
+        logger.warning(
+            "Processes of a machine talk by sockets, and not through shared memory, because %s "
+            "cannot be used: %s. Install unison again.",
+            _FILE,
+            error,
+        )
+        return None
+
+
+def _loaded() -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(_FILE))
+    loaded.unison_exchange_source.restype = ctypes.c_char_p
+    digest = hashlib.sha256(_FILE.with_name("exchange.cc").read_bytes()).hexdigest()
+    if loaded.unison_exchange_source() != digest.encode():
+        raise RuntimeError("it was built from another exchange.cc")
     loaded.unison_exchange_bytes.restype = ctypes.c_size_t
     loaded.unison_exchange_bytes.argtypes = [ctypes.c_uint32, ctypes.c_size_t]
     loaded.unison_exchange_join.restype = ctypes.c_int64

@@ -189,6 +189,8 @@ class _Run:
         senders: Sequence[int] = (),
     ) -> list[jax.Array]:
         words = f"{kind.name.lower()} of {', '.join(map(_described, arrays[:3]))}"
+        if senders:
+            words += f" from {list(senders)}"
         if len(arrays) > 3:
             size = sum(array.size for array in arrays[3:])
             words += f" and {len(arrays) - 3} more of {size} elements"
@@ -343,21 +345,22 @@ def _in_groups(equations: Sequence[jex.JaxprEqn]) -> Iterator[list[jex.JaxprEqn]
     JAX makes an equation for each array, and exchanging many at once takes less time.
     """
     group: list[jex.JaxprEqn] = []
+    made: set[Any] = set()
     for equation in equations:
-        if group and not _joins(equation, group):
+        needs = {atom for atom in equation.invars if not isinstance(atom, jex.Literal)}
+        if group and not (_reduces_like(equation, group[0]) and made.isdisjoint(needs)):
             yield group
             group = []
+            made = set()
         group.append(equation)
+        made.update(equation.outvars)
     if group:
         yield group
 
 
-def _joins(equation: jex.JaxprEqn, group: list[jex.JaxprEqn]) -> bool:
-    first = group[0]
-    made = {variable for member in group for variable in member.outvars}
+def _reduces_like(equation: jex.JaxprEqn, other: jex.JaxprEqn) -> bool:
     return (
         equation.primitive.name in _REDUCTIONS
-        and equation.primitive is first.primitive
-        and equation.params == first.params
-        and not any(not isinstance(x, jex.Literal) and x in made for x in equation.invars)
+        and equation.primitive is other.primitive
+        and equation.params == other.params
     )
