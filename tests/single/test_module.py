@@ -301,5 +301,5 @@ def test_wrong_description_of_a_cluster_is_a_type_error(cluster):
 
 
 def test_index_that_is_no_number_is_a_value_error():
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(ValueError, match="must be an integer"):
         ClusterSpec({"w": {"a": "b"}})

@@ -191,7 +191,7 @@ def alone(memory, function, rank=0):
 def a_sum(memory, size):
     def function(ticket):
         return exchange(
-            memory._number, Kind.SUM, f"sum of {size}", ticket, [jnp.ones(size)], [(size,)]
+            memory._number, Kind.SUM, f"sum of {size}", ticket, [jnp.ones(size)], [(size,)], [True]
         )
 
     return function

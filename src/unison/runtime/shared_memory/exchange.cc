@@ -482,7 +482,6 @@ ffi::Error exchange(int64_t number, int64_t kind, std::string_view words,
   const uint32_t operation = ticket.typed_data()[1];
   next->typed_data()[0] = rank;
   next->typed_data()[1] = operation + 1;
-  if (kind == kPass) return ffi::Error::Success();  // the results are the operands
   Span in, out;
   Combine combine = nullptr;
   for (size_t i = 0; i < operands.size(); ++i) {
@@ -491,11 +490,18 @@ ffi::Error exchange(int64_t number, int64_t kind, std::string_view words,
     if (operand.has_error()) return operand.error();
     if (result.has_error()) return result.error();
     combine = combine_of(operand->element_type());
-    if (combine == nullptr && kind != kGather && kind != kPermute && kind != kAllToAll) {
+    if (combine == nullptr && (kind <= kMin || kind == kSumAndScatter)) {
       return ffi::Error(ffi::ErrorCode::kInvalidArgument, "Numbers of this type have no sum.");
     }
     in.add(operand->untyped_data(), operand->size_bytes());
     out.add((*result)->untyped_data(), (*result)->size_bytes());
+  }
+  if (kind == kPass) {
+    for (size_t i = 0; i < in.pieces.size(); ++i) {
+      if (out.pieces[i].data == in.pieces[i].data) continue;
+      std::memcpy(out.pieces[i].data, in.pieces[i].data, in.pieces[i].bytes);
+    }
+    return ffi::Error::Success();
   }
   const int64_t source = kind == kPermute ? senders[rank] : -1;
   if (kind == kPermute && source < 0) {

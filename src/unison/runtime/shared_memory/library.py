@@ -83,6 +83,7 @@ def exchange(
     ticket: jax.Array,
     operands: Sequence[jax.Array],
     shapes: Sequence[tuple[int, ...]],
+    in_place: Sequence[bool],
     senders: Sequence[int] = (),
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Performs an operation, in a program that is being traced.
@@ -95,12 +96,13 @@ def exchange(
         operands: Arrays of one dtype; for `GATHER`, `SUM_AND_SCATTER` and `ALL_TO_ALL` one, whose
             first axis is divided into blocks.
         shapes: The shapes of the results.
+        in_place: For every operand, whether the result may be written over it. Where somebody
+            needs it afterwards, XLA makes a copy before.
         senders: For `PERMUTE`, the rank from which each rank receives; -1 for nobody.
 
     Returns:
         The ticket of the next operation, and the results.
     """
-    in_place = kind in (Kind.SUM, Kind.MAX, Kind.MIN, Kind.PASS)
     results = [
         jax.ShapeDtypeStruct(shape, operand.dtype)
         for shape, operand in zip(shapes, operands, strict=True)
@@ -108,7 +110,7 @@ def exchange(
     call = jax.ffi.ffi_call(
         TARGET,
         [jax.ShapeDtypeStruct(ticket.shape, ticket.dtype), *results],
-        input_output_aliases={i: i for i in range(len(operands) + 1 if in_place else 1)},
+        input_output_aliases={i: i for i, may in enumerate([True, *in_place]) if may},
     )
     attributes: dict[str, Any] = {
         "group": np.int64(group),

@@ -31,6 +31,12 @@ _REDUCTIONS = {
     "pmin": Kind.MIN,
 }
 
+#: Operations that may write their results over their operands.
+_KEEPS_SHAPE = frozenset({Kind.SUM, Kind.MAX, Kind.MIN, Kind.PASS})
+
+#: Operations whose result is their operand in another form, if it has as many elements.
+_VIEWS = frozenset("reshape squeeze broadcast_in_dim slice expand_dims".split())
+
 #: The replicas of every machine.
 _Hosts = Sequence[Sequence[int]]
 
@@ -54,7 +60,7 @@ class Ticketed:
         closed, shapes = jax.make_jaxpr(
             lambda *flat: self._function(*jax.tree.unflatten(tree, flat)), return_shape=True
         )(*leaves)
-        run = _Run(ticket, self._group, self._hosts)
+        run = _Run(ticket, self._group, self._hosts, leaves)
         outputs = run.function(closed, leaves)
         return run.ticket, jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -62,10 +68,12 @@ class Ticketed:
 class _Run:
     """Evaluates a traced function, with the ticket of the next operation at hand."""
 
-    def __init__(self, ticket: jax.Array, group: int, hosts: _Hosts):
+    def __init__(self, ticket: jax.Array, group: int, hosts: _Hosts, arguments: Sequence[Any]):
         self.ticket = ticket
         self._group = group
         self._hosts = hosts
+        #: What the caller may still need, by identity: no operation overwrites it.
+        self._arguments = {id(argument): argument for argument in arguments}
         self._forms: dict[str, Callable[..., Sequence[jax.Array]]] = {
             "while": self._while,
             "scan": self._scan,
@@ -83,6 +91,8 @@ class _Run:
         for equations in _in_groups(closed.jaxpr.eqns):
             inputs = [value(atom) for equation in equations for atom in equation.invars]
             outputs = self._equation(equations[0], inputs)
+            if _is_view(equations[0]) and id(inputs[0]) in self._arguments:
+                self._arguments[id(outputs[0])] = outputs[0]
             variables = [variable for equation in equations for variable in equation.outvars]
             values |= zip(variables, outputs, strict=True)
         return [value(atom) for atom in closed.jaxpr.outvars]
@@ -194,8 +204,9 @@ class _Run:
         if len(arrays) > 3:
             size = sum(array.size for array in arrays[3:])
             words += f" and {len(arrays) - 3} more of {size} elements"
+        in_place = [kind in _KEEPS_SHAPE and id(array) not in self._arguments for array in arrays]
         self.ticket, outputs = exchange(
-            self._group, kind, words, self.ticket, arrays, shapes, senders
+            self._group, kind, words, self.ticket, arrays, shapes, in_place, senders
         )
         return outputs
 
@@ -356,6 +367,15 @@ def _in_groups(equations: Sequence[jex.JaxprEqn]) -> Iterator[list[jex.JaxprEqn]
         made.update(equation.outvars)
     if group:
         yield group
+
+
+def _is_view(equation: jex.JaxprEqn) -> bool:
+    """Whether the result of an operation is the bytes of its operand."""
+    if equation.primitive.name not in _VIEWS:
+        return False
+    operand: Any = equation.invars[0].aval
+    result: Any = equation.outvars[0].aval
+    return math.prod(operand.shape) == math.prod(result.shape)
 
 
 def _reduces_like(equation: jex.JaxprEqn, other: jex.JaxprEqn) -> bool:
