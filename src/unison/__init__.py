@@ -10,7 +10,7 @@ Importing this package starts no backend and changes nothing in another library.
 import importlib
 import sys
 
-from unison import saving, train
+from unison import compression, saving, train
 from unison.cells import VariableAggregation, VariableSynchronization
 from unison.collectives import (
     AggregationMethod,
@@ -67,6 +67,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "broadcast",
+    "compression",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

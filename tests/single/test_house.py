@@ -25,6 +25,7 @@ FLOORS = (
     "values",
     "cells",
     "collectives",
+    "compression",
     "lowering",
     "lifting",
     "lockstep",

@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import keras
 
 from unison.collectives import AggregationMethod, aggregate
-from unison.keras.aggregation import aggregation_method_of
+from unison.compression import LocalTraining
+from unison.keras.aggregation import aggregation_method_of, compression_of
+from unison.keras.compression import compressed_sums, state_variables, synchronized_weights
 from unison.keras.sharded_update import is_sharded, sharded_apply
 from unison.keras.share import current_share, share_of_gradients
 from unison.lifting import current_lift
@@ -36,6 +38,12 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
     @functools.wraps(apply)
     def apply_global(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        lift = current_lift()
+        if lift is not None and _compresses(optimizer):
+            with lift.equal_writes():
+                return _apply_statelessly(
+                    optimizer, stateless_apply_global, grads, trainable_variables
+                )
         with _global_gradients(grads, aggregation_method_of(optimizer)) as summed:
             if current_lift() and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 return _apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
@@ -48,6 +56,10 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         if current_share() is not None and is_sharded(optimizer):
             local = _weighted(grads)
             new = sharded_apply(optimizer, optimizer_variables, local, trainable_variables)
+        elif _compresses(optimizer):
+            new = _apply_compressed(
+                optimizer, stateless_apply, optimizer_variables, grads, trainable_variables
+            )
         else:
             with _global_gradients(grads, aggregation_method_of(optimizer)) as summed:
                 new = stateless_apply(optimizer_variables, summed, trainable_variables)
@@ -118,6 +130,55 @@ def _apply_statelessly(
         variable.assign(value)
 
 
+def _compresses(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether gradients are still to be summed, and by a compression."""
+    return (
+        compression_of(optimizer) is not None
+        and not getattr(_thread, "summed", False)
+        and get_replica_context() is not None
+    )
+
+
+def _apply_compressed(
+    optimizer: keras.optimizers.Optimizer,
+    stateless_apply: Callable[..., Any],
+    optimizer_variables: Sequence[Any],
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """`optimizer.stateless_apply` with gradients that are summed by the optimizer's compression.
+
+    Where the replicas train apart, gradients are the replica's own, and weights may be averaged.
+    """
+    places = {id(variable): place for place, variable in enumerate(optimizer.variables)}
+    own = [places[id(variable)] for variable in state_variables(optimizer)]
+    state = [optimizer_variables[place] for place in own]
+    loss_scale = 1.0
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        loss_scale = optimizer_variables[places[id(optimizer.dynamic_scale)]]
+    summed, new_state = compressed_sums(
+        optimizer, _weighted(grads), optimizer._trainable_variables, state, loss_scale
+    )
+    with _no_further_sums():
+        weights, variables = stateless_apply(optimizer_variables, summed, trainable_variables)
+    if isinstance(compression_of(optimizer), LocalTraining):
+        weights, new_state = synchronized_weights(optimizer, trainable_variables, weights, state)
+    variables = list(variables)
+    for place, value in zip(own, new_state, strict=True):
+        variables[place] = value
+    return list(weights), variables
+
+
+@contextlib.contextmanager
+def _no_further_sums() -> Iterator[None]:
+    """Inside, optimizers take gradients as they are."""
+    _thread.summed = True
+    try:
+        yield
+    finally:
+        _thread.summed = False
+
+
 @contextlib.contextmanager
 def _global_gradients(grads: Sequence[Any], method: AggregationMethod) -> Iterator[Sequence[Any]]:
     """Yields the sums of `grads` over the replicas; inside, further calls leave them alone."""
@@ -131,13 +192,12 @@ def _global_gradients(grads: Sequence[Any], method: AggregationMethod) -> Iterat
     totals = aggregate([local[index] for index in present], method)
     for index, total in zip(present, totals, strict=True):
         summed[index] = total
-    _thread.summed = True
     lift = current_lift()
-    try:
-        with lift.equal_writes() if lift is not None else contextlib.nullcontext():
-            yield summed
-    finally:
-        _thread.summed = False
+    with (
+        _no_further_sums(),
+        lift.equal_writes() if lift is not None else contextlib.nullcontext(),
+    ):
+        yield summed
 
 
 def _weighted(grads: Sequence[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from jax import lax
 
 from unison.cells import Cell, Layout
 from unison.collectives import AggregationMethod, all_reduce_packed
-from unison.keras.aggregation import aggregation_method_of
+from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.variables import ReplicatedVariable
 from unison.lifting import own_rows
 from unison.runtime.placement import REPLICA_AXIS, Placement
@@ -162,6 +162,7 @@ def _is_worth_sharding(optimizer: keras.optimizers.Optimizer, placement: Placeme
         and placement.devices[0].platform == "cpu"
         and type(optimizer) in _ELEMENTWISE
         and aggregation_method_of(optimizer) is AggregationMethod.DEFAULT
+        and compression_of(optimizer) is None
         and optimizer.clipnorm is None
         and optimizer.global_clipnorm is None
         and not optimizer.use_ema

@@ -1,6 +1,7 @@
 """Saving the state of a program and bringing it back, and optimizers."""
 
 from unison.train.checkpoint import Checkpoint
+from unison.train.compressed import compressed, compression_report, with_compression
 from unison.train.latest import CheckpointState, get_checkpoint_state, latest_checkpoint
 from unison.train.manager import CheckpointManager
 from unison.train.optimizers import (
@@ -34,6 +35,8 @@ __all__ = [
     "RMSProp",
     "aggregated",
     "checkpoints_iterator",
+    "compressed",
+    "compression_report",
     "get_checkpoint_state",
     "latest_checkpoint",
     "list_variables",
@@ -42,4 +45,5 @@ __all__ = [
     "load_weights",
     "save_weights",
     "with_aggregation",
+    "with_compression",
 ]

@@ -1,0 +1,301 @@
+"""`Compression`: what all methods share: state, rules, warm-up, and what is never compressed.
+
+A method sums gradients over the replicas with fewer bytes on the wire. Each is a pair of pure
+functions, `init` and `apply`, over trees of gradients, in Optax's style. All replicas decode the
+same bytes, so their results are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unison.collectives import AggregationMethod, ReduceOp, aggregate
+from unison.collectives.aggregation import parse_linear
+from unison.compression.rules import LARGE_MATRICES, Rule
+from unison.runtime.placement import REPLICA_AXIS
+from unison.slices import IndexedSlices
+
+#: Tensors of one kind of state, in the order of the compressed tensors, by the kind's name.
+Kinds = dict[str, tuple[jax.Array, ...]]
+
+#: Sums tensors over the replicas without loss.
+Sum = Callable[[Sequence[jax.Array]], list[jax.Array]]
+
+
+class CompressionState(NamedTuple):
+    """What a compression keeps from step to step.
+
+    Attributes:
+        step: The number of steps so far.
+        of_replica: What every replica has of its own. `"residual"` is what it has not sent yet.
+            A checkpoint may keep the sum over the replicas, and share it out anew among any
+            number of them: what is still to be sent stays the same.
+        of_all: What is equal on all replicas.
+    """
+
+    step: jax.Array
+    of_replica: Kinds
+    of_all: Kinds
+
+
+class Exchange(NamedTuple):
+    """What a method works with in one step.
+
+    Attributes:
+        step: The number of steps before this one.
+        sum: Sums over the replicas without loss.
+        axis_name: The mesh axis of the replicas.
+    """
+
+    step: jax.Array
+    sum: Sum
+    axis_name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compression(abc.ABC):
+    """Sums gradients over the replicas with fewer bytes on the wire.
+
+    Tensors that the rule leaves out, integers and complex numbers are summed without loss, by the
+    aggregation method that `apply` is given.
+
+    Attributes:
+        rule: Decides by name and tensor what is compressed.
+        warmup_steps: So many steps are sent without loss at first.
+        momentum: The factor of the momentum that takes the gradients' place, 0 for none: v = m v +
+            g, by each replica for itself, before anything is lost.
+    """
+
+    rule: Rule = LARGE_MATRICES
+    warmup_steps: int = 0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ValueError(
+                f"warmup_steps must be 0 or more. Received: warmup_steps={self.warmup_steps}"
+            )
+        if not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"momentum must be 0 or more, and below 1. Received: momentum={self.momentum}"
+            )
+
+    def init(self, params: Any) -> CompressionState:
+        """Returns the state before the first step: that of one replica.
+
+        Args:
+            params: A tree like the gradients.
+        """
+        divided, _ = self._divided(params)
+        compressed = [wide(jnp.zeros_like(tensor)) for _, tensor in divided.compressed]
+        own, common = self._own_state(compressed), self._common_state(compressed)
+        if self.momentum:
+            own["velocity"] = tuple(compressed)
+            common["velocity"] = tuple(
+                wide(jnp.zeros_like(tensor)) for _, tensor in divided.others if _is_float(tensor)
+            )
+        return CompressionState(jnp.zeros((), jnp.int32), own, common)
+
+    def apply(
+        self,
+        gradients: Any,
+        state: CompressionState,
+        op: ReduceOp | str = ReduceOp.SUM,
+        method: AggregationMethod | int | str | None = None,
+        axis_name: str = REPLICA_AXIS,
+    ) -> tuple[Any, CompressionState]:
+        """Combines the replicas' gradients.
+
+        Used inside a replica program, or where a `jax.shard_map` binds `axis_name`; elsewhere,
+        and with one replica, nothing is sent and nothing lost. A step whose result is not finite
+        leaves the state as it was (a loss scale will skip such a step).
+
+        Args:
+            gradients: A tree of arrays, of equal shapes on all replicas.
+            state: What `init`, or the step before, returned.
+            op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+            method: How what is not compressed is summed.
+            axis_name: The mesh axis of the replicas.
+
+        Returns:
+            A tree like `gradients`, equal on all replicas, and the new state.
+
+        Raises:
+            ValueError: There is no such method or operation, or `state` is that of other
+                gradients.
+        """
+        op, method = parse_linear(op), AggregationMethod.parse(method)
+        count = number_of_replicas(axis_name)
+        divided, structure = self._divided(gradients)
+
+        def sum_all(tensors: Sequence[jax.Array]) -> list[jax.Array]:
+            tensors = list(tensors)
+            return tensors if count == 1 else aggregate(tensors, method, axis_name=axis_name)
+
+        others = [tensor for _, tensor in divided.others]
+        if count > 1:
+            others = aggregate(others, method, op, axis_name)
+        tensors = [tensor for _, tensor in divided.compressed]
+        self._check(state, tensors)
+        others, common = self._with_momentum(others, state)
+        exchange = Exchange(state.step, sum_all, axis_name)
+        sums, new = self._combined([wide(tensor) for tensor in tensors], state, exchange)
+        new = new._replace(of_all=new.of_all | common)
+        if op is ReduceOp.MEAN:
+            sums = [total / count for total in sums]
+        results: list[Any] = [None] * structure.num_leaves
+        for (place, tensor), other in zip(divided.others, others, strict=True):
+            results[place] = other.astype(tensor.dtype) if _is_float(tensor) else other
+        for (place, tensor), total in zip(divided.compressed, sums, strict=True):
+            results[place] = total.astype(tensor.dtype)
+        return jax.tree.unflatten(structure, results), _unless_spoiled(
+            [*sums, *filter(_is_float, others)], state, new
+        )
+
+    def names(self, gradients: Any) -> list[str]:
+        """Returns the names of the tensors of `gradients` that are compressed."""
+        divided, _ = self._divided(gradients)
+        return [divided.names[place] for place, _ in divided.compressed]
+
+    # -- what a method says ------------------------------------------------------------------
+
+    def _own_state(self, tensors: Sequence[jax.Array]) -> Kinds:
+        """Returns what a replica keeps of its own for `tensors`, which are zeros."""
+        return {}
+
+    def _common_state(self, tensors: Sequence[jax.Array]) -> Kinds:
+        """Returns what all replicas keep alike."""
+        return {}
+
+    def _admits(self, tensor: Any) -> bool:
+        """Whether compressing `tensor` saves anything."""
+        return True
+
+    @abc.abstractmethod
+    def _compressed(
+        self, tensors: list[jax.Array], state: CompressionState, exchange: Exchange
+    ) -> tuple[list[jax.Array], Kinds, Kinds]:
+        """Returns the sums over the replicas of `tensors`, and what changes of the state.
+
+        The tensors are of float32 or float64, and have their momentum. There are several replicas.
+        """
+
+    # -- what they share ---------------------------------------------------------------------
+
+    def _combined(
+        self, tensors: list[jax.Array], state: CompressionState, exchange: Exchange
+    ) -> tuple[list[jax.Array], CompressionState]:
+        own: Kinds = {}
+        if self.momentum:
+            before = state.of_replica["velocity"]
+            tensors = [self.momentum * v + g for v, g in zip(before, tensors, strict=True)]
+            own["velocity"] = tuple(tensors)
+
+        def lossless() -> tuple[list[jax.Array], Kinds, Kinds]:
+            return exchange.sum(tensors), state.of_replica | own, state.of_all
+
+        def lossy() -> tuple[list[jax.Array], Kinds, Kinds]:
+            sums, kept, common = self._compressed(tensors, state, exchange)
+            return sums, own | kept, state.of_all | common
+
+        if number_of_replicas(exchange.axis_name) == 1 or not tensors:
+            sums, kept, common = lossless()
+        elif self.warmup_steps:
+            sums, kept, common = lax.cond(state.step < self.warmup_steps, lossless, lossy)
+        else:
+            sums, kept, common = lossy()
+        return sums, CompressionState(state.step + 1, kept, common)
+
+    def _with_momentum(
+        self, others: Sequence[jax.Array], state: CompressionState
+    ) -> tuple[list[jax.Array], Kinds]:
+        """Returns what is not compressed, already combined, with its momentum."""
+        if not self.momentum:
+            return list(others), {}
+        before = iter(state.of_all["velocity"])
+        moving = [
+            self.momentum * next(before) + other if _is_float(other) else other for other in others
+        ]
+        return moving, {"velocity": tuple(filter(_is_float, moving))}
+
+    def _divided(self, tree: Any) -> tuple[_Divided, Any]:
+        leaves, structure = jax.tree.flatten_with_path(
+            tree, is_leaf=lambda node: isinstance(node, IndexedSlices)
+        )
+        divided = _Divided([], [], [])
+        for place, (path, leaf) in enumerate(leaves):
+            tensor = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            admitted = (
+                _is_float(tensor)
+                and tensor.size > 0
+                and self.rule(name, tensor)
+                and self._admits(tensor)
+            )
+            divided.names.append(name)
+            (divided.compressed if admitted else divided.others).append((place, tensor))
+        return divided, structure
+
+    def _check(self, state: CompressionState, tensors: Sequence[jax.Array]) -> None:
+        """Raises a ValueError where the residuals are those of other tensors."""
+        for kind, kept in state.of_replica.items():
+            expected = [tensor.shape for tensor in tensors]
+            received = [tensor.shape for tensor in kept]
+            if received != expected:
+                raise ValueError(
+                    f"The state of a compression must be that of init(params), with a {kind} of "
+                    f"the shapes {expected} on each replica. Received: {received}"
+                )
+
+
+class _Divided(NamedTuple):
+    """The tensors of a tree, each with its place.
+
+    Attributes:
+        names: The names of all.
+        compressed: Those to compress.
+        others: The others.
+    """
+
+    names: list[str]
+    compressed: list[tuple[int, Any]]
+    others: list[tuple[int, Any]]
+
+
+def _unless_spoiled(
+    results: Sequence[jax.Array], before: CompressionState, after: CompressionState
+) -> CompressionState:
+    """Returns the state `after` a step, or that `before` it where its results are not finite."""
+    if not results or not jax.tree.leaves((after.of_replica, after.of_all)):
+        return after
+    finite = jnp.stack([jnp.isfinite(result).all() for result in results]).all()
+    own, common = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (after.of_replica, after.of_all),
+        (before.of_replica, before.of_all),
+    )
+    return CompressionState(after.step, own, common)
+
+
+def _is_float(tensor: Any) -> bool:
+    return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
+
+
+def number_of_replicas(axis_name: str) -> int:
+    """Returns the size of the mesh axis; 1 where none of that name is bound."""
+    try:
+        return lax.axis_size(axis_name)
+    except NameError:
+        return 1
+
+
+def wide(tensor: jax.Array) -> jax.Array:
+    """Returns `tensor` in the dtype in which it is compressed: float32, or float64 as it is."""
+    return tensor.astype(jnp.promote_types(tensor.dtype, jnp.float32))

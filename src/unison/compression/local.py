@@ -1,0 +1,219 @@
+"""Steps of one's own between rare averages: local SGD and DiLoCo.
+
+Nothing but the weights is sent, and that only every so many steps: each replica updates weights
+of its own by its own gradients meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unison.collectives import AggregationMethod, ReduceOp, aggregate
+from unison.collectives.aggregation import parse_linear
+from unison.compression.base import CompressionState, number_of_replicas
+from unison.runtime.placement import REPLICA_AXIS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """Lets the replicas train apart, and averages their weights every `every` steps.
+
+    Attributes:
+        every: The number of steps from one average to the next.
+        warmup_steps: After each of so many steps at first, the weights are averaged.
+        outer_learning_rate: How far the weights go from those of the last average to the new
+            average.
+        outer_momentum: The factor of the Nesterov momentum with which they go; 0 for none.
+    """
+
+    every: int
+    warmup_steps: int = 0
+    outer_learning_rate: float = 1.0
+    outer_momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be 1 or more. Received: every={self.every}")
+        if self.warmup_steps < 0:
+            raise ValueError(
+                f"warmup_steps must be 0 or more. Received: warmup_steps={self.warmup_steps}"
+            )
+        if self.outer_learning_rate <= 0:
+            raise ValueError(
+                "outer_learning_rate must be above 0. Received: "
+                f"outer_learning_rate={self.outer_learning_rate}"
+            )
+        if not 0 <= self.outer_momentum < 1:
+            raise ValueError(
+                "outer_momentum must be 0 or more, and below 1. Received: "
+                f"outer_momentum={self.outer_momentum}"
+            )
+
+    @property
+    def has_outer_optimizer(self) -> bool:
+        """Whether the weights go elsewhere than to the average."""
+        return self.outer_learning_rate != 1 or self.outer_momentum != 0
+
+    def init(self, params: Any) -> CompressionState:
+        """Returns the state before the first step.
+
+        Args:
+            params: A tree of the weights.
+        """
+        common = {}
+        if self.has_outer_optimizer:
+            weights = tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(params))
+            common["anchor"] = weights
+            common["velocity"] = tuple(map(jnp.zeros_like, weights))
+        return CompressionState(jnp.zeros((), jnp.int32), {}, common)
+
+    def own_gradients(
+        self, gradients: Any, op: ReduceOp | str = ReduceOp.SUM, axis_name: str = REPLICA_AXIS
+    ) -> Any:
+        """Returns the gradients of a replica's own step.
+
+        Args:
+            gradients: The replica's contribution to the sum or mean that `op` says.
+            op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name. What would be summed over n
+                replicas is multiplied by n: an average after one step then gives what a step by
+                the sum would.
+            axis_name: The mesh axis of the replicas.
+        """
+        if parse_linear(op) is ReduceOp.MEAN:
+            return gradients
+        count = number_of_replicas(axis_name)
+        return jax.tree.map(lambda gradient: gradient * count, gradients)
+
+    def synchronized(
+        self,
+        before: Any,
+        after: Any,
+        state: CompressionState,
+        method: AggregationMethod | int | str | None = None,
+        axis_name: str = REPLICA_AXIS,
+    ) -> tuple[Any, CompressionState]:
+        """Brings the replicas' weights together, where it is time.
+
+        Args:
+            before: The weights before this step.
+            after: Those after the replica's own update.
+            state: What `init`, or the step before, returned.
+            method: How the weights are averaged.
+            axis_name: The mesh axis of the replicas.
+
+        Returns:
+            The weights to go on with, and the new state.
+        """
+        method = AggregationMethod.parse(method)
+        starting, structure = jax.tree.flatten(before)
+        weights = jax.tree.leaves(after)
+        step, common = state.step, state.of_all
+        if self.has_outer_optimizer:
+            # Weights that were loaded since the last average are where this round begins.
+            common = {**common, "anchor": self._anchors(starting, state)}
+        operands = (weights, common)
+        weights, common = lax.cond(
+            self._is_last(step),
+            lambda weights, common: self._averaged(weights, common, method, axis_name),
+            lambda weights, common: (weights, common),
+            *operands,
+        )
+        new = CompressionState(step + 1, state.of_replica, common)
+        return jax.tree.unflatten(structure, weights), new
+
+    def _is_last(self, step: jax.Array) -> jax.Array:
+        """Whether the weights are averaged after this step."""
+        return (step < self.warmup_steps) | ((step + 1) % self.every == 0)
+
+    def _anchors(
+        self, starting: Sequence[jax.Array], state: CompressionState
+    ) -> tuple[jax.Array, ...]:
+        is_first = (state.step == 0) | self._is_last(state.step - 1)
+        return tuple(
+            jnp.where(is_first, weight, anchor)
+            for weight, anchor in zip(starting, state.of_all["anchor"], strict=True)
+        )
+
+    def _averaged(
+        self,
+        weights: list[jax.Array],
+        common: dict[str, tuple[jax.Array, ...]],
+        method: AggregationMethod,
+        axis_name: str,
+    ) -> tuple[list[jax.Array], dict[str, tuple[jax.Array, ...]]]:
+        means = weights
+        if number_of_replicas(axis_name) > 1:
+            averaged = aggregate(weights, method, ReduceOp.MEAN, axis_name)
+            means = [mean.astype(w.dtype) for mean, w in zip(averaged, weights, strict=True)]
+        if not self.has_outer_optimizer:
+            return means, common
+        new, velocities = [], []
+        for mean, anchor, velocity in zip(means, common["anchor"], common["velocity"], strict=True):
+            gradient = anchor - mean
+            velocity = self.outer_momentum * velocity + gradient
+            direction = gradient + self.outer_momentum * velocity
+            new.append((anchor - self.outer_learning_rate * direction).astype(mean.dtype))
+            velocities.append(velocity.astype(mean.dtype))
+        return new, {"anchor": common["anchor"], "velocity": tuple(velocities)}
+
+
+def local_sgd(every: int = 8, *, warmup_steps: int = 0) -> LocalTraining:
+    """Averages the replicas' weights every so many steps; nothing is sent in between.
+
+    With `every=1` and plain SGD, with or without momentum, it is what summing the gradients is.
+    (Stich 2019, "Local SGD Converges Fast and Communicates Little".)
+
+    Args:
+        every: The number of steps from one average to the next.
+        warmup_steps: After each of so many steps at first, the weights are averaged.
+
+    Raises:
+        ValueError: `every` is less than 1.
+
+    Examples:
+        >>> from unison import compression
+        >>> compression.local_sgd(every=4).has_outer_optimizer
+        False
+    """
+    return LocalTraining(every=every, warmup_steps=warmup_steps)
+
+
+def diloco(
+    every: int = 16,
+    *,
+    outer_learning_rate: float = 0.7,
+    outer_momentum: float = 0.9,
+    warmup_steps: int = 0,
+) -> LocalTraining:
+    """Averages as `local_sgd`, and takes what the average changed for an outer gradient.
+
+    With the weights a of the last average and the mean w of the replicas' weights, d = a - w,
+    v = m v + d, and all go on with a - l (d + m v): Nesterov's momentum. (Douillard et al. 2023,
+    "DiLoCo", where `every` is 500.)
+
+    Args:
+        every: The number of steps from one average to the next.
+        outer_learning_rate: The factor l.
+        outer_momentum: The factor m, 0 or more and below 1.
+        warmup_steps: After each of so many steps at first, the weights are averaged.
+
+    Raises:
+        ValueError: An argument is out of bounds.
+
+    Examples:
+        >>> from unison import compression
+        >>> compression.diloco(every=100).outer_momentum
+        0.9
+    """
+    return LocalTraining(
+        every=every,
+        outer_learning_rate=outer_learning_rate,
+        outer_momentum=outer_momentum,
+        warmup_steps=warmup_steps,
+    )

@@ -1,0 +1,200 @@
+"""The compression of a Keras optimizer: its state in variables, and a step with it.
+
+The state lies among the optimizer's variables, so that whatever keeps those keeps it. What each
+replica has of its own is `ON_READ`: a checkpoint has the sum over the replicas, and restoring
+divides it between them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unison.collectives import ReduceOp
+from unison.compression import Compression, CompressionState, LocalTraining
+from unison.keras.aggregation import (
+    aggregation_method_of,
+    compression_of,
+    mark_compressed,
+    without_loss_scale,
+)
+from unison.keras.variables import ReplicatedVariable
+
+_VARIABLES = "_unison_compression_variables"
+
+
+def give_compression(
+    optimizer: keras.optimizers.Optimizer, compression: Compression | LocalTraining
+) -> None:
+    """Makes `optimizer` send the replicas' gradients by `compression`.
+
+    Raises:
+        TypeError: It is no Keras optimizer.
+        ValueError: It has a compression already.
+    """
+    mark_compressed(optimizer, compression)
+    optimizer = without_loss_scale(optimizer)
+    build = optimizer.build
+
+    @functools.wraps(build)
+    def build_with_state(variables: Sequence[keras.Variable]) -> None:
+        build(variables)
+        _add_state(optimizer)
+
+    # Past Keras' attribute tracking, and on this object only.
+    vars(optimizer)["build"] = build_with_state
+    if optimizer.built:
+        _add_state(optimizer)
+
+
+def state_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables that hold the compression's state, in the order of its leaves."""
+    return vars(without_loss_scale(optimizer)).get(_VARIABLES, [])
+
+
+def state_of(
+    optimizer: keras.optimizers.Optimizer, values: Iterable[jax.Array]
+) -> CompressionState:
+    """Returns `values` of the state's variables as the state that they are."""
+    inner = without_loss_scale(optimizer)
+    avals = [jax.ShapeDtypeStruct(w.shape, jnp.dtype(w.dtype)) for w in _weights(inner)]
+    compression = compression_of(inner)
+    assert compression is not None
+    shapes = jax.eval_shape(compression.init, _named(inner, avals))
+    return jax.tree.unflatten(jax.tree.structure(shapes), values)
+
+
+def weights_by_name(
+    optimizer: keras.optimizers.Optimizer,
+) -> dict[str, keras.Variable]:
+    """Returns the weights that a built optimizer updates, by the names that rules see."""
+    return dict(zip(_names(optimizer), _weights(optimizer), strict=True))
+
+
+def compressed_sums(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[jax.Array | None],
+    weights: Sequence[keras.Variable],
+    values: Sequence[jax.Array],
+    loss_scale: jax.Array | float,
+) -> tuple[list[jax.Array | None], list[jax.Array]]:
+    """Returns the sums of the gradients over the replicas, and the new values of the state.
+
+    Args:
+        optimizer: An optimizer with a compression.
+        gradients: This replica's, each for the variable of `weights` at its place; None for those
+            that were not used.
+        weights: Variables of the optimizer.
+        values: The values of its `state_variables`.
+        loss_scale: What the gradients were multiplied by. What is kept outlives a change of it.
+    """
+    inner, compression = without_loss_scale(optimizer), compression_of(optimizer)
+    assert compression is not None
+    state = state_of(optimizer, values)
+    if isinstance(compression, LocalTraining):
+        present = [gradient for gradient in gradients if gradient is not None]
+        own = iter(compression.own_gradients(present))
+        return [None if g is None else next(own) for g in gradients], list(values)
+    of_weight = {id(w): g for w, g in zip(weights, gradients, strict=True) if g is not None}
+    scale = jnp.asarray(loss_scale)
+    filled = [
+        jnp.zeros(weight.shape, weight.dtype)
+        if id(weight) not in of_weight
+        else of_weight[id(weight)] / scale.astype(of_weight[id(weight)].dtype)
+        for weight in _weights(inner)
+    ]
+    sums, state = compression.apply(
+        _named(inner, filled), state, ReduceOp.SUM, aggregation_method_of(optimizer)
+    )
+    of_weight = {
+        id(weight): sums[name] * scale.astype(sums[name].dtype)
+        for name, weight in zip(_names(inner), _weights(inner), strict=True)
+    }
+    totals = [
+        None if g is None else of_weight[id(w)] for w, g in zip(weights, gradients, strict=True)
+    ]
+    return totals, jax.tree.leaves(state)
+
+
+def synchronized_weights(
+    optimizer: keras.optimizers.Optimizer,
+    before: Sequence[jax.Array],
+    after: Sequence[jax.Array],
+    values: Sequence[jax.Array],
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the weights after a step of `LocalTraining`, and the new values of its state.
+
+    Args:
+        optimizer: An optimizer that trains locally.
+        before: The weights before the step.
+        after: Those after the replica's own update.
+        values: The values of the `state_variables` before the step.
+    """
+    compression = compression_of(optimizer)
+    assert isinstance(compression, LocalTraining)
+    weights, state = compression.synchronized(
+        _named(optimizer, before),
+        _named(optimizer, after),
+        state_of(optimizer, values),
+        aggregation_method_of(optimizer),
+    )
+    return [weights[name] for name in _names(optimizer)], jax.tree.leaves(state)
+
+
+def _add_state(optimizer: keras.optimizers.Optimizer) -> None:
+    compression = compression_of(optimizer)
+    assert compression is not None
+    weights = _weights(optimizer)
+    with jax.ensure_compile_time_eval():
+        state = compression.init(_named(optimizer, [weight.value for weight in weights]))
+    own = set(map(id, jax.tree.leaves(state.of_replica)))
+    variables = []
+    for path, leaf in jax.tree.leaves_with_path(state):
+        is_own = id(leaf) in own
+        variable = keras.Variable(
+            leaf,
+            trainable=False,
+            dtype=str(leaf.dtype),
+            synchronization="on_read" if is_own else "auto",
+            aggregation="sum" if is_own else "none",
+            name="compression_" + jax.tree_util.keystr(path, simple=True, separator="_"),
+        )
+        optimizer._track_variable(variable)
+        variables.append(variable)
+    vars(optimizer)[_VARIABLES] = variables
+    if isinstance(compression, LocalTraining):
+        _localize(optimizer, variables)
+
+
+def _localize(optimizer: keras.optimizers.Optimizer, alike: Sequence[keras.Variable]) -> None:
+    """Gives each replica weights and slots of its own; outside the replicas, the means are read."""
+    kept = set(map(id, [*alike, optimizer.iterations, optimizer._learning_rate]))
+    for variable in [*_weights(optimizer), *optimizer.variables]:
+        if (
+            isinstance(variable, ReplicatedVariable)
+            and variable.cell.placement.num_replicas > 1
+            and id(variable) not in kept
+        ):
+            variable.cell.localize()
+
+
+def _weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    return optimizer._trainable_variables
+
+
+def _named(optimizer: keras.optimizers.Optimizer, values: Sequence[Any]) -> dict[str, Any]:
+    """Returns `values`, one for each weight, by the weights' names."""
+    return dict(zip(_names(optimizer), values, strict=True))
+
+
+def _names(optimizer: keras.optimizers.Optimizer) -> list[str]:
+    """Returns the weights' paths, with a number behind those that occur twice."""
+    paths = [weight.path for weight in _weights(optimizer)]
+    return [
+        path if path not in paths[:index] else f"{path}/{index}" for index, path in enumerate(paths)
+    ]
