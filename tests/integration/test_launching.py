@@ -1,17 +1,23 @@
 """`unison run` and `launch`: workers start, print, fail and end together."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from unison.cli import main
 from unison.runtime.launching import Job, Program, WorkerError, launch
 
 #: Says which worker it is, and does what its first argument says.
@@ -34,6 +40,8 @@ if what == "stubborn":
 if what in ("raise", "exit", "killed", "stubborn", "wait"):
     time.sleep(600)
 """
+
+TASK = {"TF_CONFIG": '{"task": {"index": 0}}'}
 
 
 @pytest.fixture
@@ -100,6 +108,60 @@ def test_a_module_runs_by_its_name():
     assert len(done.stdout.splitlines()) == 2
 
 
+def in_terminal(*arguments: object, **variables: str) -> str:
+    """What `unison run` writes to a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "unison", "run", *map(str, arguments)]
+    environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+    environment |= {"TERM": "xterm-256color", **variables}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        written = b""
+        with contextlib.suppress(OSError):  # how the end of a terminal is read
+            while read := os.read(ours, 1 << 16):
+                written += read
+        watchdog.cancel()
+    os.close(ours)
+    assert process.returncode == 0
+    return written.decode()
+
+
+@pytest.fixture
+def colourful(tmp_path: Path) -> Path:
+    path = tmp_path / "colourful.py"
+    path.write_text("""
+import sys
+print("plain \\x1b[31mred\\x1b[0m [bold]ünï ✓[/bold] :smile:")
+print("x" * 200)
+for state in range(100):
+    sys.stdout.write("\\b" * 9 + "\\r" + f"{state}/99 done")
+print()
+sys.stdout.write("without an end")
+""")
+    return path
+
+
+def test_a_terminal_shows_names_in_colours_and_of_a_progress_bar_the_last_state(colourful):
+    written = in_terminal(colourful)
+    name = "\x1b[36m[worker 0] \x1b[0m"
+    assert f"{name}plain \x1b[31mred\x1b[0m [bold]ünï ✓[/bold] :smile:\r\n" in written
+    assert f"{name}{'x' * 200}\r\n" in written
+    assert f"{name}without an end\r\n" in written
+    assert "of 1 workers run" in written
+    assert "99/99 done\r\n" in written
+    assert written.count("/99 done") <= 3
+
+
+@pytest.mark.parametrize(("option", "variables"), [("--no-color", {}), (None, {"NO_COLOR": "1"})])
+def test_colours_can_be_left_out(colourful, option, variables):
+    written = in_terminal(*[option] * (option is not None), colourful, **variables)
+    assert "[worker 0] plain red [bold]" in written
+    assert "\x1b[3" not in written
+
+
 def test_the_environment_can_be_printed_instead(program):
     done = run("-n", 2, "--devices-per-worker", 4, "--env", "tf-config", program)
     assert "here" not in done.stdout
@@ -134,6 +196,32 @@ def test_the_first_failure_ends_all_and_is_explained(program, what, exit_code, s
     assert not processes_of(program)
 
 
+def test_a_worker_that_fails_by_itself_is_not_masked_by_one_that_misses_it(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import json, os, time
+from unison.errors import UnavailableError
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+    raise UnavailableError(message="worker 1 has left")
+time.sleep(1)
+raise SystemExit(9)
+""")
+    done = run("-n", 2, program)
+    assert done.returncode == 9
+    assert "worker 1 failed with exit code 9" in done.stderr
+
+
+def test_where_all_miss_another_the_first_is_shown(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+from unison.errors import UnavailableError
+raise UnavailableError(message="nobody is there")
+""")
+    done = run("-n", 2, program)
+    assert done.returncode == 1
+    assert "UnavailableError: nobody is there" in done.stderr
+
+
 def test_children_of_workers_end_with_them(program):
     assert run("-n", 2, program, "child").returncode == 0
     assert not processes_of(program)
@@ -146,6 +234,23 @@ def test_ctrl_c_reaches_the_workers(program):
     assert process.returncode == 128 + signal.SIGINT
     assert output.count("KeyboardInterrupt") == 2
     assert not processes_of(program)
+
+
+def test_ctrl_c_reaches_workers_of_a_process_that_passes_over_it(program):
+    lines = []
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Job(
+            [Program([str(program), "wait"], TASK)], lambda _, line: lines.append(line)
+        ) as job:
+            last = time.monotonic() + 30
+            while not lines and time.monotonic() < last:
+                time.sleep(0.05)
+            job.signal(signal.SIGINT)
+            job.wait(timeout=30)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert lines[-1] == "KeyboardInterrupt"
 
 
 def test_the_second_ctrl_c_kills_workers_that_do_not_listen(program):
@@ -182,13 +287,18 @@ def test_a_bound_ends_workers_that_take_longer(program):
         (["no-such-file.py"], "There is no program 'no-such-file.py'"),
         (["--host", "203.0.113.1", __file__], "Cannot listen on 203.0.113.1"),
         (["--env", "fortran", __file__], "invalid choice: 'fortran'"),
+        (["--cpus-per-worker", "2", __file__], "--cpus-per-worker is for Ray clusters"),
+        (["--address", "auto", "--host", "127.0.0.1", __file__], "leave it out with --address"),
     ],
 )
-def test_bad_arguments_end_in_one_line(arguments, said):
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_bad_arguments_end_in_one_line(arguments, said, capsys):
+    try:
+        status = main(["run", *arguments])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def test_launch_gives_what_every_worker_returned():
@@ -228,7 +338,14 @@ def test_an_error_is_shown_with_the_one_that_it_came_of():
 
 def test_launch_has_a_bound():
     with pytest.raises(TimeoutError, match=r"Still running: \[0, 1\]"):
-        launch(lambda: time.sleep(600), timeout=3)
+        launch(lambda: time.sleep(600), timeout=1)
+
+
+@pytest.mark.parametrize("ends", [lambda: sys.exit(0), lambda: os._exit(0)])
+def test_a_worker_that_ends_without_returning_is_named(ends):
+    with pytest.raises(WorkerError, match="worker 0 ended without returning") as caught:
+        launch(ends, workers=1, timeout=60, on_line=lambda *line: None)
+    assert (caught.value.worker, caught.value.exit_code) == (0, 0)
 
 
 def test_what_cannot_be_sent_is_named():
@@ -243,8 +360,47 @@ def test_what_cannot_be_sent_back_is_named():
 
 
 def test_a_program_that_cannot_start_leaves_no_worker(tmp_path):
-    waiting = Program([sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)], {})
-    broken = Program([sys.executable, "-c", "pass"], {"BAD\0NAME": "x"})
+    waiting = Program(["-c", "import time; time.sleep(600)", str(tmp_path)], {})
+    broken = Program(["-c", "pass"], {"BAD\0NAME": "x"})
     with pytest.raises(ValueError, match="null byte"), Job([waiting, broken]):
         pass
     assert not processes_of(tmp_path)
+
+
+LISTENING = """
+import glob, ipaddress, os, sys
+import jax
+from jax.experimental import multihost_utils
+import unison
+
+def listening():
+    own = set()
+    for file in glob.glob("/proc/self/fd/*"):
+        try:
+            own.add(os.readlink(file))
+        except OSError:  # the folder's own
+            pass
+    for table in ("tcp", "tcp6"):
+        for row in open(f"/proc/self/net/{table}").read().splitlines()[1:]:
+            _, local, _, state, *_, = row.split()
+            if state == "0A" and f"socket:[{row.split()[9]}]" in own:
+                told = bytes.fromhex(local.split(":")[0])
+                words = [told[start : start + 4][::-1] for start in range(0, len(told), 4)]
+                address = ipaddress.ip_address(b"".join(words))
+                yield getattr(address, "ipv4_mapped", None) or address
+
+unison.MultiWorkerMirroredStrategy()
+assert multihost_utils.process_allgather(jax.numpy.ones(())).sum() == 2
+sys.stdout.write("".join(f"{address}\\n" for address in listening()))
+multihost_utils.sync_global_devices("end")
+"""
+
+
+def test_workers_listen_at_their_address_and_the_loopback_address_only(tmp_path):
+    address = "127.0.0.5"
+    program = tmp_path / "program.py"
+    program.write_text(LISTENING)
+    done = run("-n", 2, "--host", address, program)
+    assert done.returncode == 0, done.stderr
+    heard = set(re.findall(r"^\[worker \d\] ([\da-f.:]+)$", done.stdout, re.MULTILINE))
+    assert heard - {"127.0.0.1"} == {address}

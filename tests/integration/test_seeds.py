@@ -15,7 +15,7 @@ import textwrap
 import pytest
 
 from seed_samples import SEEDS, read_sample, reindent
-from subprocess_program import run_program
+from subprocess_program import environment_of_program, kill_group, run_program
 
 MNIST = SEEDS.parent / "data" / "mnist.npz"
 
@@ -172,6 +172,55 @@ def test_the_multi_worker_program_trains_on_two_workers(tmp_path):
     batch_size, history = first
     assert batch_size == 128
     assert history["accuracy"][-1] > 0.8
+
+
+@with_seeds
+@with_mnist
+@pytest.mark.timeout(300)
+def test_the_multi_worker_program_trains_alike_from_two_shells_and_in_one_process(tmp_path):
+    sample = read_sample(*MULTI_WORKER_FIT).replace("epochs=3", "epochs=1, verbose=0")
+    saying = """
+weights = [float(np.abs(np.asarray(w)).sum()) for w in multi_worker_model.get_weights()]
+print(json.dumps([global_batch_size, multi_worker_model.history.history, weights]))
+"""
+    loading = LOADING.replace("20_000", "2_000")
+    program = tmp_path / "program.py"
+    program.write_text(loading + sample + saying)
+    printed = subprocess.run(
+        [sys.executable, "-m", "unison", "run", "-n", "2", "--env", "tf-config", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    exports = printed.stdout.split("# worker 1")
+    environment = environment_of_program({"KERAS_BACKEND": "jax", "UNISON_CPU_DEVICES": "1"})
+    shells = [
+        subprocess.Popen(
+            ["sh", "-c", f"{exported}\nexec {sys.executable} {program}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for exported in exports
+    ]
+    try:
+        outputs = [shell.communicate(timeout=110) for shell in shells]
+    finally:
+        for shell in shells:
+            kill_group(shell.pid)
+    assert [shell.returncode for shell in shells] == [0, 0], outputs
+    first, second = (json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs)
+    assert first == second
+
+    alone = run_on_two_devices(loading + sample + saying)
+    batch_size, history, weights = json.loads(alone.stdout.splitlines()[-1])
+    assert first[0] == batch_size == 128
+    for name, values in history.items():
+        assert first[1][name] == pytest.approx(values, rel=1e-4), name
+    assert first[2] == pytest.approx(weights, rel=1e-4)
 
 
 def test_lost_indentation_is_found_again():

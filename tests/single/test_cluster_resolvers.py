@@ -1,27 +1,45 @@
 """Resolvers read their clusters from Slurm, Kubernetes, Google's compute engine and each other."""
 
+import io
 import os
+import socket
+import urllib.error
+import urllib.request
 from types import SimpleNamespace
 
 import pytest
 
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import (
+    AutomaticClusterResolver,
+    CloudTPUClusterResolver,
     GCEClusterResolver,
     KubernetesClusterResolver,
+    KubernetesJobClusterResolver,
+    OpenMPIClusterResolver,
     SimpleClusterResolver,
     SlurmClusterResolver,
     UnionClusterResolver,
+    kubernetes_job,
 )
 from unison.runtime.cluster_resolvers.slurm import expand_hostlist, expand_tasks_per_node
 
+STARTERS = ("SLURM_", "OMPI_", "PMIX_", "TPU_", "MEGASCALE_", "JOB_COMPLETION_INDEX", "TF_CONFIG")
+
 
 @pytest.fixture
-def slurm(monkeypatch):
-    """Sets the variables of a job step; those that are not given are not there."""
-    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+def alone(monkeypatch):
+    """Nothing tells who has started this process."""
+    for name in [name for name in os.environ if name.startswith(STARTERS)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    return monkeypatch
+
+
+@pytest.fixture
+def slurm(alone, monkeypatch):
+    """Sets the variables of a job step; those that are not given are not there."""
 
     def set_step(**variables):
         for name, value in variables.items():
@@ -205,3 +223,171 @@ def test_a_union_takes_resolvers():
         UnionClusterResolver()
     with pytest.raises(TypeError, match="Expected cluster resolvers"):
         UnionClusterResolver({"worker": ["a:1"]})
+
+
+def set_mpi(monkeypatch, rank, size, local_rank=None, local_size=None, **others):
+    given = {
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": size,
+        "OMPI_COMM_WORLD_LOCAL_RANK": rank if local_rank is None else local_rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": size if local_size is None else local_size,
+        "PMIX_NAMESPACE": "380502017",
+        **others,
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_the_ranks_of_one_machine_meet_at_the_loopback_address(alone):
+    set_mpi(alone, 1, 3)
+    resolver = OpenMPIClusterResolver(port=5000)
+    expected = {"worker": ["127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5002"]}
+    assert resolver.cluster_spec().as_dict() == expected
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+
+
+def test_the_ports_of_ranks_follow_from_their_job(alone):
+    set_mpi(alone, 0, 2)
+    first = OpenMPIClusterResolver().cluster_spec()
+    set_mpi(alone, 1, 2)
+    assert OpenMPIClusterResolver().cluster_spec() == first
+    alone.setenv("PMIX_NAMESPACE", "another")
+    assert OpenMPIClusterResolver().cluster_spec() != first
+
+
+@pytest.mark.parametrize(
+    ("uri", "host"),
+    [
+        ("1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", "10.96.0.1"),
+        ("1314521088.0;tcp6://[fe80::b9b,2620::2]:43370", "[fe80::b9b]"),
+    ],
+)
+def test_the_ranks_of_several_machines_meet_at_that_of_mpirun(alone, uri, host):
+    set_mpi(alone, 1, 2, 0, 1, OMPI_MCA_orte_hnp_uri=uri)
+    addresses = OpenMPIClusterResolver(port=5000).cluster_spec().as_dict()["worker"]
+    assert addresses == [f"{host}:5000", "rank-1:5001"]
+
+
+def test_where_rank_0_is_not_known_it_must_be_given(alone):
+    set_mpi(alone, 1, 2, 0, 1)
+    with pytest.raises(RuntimeError, match=r"Pass the address.*host="):
+        OpenMPIClusterResolver()
+    cluster = OpenMPIClusterResolver(host="first", port=5000).cluster_spec()
+    assert cluster.task_address("worker", 0) == "first:5000"
+
+
+def test_the_ranks_of_a_machine_share_its_gpus(alone):
+    set_mpi(alone, 3, 4, 1, 2, OMPI_MCA_orte_hnp_uri="1.0;tcp://10.0.0.1:1")
+    alone.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
+    OpenMPIClusterResolver().cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_outside_of_mpirun_the_missing_variable_is_named(alone):
+    with pytest.raises(RuntimeError, match=r"OMPI_COMM_WORLD_RANK is not set.*mpirun"):
+        OpenMPIClusterResolver()
+
+
+def test_the_machines_of_a_tpu_slice_are_workers(alone):
+    alone.setenv("TPU_WORKER_HOSTNAMES", "t-0,t-1")
+    alone.setenv("TPU_WORKER_ID", "1")
+    resolver = CloudTPUClusterResolver(port=9)
+    assert resolver.cluster_spec().as_dict() == {"worker": ["t-0:9", "t-1:9"]}
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    alone.setenv("TPU_PROCESS_ADDRESSES", "u-0:8471,u-1:8471")
+    assert CloudTPUClusterResolver().cluster_spec().task_address("worker", 1) == "u-1:8476"
+
+
+@pytest.mark.parametrize("machines", ["10.0.0.1,10.0.0.2", "a:0:10.0.0.1,b:1:10.0.0.2"])
+def test_the_machines_of_a_tpu_slice_are_asked_for(alone, machines):
+    told = {"agent-worker-number": "1", "worker-network-endpoints": machines}
+
+    def answer(request, timeout):
+        assert request.headers == {"Metadata-flavor": "Google"}
+        return io.BytesIO(told[request.full_url.rpartition("/")[2]].encode())
+
+    alone.setattr(urllib.request, "urlopen", answer)
+    resolver = CloudTPUClusterResolver()
+    assert resolver.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8476", "10.0.0.2:8476"]}
+    assert resolver.task_id == 1
+
+
+def test_several_slices_must_be_stated(alone):
+    alone.setenv("MEGASCALE_NUM_SLICES", "2")
+    with pytest.raises(RuntimeError, match=r"Expected one slice.*2 slices.*TF_CONFIG"):
+        CloudTPUClusterResolver()
+
+
+def test_elsewhere_there_is_no_tpu_slice(alone):
+    def answer(request, timeout):
+        raise urllib.error.URLError("no such host")
+
+    alone.setattr(urllib.request, "urlopen", answer)
+    with pytest.raises(RuntimeError, match="no machine of a Cloud TPU slice"):
+        CloudTPUClusterResolver()
+    assert not CloudTPUClusterResolver.is_here()
+
+
+@pytest.fixture
+def pod_of_a_job(alone):
+    alone.setenv("JOB_COMPLETION_INDEX", "2")
+    alone.setattr(socket, "getfqdn", lambda: "train-2.mnist.default.svc.cluster.local")
+    return alone
+
+
+def test_the_pods_of_an_indexed_job_are_workers(pod_of_a_job):
+    resolver = KubernetesJobClusterResolver(workers=3, port=9)
+    service = "mnist.default.svc.cluster.local"
+    expected = [f"train-{index}.{service}:9" for index in range(3)]
+    assert resolver.cluster_spec().as_dict() == {"worker": expected}
+    assert (resolver.task_type, resolver.task_id) == ("worker", 2)
+
+
+def test_kubernetes_tells_how_many_pods_a_job_has(pod_of_a_job, tmp_path):
+    class Jobs:
+        def read_namespaced_job(self, name, namespace):
+            assert (name, namespace) == ("train", "default")
+            return SimpleNamespace(spec=SimpleNamespace(completions=4))
+
+    (tmp_path / "namespace").write_text("default\n")
+    pod_of_a_job.setattr(kubernetes_job, "_NAMESPACE", tmp_path / "namespace")
+    assert (
+        KubernetesJobClusterResolver(override_client=Jobs()).cluster_spec().num_tasks("worker") == 4
+    )
+    with pytest.raises(ImportError, match="pip install kubernetes, or pass workers"):
+        KubernetesJobClusterResolver()
+
+
+def test_a_job_needs_indices_and_a_service(alone):
+    with pytest.raises(RuntimeError, match="completionMode: Indexed"):
+        KubernetesJobClusterResolver(workers=2)
+    alone.setenv("JOB_COMPLETION_INDEX", "0")
+    alone.setattr(socket, "getfqdn", lambda: "train-0")
+    with pytest.raises(RuntimeError, match="headless service as its subdomain"):
+        KubernetesJobClusterResolver(workers=2)
+
+
+def test_a_process_that_nothing_has_started_trains_alone(alone):
+    resolver = AutomaticClusterResolver()
+    assert resolver.found is None
+    assert resolver.cluster_spec().as_dict() == {}
+    assert resolver.is_chief
+
+
+def test_what_has_started_a_process_is_found(alone):
+    def found():
+        resolver = AutomaticClusterResolver()
+        return type(resolver.found).__name__, resolver.task_id
+
+    alone.setenv("TPU_WORKER_HOSTNAMES", "t-0,t-1")
+    alone.setenv("TPU_WORKER_ID", "1")
+    assert found() == ("CloudTPUClusterResolver", 1)
+    for name, value in {**THREE_TASKS, "PROCID": 2}.items():
+        alone.setenv(f"SLURM_{name}", str(value))
+    assert found() == ("SlurmClusterResolver", 2)
+    set_mpi(alone, 3, 4)
+    assert found() == ("OpenMPIClusterResolver", 3)
+    alone.setenv(
+        "TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+    )
+    assert found() == ("TFConfigClusterResolver", 0)

@@ -35,9 +35,20 @@ def test_a_cluster_of_one_worker_is_no_more(monkeypatch):
 
 
 def test_a_process_of_no_training_task_is_refused_by_name(monkeypatch):
-    set_config(monkeypatch, {"chief": ["a:1"], "worker": ["b:1"]}, type="evaluator", index=0)
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    set_config(monkeypatch, cluster, type="ps", index=0)
     with pytest.raises(ValueError, match=r"'chief', 0.*'worker', 0.* which train together"):
         MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.parametrize("jobs", [{}, {"evaluator": ["c:1"]}])
+def test_an_evaluator_waits_for_nobody(monkeypatch, jobs):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], **jobs}
+    set_config(monkeypatch, cluster, type="evaluator", index=0)
+    strategy = MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == unison.MirroredStrategy().num_replicas_in_sync
+    assert strategy.cluster_resolver.is_chief
+    assert strategy.extended.should_checkpoint
 
 
 def test_a_process_whose_backend_runs_cannot_join(monkeypatch):

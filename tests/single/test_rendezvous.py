@@ -127,3 +127,56 @@ def test_one_that_speaks_late_is_heard_at_once(address):
         connection.sendall(b'{"index": 1, "about": {}}\n')
         meeting.join(10)
         assert not meeting.is_alive()
+
+
+def speak(address, said):
+    """A connection to the first process, as soon as it listens, that has said something."""
+    host, port = address.split(":")
+    last = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((host, int(port)))
+            connection.sendall(said)
+            return connection
+        assert time.monotonic() < last
+
+
+@pytest.mark.parametrize("missing", [["worker 1"], ["worker 1", "worker 3"]])
+def test_one_that_gave_up_has_not_come(address, missing):
+    heard = {}
+    names = sorted({"worker 0", "worker 1", "worker 2", *missing})
+
+    def come(index):
+        try:
+            heard[index] = sorted(meet(address, Place(index, names), {}, 1.5))
+        except UnavailableError as error:
+            heard[index] = error.message
+
+    meetings = [threading.Thread(target=come, args=(index,), daemon=True) for index in (0, 2)]
+    meetings[0].start()
+    speak(address, b'{"index": 1, "about": {}}\n').close()
+    time.sleep(0.3)
+    meetings[1].start()
+    for meeting in meetings:
+        meeting.join(20)
+        assert not meeting.is_alive()
+    for message in heard.values():
+        assert f"These did not come: {missing}." in message
+
+
+def test_one_that_gave_up_may_come_again(address):
+    heard = []
+    place = Place(0, ["worker 0", "worker 1", "worker 2"])
+    meeting = threading.Thread(
+        target=lambda: heard.append(sorted(meet(address, place, {}, 60.0))), daemon=True
+    )
+    meeting.start()
+    said = b'{"index": 1, "about": {}}\n'
+    speak(address, said).close()
+    time.sleep(0.3)
+    with speak(address, said) as again, speak(address, said.replace(b"1", b"2")) as third:
+        for guest in (again, third):
+            guest.settimeout(10)
+            assert guest.recv(100) == b'{"complaint": null}\n'
+    meeting.join(10)
+    assert heard == [[1, 2]]

@@ -1,13 +1,11 @@
-"""`unison run`: starts the workers of a program on this machine."""
+"""`unison run`: starts the workers of a program, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,11 +15,17 @@ from rich.console import Console
 from rich.text import Text
 
 from unison.cli.errors import CommandError
+from unison.cli.recipes import RECIPES, Asked, local_environments
+from unison.errors import UnavailableError
+from unison.runtime.addresses import LOOPBACK
 from unison.runtime.launching import (
     Failure,
     Job,
+    ProcessWorker,
     Program,
-    cluster_on_this_machine,
+    RayNodes,
+    Room,
+    Start,
     worker_environments,
 )
 
@@ -36,7 +40,7 @@ def add_command(commands: Any) -> None:
     """Adds `run` to the subcommands of a parser."""
     parser = commands.add_parser(
         "run",
-        help="start a program's workers on this machine",
+        help="start a program's workers, on this machine or a Ray cluster",
         description="Starts a Python program several times, as the workers of one cluster. Each "
         "finds the cluster in TF_CONFIG, computes with its part of the cores, and has its name "
         "before every line that it prints. When one fails, the others are ended, and this command "
@@ -46,9 +50,8 @@ def add_command(commands: Any) -> None:
         "-n",
         "--workers",
         type=int,
-        default=1,
         metavar="WORKERS",
-        help="how many workers to start (default: 1)",
+        help="how many workers to start (default: 1, or one a node of a Ray cluster)",
     )
     parser.add_argument(
         "--devices-per-worker",
@@ -58,11 +61,23 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--host",
-        default="127.0.0.1",
         metavar="ADDRESS",
         help="the address of this machine where the workers listen (default: the loopback "
         "address, which others cannot reach)",
     )
+    parser.add_argument(
+        "--address",
+        metavar="RAY",
+        help="start the workers on a Ray cluster: auto, HOST:PORT from one of its nodes, or "
+        "ray://HOST:PORT from elsewhere; the program's folder is sent there",
+    )
+    parser.add_argument(
+        "--cpus-per-worker",
+        type=int,
+        metavar="CPUS",
+        help="how many of a Ray cluster's CPUs a worker takes (default: its share of a node's)",
+    )
+    parser.add_argument("--gpus-per-worker", type=int, metavar="GPUS", help="the same for GPUs")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -71,10 +86,10 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--env",
-        choices=["tf-config"],
-        metavar="tf-config",
-        help="start nothing, and print what each worker would find in its environment",
+        choices=sorted(RECIPES),
+        help="start nothing, and print how to start the workers there",
     )
+    parser.add_argument("--no-color", action="store_true", help="print without colours")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program")
     parser.add_argument(
@@ -84,45 +99,87 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    for name, number in (
-        ("-n", options.workers),
-        ("--devices-per-worker", options.devices_per_worker),
+    _check(options)
+    if options.env is not None:
+        print(RECIPES[options.env](_asked(options)), end="")
+        return 0
+    try:
+        with contextlib.ExitStack() as places:
+            return _Run(*_placed(options, places), options.no_color).wait(options.timeout)
+    except (ImportError, UnavailableError) as error:
+        raise CommandError(str(error)) from error
+    except KeyboardInterrupt:  # before the workers run
+        return _INTERRUPTED
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, number, least in (
+        ("-n", options.workers, 1),
+        ("--devices-per-worker", options.devices_per_worker, 1),
+        ("--cpus-per-worker", options.cpus_per_worker, 1),
+        ("--gpus-per-worker", options.gpus_per_worker, 0),
     ):
-        if number is not None and number < 1:
-            raise CommandError(f"Expected at least 1 for {name}. Received: {number}")
+        if number is not None and number < least:
+            raise CommandError(f"Expected at least {least} for {name}. Received: {number}")
     if not options.module and not os.path.isfile(options.script):
         raise CommandError(f"There is no program {options.script!r}.")
-    try:
-        cluster = cluster_on_this_machine(options.workers, options.host)
-    except OSError as error:
-        raise CommandError(
-            f"Cannot listen on {options.host}: {error}. Give an address of this machine as --host."
-        ) from error
-    environments = worker_environments(cluster, options.devices_per_worker)
-    if options.env is not None:
-        for index, environment in enumerate(environments):
-            print(f"# worker {index}")
-            for name, value in environment.items():
-                print(f"export {name}={shlex.quote(value)}")
-        return 0
-    program = [sys.executable, "-u", *(["-m"] if options.module else []), options.script]
-    programs = [Program([*program, *options.arguments], own) for own in environments]
-    return _Run(programs).wait(options.timeout)
+    of_ray = {
+        "--cpus-per-worker": options.cpus_per_worker,
+        "--gpus-per-worker": options.gpus_per_worker,
+    }
+    for name, given in of_ray.items():
+        if given is not None and options.address is None:
+            raise CommandError(f"{name} is for Ray clusters. Give --address, or leave it out.")
+    if options.address is not None and options.host is not None:
+        raise CommandError("--host is for workers on this machine: leave it out with --address.")
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    """Returns what the recipes are made of."""
+    return Asked(
+        program=[*(["-m"] if options.module else []), options.script, *options.arguments],
+        workers=options.workers,
+        devices_per_worker=options.devices_per_worker,
+        host=options.host or LOOPBACK,
+    )
+
+
+def _placed(
+    options: argparse.Namespace, places: contextlib.ExitStack
+) -> tuple[list[Program], Start]:
+    """Returns what the workers run, and how each is started."""
+    script = ["-m", options.script] if options.module else [options.script]
+    if options.address is None:
+        environments = local_environments(_asked(options))
+        start: Start = ProcessWorker
+    else:
+        folder = os.getcwd()
+        if not options.module:
+            folder, name = os.path.split(os.path.abspath(options.script))
+            script = [name]
+        room = Room(options.workers, options.cpus_per_worker, options.gpus_per_worker)
+        nodes = places.enter_context(RayNodes(options.address, room, folder))
+        environments = worker_environments(nodes.cluster, options.devices_per_worker, nodes.cores)
+        start = nodes.start
+    return [Program(["-u", *script, *options.arguments], own) for own in environments], start
 
 
 class _Run:
     """A job whose output goes to the terminal."""
 
-    def __init__(self, programs: list[Program]):
+    def __init__(self, programs: list[Program], start: Start, no_color: bool):
         self._programs = programs
-        self._output = Console(highlight=False, soft_wrap=True)
-        self._messages = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._start = start
+        plain = True if no_color else None  # None: as NO_COLOR says
+        self._output = Console(highlight=False, soft_wrap=True, no_color=plain)
+        self._messages = Console(stderr=True, highlight=False, soft_wrap=True, no_color=plain)
         self._interrupts = 0
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | None) -> int:
         """Runs the job and returns the exit code."""
-        with Job(self._programs, self._show) as job, self._interrupting(job):
+        job = Job(self._programs, self._show, start=self._start)
+        with job, self._interrupting(job):
             try:
                 with self._progress(job):
                     failure = job.wait(timeout)
@@ -140,8 +197,8 @@ class _Run:
             with self._lock:
                 print(f"[worker {worker}] {line}", flush=True)
             return
-        name = Text(f"[worker {worker}] ", style=_COLOURS[worker % len(_COLOURS)])
-        self._output.print(name + Text.from_ansi(line))
+        name = (f"[worker {worker}] ", _COLOURS[worker % len(_COLOURS)])
+        self._output.print(Text.assemble(name, Text.from_ansi(line)))
 
     def _explain(self, failure: Failure) -> None:
         others = len(self._programs) - 1

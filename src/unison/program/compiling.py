@@ -21,6 +21,7 @@ def compile_replicas(
     in_specs: Any,
     out_specs: Any,
     donate: Sequence[int] = (),
+    name: str = "a program",
 ) -> Callable[..., Any]:
     """Compiles `function`, which computes one replica's part, for all replicas of `placement`.
 
@@ -31,12 +32,13 @@ def compile_replicas(
         in_specs: The arguments' partition specs, as for `jax.shard_map`.
         out_specs: Those of the results.
         donate: The arguments whose buffers the program may reuse.
+        name: What the program is called in messages.
 
     Returns:
         The compiled function. It passes on XLA's errors; where memory was exhausted, with the
         sizes of the arguments.
     """
-    launch = placement.program(function, in_specs, out_specs, donate)
+    launch = placement.program(function, in_specs, out_specs, donate, name)
 
     def execute(*args: Any) -> Any:
         try:

@@ -62,6 +62,7 @@ class Talk:
 
         Raises:
             DeadlineExceededError: A worker has not answered.
+            UnavailableError: A worker is lost.
             AbortedError: A worker has failed.
         """
         return [answer]
@@ -93,6 +94,10 @@ class Store(Protocol):
         """Forgets the values of all keys that begin with `folder` and a slash."""
         ...
 
+    def lost(self, worker: int) -> Exception | None:
+        """Returns the error of waiting for a worker, if it will put nothing more."""
+        ...
+
 
 class MemoryStore:
     """A store for workers that are threads of one process."""
@@ -115,6 +120,11 @@ class MemoryStore:
         with self._changed:
             for key in [key for key in self._values if key.startswith(f"{folder}/")]:
                 del self._values[key]
+
+    def lost(self, worker: int) -> Exception | None:
+        """Returns None: threads end with their process."""
+        del worker
+        return None
 
     def __len__(self) -> int:
         return len(self._values)
@@ -202,7 +212,13 @@ class _ConnectedTalk(Talk):
 
     def _answer_of(self, worker: int, deadline: float) -> Any:
         key = self._key(self._question, worker)
-        while (said := self._store.get(key, _LOOK_AFTER)) is None:
+        while True:
+            # Before the look: what it has put before it was lost is there to be seen.
+            error = self._store.lost(worker)
+            if (said := self._store.get(key, _LOOK_AFTER)) is not None:
+                break
+            if error is not None:
+                raise error
             if self._has_left.is_set():
                 raise AbortedError(message="The iterator was dropped.")
             if time.monotonic() > deadline:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+#: The jobs that TensorFlow's strategies know.
+JOBS = ("chief", "worker", "ps", "evaluator")
+
+#: Those of at most one task.
+_SINGLE_JOBS = ("chief", "evaluator")
+
+#: A host's name or address, an IPv6 address in brackets, and its port.
+_ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^\s:\[\]/]+):(\d{1,5})", re.ASCII)
 
 
 class ClusterSpec:
@@ -110,9 +120,88 @@ class ClusterSpec:
         return f"ClusterSpec({dict(sorted(self.as_dict().items()))})"
 
 
+def check_cluster(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
+    """Raises an error if processes could not come together by this description.
+
+    Args:
+        cluster: The cluster.
+        task_type: The job of this process.
+        task_id: Its index in the job.
+
+    Raises:
+        ValueError: A job is unknown, has no task or too many, an address is none or occurs twice,
+            or this process is no task of the cluster. An evaluator need not be: it trains with
+            nobody.
+
+    Examples:
+        >>> check_cluster(ClusterSpec({"worker": ["one:2222", "two:2222"]}), "worker", 1)
+
+    TF: `multi_worker_util._validate_cluster_spec`, and the errors of its servers.
+    """
+    tasks = [(job, index) for job in cluster.jobs for index in cluster.task_indices(job)]
+    for job in cluster.jobs:
+        _check_job(job, cluster.num_tasks(job))
+    task_at: dict[str, tuple[str, int]] = {}
+    for task in tasks:
+        address = cluster.task_address(*task)
+        _check_address(task, address)
+        if address in task_at:
+            raise ValueError(
+                f"Expected another address for every task. {_name(task_at[address])} and "
+                f"{_name(task)} have: {address!r}. {_MEND}"
+            )
+        task_at[address] = task
+    if task_type is None and len(tasks) < 2:
+        return
+    if task_type not in JOBS:
+        raise ValueError(
+            f"Expected this process to be a task of one of the jobs {list(JOBS)}. Received: task "
+            f"type {task_type!r}. {_MEND_TASK}"
+        )
+    if task_type == "evaluator" or not tasks:
+        return
+    if (task_type, task_id) not in tasks:
+        raise ValueError(
+            f"Expected this process to be one of {tasks}. Received: task type {task_type!r}, "
+            f"index {task_id!r}. {_MEND_TASK}"
+        )
+
+
+#: What the errors of `check_cluster` end with.
+_MEND = "Mend `cluster` in TF_CONFIG, or the resolver's cluster."
+_MEND_TASK = "Mend `task` in TF_CONFIG, or the resolver's task_type and task_id."
+
+
+def _check_job(job: str, tasks: int) -> None:
+    if job not in JOBS:
+        raise ValueError(
+            f"Expected the jobs to be some of {list(JOBS)}. Received: {job!r}. {_MEND}"
+        )
+    if not tasks:
+        raise ValueError(
+            f"Expected an address for at least one task of job {job!r}. Received: none. {_MEND}"
+        )
+    if job in _SINGLE_JOBS and tasks > 1:
+        raise ValueError(f"Expected at most one task of job {job!r}. Received: {tasks}. {_MEND}")
+
+
+def _check_address(task: tuple[str, int], address: str) -> None:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise ValueError(
+            f"Expected the address of {_name(task)} to be host:port, with a port from 1 to 65535. "
+            f"Received: {address!r}. {_MEND}"
+        )
+
+
+def _name(task: tuple[str, int]) -> str:
+    job, index = task
+    return f"{job} {index}"
+
+
 def _tasks(job: str, described: Any) -> dict[int, str]:
     if isinstance(described, Mapping):
-        addresses = {int(index): address for index, address in described.items()}
+        addresses = {_index(index, job): address for index, address in described.items()}
     elif isinstance(described, Sequence) and not isinstance(described, str | bytes):
         addresses = dict(enumerate(described))
     else:
@@ -122,6 +211,15 @@ def _tasks(job: str, described: Any) -> dict[int, str]:
         )
     what = f"The address of a task of job {job!r}"
     return {index: _text(address, what) for index, address in sorted(addresses.items())}
+
+
+def _index(value: Any, job: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"The index of a task of job {job!r} must be an integer. Received: {value!r}"
+        ) from None
 
 
 def _text(value: Any, what: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from unison.runtime import liveness
 from unison.runtime.private_jax import coordination_client
 
 #: The coordination service passes messages of a few megabytes; longer values go in pieces.
@@ -29,7 +30,12 @@ class CoordinationStore:
         self.service = id(client)
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a value under a key that has none."""
+        """Keeps a value under a key that has none.
+
+        Raises:
+            UnavailableError: A process of the job is lost, perhaps the one that keeps the values.
+        """
+        liveness.check()
         pieces = [
             value[start : start + _BYTES_A_PIECE]
             for start in range(_BYTES_A_PIECE, len(value), _BYTES_A_PIECE)
@@ -44,8 +50,10 @@ class CoordinationStore:
         """Returns the value of a key; None if there is none within `seconds`.
 
         Raises:
+            UnavailableError: A process of the job is lost, perhaps the one that keeps the values.
             jax.errors.JaxRuntimeError: The service cannot be reached.
         """
+        liveness.check()
         milliseconds = max(int(seconds * 1000), 1)
         try:
             head = self._client.blocking_key_value_get_bytes(key, milliseconds)
@@ -59,4 +67,9 @@ class CoordinationStore:
 
     def remove_all(self, folder: str) -> None:
         """Forgets the values of all keys that begin with `folder` and a slash."""
+        liveness.check()
         self._client.key_value_delete(folder + "/")
+
+    def lost(self, worker: int) -> Exception | None:
+        """Returns the error of waiting for a process, if it will put nothing more."""
+        return liveness.lost(worker)

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from unison.runtime import devices
+from unison.runtime.liveness import watched
 from unison.runtime.shared_memory import shared_memory_of
 
 REPLICA_AXIS = "replica"
@@ -31,15 +32,23 @@ class Placement:
     * mirrored: every device holds the whole array;
     * per-replica: the array has a leading axis of size `num_replicas`, one slice a device.
 
-    Placements of the same devices are equal. The devices may be those of several processes: then
-    each process gives and sees the parts of its own replicas, and all of them must do the same.
+    Between programs, a mirrored value may be kept as one copy at `home` instead (central storage):
+    `lend` brings it to the devices for a program, `keep` takes it back.
+
+    Placements of the same devices and home are equal. The devices may be those of several
+    processes: then each process gives and sees the parts of its own replicas, and all of them must
+    do the same.
 
     Args:
         replica_devices: One device a replica, without repetition; those of a process together.
+        home: Where the one copy of a mirrored value is kept. Default: every device keeps one.
     """
 
-    def __init__(self, replica_devices: Sequence[jax.Device]):
+    def __init__(
+        self, replica_devices: Sequence[jax.Device], home: SingleDeviceSharding | None = None
+    ):
         self.devices = tuple(replica_devices)
+        self.home = home
         self.num_replicas = len(self.devices)
         self._device_set = set(self.devices)
         process = jax.process_index()
@@ -56,6 +65,8 @@ class Placement:
         self.mesh = Mesh(np.array(self.devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+        #: Whether what `first_copy` returns shares its buffer with the kept array.
+        self.shares_first_copy = home in (None, memory_of(self.devices[0]))
         several_cpus = len(self.local_devices) > 1 and self.devices[0].platform == "cpu"
         needs_lock = several_cpus or self.spans_processes
         #: Held while a program with collectives is launched; see `unison.runtime.devices`.
@@ -64,16 +75,21 @@ class Placement:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Placement) and self.devices == other.devices
+        return (
+            isinstance(other, Placement)
+            and self.devices == other.devices
+            and self.home == other.home
+        )
 
     def __hash__(self) -> int:
         return hash(self.devices)
 
     def __repr__(self) -> str:
-        return f"Placement({', '.join(str(device) for device in self.devices)})"
+        home = "" if self.home is None else f", home={self.home}"
+        return f"Placement({', '.join(str(device) for device in self.devices)}{home})"
 
     def mirror(self, value: Any) -> jax.Array:
-        """Returns `value` with a whole copy on every device.
+        """Returns `value` with a whole copy on every device, or with the one at home.
 
         The copies are the placement's own: the result never shares a buffer with `value`, so a
         program may donate it.
@@ -83,7 +99,34 @@ class Placement:
         """
         if isinstance(value, jax.Array):
             value = jnp.copy(value)
-        return self.bring(value)
+        return self.bring(value) if self.home is None else jax.device_put(value, self.home)
+
+    def lend(self, kept: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns arrays for a program: those that are kept at home with a copy on every device.
+
+        Where the home is one of the devices, its copy is the kept one.
+        """
+        lent = list(kept)
+        if self.home is None:
+            return lent
+        at_home = [place for place, array in enumerate(kept) if array.sharding == self.home]
+        copies = jax.device_put([kept[place] for place in at_home], self.mirrored)
+        for place, array in zip(at_home, copies, strict=True):
+            lent[place] = array
+        return lent
+
+    def keep(self, mirrored: jax.Array) -> jax.Array:
+        """Returns an array that a program left on every device as it is kept between programs."""
+        if self.home is None:
+            return mirrored
+        return jax.device_put(mirrored.addressable_data(0), self.home)
+
+    def first_copy(self, kept: jax.Array) -> jax.Array:
+        """Returns an array that `mirror` or `keep` made, on the first of this process's devices."""
+        if self.home is None:
+            return kept.addressable_data(0)
+        with jax.ensure_compile_time_eval():  # also where somebody else's function is traced
+            return jax.device_put(kept, memory_of(self.devices[0]))
 
     def bring(self, value: Any) -> jax.Array:
         """Returns `value` on every device; where it lies already, it is not copied.
@@ -188,6 +231,7 @@ class Placement:
             lambda rows: jax.lax.all_gather(rows, REPLICA_AXIS, tiled=True),
             PartitionSpec(REPLICA_AXIS),
             PartitionSpec(),
+            name="a gathering of all replicas' values",
         )
 
     def program(
@@ -196,6 +240,7 @@ class Placement:
         in_specs: Any,
         out_specs: Any,
         donate: Sequence[int] = (),
+        name: str = "a program",
     ) -> Callable[..., Any]:
         """Returns `function`, which computes one replica's part, as one program for all replicas.
 
@@ -204,6 +249,7 @@ class Placement:
             in_specs: The arguments' partition specs, as for `jax.shard_map`.
             out_specs: Those of the results.
             donate: The arguments whose buffers the program may reuse.
+            name: What the program is called in messages.
         """
         memory = shared_memory_of(self.devices)
         if memory is not None:
@@ -216,13 +262,19 @@ class Placement:
         )
         # Named, so that arrays which are not on the mesh yet need no program of their own.
         shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), in_specs)
-        compiled = jax.jit(mapped, in_shardings=shardings, donate_argnums=tuple(donate))
+        compiled: Callable[..., Any] = jax.jit(
+            mapped, in_shardings=shardings, donate_argnums=tuple(donate)
+        )
+        if self.spans_processes:
+            compiled = watched(compiled, name)
 
         def launch(*args: Any) -> Any:
             with self.launch_lock:
                 if memory is None:
                     return compiled(*args)
-                memory.ticket, results = compiled(memory.ticket, *args)
+                ticket, results = compiled(memory.ticket, *args)
+                if not isinstance(ticket, jax.core.Tracer):  # else the caller refuses
+                    memory.ticket = ticket
                 return results
 
         return launch
@@ -238,6 +290,11 @@ class Placement:
 def _specs_of_each(in_specs: Any) -> tuple[Any, ...]:
     """Returns the specs of the arguments; one that stands for all has one argument."""
     return (in_specs,) if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
+
+
+def memory_of(device: jax.Device) -> SingleDeviceSharding:
+    """Returns how an array lies in the device's own memory."""
+    return SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
 
 
 def shards_in_order(array: jax.Array) -> list[jax.Array]:

@@ -7,6 +7,7 @@ fails loudly when JAX moves one. JAX 0.10.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,10 +26,13 @@ import jax.numpy as jnp
 # collective can, since one of them may not come. What is public starts the service and ends it.
 # `xla_bridge`: whether XLA already runs decides if devices and threads can still be chosen. Every
 # public call that could tell (`jax.devices`, `jax.extend.backend.backends`) starts the backend in
-# order to answer.
+# order to answer. It also makes the client of the CPU, and `jaxlib._jax` its collectives, whose
+# address no option of JAX sets: they listen where the machine's own name leads. `config`: whether
+# these collectives are wanted.
 from jax._src import (
     ad_util,
     api_util,
+    config,
     core,
     distributed,
     dtypes,
@@ -38,6 +42,8 @@ from jax._src import (
 )
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
+from jax.extend.backend import register_backend_factory
+from jaxlib import _jax
 
 
 def backend_is_started() -> bool:
@@ -48,6 +54,38 @@ def backend_is_started() -> bool:
 def coordination_client() -> Any:
     """Returns the client of the coordination service; None if this process has joined none."""
     return distributed.global_state.client
+
+
+def forget_coordination() -> None:
+    """Has JAX forget the job of `jax.distributed`, without ending it or waiting for anybody.
+
+    At the end of a process, JAX would wait for all others, and end those that come later.
+    """
+    state = distributed.global_state
+    for ended in (state.client, state.service):
+        if ended is not None:
+            # What is destroyed says goodbye to others that may be gone; this never is.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(ended))
+    state.client = state.service = None
+
+
+def listen_for_collectives_at(address: str) -> None:
+    """Has this process listen at an address when CPUs of several processes exchange data.
+
+    It holds for backends that start later. Without several processes, it changes nothing.
+
+    Args:
+        address: One of this machine's.
+    """
+
+    def make_client() -> Any:
+        connected = distributed.global_state.client
+        collectives = None
+        if connected is not None and config.cpu_collectives_implementation.value == "gloo":
+            collectives = _jax.make_gloo_tcp_collectives(connected, hostname=address)
+        return xla_bridge.make_cpu_client(collectives)
+
+    register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
 def nothing_is_traced() -> bool:

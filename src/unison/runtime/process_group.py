@@ -7,22 +7,37 @@ coordination service, which the first process hosts.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.metadata
 import os
 import sys
 import threading
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import jax
 
+from unison.runtime import devices, liveness
+from unison.runtime.addresses import split_address
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore
-from unison.runtime.private_jax import backend_is_started
+from unison.runtime.liveness.relay import Relay
+from unison.runtime.liveness.sockets import listening
+from unison.runtime.private_jax import backend_is_started, forget_coordination
 from unison.runtime.rendezvous import Place, meet
 
 #: The jobs whose tasks train, in the order of their processes.
 TRAINING_JOBS = ("chief", "worker")
+
+#: Seconds after which JAX's own heartbeats count as missed: whoever is lost is found otherwise, and
+#: JAX ends the processes that are left.
+_NEVER = 10**6
+
+#: How a process ends after Ctrl-C.
+_INTERRUPTED_EXIT_CODE = 130
 
 #: Seconds that a process waits for the others, at the start and whenever they agree on something.
 TIMEOUT = 300.0
@@ -80,34 +95,98 @@ def join_cluster(
         )
     address = cluster.task_address(*tasks[0])
     names = [f"{job} {index} ({cluster.task_address(job, index)})" for job, index in tasks]
-    meet(address, Place(place, names), _software() | {"cluster": str(cluster.as_dict())}, timeout)
+    about = _software() | {"cluster": str(cluster.as_dict())}
+    connections = meet(address, Place(place, names), about, timeout)
     # JAX's preemption service would keep SIGTERM from ending the process.
     jax.config.update("jax_enable_preemption_service", False)
+    global _relay, _timeout
+    if place > 0:
+        _relay = Relay(split_address(address), timeout)
     jax.distributed.initialize(
-        coordinator_address=address,
+        coordinator_address=address if _relay is None else _relay.address,
         coordinator_bind_address=address if place == 0 else None,
         num_processes=len(tasks),
         process_id=place,
         initialization_timeout=max(int(timeout), 1),
+        heartbeat_timeout_seconds=_NEVER,
+        # Under mpirun and srun, JAX would choose devices that the resolvers have chosen already.
+        cluster_detection_method="deactivate",
     )
-    _leave_at_once_after_errors()
+    _timeout = timeout
+    watcher = liveness.start(names, place, connections, timeout)
+    atexit.register(_leave)
+    _tell_of_errors()
+    _release_collectives(watcher)
 
 
-def _leave_at_once_after_errors() -> None:
-    """Ends the process when its program ends by an error, without waiting for the others.
+def _release_collectives(watcher: liveness.Liveness) -> None:
+    """Has the waits of collectives on CPUs end when a worker is lost."""
+    before = listening()
+    devices.default_devices()
+    own = sorted(listening() - before)
+    of_all = all_gather_json(own, "Where collectives listen")
+    watcher.release_at(tuple(address) for own in of_all for address in own)
 
-    At the end, JAX waits for all processes: they would wait for this one in a collective, and this
-    one for them, until JAX gives up after minutes.
+
+def _leave() -> None:
+    """Ends this process's part in the job, without JAX's waiting for all others to end."""
+    global _relay
+    atexit.unregister(_leave)
+    liveness.stop()
+    forget_coordination()
+    if _relay is not None:
+        _relay.close()
+        _relay = None
+    _stop_telling_of_errors()
+
+
+def _tell_of_errors() -> None:
+    """Has the others hear of an error that ends this process's program."""
+    global _show_error
+    if _show_error is None:
+        _show_error, sys.excepthook = sys.excepthook, _end_by_error
+
+
+def _stop_telling_of_errors() -> None:
+    global _show_error
+    # A hook that was set since goes on to call this one, which then only shows the error.
+    if sys.excepthook is _end_by_error and _show_error is not None:
+        sys.excepthook, _show_error = _show_error, None
+
+
+def _end_by_error(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """Shows an error that nobody has caught, and ends the process; the others hear of it.
+
+    An error of JAX that comes of the loss of another worker is shown with its cause. Where somebody
+    types the program, and where this process has no job (any more), the error is only shown.
     """
-    before = sys.excepthook
-
-    def leave(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        before(kind, error, traceback)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-    sys.excepthook = leave
+    assert _show_error is not None
+    cause = liveness.cause_of(error)
+    if cause is not error:
+        cause.__cause__ = error
+    is_typed = hasattr(sys, "ps1") or sys.flags.inspect
+    if is_typed or not liveness.is_watching():
+        _show_error(type(cause), cause, traceback)
+        return
+    lost = liveness.failure()
+    if isinstance(error, KeyboardInterrupt):
+        exit_code = _INTERRUPTED_EXIT_CODE
+    elif lost is not None and str(cause) == str(lost):
+        exit_code = liveness.LOST_ANOTHER_EXIT_CODE
+    else:
+        exit_code = 1
+    try:  # also where the output cannot be written
+        with contextlib.suppress(Exception):
+            _show_error(type(cause), cause, traceback)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        with contextlib.suppress(Exception):
+            liveness.fail(error)
+    finally:
+        os._exit(exit_code)
 
 
 def _software() -> dict[str, str]:
@@ -132,10 +211,12 @@ def all_gather_json(value: Any, what: str) -> list[Any]:
         what: What the value is, for messages.
 
     Raises:
-        DeadlineExceededError: A process did not come within `TIMEOUT`; the message names it.
+        DeadlineExceededError: A process did not come in time; the message names it.
+        UnavailableError: A process is lost.
         RuntimeError: The processes are at different places of their programs.
     """
-    answers = _talk().ask([what, value])
+    with liveness.waiting(f"an agreement ({what})"):
+        answers = _talk().ask([what, value])
     for process, (other, _) in enumerate(answers):
         if other != what:
             raise RuntimeError(
@@ -145,6 +226,15 @@ def all_gather_json(value: Any, what: str) -> list[Any]:
     return [given for _, given in answers]
 
 
+def timeout() -> float:
+    """Returns the seconds that this process waits for the others of its job."""
+    return _timeout
+
+
+_timeout = TIMEOUT
+_relay: Relay | None = None
+#: How errors that nobody catches were shown before this process joined its job.
+_show_error: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
 _lock = threading.Lock()
 _talks: dict[int, Talk] = {}
 
@@ -155,7 +245,7 @@ def _talk() -> Talk:
     with _lock:
         if store.service not in _talks:
             count, index = jax.process_count(), jax.process_index()
-            workers = ConnectedWorkers(count, index, store, "process group", TIMEOUT)
+            workers = ConnectedWorkers(count, index, store, "process group", _timeout)
             _talks.clear()
             _talks[store.service] = workers.talk("values")
         return _talks[store.service]

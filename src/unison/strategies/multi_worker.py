@@ -8,7 +8,9 @@ import jax
 
 from unison.collectives import CommunicationImplementation, CommunicationOptions
 from unison.data.distribution.input_workers import workers_of_cluster
-from unison.runtime import devices
+from unison.runtime import devices, liveness
+from unison.runtime.addresses import listen_at_own_address
+from unison.runtime.cluster import check_cluster
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.runtime.shared_memory import share_memory
@@ -24,8 +26,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Each worker runs the same program in a process of its own, and has the replicas of its own
     devices. Variables start with the first worker's values, and their copies stay equal on all
-    workers. Without a cluster (no `TF_CONFIG`), or in one of a single worker, it is a
-    `MirroredStrategy` on this process's devices.
+    workers. Without a cluster (no `TF_CONFIG`), in one of a single worker, and for an evaluator,
+    it is a `MirroredStrategy` on this process's devices.
 
     Create it before the first JAX computation: that is when the workers come together.
 
@@ -38,7 +40,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             variables.
 
     Raises:
-        ValueError: This process is no training task of the cluster.
+        ValueError: The cluster is none, or this process no training task of it.
         RuntimeError: JAX has started already.
         UnavailableError: The other workers did not come.
 
@@ -56,19 +58,25 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster = resolver.cluster_spec()
         options = communication_options or CommunicationOptions()
         timeout = options.timeout_seconds or TIMEOUT
-        join_cluster(cluster, resolver.task_type, resolver.task_id, timeout)
+        check_cluster(cluster, resolver.task_type, resolver.task_id)
+        is_alone = resolver.task_type == "evaluator" or len(training_tasks(cluster)) < 2
+        if not is_alone:
+            listen_at_own_address(cluster, resolver.task_type, resolver.task_id)
+            join_cluster(cluster, resolver.task_type, resolver.task_id, timeout)
         local = devices.default_devices()
-        if len(training_tasks(cluster)) < 2:
+        if is_alone:
             super().__init__(local)
         else:
             of_platform = jax.devices(local[0].platform)
             replicas = sorted(of_platform, key=lambda d: (d.process_index, d.id))
             if options.implementation is CommunicationImplementation.AUTO:
                 names = [f"{job} {index}" for job, index in training_tasks(cluster)]
-                share_memory(replicas, names, timeout)
+                memory = share_memory(replicas, names, timeout)
+                if memory is not None:
+                    liveness.on_failure(lambda error: memory.abort(str(error)))
             super().__init__(replicas)
             self.input_workers = workers_of_cluster(
-                jax.process_count(), jax.process_index(), f"strategy {next(_strategies)}"
+                jax.process_count(), jax.process_index(), f"strategy {next(_strategies)}", timeout
             )
             if check_every is not None:
                 self.equal_copies = EqualCopies(check_every)

@@ -29,6 +29,17 @@ class ClusterResolver(abc.ABC):
     def cluster_spec(self) -> ClusterSpec:
         """Returns the addresses of all tasks."""
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process does what one process is to do: save, log, show progress.
+
+        The chief does, worker 0 where there is no chief, an evaluator for itself, and a process
+        outside a cluster. TF: `multi_worker_util.is_chief`.
+        """
+        if self.task_type == "worker":
+            return not self.task_id and "chief" not in self.cluster_spec().jobs
+        return self.task_type in (None, "chief", "evaluator")
+
     def num_accelerators(self) -> dict[str, int]:
         """Returns how many of which accelerators a task has, as far as the resolver knows."""
         return {}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 
 from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, count_gpus
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _PART_OF_LIST = re.compile(r"(?P<prefix>[^,\[\]]*)(?:\[(?P<ranges>[^\]]+)\](?P<suffix>[^,\[\]]*))?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+#: The variables that the tasks of a job step have, and its batch script does not.
+_OF_A_STEP = ("PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE")
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -69,13 +72,18 @@ class SlurmClusterResolver(ClusterResolver):
         if not 0 <= self._rank < count:
             raise RuntimeError(f"SLURM_PROCID must be below {count}. Received: {self._rank}")
         most = max(self._tasks_per_node.values())
-        gpus = _count_gpus() if gpus_per_node is None else gpus_per_node
+        gpus = count_gpus() if gpus_per_node is None else gpus_per_node
         self._gpus_per_task = gpus // most if gpus_per_task is None else gpus_per_task
         if most * self._gpus_per_task > gpus:
             raise RuntimeError(
                 f"{most} tasks of a node need {self._gpus_per_task} GPUs each. The node has: {gpus}"
             )
         self.task_type, self.task_id = self._task()
+
+    @staticmethod
+    def is_here() -> bool:
+        """Whether `srun` has started this process."""
+        return all(f"SLURM_{name}" in os.environ for name in _OF_A_STEP)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Returns this process's job and its index there."""
@@ -90,7 +98,7 @@ class SlurmClusterResolver(ClusterResolver):
                 first = place * self._gpus_per_task
                 gpus.append(",".join(map(str, range(first, first + self._gpus_per_task))))
         if self._auto_set_gpu and self._gpus_per_task:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[self._rank]
+            os.environ[VISIBLE_GPUS] = gpus[self._rank]
         remaining = iter(addresses)
         return ClusterSpec(
             {job: [next(remaining) for _ in range(count)] for job, count in self._jobs.items()}
@@ -183,16 +191,3 @@ def expand_tasks_per_node(counts: str) -> list[int]:
             raise ValueError(f"Expected numbers of tasks such as 3(x2),1. Received: {counts!r}")
         expanded += [int(found[1])] * int(found[2] or 1)
     return expanded
-
-
-def _count_gpus() -> int:
-    """Returns how many GPUs of NVIDIA's this process may use, without starting JAX."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([index for index in visible.split(",") if index.strip()])
-    try:
-        command = ["nvidia-smi", "--list-gpus"]
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

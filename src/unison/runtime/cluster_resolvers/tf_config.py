@@ -35,28 +35,48 @@ class TFConfigClusterResolver(ClusterResolver):
         config = _tf_config()
         task = config.get("task", {})
         self.task_type = task.get("type") if task_type is None else task_type
-        index = task.get("index") if task_id is None else task_id
-        self.task_id = None if index is None else int(index)
+        self.task_id = _index(task) if task_id is None else task_id
         self.rpc_layer = config.get("rpc_layer") if rpc_layer is None else rpc_layer
         self.environment = config.get("environment", "") if environment is None else environment
-        self._cluster_spec = ClusterSpec(config.get("cluster", {}))
+        try:
+            self._cluster_spec = ClusterSpec(config.get("cluster", {}))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"TF_CONFIG: {error}") from None
 
     def cluster_spec(self) -> ClusterSpec:
         return self._cluster_spec
 
 
+#: What `TF_CONFIG` may be.
+_EXPECTED = (
+    'TF_CONFIG must be JSON such as {"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+
+
 def _tf_config() -> dict[str, Any]:
     text = os.environ.get("TF_CONFIG") or "{}"
-    expected = (
-        'TF_CONFIG must be JSON such as {"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
-        '"task": {"type": "worker", "index": 0}}'
-    )
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{expected}. Received: {text!r} ({error})") from None
+        raise ValueError(f"{_EXPECTED}. Received: {text!r} ({error})") from None
     if not isinstance(config, dict) or not all(
         isinstance(config.get(part, {}), dict) for part in ("cluster", "task")
     ):
-        raise ValueError(f"{expected}. Received: {text!r}")
+        raise ValueError(f"{_EXPECTED}. Received: {text!r}")
+    if config.get("task") and not config.get("cluster"):
+        raise ValueError(f"{_EXPECTED}. Received a task without a cluster: {text!r}")
+    kind = config.get("task", {}).get("type")
+    if not isinstance(kind, str | None):
+        raise ValueError(f"{_EXPECTED}. Received a task whose type is {kind!r}")
     return config
+
+
+def _index(task: dict[str, Any]) -> int | None:
+    """Returns the index of the task; some cluster managers write it as text."""
+    index = task.get("index")
+    if isinstance(index, str) and index.isdecimal():
+        return int(index)
+    if index is None or (isinstance(index, int) and not isinstance(index, bool) and index >= 0):
+        return index
+    raise ValueError(f"{_EXPECTED}. Received a task whose index is {index!r}")

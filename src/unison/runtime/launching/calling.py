@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 import cloudpickle
 
 
-def main(call: int, result: int) -> None:
-    """Calls the function that `launch` sends.
-
-    Args:
-        call: The open pipe, by number, with the pickled function and its arguments.
-        result: The open pipe for what it returns.
-    """
-    os.set_inheritable(result, False)  # a child that outlives the worker must not hold it open
-    with open(call, "rb") as pipe:
-        function, args = cloudpickle.load(pipe)
-    returned = function(*args)
-    try:
-        pickled = cloudpickle.dumps(returned)
-    except Exception as error:
-        raise TypeError(
-            f"launch sends back what the function returns. {returned!r} cannot be pickled: "
-            f"{error}. Return numbers, text, NumPy arrays, or structures of them."
-        ) from error
-    with open(result, "wb") as pipe:
-        pipe.write(pickled)
+def main() -> None:
+    """Calls the function that comes in at the standard input, and answers there."""
+    # A copy, which the worker's children do not get; what they read is empty.
+    connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    with connection, connection.makefile("rb") as call:
+        function, args = cloudpickle.load(call)
+        returned = function(*args)
+        try:
+            pickled = cloudpickle.dumps(returned)
+        except Exception as error:
+            raise TypeError(
+                f"launch sends back what the function returns. {returned!r} cannot be pickled: "
+                f"{error}. Return numbers, text, NumPy arrays, or structures of them."
+            ) from error
+        connection.sendall(pickled)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

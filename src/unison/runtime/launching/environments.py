@@ -7,11 +7,9 @@ import json
 import os
 import socket
 
+from unison.runtime.addresses import LOOPBACK
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, available_cores
-
-#: The address of workers that share this machine; nobody else can reach it.
-LOOPBACK = "127.0.0.1"
 
 #: The variables that say how many threads a process computes with: XLA's, OpenMP's and OpenBLAS'.
 THREAD_VARIABLES = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -33,24 +31,28 @@ def cluster_on_this_machine(workers: int, address: str = LOOPBACK) -> ClusterSpe
     if workers < 1:
         raise ValueError(f"Expected at least 1 worker. Received: {workers}")
     with contextlib.ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(workers)]
-        for each in sockets:  # all are open at once, so that all ports differ
-            each.bind((address, 0))
+        # All are open at once, so that all ports differ.
+        sockets = [open_sockets.enter_context(_listening(address)) for _ in range(workers)]
         ports = [each.getsockname()[1] for each in sockets]
-    return ClusterSpec({"worker": [f"{address}:{port}" for port in ports]})
+    host = f"[{address}]" if ":" in address else address
+    return ClusterSpec({"worker": [f"{host}:{port}" for port in ports]})
+
+
+def _listening(address: str) -> socket.socket:
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, 0), family=family)
 
 
 def worker_environments(
-    cluster: ClusterSpec, devices_per_worker: int | None = None
+    cluster: ClusterSpec, devices_per_worker: int | None = None, cores: int | None = None
 ) -> list[dict[str, str]]:
-    """Returns what is added to the environment of each worker of a cluster on this machine.
-
-    The workers share the machine's cores: each computes with its part of them, and with one thread
-    at least. More threads would only take turns. What the user has set stays.
+    """Returns what is added to the environment of each worker of a cluster.
 
     Args:
         cluster: The cluster, whose tasks are workers.
         devices_per_worker: Into how many logical devices each splits its CPU. None: as it is set.
+        cores: With how many threads each computes. None: the workers share this machine's cores,
+            at least one each; more threads would only take turns. What the user has set stays.
 
     Examples:
         >>> cluster = ClusterSpec({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
@@ -59,11 +61,11 @@ def worker_environments(
         ('4', {'type': 'worker', 'index': 1})
     """
     workers = cluster.num_tasks("worker")
-    shared = {
-        name: str(max(1, available_cores() // workers))
-        for name in THREAD_VARIABLES
-        if name not in os.environ
-    }
+    if cores is None:
+        threads = max(1, available_cores() // workers)
+        shared = {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
+    else:
+        shared = dict.fromkeys(THREAD_VARIABLES, str(cores))
     if devices_per_worker is not None:
         shared[CPU_DEVICES_VARIABLE] = str(devices_per_worker)
     return [

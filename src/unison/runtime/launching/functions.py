@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import cloudpickle
 
 from unison.runtime.launching.environments import cluster_on_this_machine, worker_environments
-from unison.runtime.launching.jobs import Job, OnLine, Program
+from unison.runtime.launching.jobs import Job
+from unison.runtime.launching.ray_nodes import RayNodes, Room
+from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start
 
 #: What a worker runs: see `calling`.
 _CALLING = "unison.runtime.launching.calling"
@@ -34,26 +35,34 @@ class WorkerError(RuntimeError):
 
 def launch(
     function: Callable[..., Any],
-    workers: int = 2,
+    workers: int | None = None,
     args: Sequence[Any] = (),
     devices_per_worker: int | None = None,
     environment: Mapping[str, str] | None = None,
     timeout: float | None = None,
     on_line: OnLine | None = None,
+    address: str | None = None,
+    cpus_per_worker: int | None = None,
+    gpus_per_worker: int | None = None,
 ) -> list[Any]:
-    """Calls a function in worker processes of one cluster on this machine.
+    """Calls a function in worker processes of one cluster, on this machine or on a Ray cluster.
 
     Each worker is a fresh Python process that finds the cluster in `TF_CONFIG`. When one fails,
     the others are ended.
 
     Args:
-        function: What every worker calls; a function of a notebook or a lambda will do.
-        workers: How many there are.
+        function: What every worker calls; a function of a notebook or a lambda will do. On a Ray
+            cluster, the modules that it imports must be there.
+        workers: How many there are. Default: 2 on this machine, one a node of a Ray cluster.
         args: What it is called with.
         devices_per_worker: Into how many logical devices each worker splits its CPU.
         environment: What else is added to the workers' environment.
         timeout: Seconds after which workers that still run are ended; None: none.
         on_line: Called with a worker's index and each line that it prints. Default: it is printed.
+        address: The Ray cluster: `"auto"`, `"HOST:PORT"` from one of its nodes, or
+            `"ray://HOST:PORT"` from elsewhere. Default: this machine, without Ray.
+        cpus_per_worker: How many of Ray's CPUs a worker takes. Default: an equal share of a node's.
+        gpus_per_worker: The same for GPUs.
 
     Returns:
         What the function returned, by worker.
@@ -62,6 +71,8 @@ def launch(
         WorkerError: A worker has failed. Its traceback is in the message.
         TimeoutError: Some took longer than `timeout`.
         TypeError: The function, an argument or a result cannot be pickled.
+        UnavailableError: The Ray cluster cannot be reached, or has no room.
+        ImportError: Ray is not installed, and there is an `address`.
 
     Examples:
         >>> import json, os
@@ -75,72 +86,36 @@ def launch(
             f"launch sends the function and its arguments to other processes. {function!r} cannot "
             f"be pickled: {error}"
         ) from error
-    cluster = cluster_on_this_machine(workers)
-    environments = worker_environments(cluster, devices_per_worker)
-    with contextlib.ExitStack() as open_pipes:
-        pipes = [open_pipes.enter_context(_Pipes(call)) for _ in environments]
+    with contextlib.ExitStack() as places:
+        if address is None:
+            cluster = cluster_on_this_machine(2 if workers is None else workers)
+            environments = worker_environments(cluster, devices_per_worker)
+            start: Start = ProcessWorker
+            shared = _import_path()
+        else:
+            room = Room(workers, cpus_per_worker, gpus_per_worker)
+            nodes = places.enter_context(RayNodes(address, room))
+            environments = worker_environments(nodes.cluster, devices_per_worker, nodes.cores)
+            start, shared = nodes.start, {}
         programs = [
-            Program(
-                [sys.executable, "-m", _CALLING, *map(str, own.of_worker)],
-                {**_import_path(), **added, **(environment or {})},
-                own.of_worker,
-            )
-            for added, own in zip(environments, pipes, strict=True)
+            Program(["-m", _CALLING], {**shared, **own, **(environment or {})}, call)
+            for own in environments
         ]
-        with Job(programs, on_line or _printed) as job:
-            for own in pipes:
-                own.start()
+        with Job(programs, on_line or _printed, start=start) as job:
             failure = job.wait(timeout)
         if failure is not None:
             shown = "\n".join(failure.last_lines)
             raise WorkerError(f"{failure}\n{shown}", failure.worker, failure.exit_code)
-        return [cloudpickle.loads(own.result()) for own in pipes]
-
-
-class _Pipes:
-    """The two pipes between this process and one worker: for the call, and for its result."""
-
-    def __init__(self, call: bytes):
-        self._call = call
-        self._result = b""
-        self._has_started = False
-        self._threads = [
-            threading.Thread(target=work, name="unison-launch", daemon=True)
-            for work in (self._write, self._read)
-        ]
-
-    def __enter__(self) -> Self:
-        call_of_worker, self._to_worker = os.pipe()
-        self._from_worker, result_of_worker = os.pipe()
-        #: The worker's ends: where it reads the call, and where it writes the result.
-        self.of_worker = (call_of_worker, result_of_worker)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self._has_started:
-            for descriptor in (*self.of_worker, self._to_worker, self._from_worker):
-                os.close(descriptor)
-
-    def start(self) -> None:
-        """Begins to write and read; the worker has its ends."""
-        self._has_started = True
-        for descriptor in self.of_worker:
-            os.close(descriptor)
-        for thread in self._threads:
-            thread.start()
-
-    def result(self) -> bytes:
-        """Returns what the worker, which has ended, has written."""
-        self._threads[1].join()
-        return self._result
-
-    def _write(self) -> None:
-        with contextlib.suppress(BrokenPipeError), open(self._to_worker, "wb") as pipe:
-            pipe.write(self._call)
-
-    def _read(self) -> None:
-        with open(self._from_worker, "rb") as pipe:
-            self._result = pipe.read()
+        results = job.results()
+        for worker, result in enumerate(results):
+            if not result:
+                raise WorkerError(
+                    f"worker {worker} ended without returning from {function!r}: with exit code 0, "
+                    "by sys.exit or os._exit perhaps. Let the function return instead.",
+                    worker,
+                    0,
+                )
+        return [cloudpickle.loads(result) for result in results]
 
 
 def _import_path() -> dict[str, str]:

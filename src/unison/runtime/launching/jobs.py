@@ -1,64 +1,23 @@
-"""A job: the processes of its workers, from their start to the end of the last one.
-
-Each worker leads a process group of its own, so that Ctrl-C reaches only the job, which passes it
-on, and so that a worker's children end with it. On Linux, the workers of a job whose process is
-killed are killed as well.
-"""
+"""A job: its workers, from the start of the first to the end of the last one."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
-#: Called with a worker's index and a line that it has printed, without its end.
-OnLine = Callable[[int, str], None]
+from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start, Worker
 
-#: How many of a worker's last lines are kept, to show why it failed.
-_LINES_KEPT = 200
-
-#: Seconds between two looks at the processes.
+#: Seconds between two looks at the workers.
 _LOOK_EVERY = 0.05
 
-#: Seconds for which the output of a worker that has ended is still read: its children, whom nobody
-#: waits for, may hold it open.
-_OUTPUT_GRACE = 2.0
-
-#: How Python's sentence between the tracebacks of two errors ends.
-_BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
-
-#: Has the kernel kill a process when its parent dies, and then becomes the program.
-_DYING_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """What a worker runs.
-
-    Attributes:
-        arguments: The program's file, and its arguments.
-        environment: What is added to this process's environment.
-        inherited: The open files, by number, that it shares with this process.
-    """
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    inherited: Sequence[int] = ()
+#: Seconds for which a job waits for the failure of another worker, of which a worker speaks that
+#: has failed: errors may travel faster than processes end.
+_CULPRIT_GRACE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +44,7 @@ class Failure:
 
 
 class Job:
-    """The workers of a job, one process each; they run from the start of a `with` block.
+    """The workers of a job; they run from the start of a `with` block.
 
     The block's end ends those that still run: first asked by SIGTERM, then killed.
 
@@ -93,9 +52,10 @@ class Job:
         programs: What the workers run.
         on_line: Called for every line that a worker prints, in threads.
         grace: Seconds between asking and killing.
+        start: Starts a worker. Default: on this machine.
 
     Examples:
-        >>> program = Program([sys.executable, "-c", "print('hello')"], {})
+        >>> program = Program(["-c", "print('hello')"], {})
         >>> with Job([program], on_line=lambda worker, line: print(worker, line)) as job:
         ...     job.wait(timeout=60)
         0 hello
@@ -106,18 +66,20 @@ class Job:
         programs: Sequence[Program],
         on_line: OnLine = lambda worker, line: None,
         grace: float = 10.0,
+        start: Start = ProcessWorker,
     ):
         self._programs = programs
         self._on_line = on_line
         self._grace = grace
-        self._workers: list[_Worker] = []
+        self._start = start
+        self._workers: list[Worker] = []
         #: How the first worker failed that did; None while all is well.
         self.failure: Failure | None = None
 
     def __enter__(self) -> Self:
         try:
             for index, program in enumerate(self._programs):
-                self._workers.append(_Worker(index, program, self._on_line))
+                self._workers.append(self._start(index, program, self._on_line))
         except BaseException:
             self.end()
             raise
@@ -134,7 +96,7 @@ class Job:
     @property
     def running(self) -> int:
         """How many workers run."""
-        return sum(worker.exit_code() is None for worker in self._workers)
+        return len(self._running())
 
     def wait(self, timeout: float | None = None) -> Failure | None:
         """Waits until all workers are through, or one has failed; then ends the others.
@@ -143,26 +105,31 @@ class Job:
             timeout: Seconds, at most; None: as long as it takes.
 
         Returns:
-            How the first one failed, or None.
+            How the first one failed, or None. Where one fails because another one has, the other
+            one counts.
 
         Raises:
             TimeoutError: They took longer. Those that run are ended.
         """
         last = None if timeout is None else time.monotonic() + timeout
-        while self.running and self._first_failed() is None:
+        while self.running and not self._has_failed():
             if last is not None and time.monotonic() > last:
-                waiting = [w.index for w in self._workers if w.exit_code() is None]
+                waiting = [worker.index for worker in self._running()]
                 self.end()
                 raise TimeoutError(
                     f"Expected {len(self._workers)} workers to end within {timeout:g} s. Still "
                     f"running: {waiting}. They have been ended."
                 )
             time.sleep(_LOOK_EVERY)
-        failed = self._first_failed()
+        failed = self._culprit()
         self.end()
         if failed is not None:
-            self.failure = Failure(failed.index, failed.exit_code() or 0, failed.last_lines())
+            self.failure = Failure(failed.index, failed.exit_code or 0, failed.last_lines())
         return self.failure
+
+    def results(self) -> list[bytes]:
+        """Returns what the workers, which have ended, have sent back."""
+        return [worker.result() for worker in self._workers]
 
     def signal(self, number: int) -> None:
         """Sends a signal to all workers and their children."""
@@ -181,81 +148,19 @@ class Job:
         for worker in self._workers:
             worker.close()
 
-    def _first_failed(self) -> _Worker | None:
-        failed = [worker for worker in self._workers if worker.exit_code()]
-        return min(failed, key=lambda worker: worker.ended_at, default=None)
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.exit_code is None]
 
-
-class _Worker:
-    """One process, and the thread that reads what it prints."""
-
-    def __init__(self, index: int, program: Program, on_line: OnLine):
-        self.index = index
-        self.ended_at = 0.0
-        self._exit_code: int | None = None
-        self._on_line = on_line
-        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
-        command = list(program.arguments)
-        if sys.platform == "linux":
-            shim = [sys.executable, "-S", "-E", "-c", _DYING_WITH_PARENT, str(os.getpid())]
-            command = shim + command
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, **program.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=program.inherited,
+    def _has_failed(self) -> bool:
+        """Whether a worker has failed by itself, or long enough ago because another one has."""
+        failed = [worker for worker in self._workers if worker.exit_code]
+        return any(
+            time.monotonic() - worker.ended_at > _CULPRIT_GRACE or not worker.has_lost_another()
+            for worker in failed
         )
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(
-            target=self._read,
-            args=(self._process.stdout,),
-            name="unison-worker-output",
-            daemon=True,
-        )
-        self._reader.start()
 
-    def exit_code(self) -> int | None:
-        """Returns how the process ended, as shells say it; None while it runs."""
-        if self._exit_code is None and self._process.returncode is None:
-            # It is looked at and not reaped, so that nobody else gets the group's number.
-            look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            ended = os.waitid(os.P_PID, self._process.pid, look)
-            if ended is not None:
-                has_exited = ended.si_code == os.CLD_EXITED
-                self._exit_code = ended.si_status + (0 if has_exited else 128)
-                self.ended_at = time.monotonic()
-        return self._exit_code
-
-    def signal(self, number: int) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
-
-    def close(self) -> None:
-        if self._exit_code is None and self._process.returncode is None:
-            # Its own end, or ours: it has just been killed.
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-            self.exit_code()
-        self._process.wait()
-        self._reader.join(_OUTPUT_GRACE)
-
-    def last_lines(self) -> list[str]:
-        lines = list(self._lines)
-        starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-        if not starts:
-            return lines[-10:]
-        start = starts.pop()
-        # An error that came of another one has both tracebacks, with a sentence between them.
-        while starts and any(line.endswith(_BETWEEN_ERRORS) for line in lines[starts[-1] : start]):
-            start = starts.pop()
-        return lines[start:]
-
-    def _read(self, output: IO[bytes]) -> None:
-        with output, contextlib.suppress(ValueError, OSError):
-            for written in output:
-                line = written.decode(errors="replace").rstrip("\r\n")
-                self._lines.append(line)
-                self._on_line(self.index, line)
+    def _culprit(self) -> Worker | None:
+        """Returns the first worker that failed by itself; else the first that failed."""
+        failed = [worker for worker in self._workers if worker.exit_code]
+        by_themselves = [worker for worker in failed if not worker.has_lost_another()]
+        return min(by_themselves or failed, key=lambda worker: worker.ended_at, default=None)

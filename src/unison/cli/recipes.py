@@ -1,0 +1,186 @@
+"""What `unison run --env` prints: how a program's workers are started elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Callable, Sequence
+
+from unison.cli.errors import CommandError
+from unison.runtime.devices import CPU_DEVICES_VARIABLE
+from unison.runtime.launching import cluster_on_this_machine, worker_environments
+
+#: The line that a program needs where nothing sets TF_CONFIG.
+_RESOLVER = """\
+# The program passes the resolver that finds its place:
+#   from unison.runtime.cluster_resolvers import AutomaticClusterResolver
+#   strategy = unison.MultiWorkerMirroredStrategy(AutomaticClusterResolver())
+"""
+
+#: The port of Kubernetes' pods, which have an address of their own each.
+_PORT = 8470
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is to be started.
+
+    Attributes:
+        program: What Python is started with.
+        workers: How many workers. None: as many as is usual there.
+        devices_per_worker: Into how many logical devices each splits its CPU; None: as it is set.
+        host: Where workers on this machine listen.
+    """
+
+    program: Sequence[str]
+    workers: int | None = None
+    devices_per_worker: int | None = None
+    host: str = "127.0.0.1"
+
+
+def local_environments(asked: Asked) -> list[dict[str, str]]:
+    """Returns what is added to the environment of each worker on this machine.
+
+    Raises:
+        CommandError: The workers cannot listen at the address.
+    """
+    try:
+        cluster = cluster_on_this_machine(asked.workers or 1, asked.host)
+    except OSError as error:
+        raise CommandError(
+            f"Cannot listen on {asked.host}: {error}. Give an address of this machine as --host."
+        ) from error
+    return worker_environments(cluster, asked.devices_per_worker)
+
+
+def _tf_config(asked: Asked) -> str:
+    """Returns what each worker on this machine would find, for a shell."""
+    lines = []
+    for index, environment in enumerate(local_environments(asked)):
+        lines.append(f"# worker {index}")
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _slurm(asked: Asked) -> str:
+    """Returns a batch script for `sbatch`, with one worker a node."""
+    return (
+        "#!/bin/bash\n"
+        f"#SBATCH --nodes={asked.workers or 2}\n"
+        "#SBATCH --ntasks-per-node=1\n"
+        "#SBATCH --cpus-per-task=8\n"
+        f"{_RESOLVER}"
+        "export NPROC=$SLURM_CPUS_PER_TASK OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"
+        " OPENBLAS_NUM_THREADS=$SLURM_CPUS_PER_TASK\n"
+        f"{_exported_devices(asked)}"
+        'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \\\n'
+        f"    python -u {shlex.join(asked.program)}\n"
+    )
+
+
+def _open_mpi(asked: Asked) -> str:
+    """Returns a line for `mpirun`."""
+    devices = asked.devices_per_worker
+    given = f"-x {CPU_DEVICES_VARIABLE}={devices} " if devices else ""
+    return (
+        f"{_RESOLVER}"
+        f"mpirun -n {asked.workers or 2} -x NPROC=1 -x OMP_NUM_THREADS=1 "
+        f"-x OPENBLAS_NUM_THREADS=1 {given}\\\n"
+        f"    python -u {shlex.join(asked.program)}\n"
+    )
+
+
+def _ray(asked: Asked) -> str:
+    """Returns the lines that make a Ray cluster and start the workers there."""
+    count = f"-n {asked.workers} " if asked.workers else ""
+    devices = (
+        f"--devices-per-worker {asked.devices_per_worker} " if asked.devices_per_worker else ""
+    )
+    return (
+        "# on the first machine; --node-ip-address 127.0.0.1 where it is the only one\n"
+        "ray start --head --port 6379\n"
+        "# on the others\n"
+        "ray start --address FIRST_MACHINE:6379\n"
+        "# on one of them\n"
+        f"unison run {count}{devices}--address auto {shlex.join(asked.program)}\n"
+    )
+
+
+def _kubernetes(asked: Asked) -> str:
+    """Returns an indexed job and its headless service, for `kubectl apply`."""
+    workers = asked.workers or 2
+    name = _kubernetes_name(asked.program)
+    addresses = [f"{name}-{index}.{name}:{_PORT}" for index in range(workers)]
+    config = json.dumps(
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": "$(INDEX)"}}
+    )
+    devices = (
+        f"""
+            - name: {CPU_DEVICES_VARIABLE}
+              value: "{asked.devices_per_worker}\""""
+        if asked.devices_per_worker
+        else ""
+    )
+    return f"""\
+# Set image and resources. The pods find each other by the names that the service gives them.
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector:
+    job-name: {name}
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {name}
+spec:
+  completionMode: Indexed
+  completions: {workers}
+  parallelism: {workers}
+  backoffLimit: 0
+  template:
+    spec:
+      subdomain: {name}
+      restartPolicy: Never
+      containers:
+        - name: worker
+          image: IMAGE
+          command: {json.dumps(["python", "-u", *asked.program])}
+          ports:
+            - containerPort: {_PORT}
+          env:
+            - name: INDEX
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+            - name: TF_CONFIG
+              value: '{config}'{devices}
+"""
+
+
+def _kubernetes_name(program: Sequence[str]) -> str:
+    """Returns a name that Kubernetes takes, after the program's."""
+    script = program[1] if program[0] == "-m" else pathlib.Path(program[0]).stem
+    return re.sub(r"[^a-z0-9]+", "-", script.lower())[:40].strip("-") or "train"
+
+
+def _exported_devices(asked: Asked) -> str:
+    devices = asked.devices_per_worker
+    return f"export {CPU_DEVICES_VARIABLE}={devices}\n" if devices else ""
+
+
+#: By the name of the place.
+RECIPES: dict[str, Callable[[Asked], str]] = {
+    "kubernetes": _kubernetes,
+    "openmpi": _open_mpi,
+    "ray": _ray,
+    "slurm": _slurm,
+    "tf-config": _tf_config,
+}

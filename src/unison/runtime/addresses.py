@@ -1,0 +1,66 @@
+"""At which of this machine's addresses a process listens."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.private_jax import backend_is_started, listen_for_collectives_at
+
+#: The address of workers that share this machine; nobody else can reach it.
+LOOPBACK = "127.0.0.1"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Returns the host and the port of an address.
+
+    Examples:
+        >>> split_address("[::1]:2222")
+        ('::1', 2222)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def listen_at_own_address(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
+    """Has the collectives of this process, a task of a cluster, listen at its address only.
+
+    Otherwise they listen where the machine's own name leads: at an address that others can reach,
+    for workers that share a machine, or at one that they cannot, for workers that do not (Debian
+    has the name lead to 127.0.1.1). Where the cluster has a name or address for the task that is
+    none of this machine's, as behind a router, it is the one from which the first task is reached.
+
+    Args:
+        cluster: The cluster.
+        task_type: The job of this process.
+        task_id: Its index in the job.
+    """
+    if backend_is_started() or task_type is None or task_id is None:
+        return
+    own, _ = split_address(cluster.task_address(task_type, task_id))
+    first_job = "chief" if "chief" in cluster.jobs else "worker"
+    first = split_address(cluster.task_address(first_job, cluster.task_indices(first_job)[0]))
+    address = _own_address(own) or _address_towards(*first)
+    if address is not None:
+        listen_for_collectives_at(address)
+
+
+def _own_address(host: str) -> str | None:
+    """Returns the address that `host` is or leads to; None if it is none of this machine's."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.bind((where[0], 0))
+                return str(where[0])
+    return None
+
+
+def _address_towards(host: str, port: int) -> str | None:
+    """Returns the address from which this machine sends to another one; sends nothing."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
+                trial.connect(where)
+                return str(trial.getsockname()[0])
+    return None

@@ -1,0 +1,82 @@
+"""The cluster of the pods of an indexed Kubernetes job."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+from typing import Any
+
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers.resolver import ClusterResolver
+
+#: What Kubernetes tells the pods of an indexed job.
+_INDEX = "JOB_COMPLETION_INDEX"
+
+#: Where a pod finds the name of its namespace.
+_NAMESPACE = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class KubernetesJobClusterResolver(ClusterResolver):
+    """The pods of an indexed job with a headless service; all are workers, by their index.
+
+    The pods find each other by the names that the service gives them: the job's template needs it
+    as its `subdomain`. `unison run --env kubernetes` prints such a job, which needs no resolver.
+
+    Args:
+        workers: How many pods there are. Default: Kubernetes is asked for the job's `completions`,
+            by the package `kubernetes`; the service account must be allowed to get jobs.
+        port: The port at which each listens.
+        override_client: A client of Kubernetes' batch API, in place of one by that package.
+
+    Raises:
+        RuntimeError: This is no pod of an indexed job, or one without a service.
+        ImportError: The package is not installed, and there are neither `workers` nor a client.
+    """
+
+    environment = "kubernetes"
+
+    def __init__(self, workers: int | None = None, port: int = 8470, override_client: Any = None):
+        if not self.is_here():
+            raise RuntimeError(
+                f"The environment variable {_INDEX} is not set: this is no pod of an indexed job. "
+                "Set completionMode: Indexed."
+            )
+        self.task_type = "worker"
+        self.task_id = int(os.environ[_INDEX])
+        name, _, domain = socket.getfqdn().partition(".")
+        job = name.removesuffix(f"-{self.task_id}")
+        if not domain or job == name:
+            raise RuntimeError(
+                f"Expected the pod's name to be JOB-{self.task_id}.SERVICE. Received: "
+                f"{socket.getfqdn()!r}. Give the job's template the name of a headless service as "
+                "its subdomain."
+            )
+        if workers is None:
+            workers = _completions(job, override_client or _batch_api())
+        hosts = [f"{job}-{index}.{domain}" for index in range(workers)]
+        self._cluster = ClusterSpec({"worker": [f"{host}:{port}" for host in hosts]})
+
+    @staticmethod
+    def is_here() -> bool:
+        """Whether this is a pod of an indexed job."""
+        return _INDEX in os.environ
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._cluster
+
+
+def _completions(job: str, client: Any) -> int:
+    return int(client.read_namespaced_job(job, _NAMESPACE.read_text().strip()).spec.completions)
+
+
+def _batch_api() -> Any:
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise ImportError(
+            "KubernetesJobClusterResolver asks how many pods the job has by the package "
+            "`kubernetes`: pip install kubernetes, or pass workers."
+        ) from error
+    config.load_incluster_config()
+    return client.BatchV1Api()

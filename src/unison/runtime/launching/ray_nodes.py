@@ -1,0 +1,367 @@
+"""Workers on the nodes of a Ray cluster.
+
+Ray finds the room and tells of nodes that are lost. Each worker has an actor, which starts it as a
+process on its node as a job of one machine does, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from unison.errors import UnavailableError
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.launching.environments import cluster_on_this_machine
+from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Worker
+
+Result = TypeVar("Result")
+
+#: Seconds for a connection, for the start of Ray's driver, and for room and actors.
+_SECONDS_TO_CONNECT = 5.0
+_SECONDS_TO_JOIN = 30.0
+_SECONDS_FOR_ROOM = 60.0
+
+#: Seconds for which an actor waits for something to tell, and for which its answer is waited for.
+_TELL_EVERY = 1.0
+_SECONDS_TO_ANSWER = 60.0
+
+#: How many lines an actor keeps; the worker waits when nobody fetches them.
+_MOST_LINES = 10_000
+
+#: The exit code of a worker whose node or actor is lost.
+_LOST = 1
+
+#: What the workers' environment has of this process's: what configures the libraries.
+_FORWARDED = ("JAX_", "KERAS_", "NCCL_", "UNISON_", "XLA_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """What the workers of a job take of a Ray cluster.
+
+    Attributes:
+        workers: How many there are. None: one a node.
+        cpus: How many CPUs each takes. None: an equal share of a node's.
+        gpus: How many GPUs each takes. None: an equal share of a node's.
+    """
+
+    workers: int | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+
+    def on(self, nodes: list[dict[str, float]]) -> Room:
+        """Returns what is taken of these nodes, each given by what it has of every resource.
+
+        Examples:
+            >>> Room().on([{"CPU": 4.0}, {"CPU": 6.0}])
+            Room(workers=2, cpus=4, gpus=0)
+            >>> Room(workers=4).on([{"CPU": 4.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 2.0}])
+            Room(workers=4, cpus=2, gpus=1)
+        """
+        workers = self.workers or len(nodes)
+        of_a_node = -(-workers // len(nodes))
+
+        def share(resource: str) -> int:
+            return min(int(node.get(resource, 0)) for node in nodes) // of_a_node
+
+        cpus = max(1, share("CPU")) if self.cpus is None else self.cpus
+        return Room(workers, cpus, share("GPU") if self.gpus is None else self.gpus)
+
+    def fits_on(self, nodes: list[dict[str, float]]) -> bool:
+        """Whether the nodes have so much, were they free.
+
+        Examples:
+            >>> Room(workers=3, cpus=2, gpus=0).fits_on([{"CPU": 4.0}, {"CPU": 3.0}])
+            True
+            >>> Room(workers=3, cpus=2, gpus=1).fits_on([{"CPU": 4.0, "GPU": 1.0}, {"CPU": 3.0}])
+            False
+        """
+        wanted = {"CPU": self.cpus, "GPU": self.gpus}
+        places = (
+            min(int(node.get(name, 0)) // count for name, count in wanted.items() if count)
+            for node in nodes
+        )
+        return sum(places) >= (self.workers or 1)
+
+
+class RayNodes:
+    """Places for the workers of a job on the nodes of a Ray cluster, from the start of a `with`
+    block to its end.
+
+    Args:
+        address: `"auto"`, `"HOST:PORT"` or `"ray://HOST:PORT"`.
+        room: What the workers take.
+        folder: The folder that is sent to the nodes, where the workers run. None: none.
+
+    Raises:
+        ImportError: Ray is not installed.
+        UnavailableError: The cluster cannot be reached, has no room, or its nodes have no Unison.
+    """
+
+    def __init__(self, address: str, room: Room, folder: str | None = None):
+        self._address = address
+        self._room = room
+        self._folder = folder
+        self._end = contextlib.ExitStack()
+        self._actors: list[Any] = []
+        #: The workers' addresses: their nodes', with ports that are free there.
+        self.cluster = ClusterSpec({})
+        #: With how many threads a worker computes.
+        self.cores = 1
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undoing:
+            ray = _connected(self._address, self._folder, undoing)
+            alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
+            nodes = [
+                {name: count for name, count in node.items() if name in ("CPU", "GPU")}
+                for node in alive
+                if node.get("CPU", 0) >= 1
+            ]
+            if not nodes:
+                raise UnavailableError(
+                    message=f"The Ray cluster {self._address} has no node with a CPU."
+                )
+            room = self._room.on(nodes)
+            self._actors = _placed_actors(ray, room, nodes, undoing)
+            try:
+                addresses = ray.get(
+                    [actor.address.remote() for actor in self._actors], timeout=_SECONDS_FOR_ROOM
+                )
+            except ray.exceptions.RayError as error:
+                raise UnavailableError(
+                    message=f"The nodes of the Ray cluster {self._address} cannot start workers. "
+                    "They need the Unison, Python and Ray of this process, and take a folder of "
+                    f"some hundred MB at most. Ray says: {error}"
+                ) from error
+            self.cluster = ClusterSpec({"worker": addresses})
+            self.cores = room.cpus or 1
+            self._end = undoing.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.close()
+
+    def start(self, index: int, program: Program, on_line: OnLine) -> Worker:
+        """Starts a worker; see `jobs.Job`."""
+        forwarded = {
+            name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)
+        }
+        program = dataclasses.replace(program, environment={**forwarded, **program.environment})
+        return RayWorker(index, program, on_line, self._actors[index])
+
+
+class RayWorker(Worker):
+    """A worker on a Ray cluster, seen from here: a thread fetches what its actor tells."""
+
+    def __init__(self, index: int, program: Program, on_line: OnLine, actor: Any):
+        super().__init__(index, on_line)
+        import ray
+
+        self._ray = ray
+        self._actor = actor
+        self._result = b""
+        ray.get(actor.start.remote(program), timeout=_SECONDS_TO_ANSWER)
+        self._follower = threading.Thread(target=self._follow, name="unison-worker", daemon=True)
+        self._follower.start()
+
+    def signal(self, number: int) -> None:
+        if self.exit_code is None:
+            self._actor.signal.remote(number)
+
+    def close(self) -> None:
+        self._follower.join(_SECONDS_TO_ANSWER)
+
+    def result(self) -> bytes:
+        return self._result
+
+    def _follow(self) -> None:
+        exit_code = None
+        try:
+            while exit_code is None:
+                lines, exit_code = self._ray.get(
+                    self._actor.tell.remote(), timeout=_SECONDS_TO_ANSWER
+                )
+                for line in lines:
+                    self.hear(line)
+            self._result = self._ray.get(self._actor.result.remote(), timeout=_SECONDS_TO_ANSWER)
+        except self._ray.exceptions.RayError as error:
+            exit_code = _LOST
+            for line in f"The node or actor of this worker is lost. Ray says: {error}".splitlines():
+                self.hear(line)
+        self.ended_at = time.monotonic()
+        self.exit_code = exit_code
+
+
+class WorkerActor:
+    """What Ray runs on a worker's node; its methods are called in several threads."""
+
+    def __init__(self) -> None:
+        self._worker: ProcessWorker | None = None
+        self._lines: collections.deque[str] = collections.deque()
+        self._has_lines = threading.Condition()
+
+    def address(self) -> str:
+        """Returns the node's address with a port that is free there."""
+        import ray
+
+        return cluster_on_this_machine(1, ray.util.get_node_ip_address()).task_address("worker", 0)
+
+    def start(self, program: Program) -> None:
+        """Starts the worker."""
+        self._worker = ProcessWorker(0, program, self._keep)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the worker and its children."""
+        assert self._worker is not None
+        self._worker.signal(number)
+
+    def tell(self) -> tuple[list[str], int | None]:
+        """Returns the new lines, as soon as there are some; after the last one, the exit code."""
+        assert self._worker is not None
+        exit_code = self._worker.exit_code
+        if lines := self._fetched(0.0 if exit_code is not None else _TELL_EVERY):
+            return lines, None
+        if exit_code is not None:
+            self._worker.signal(signal.SIGKILL)  # its children
+            self._worker.close()
+            if lines := self._fetched(0.0):  # which it has read in the meantime
+                return lines, None
+        return [], exit_code
+
+    def _fetched(self, seconds: float) -> list[str]:
+        """Returns the lines that are kept, and makes room; if there are none, those to come."""
+        with self._has_lines:
+            self._has_lines.wait_for(lambda: self._lines, seconds)
+            lines = list(self._lines)
+            self._lines.clear()
+            self._has_lines.notify_all()
+        return lines
+
+    def result(self) -> bytes:
+        """Returns what the worker, which has ended, has sent back."""
+        assert self._worker is not None
+        return self._worker.result()
+
+    def _keep(self, worker: int, line: str) -> None:
+        with self._has_lines:
+            self._has_lines.wait_for(lambda: len(self._lines) < _MOST_LINES)
+            self._lines.append(line)
+            self._has_lines.notify_all()
+
+
+def _connected(address: str, folder: str | None, undoing: contextlib.ExitStack) -> Any:
+    """Returns Ray, connected to the cluster."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            f"--address and launch(address={address!r}) need Ray: pip install 'unison[ray]'"
+        ) from error
+    if ray.is_initialized():
+        return ray
+    _check_reachable(address)
+    sent = {} if folder is None else {"working_dir": folder}
+    try:
+        _within(
+            _SECONDS_TO_JOIN,
+            lambda: ray.init(
+                address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=sent or None
+            ),
+        )
+    except Exception as error:  # Ray raises errors of many kinds
+        raise UnavailableError(
+            message=f"Cannot join the Ray cluster {address}: {error}. Give the address that `ray "
+            "start` has printed, or ray://HOST:10001 from outside of the cluster."
+        ) from error
+    undoing.callback(ray.shutdown)
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Tells at once what Ray finds out after a minute: nobody listens there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto":
+        return
+    if not host or not port.isdecimal():
+        raise UnavailableError(
+            message=f"Expected auto, HOST:PORT or ray://HOST:PORT. Received: {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(
+            message=f"Nobody listens at {address}: {error}. Start a Ray cluster (`ray start "
+            "--head`), and give the address that it prints."
+        ) from error
+
+
+def _placed_actors(
+    ray: Any, room: Room, nodes: list[dict[str, float]], undoing: contextlib.ExitStack
+) -> list[Any]:
+    """Returns one actor a worker, spread over the nodes."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    each = {"CPU": room.cpus, **({"GPU": room.gpus} if room.gpus else {})}
+    no_room = (
+        f"Expected room for {room.workers} workers with {each} each. The cluster has: {nodes}. Ask "
+        "for fewer workers, or for less for each (--cpus-per-worker, --gpus-per-worker)."
+    )
+    if not room.fits_on(nodes):
+        raise UnavailableError(message=no_room)
+    group = placement_group([each] * (room.workers or 0), strategy="SPREAD")
+    undoing.callback(remove_placement_group, group)
+    if not group.wait(_SECONDS_FOR_ROOM):
+        free = ray.available_resources()
+        raise UnavailableError(
+            message=f"{no_room} Others left after {_SECONDS_FOR_ROOM:g} s only: {free}"
+        )
+    actor = ray.remote(WorkerActor)
+    actors = []
+    for index in range(room.workers or 0):
+        placed = actor.options(
+            num_cpus=room.cpus,
+            num_gpus=room.gpus,
+            max_concurrency=4,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=index
+            ),
+        ).remote()
+        undoing.callback(ray.kill, placed)
+        actors.append(placed)
+    return actors
+
+
+def _within(seconds: float, call: Callable[[], Result]) -> Result:
+    """Returns what `call` returns, or raises what it raises.
+
+    Raises:
+        TimeoutError: It takes longer; it goes on in its thread.
+    """
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append((call(), None))
+        except Exception as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, name="unison-ray-init", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result

@@ -1,0 +1,208 @@
+"""A worker of a job: one process, which leads a group of its own.
+
+So Ctrl-C reaches only the job, which passes it on, and a worker's children end with it. On Linux,
+a worker is killed when the process that started it ends.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import contextlib
+import dataclasses
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from unison.runtime.launching.output import printed_lines
+from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
+
+#: Called with a worker's index and a line that it has printed, without its end.
+OnLine = Callable[[int, str], None]
+
+#: How many of a worker's last lines are kept, to show why it failed.
+_LINES_KEPT = 200
+
+#: Seconds for which the output of a worker that has ended is still read, before and after its
+#: children are killed: they may hold it open.
+_LAST_WORDS = 0.5
+_OUTPUT_GRACE = 2.0
+
+#: How Python's sentence between the tracebacks of two errors ends.
+_BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
+
+#: What a worker says that misses another one, wherever the error has come through.
+_MISSES_ANOTHER = re.compile(r"^(unison\.errors\.)?UnavailableError: ", re.MULTILINE)
+
+#: Has the kernel kill a process when its parent dies, takes signals where the parent does not (Ray
+#: passes over Ctrl-C), and then becomes the program.
+_DYING_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a worker runs.
+
+    Attributes:
+        arguments: What Python is started with: the program's file, and its arguments.
+        environment: What is added to the environment of the process that starts it.
+        call: What is sent to the program, which answers with its result: its standard input is a
+            socket for both. None: it is empty.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    call: bytes | None = None
+
+
+class Worker(abc.ABC):
+    """A worker that runs, or has ended.
+
+    Attributes:
+        index: Its number.
+        ended_at: When it ended, by this process's monotonic clock; 0 while it runs.
+        exit_code: As shells give it: what the program returned, or 128 and the signal's number.
+            None while it runs.
+    """
+
+    def __init__(self, index: int, on_line: OnLine):
+        self.index = index
+        self.ended_at = 0.0
+        self.exit_code: int | None = None
+        self._on_line = on_line
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
+
+    @abc.abstractmethod
+    def signal(self, number: int) -> None:
+        """Sends a signal to the worker and its children."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Waits for the end of the worker, which has been killed unless it has ended by itself."""
+
+    @abc.abstractmethod
+    def result(self) -> bytes:
+        """Returns what the worker, which has ended, has sent back."""
+
+    def hear(self, line: str) -> None:
+        """Notes a line that the worker has printed, and passes it on."""
+        self._lines.append(line)
+        self._on_line(self.index, line)
+
+    def has_lost_another(self) -> bool:
+        """Whether it has failed because it misses another worker."""
+        said = "\n".join(self.last_lines())
+        is_code = self.exit_code == LOST_ANOTHER_EXIT_CODE
+        return is_code or _MISSES_ANOTHER.search(said) is not None
+
+    def last_lines(self) -> list[str]:
+        """Returns its last traceback, with those that led to it; else its last lines."""
+        lines = list(self._lines)
+        starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+        if not starts:
+            return lines[-10:]
+        start = starts.pop()
+        # An error that came of another one has both tracebacks, with a sentence between them.
+        while starts and any(line.endswith(_BETWEEN_ERRORS) for line in lines[starts[-1] : start]):
+            start = starts.pop()
+        return lines[start:]
+
+
+#: Starts a worker, given its index, its program, and what is called for its lines.
+Start = Callable[[int, Program, OnLine], Worker]
+
+
+class ProcessWorker(Worker):
+    """A worker on this machine: its process, and threads that read what it prints and when it ends.
+
+    Args:
+        index: Its number.
+        program: What it runs.
+        on_line: Called for every line that it prints, in a thread.
+    """
+
+    def __init__(self, index: int, program: Program, on_line: OnLine):
+        super().__init__(index, on_line)
+        self._result = b""
+        command = [sys.executable, *program.arguments]
+        if sys.platform == "linux":
+            shim = [sys.executable, "-S", "-E", "-c", _DYING_WITH_PARENT, str(os.getpid())]
+            command = shim + command
+        own_end, end_of_worker = socket.socketpair()
+        with end_of_worker:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **program.environment},
+                    stdin=subprocess.DEVNULL if program.call is None else end_of_worker.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except BaseException:
+                own_end.close()
+                raise
+        assert self._process.stdout is not None
+        self._readers = [
+            _started(self._read_output, self._process.stdout),
+            _started(self._exchange, own_end, program.call or b""),
+        ]
+        self._waiter = _started(self._wait)
+
+    def signal(self, number: int) -> None:
+        if self._process.returncode is None:  # not reaped: the group's number is its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        self._waiter.join()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(_OUTPUT_GRACE)
+
+    def result(self) -> bytes:
+        return self._result
+
+    def _wait(self) -> None:
+        # It is looked at and not reaped, so that nobody else gets the group's number.
+        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        self.ended_at = time.monotonic()
+        for reader in self._readers:
+            reader.join(_LAST_WORDS)
+        has_exited = ended.si_code == os.CLD_EXITED
+        self.exit_code = ended.si_status + (0 if has_exited else 128)
+
+    def _read_output(self, output: IO[bytes]) -> None:
+        with output, contextlib.suppress(OSError):
+            for line in printed_lines(output.fileno()):
+                self.hear(line)
+
+    def _exchange(self, connection: socket.socket, call: bytes) -> None:
+        """Writes the call, and reads what comes back."""
+        with connection:
+            with contextlib.suppress(OSError):  # it has ended without reading it
+                connection.sendall(call)
+                connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError), connection.makefile("rb") as answer:
+                self._result = answer.read()
+
+
+def _started(work: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=work, args=args, name="unison-worker", daemon=True)
+    thread.start()
+    return thread

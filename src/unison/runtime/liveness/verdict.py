@@ -1,0 +1,294 @@
+"""What a worker knows of the others, and when it has to say that one is lost.
+
+Workers launch the same operations in the same order, so each counts its own, and tells the others
+how far it has come. One that dies, leaves early, stays behind, is silent, or does another operation
+under the same number than others is the culprit: a `Finding`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unison.errors import DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
+
+#: Seconds between two heartbeats, unless the limit is short.
+BEAT = 0.5
+
+#: How many of the latest operations are remembered for comparison.
+REMEMBERED = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """Something that all workers do together.
+
+    Attributes:
+        name: What it is, for messages.
+        detail: What else must be the same on all workers; shown where it is not.
+    """
+
+    name: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.detail}" if self.detail else self.name
+
+    @functools.cached_property
+    def mark(self) -> str:
+        """What tells it from others, in few words."""
+        digest = hashlib.blake2b(str(self).encode(), digest_size=4).hexdigest()
+        return f"{self.name} (#{digest})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Why the workers cannot go on.
+
+    Attributes:
+        kind: "died", "failed", "left", "silent", "stuck" or "differs".
+        worker: Who it is about.
+        by: The worker that found it.
+        about: What it did, in words.
+    """
+
+    kind: str
+    worker: int
+    by: int
+    about: str
+
+    def error(self, names: Sequence[str], own: int, doing: str) -> OpError:
+        """Returns the error for a worker.
+
+        Args:
+            names: What each worker is called.
+            own: The worker that it is for.
+            doing: What that one does.
+        """
+        name = names[self.worker]
+        here = f" This worker, {names[own]}, is in {doing}."
+        if self.worker == own and self.kind in ("silent", "stuck"):
+            return DeadlineExceededError(
+                message=f"The others have given up on this worker, {names[own]}: {self.about}"
+            )
+        if self.kind in ("silent", "stuck"):
+            return DeadlineExceededError(message=f"{name} {self.about}{here}")
+        if self.kind == "differs":
+            return InvalidArgumentError(
+                message=f"{name} runs another program than {names[self.by]}. {self.about}\nAll "
+                f"workers must do the same in the same order, with the same shapes.{here}"
+            )
+        return UnavailableError(message=f"{name} {self.about}{here}")
+
+
+@dataclasses.dataclass
+class _Known:
+    """What is known of another worker.
+
+    Attributes:
+        heard_at: When it was heard last.
+        count: How many operations it has begun.
+        doing: What it does, in words.
+        mark: The mark of its latest operation.
+        doing_since: Since when, by this worker's clock.
+        behind_since: Since when it has been behind this worker without coming on.
+        has_left: Whether it has said that it goes.
+        is_gone: Whether its connection has closed.
+    """
+
+    heard_at: float
+    count: int = 0
+    doing: str = "no operation yet"
+    mark: str = ""
+    doing_since: float = 0.0
+    behind_since: float | None = None
+    has_left: bool = False
+    is_gone: bool = False
+
+
+class Watch:
+    """What one worker knows of the others.
+
+    Args:
+        names: What each worker is called.
+        own: Which of them this is.
+        limit: Seconds for which a worker may be silent, or behind.
+        now: The time, in seconds.
+    """
+
+    def __init__(self, names: Sequence[str], own: int, limit: float, now: float):
+        self._names = names
+        self._own = own
+        self._limit = limit
+        self._known = {
+            worker: _Known(heard_at=now, doing_since=now)
+            for worker in range(len(names))
+            if worker != own
+        }
+        self._looked_at = now
+        #: Who has said of an operation what has not been compared yet.
+        self._uncompared: set[int] = set()
+        #: What others have said of their operations, by number.
+        self._statements: dict[int, dict[int, str]] = {}
+
+    def hear(self, worker: int, message: Mapping[str, Any] | None, now: float) -> Finding | None:
+        """Notes what a worker has said; None: its connection has closed."""
+        known = self._known.get(worker)
+        if known is None:
+            return None
+        known.heard_at = now
+        kind = "gone" if message is None else message.get("is")
+        if kind == "gone":
+            known.is_gone = True
+            if not known.has_left:
+                return self._finding(
+                    "died",
+                    worker,
+                    "has died: its connection has closed without a word (it was killed, or its "
+                    f"machine is lost). {self._last_of(known, now)}",
+                )
+            return None
+        assert message is not None
+        if kind == "beat":
+            if message["count"] != known.count:
+                known.behind_since = None
+            self._note_progress(worker, message)
+            known.doing = message["doing"]
+            known.doing_since = now - message["seconds"]
+        elif kind == "left":
+            known.has_left = True
+            self._note_progress(worker, message)
+        elif kind == "failed":
+            known.has_left = True
+            return self._finding(
+                "failed", worker, f"has failed: {message['error']}. {self._last_of(known, now)}"
+            )
+        elif kind == "operation":
+            self._statements.setdefault(message["number"], {})[worker] = message["text"]
+        elif kind == "finding":
+            return Finding(*(message[field] for field in ("kind", "worker", "by", "about")))
+        return None
+
+    def _note_progress(self, worker: int, message: Mapping[str, Any]) -> None:
+        known = self._known[worker]
+        known.count, known.mark = message["count"], message["mark"]
+        self._uncompared.add(worker)
+
+    def look(self, count: int, doing: str, now: float) -> Finding | None:
+        """Says who is lost, if somebody is.
+
+        Args:
+            count: How many operations this worker has begun.
+            doing: What it does.
+            now: The time, in seconds.
+        """
+        gap = now - self._looked_at
+        self._looked_at = now
+        if gap > max(self._limit / 2, 4 * BEAT):
+            # This process was stopped: nobody could be heard.
+            for known in self._known.values():
+                known.heard_at += gap
+                known.behind_since = None
+            return None
+        for worker, known in self._known.items():
+            if known.has_left and known.count < count:
+                return self._finding(
+                    "left",
+                    worker,
+                    f"has left after {known.count} operations, while {self._names[self._own]} is "
+                    f"in {doing}. All workers must take the same number of steps: let none "
+                    "return, break out of a loop, or run out of input earlier than the others.",
+                )
+        present = {w: k for w, k in self._known.items() if not (k.has_left or k.is_gone)}
+        hub = self._known.get(0)
+        if hub is not None and 0 not in present:
+            return None  # nobody's words can pass through it any more
+        silent = [w for w, k in present.items() if now - k.heard_at > self._limit]
+        if silent:
+            # Where the first is silent, so are all, whose words pass through it.
+            if hub is not None and now - hub.heard_at > self._limit - 2 * BEAT:
+                silent = [0]
+            known = present[silent[0]]
+            return self._finding(
+                "silent",
+                silent[0],
+                f"has not been heard of for {now - known.heard_at:.0f} s: it is stopped, or cannot "
+                f"be reached. {self._last_of(known, now)}",
+            )
+        for known in present.values():
+            if known.count >= count:
+                known.behind_since = None
+            elif known.behind_since is None:
+                known.behind_since = now
+        late = [
+            (known.count, known.behind_since, worker)
+            for worker, known in present.items()
+            if known.behind_since is not None and now - known.behind_since > self._limit
+        ]
+        if late:
+            _, since, worker = min(late)
+            return self._finding(
+                "stuck",
+                worker,
+                f"has kept {self._names[self._own]} waiting for {now - since:.0f} s in {doing}. "
+                f"{self._last_of(self._known[worker], now)}",
+            )
+        return None
+
+    def compare(self, number: int, own: Operation) -> Finding | None:
+        """Compares this worker's operation of a number with what others have said of theirs."""
+        for worker, said in self._statements.get(number, {}).items():
+            if said != str(own):
+                return self._differs(number, worker, said, own)
+        return None
+
+    def compare_latest(self, operation_of: Callable[[int], Operation | None]) -> Finding | None:
+        """Compares the others' latest operations with this worker's of the same numbers.
+
+        Those of which this worker has none yet are kept for the next time.
+        """
+        for worker in list(self._uncompared):
+            known = self._known[worker]
+            own = operation_of(known.count)
+            if own is None and known.mark:
+                continue
+            self._uncompared.remove(worker)
+            if own is not None and own.mark != known.mark:
+                said = self._statements.get(known.count, {}).get(worker, known.mark)
+                return self._differs(known.count, worker, said, own)
+        return None
+
+    def asked(self) -> list[int]:
+        """Returns the numbers of operations that others have compared, or want to."""
+        return list(self._statements)
+
+    def forget(self, number: int) -> None:
+        """Forgets what others have said of their operations of a number, and those before it."""
+        for old in [old for old in self._statements if old <= number]:
+            del self._statements[old]
+
+    def unheard_of(self, number: int) -> list[int]:
+        """Returns the workers that have not said what their operation of this number is."""
+        said = self._statements.get(number, {})
+        return [w for w, known in self._known.items() if w not in said and not known.is_gone]
+
+    def has_left(self, worker: int) -> bool:
+        """Whether a worker has said that it goes."""
+        return worker in self._known and self._known[worker].has_left
+
+    def _last_of(self, known: _Known, now: float) -> str:
+        return f"Its last word: {known.doing}, for {max(now - known.doing_since, 0):.1f} s."
+
+    def _differs(self, number: int, worker: int, said: str, own: Operation) -> Finding:
+        return self._finding(
+            "differs",
+            worker,
+            f"Operation {number}\n  of {self._names[worker]}: {said}\n  of "
+            f"{self._names[self._own]}: {own}",
+        )
+
+    def _finding(self, kind: str, worker: int, about: str) -> Finding:
+        return Finding(kind, worker, self._own, about)

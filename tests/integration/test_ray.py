@@ -1,0 +1,150 @@
+"""`unison run --address` and `launch(address=)`: workers on the nodes of a Ray cluster.
+
+The cluster is a real one with two nodes, at two loopback addresses of this machine. More, that
+takes minutes, is in `tests/soak`.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ray_cluster import NODES, ends_within, ray_cluster, run, started, written_program
+from unison.errors import UnavailableError
+from unison.runtime.launching import Program, launch
+from unison.runtime.launching.ray_nodes import WorkerActor
+
+pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
+
+pytestmark = pytest.mark.timeout(240)
+
+TRAINING = """
+import json, os, sys
+import jax
+from jax.experimental import multihost_utils
+import unison
+
+strategy = unison.MultiWorkerMirroredStrategy()
+total = multihost_utils.process_allgather(jax.numpy.ones(())).sum()
+report = {
+    "replicas": strategy.num_replicas_in_sync,
+    "sum": float(total),
+    "addresses": json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"],
+    "threads": os.environ["NPROC"],
+    "forwarded": os.environ["UNISON_OF_THE_TEST"],
+}
+sys.stdout.write(json.dumps(report) + "\\n")
+multihost_utils.sync_global_devices("end")
+"""
+
+
+@pytest.fixture(scope="module")
+def address():
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    return written_program(tmp_path)
+
+
+def test_workers_come_together_one_a_node_by_default(address, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(TRAINING)
+    done = run(address.address, "--devices-per-worker", 1, program)
+    assert done.returncode == 0, done.stderr
+    said = dict(re.findall(r"^\[worker (\d)\] (\{.*\})$", done.stdout, re.MULTILINE))
+    first, second = (json.loads(said[worker]) for worker in "01")
+    assert first == second
+    assert (first["replicas"], first["sum"]) == (2, 2.0)
+    assert {own.split(":")[0] for own in first["addresses"]} == set(NODES)
+    assert first["threads"] == "2"
+    assert first["forwarded"] == "yes"
+
+
+def test_the_first_failure_ends_all_and_is_explained(address, program):
+    done = run(address.address, program, "raise", program.parent.name)
+    assert done.returncode == 1, done.stderr
+    assert "ValueError: worker one is unwell" in done.stderr
+    assert "the other one was ended" in done.stderr
+    assert ends_within(program, 10)
+
+
+def test_ctrl_c_reaches_the_workers(address, program):
+    with started(address.address, program) as process:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGINT
+        assert output.count("KeyboardInterrupt") == 2
+    assert ends_within(program, 10)
+
+
+def test_launch_gives_what_every_worker_returned(address):
+    def where(scale):
+        task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        return scale * task, os.environ["EXTRA"]
+
+    environment = {"EXTRA": "e"}
+    results = launch(
+        where, args=(10,), environment=environment, timeout=100, address=address.address
+    )
+    assert results == [(0, "e"), (10, "e")]
+
+
+def test_more_than_there_is_cannot_be_had(address, program):
+    done = run(address.address, "-n", 3, "--cpus-per-worker", 2, program)
+    assert done.returncode == 2
+    assert "Expected room for 3 workers with {'CPU': 2} each" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("ray://127.0.0.1:1", "Nobody listens at ray://127.0.0.1:1"),
+        ("somewhere", "Expected auto, HOST:PORT or ray://HOST:PORT. Received: 'somewhere'"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(where, said):
+    with pytest.raises(UnavailableError, match=re.escape(said)):
+        launch(lambda: None, address=where)
+
+
+def test_ray_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'unison\[ray\]'"):
+        launch(lambda: None, address="auto")
+
+
+def test_nobody_answers_for_ever(monkeypatch):
+    from unison.runtime.launching import ray_nodes
+
+    monkeypatch.setattr(ray_nodes, "_SECONDS_TO_JOIN", 0.2)
+    monkeypatch.setattr("ray.init", lambda *args, **kwargs: time.sleep(20))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(UnavailableError, match=r"no answer within 0.2 s"),
+    ):
+        launch(lambda: None, address=f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_the_last_of_many_lines_come_before_the_exit_code():
+    actor = WorkerActor()
+    says = "print(*range(15_000), sep='\\n', flush=True); raise SystemExit(3)"
+    actor.start(Program(["-c", says], {}))
+    last = time.monotonic() + 60
+    while actor._worker.exit_code is None and time.monotonic() < last:
+        time.sleep(0.05)  # more lines wait than are kept
+    told = []
+    exit_code = None
+    while exit_code is None and time.monotonic() < last:
+        lines, exit_code = actor.tell()
+        told += lines
+    assert exit_code == 3
+    assert told == [str(number) for number in range(15_000)]
