@@ -28,6 +28,7 @@ from unison.module import Module
 from unison.runtime.devices import set_logical_cpu_devices
 from unison.slices import IndexedSlices
 from unison.strategies import (
+    CentralStorageStrategy,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AggregationMethod",
+    "CentralStorageStrategy",
     "CommunicationOptions",
     "Function",
     "IndexedSlices",

@@ -82,7 +82,7 @@ class VariableAggregation(enum.Enum):
 class Layout(enum.Enum):
     """How a cell's copies are stored."""
 
-    #: One array with a whole, equal copy on every device.
+    #: One array with a whole, equal copy on every device, or the one at the placement's home.
     MIRRORED = "mirrored"
     #: One array with a leading replica axis: the copies differ.
     LOCAL = "local"
@@ -245,6 +245,11 @@ class Cell:
         self._array = array
         self._exposed = False
 
+    def keep(self, array: jax.Array) -> jax.Array:
+        """Returns `array`, which a program left in the cell's layout, as the cell stores it."""
+        is_whole = self.layout in (Layout.MIRRORED, Layout.STREAM)
+        return self.placement.keep(array) if is_whole else array
+
     def read(self) -> jax.Array | None:
         """Returns the value outside the replicas: any copy, or the copies combined.
 
@@ -265,8 +270,8 @@ class Cell:
         array = self.stored()
         if self.layout is Layout.SHARDED:
             return jnp.asarray(self.placement.whole(array), dtype=array.dtype)
-        self._exposed = True
-        return array.addressable_data(0)
+        self._exposed = self.placement.shares_first_copy
+        return self.placement.first_copy(array)
 
     def numpy(self) -> np.ndarray:
         """Returns the value outside the replicas as an array of the caller's own.
@@ -413,16 +418,29 @@ class Cell:
         return array
 
     def shard(self) -> None:
-        """Divides the rows of a mirrored cell, which must be divisible, between the devices."""
-        if self.layout is Layout.MIRRORED:
+        """Divides the rows of a mirrored cell, which must be divisible, between the devices.
+
+        The one copy of central storage stays whole.
+        """
+        if self.layout is Layout.MIRRORED and self.placement.home is None:
             self._change_layout(Layout.SHARDED)
 
     def localize(self) -> None:
         """Gives each replica a copy of its own, because replicas are about to write different
         values without aggregation.
+
+        Raises:
+            ValueError: The variable has one copy, in central storage.
         """
         if self.layout is Layout.LOCAL:
             return
+        if self.placement.home is not None and self._divergent_aggregation is None:
+            raise ValueError(
+                f"Variable {self.name!r} has one copy, in central storage, and is written "
+                f"by {self.placement.num_replicas} replicas without aggregation. Create it with "
+                "aggregation=SUM, MEAN or ONLY_FIRST_REPLICA; or with synchronization=ON_READ, "
+                "where each replica has its own copy."
+            )
         if self._divergent_aggregation is not None:
             self.aggregation = self._divergent_aggregation
         elif self.aggregation is VariableAggregation.NONE and not self.is_alone:

@@ -144,7 +144,11 @@ class Variable:
     @property
     def device(self) -> str:
         """The name of the first copy's device, as TensorFlow writes it."""
-        return canonical_name(self._cell.placement.devices[0])
+        placement = self._cell.placement
+        if placement.home is None:
+            return canonical_name(placement.devices[0])
+        (home,) = placement.home.device_set
+        return canonical_name(home)
 
     @property
     def shape(self) -> Any:

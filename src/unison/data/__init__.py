@@ -14,7 +14,7 @@ from unison.data.distribution.input_workers import (
     workers_of_cluster,
 )
 from unison.data.distribution.replica_batches import count_examples
-from unison.data.distribution.shares import Shares
+from unison.data.distribution.shares import EQUAL_SHARES, ReplicaShares, Shares
 from unison.data.examples import (
     ExampleParser,
     FixedLenFeature,
@@ -43,6 +43,7 @@ from unison.data.text_lines import TextLineDataset
 
 __all__ = [
     "AUTOTUNE",
+    "EQUAL_SHARES",
     "INFINITE",
     "SHARD_HINT",
     "UNKNOWN",
@@ -65,6 +66,7 @@ __all__ = [
     "Optional",
     "Options",
     "PerReplicaSpec",
+    "ReplicaShares",
     "Shares",
     "Sparse",
     "SparseFeature",

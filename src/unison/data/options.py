@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from unison.data.plan import AUTOTUNE, Plan, Rows, SameElements, Stream
@@ -155,6 +156,8 @@ class InputContext:
         num_input_pipelines: How many there are: one a worker.
         input_pipeline_id: Which of them this is.
         num_replicas_in_sync: The number of replicas on all workers.
+        batch_shares: The part of a global batch of each replica that takes batches of this
+            pipeline, where the strategy has `batch_shares`.
 
     TF: `tf.distribute.InputContext`.
     """
@@ -164,23 +167,42 @@ class InputContext:
         num_input_pipelines: int = 1,
         input_pipeline_id: int = 0,
         num_replicas_in_sync: int = 1,
+        batch_shares: Sequence[float] | None = None,
     ):
         self.num_input_pipelines = num_input_pipelines
         self.input_pipeline_id = input_pipeline_id
         self.num_replicas_in_sync = num_replicas_in_sync
+        self.batch_shares = batch_shares
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns the size of a replica's batch.
 
+        Under `batch_shares`, it is the replica's share, of which there must be one for all
+        replicas of the pipeline.
+
         Raises:
-            ValueError: The global batch cannot be divided equally.
+            ValueError: The global batch cannot be divided so that each replica gets its share.
         """
+        if self.batch_shares is not None:
+            return self._share_of(global_batch_size)
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
                 f"The `global_batch_size` {global_batch_size} is not divisible by "
                 f"`num_replicas_in_sync` {self.num_replicas_in_sync}"
             )
         return global_batch_size // self.num_replicas_in_sync
+
+    def _share_of(self, global_batch_size: int) -> int:
+        sizes = {global_batch_size * share for share in self.batch_shares or ()}
+        size = round(min(sizes))
+        if max(abs(each - size) for each in sizes) > 1e-6 * global_batch_size:
+            raise ValueError(
+                f"The replicas that take batches of this pipeline get {sorted(sizes)} examples of "
+                f"a `global_batch_size` of {global_batch_size}. Expected one whole number. Choose "
+                "a size that the shares divide; where the replicas of a worker have different "
+                "shares, use InputReplicationMode.PER_REPLICA."
+            )
+        return size
 
     def __str__(self) -> str:
         return (

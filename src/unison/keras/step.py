@@ -34,7 +34,15 @@ from unison.lifting import (
 )
 from unison.lockstep import ByClass, run_in_lockstep
 from unison.lowering import lower_for_cpu
-from unison.program import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
+from unison.program import (
+    MIRRORED,
+    PER_REPLICA,
+    HomeUpdate,
+    cell_spec,
+    compile_replicas,
+    divide,
+)
+from unison.program.alone import alone, compile_alone, piece_on
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies import Strategy
 
@@ -62,14 +70,16 @@ class _Program:
     Attributes:
         shares: How the batch is divided.
         execute: Maps the overwritten state, the other state and the batch to the results and the
-            new state. Of grouped steps the batches are stacked, and their number comes last.
+            new state, with what `update` needs after it. Of grouped steps the batches are stacked,
+            and their number comes last.
         donated: The indices, in the flat state, of the state that is overwritten.
-        kept: Those of the rest of the state.
+        kept: Those of the rest of the state that replicas look at.
         returned: Those of the state that is returned.
         group_size: How many steps one execution can run.
         layouts: The layouts of the state.
         layout_changes: `Cell.layout_changes` when they were compared last.
         local: The replicas of this process.
+        update: Computes further new state, at home.
         stacked: Where batches of grouped steps wait.
     """
 
@@ -81,7 +91,8 @@ class _Program:
     group_size: int
     layouts: list[Layout]
     layout_changes: int
-    local: slice
+    local: range
+    update: HomeUpdate[int] | None = None
     stacked: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def buffer_for(self, leaf: Any) -> np.ndarray:
@@ -90,8 +101,7 @@ class _Program:
         Its axes are replica, step, example: what a replica gets is contiguous, so that placing it
         on a CPU device needs no copy.
         """
-        count = self.local.stop - self.local.start
-        shape = (count, self.group_size, self.shares.chunk, *leaf.shape[1:])
+        shape = (len(self.local), self.group_size, self.shares.chunk, *leaf.shape[1:])
         return np.empty(shape, leaf.dtype)
 
 
@@ -121,13 +131,15 @@ class CompiledStep:
         self._groups = [group for group, members in cells.items() for _ in members]
         self._cells = [cell for members in cells.values() for cell in members]
         self._sizes = [len(members) for members in cells.values()]
-        self._trains = "optimizer_variables" in cells
+        #: Whether the step trains the model.
+        self.trains = "optimizer_variables" in cells
         self._returns_examples = returns_examples
         #: Whether the steps' results have the metrics of all replicas. Combining them takes all
         #: processes, who need not look at the same logs.
         self._tells_metrics = strategy.placement.spans_processes and not returns_examples
         self._is_eager = model.run_eagerly and strategy.num_replicas_in_sync == 1
         self._programs: dict[Any, _Program] = {}
+        self._alone: dict[Any, Callable[..., Any]] = {}
         self._compilations = 0
         self._waiting: tuple[_Program, int] | None = None
         self._results: Any = {}
@@ -153,21 +165,23 @@ class CompiledStep:
         if self._is_eager:
             self._execute_eagerly(state, structure, leaves)
             return count_examples(leaves)
-        key = (structure, may_wait, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        key = (structure, may_wait, shapes, self._strategy.replica_shares.proportions)
         program = self._programs.get(key)
         if program is None or not self._has_layouts_of(program):
             self.finish(state)
             program = self._compile(structure, leaves, state, may_wait)
             self._programs[key] = program
             if program.group_size == 1:
-                self._programs[structure, not may_wait, key[2]] = program
+                self._programs[structure, not may_wait, *key[2:]] = program
             self._warn_of_retracing()
         if program.group_size > 1:
             self._wait(program, leaves, state)
         else:
             self.finish(state)
             if not program.shares.are_even:
-                leaves = [program.shares.pad(np.asarray(leaf)) for leaf in leaves]
+                local = self._strategy.placement.local_replicas
+                leaves = [program.shares.pad(np.asarray(leaf), local) for leaf in leaves]
             placed = self._strategy.placement.divide(leaves)
             self._execute(program, state, placed)
         return program.shares.examples
@@ -205,9 +219,10 @@ class CompiledStep:
         position = 0 if self._waiting is None else self._waiting[1]
         if not program.stacked:
             program.stacked = [program.buffer_for(leaf) for leaf in leaves]
+        shares = program.shares
         for buffer, leaf in zip(program.stacked, leaves, strict=True):
-            of_replicas = leaf.reshape(program.shares.num_replicas, *buffer.shape[2:])
-            buffer[:, position] = of_replicas[program.local]
+            of_replicas = shares.pad(leaf, program.local).reshape(-1, *buffer.shape[2:])
+            buffer[:, position] = of_replicas[program.local.start : program.local.stop]
         self._waiting = (program, position + 1)
         if position + 1 == program.group_size:
             self.finish(state)
@@ -215,11 +230,18 @@ class CompiledStep:
     def _execute(
         self, program: _Program, state: list[jax.Array], batch: list[jax.Array], *count: Any
     ) -> None:
-        donated = [state[index] for index in program.donated]
-        kept = [state[index] for index in program.kept]
+        lend = self._strategy.placement.lend
+        donated = lend([state[index] for index in program.donated])
+        kept = lend([state[index] for index in program.kept])
         self._results, new = program.execute(donated, kept, batch, *count)
-        for index, array in zip(program.returned, new, strict=True):
-            state[index] = array
+        for index, array in zip(program.returned, new, strict=program.update is None):
+            state[index] = self._cells[index].keep(array)
+        update = program.update
+        if update is not None:
+            taken, read = [[state[i] for i in names] for names in (update.taken, update.read)]
+            new = update(new[len(program.returned) :], taken, read)
+            for index, array in zip(update.written, new, strict=True):
+                state[index] = array
         if not self._returns_examples:
             return
         if self._strategy.placement.spans_processes:
@@ -230,7 +252,8 @@ class CompiledStep:
     def _execute_eagerly(self, state: list[jax.Array], structure: Any, leaves: list[Any]) -> None:
         """Runs the step in Python, operation by operation, on the only replica."""
         is_local = [cell.layout is Layout.LOCAL for cell in self._cells]
-        values = [x[0] if local else x for x, local in zip(state, is_local, strict=True)]
+        lent = self._strategy.placement.lend(state)
+        values = [x[0] if local else x for x, local in zip(lent, is_local, strict=True)]
         self._results, new = self._step(
             self._regroup(values), jax.tree.unflatten(structure, map(jnp.asarray, leaves))
         )
@@ -240,7 +263,8 @@ class CompiledStep:
         flat = [value for group in new for value in group]
         for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
             sharding = cell.placement.per_replica if local else cell.placement.mirrored
-            state[index] = jax.device_put(flat[index][None] if local else flat[index], sharding)
+            value = jax.device_put(flat[index][None] if local else flat[index], sharding)
+            state[index] = cell.keep(value)
 
     def _regroup(self, flat: Sequence[Any]) -> tuple[list[Any], ...]:
         groups = []
@@ -264,13 +288,45 @@ class CompiledStep:
 
         return jax.tree.map(gather, results, is_leaf=lambda node: isinstance(node, ByClass))
 
+    def parts_alone(
+        self, state: list[jax.Array], batch: Any, count: int
+    ) -> list[Callable[[], Any]]:
+        """Returns for each of this process's replicas what computes its part of a step, alone.
+
+        It does so for the first `count` examples of `batch`, with the present state, which it
+        leaves as it is, and waits for it; see `unison.program.alone`.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        leaves = [_as_array(leaf)[:count] for leaf in leaves]
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        key = (structure, shapes, tuple(cell.layout for cell in self._cells))
+        if key not in self._alone:
+            placement = self._strategy.placement
+            shares = Shares(count * placement.num_replicas, placement.num_replicas)
+            trace, _ = self._trace(count, shares, structure, leaves, state, set())
+            of_trace = alone(trace)
+
+            def part(replica: jax.Array, stored: list[Any], own: list[Any]) -> list[Any]:
+                entered = [_enter(c, piece) for c, piece in zip(self._cells, stored, strict=True)]
+                return of_trace(replica, *entered, *own)
+
+            self._alone[key] = compile_alone(placement, part)
+        run = self._alone[key]
+
+        def part_on(device: jax.Device) -> Callable[[], Any]:
+            stored = [piece_on(device, array) for array in state]
+            return functools.partial(run, device, stored, jax.device_put(leaves, device))
+
+        return [part_on(device) for device in self._strategy.placement.local_devices]
+
     # -- compiling -------------------------------------------------------------------------
 
     def _compile(
         self, structure: Any, leaves: list[Any], state: list[jax.Array], may_wait: bool
     ) -> _Program:
         placement = self._strategy.placement
-        shares = Shares(count_examples(leaves), placement.num_replicas)
+        proportions = self._strategy.replica_shares.proportions
+        shares = Shares(count_examples(leaves), placement.num_replicas, proportions)
         classes = list(dict.fromkeys(shares.counts))
         diverging: set[int] = set()
         traces = [
@@ -280,10 +336,16 @@ class CompiledStep:
         for index in written:
             if self._groups[index] in _LOCAL_GROUPS or index in diverging:
                 self._localize(index, state)
+        traces, update = self._with_update_at_home(traces, written)
+        cells = self._cells
+        returned = list(range(len(cells)))
+        if update is not None:
+            written = [index for index in written if index not in update.written]
+            returned = [index for index in returned if index not in update.written]
+        looked_at = set(written).union(*(_read(*trace, len(cells)) for trace in traces))
         # The logs hold on to a step's metrics until somebody looks; the rest is overwritten.
         donated = [i for i in written if self._groups[i] != "metrics_variables"]
-        kept = [i for i in range(len(state)) if i not in set(donated)]
-        cells = self._cells
+        kept = sorted(looked_at.difference(donated))
 
         def body(
             position: int, donated_state: list[Any], kept_state: list[Any], batch: list[Any]
@@ -296,10 +358,11 @@ class CompiledStep:
                 inputs[index] = _enter(cells[index], piece)
             rows = max(classes[position], 1)
             outputs = jaxpr_as_fun(trace)(*inputs, *(leaf[:rows] for leaf in batch))
-            num_results = len(outputs) - len(cells)
+            num_results = result_tree.num_leaves
             results = jax.tree.unflatten(result_tree, outputs[:num_results])
-            new = outputs[num_results:]
-            return results, [_leave(cells[i], new[i]) for i in written]
+            end = num_results + len(returned)
+            new = dict(zip(returned, outputs[num_results:end], strict=True))
+            return results, [*(_leave(cells[i], new[i]) for i in written), *outputs[end:]]
 
         def program(donated_state: list, kept_state: list, batch: list) -> tuple[Any, list]:
             bodies = [functools.partial(body, position) for position in range(len(classes))]
@@ -309,7 +372,9 @@ class CompiledStep:
         if placement.devices[0].platform == "cpu":
             program = lower_for_cpu(program)
         group_size = 1
-        if may_wait and shares.are_even:
+        # Batches of given shares are as many as even ones; other uneven ones end an epoch.
+        repeats = shares.are_even or proportions is not None
+        if may_wait and repeats and update is None:
             group_size = group_size_of(traces[0][0], placement)
         if group_size > 1:
             program = grouped(program, donated, kept, written)
@@ -324,9 +389,13 @@ class CompiledStep:
             ),
             out_specs=(
                 PER_REPLICA if self._returns_examples else MIRRORED,
-                [cell_spec(cells[i]) for i in written],
+                [
+                    *(cell_spec(cells[i]) for i in written),
+                    *(MIRRORED for _ in (update.crossing if update is not None else ())),
+                ],
             ),
             donate=(0,),
+            name=f"{getattr(self._step, '__name__', 'a step')} of model {self._model.name!r}",
         )
         return _Program(
             shares,
@@ -337,8 +406,40 @@ class CompiledStep:
             group_size,
             layouts=[cell.layout for cell in cells],
             layout_changes=Cell.layout_changes,
-            local=slice(placement.local_replicas[0], placement.local_replicas[-1] + 1),
+            local=range(placement.local_replicas[0], placement.local_replicas[-1] + 1),
+            update=update,
         )
+
+    def _with_update_at_home(
+        self, traces: list[tuple[ClosedJaxpr, Any]], written: Sequence[int]
+    ) -> tuple[list[tuple[ClosedJaxpr, Any]], HomeUpdate[int] | None]:
+        """Divides off what can be updated at home, where variables have their one copy.
+
+        It is the first replica's: that of all others is the same.
+        """
+        placement = self._strategy.placement
+        if placement.home is None:
+            return traces, None
+        mirrored = {i for i, cell in enumerate(self._cells) if cell.layout is Layout.MIRRORED}
+        # The logs hold on to a step's metrics.
+        updated = [i for i in written if i in mirrored and self._groups[i] != "metrics_variables"]
+        divisions = []
+        for trace, tree in traces:
+            for_home = {tree.num_leaves + index for index in updated}
+            divisions.append(divide(trace, at_home=mirrored, arriving=(), for_home=for_home))
+        first = divisions[0]
+        if not first.outputs or any(
+            (division.outputs, division.crossing) != (first.outputs, first.crossing)
+            for division in divisions
+        ):
+            return traces, None
+        num_results = traces[0][1].num_leaves
+        states = range(len(self._cells))
+        update = HomeUpdate(placement, first, states, [*range(-num_results, 0), *states])
+        # What it is to see as it was before must not be overwritten by the replicas.
+        if not set(written).difference(update.written).isdisjoint(update.read):
+            return traces, None
+        return [(d.replica, tree) for d, (_, tree) in zip(divisions, traces, strict=True)], update
 
     def _has_layouts_of(self, program: _Program) -> bool:
         """Whether the state still has the layouts for which `program` was compiled."""
@@ -373,7 +474,7 @@ class CompiledStep:
                 values_known_equal() as equal,
                 whole_state(self._cells, args[: len(flat)]) as state,
             ):
-                if not self._trains:
+                if not self.trains:
                     state = self._united(state)
                 results, new = self._step(
                     self._regroup(state), jax.tree.unflatten(structure, batch)
@@ -392,8 +493,11 @@ class CompiledStep:
                 new_flat = self._with_equal_updates(args, new_flat, equal, share)
                 new_flat = own_state(self._cells, args, new_flat)
             combining = self._combining(args, new_flat)
+            statistics = self._statistics(args, new_flat) if 0 in shares.counts else []
             if count == 0:
                 results, new_flat = self._without_example(results, args, new_flat)
+            if shares.proportions is not None and statistics:
+                self._share_statistics(new_flat, statistics, shares, has_examples=count > 0)
             new_flat = self._combine_writes(combining, new_flat)
             if self._tells_metrics:
                 results = {**results, METRICS_OF_ALL: self._metrics_of_all(new_flat)}
@@ -457,6 +561,31 @@ class CompiledStep:
         ]
         merged = zip(keep, state[: len(new)], new, strict=True)
         return results, [old if unchanged else value for unchanged, old, value in merged]
+
+    def _statistics(self, before: Sequence[Any], after: Sequence[Any]) -> list[int]:
+        """Returns which of the written variables are means over the replicas' examples."""
+        return [
+            index
+            for index, (group, cell) in enumerate(zip(self._groups, self._cells, strict=True))
+            if group == "non_trainable_variables"
+            and after[index] is not before[index]
+            and jnp.issubdtype(after[index].dtype, jnp.inexact)
+            and cell.aggregation is not VariableAggregation.SUM
+        ]
+
+    def _share_statistics(
+        self, state: list[Any], statistics: list[int], shares: Shares, has_examples: bool
+    ) -> None:
+        """Gives a replica without examples the mean of the others' statistics.
+
+        It may never get any, and its statistics, the initial ones, would count for ever.
+        """
+        own = [state[index] for index in statistics]
+        sums = all_reduce_packed(own if has_examples else [jnp.zeros_like(x) for x in own])
+        if not has_examples:
+            num_sharing = sum(count > 0 for count in shares.counts)
+            for index, total in zip(statistics, sums, strict=True):
+                state[index] = (total / num_sharing).astype(state[index].dtype)
 
     def _united(self, state: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns `state` with the means of copies that have diverged (moving statistics).
@@ -587,6 +716,15 @@ def _written(trace: ClosedJaxpr, state_size: int) -> set[int]:
     inputs = trace.jaxpr.invars[:state_size]
     outputs = trace.jaxpr.outvars[len(trace.jaxpr.outvars) - state_size :]
     return {index for index in range(state_size) if outputs[index] is not inputs[index]}
+
+
+def _read(trace: ClosedJaxpr, result_tree: Any, state_size: int) -> set[int]:
+    """Returns the indices of the state that the traced step looks at."""
+    jaxpr = trace.jaxpr
+    results = jaxpr.outvars[: result_tree.num_leaves]
+    atoms = [*results, *(atom for equation in jaxpr.eqns for atom in equation.invars)]
+    used = set(map(id, atoms))
+    return {index for index in range(state_size) if id(jaxpr.invars[index]) in used}
 
 
 def _replica_aval(cell: Cell, stored: jax.Array) -> jax.ShapeDtypeStruct:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from unison.cells import Cell
+from unison.data import count_examples
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
 from unison.keras.metrics import adopt_mean
@@ -35,6 +36,7 @@ from unison.keras.step import OTHERS, CompiledStep, replica_of_step
 from unison.keras.text_input import TextEncoder, build_on_text
 from unison.keras.variables import adopt_all
 from unison.strategies import Strategy, has_strategy
+from unison.strategies.batch_shares import MeasuredShares
 from unison.strategies.default import default_strategy
 
 logger = logging.getLogger("unison")
@@ -283,6 +285,11 @@ class ReplicaTrainer:
         running.step = step
         if self._encode_text:
             batch = self._encode_text(batch)
+        shares = self.strategy.replica_shares
+        if isinstance(shares, MeasuredShares) and step.trains and shares.is_due():
+            step.finish(running.state)
+            examples = count_examples(jax.tree.leaves(batch))
+            shares.measure(examples, functools.partial(step.parts_alone, running.state, batch))
         self.examples += step(running.state, batch, may_wait)
         equal_copies = self.strategy.equal_copies
         if equal_copies is not None and equal_copies.is_due():

@@ -9,16 +9,19 @@ from unison.program.arguments import Arguments, Static, describe_for_function
 from unison.program.cache import ProgramCache, tracing_contexts
 from unison.program.compiling import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
 from unison.program.control_flow import ControlFlowError
+from unison.program.home_update import HomeUpdate, divide
 
 __all__ = [
     "MIRRORED",
     "PER_REPLICA",
     "Arguments",
     "ControlFlowError",
+    "HomeUpdate",
     "ProgramCache",
     "Static",
     "cell_spec",
     "compile_replicas",
     "describe_for_function",
+    "divide",
     "tracing_contexts",
 ]

@@ -15,20 +15,23 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from unison.cells import Cell, has_cell, live_cells
+from unison.cells import Cell, Layout, has_cell, live_cells
 from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
 from unison.lowering import lower_for_cpu
+from unison.program.alone import alone, compile_alone, enter_alone, piece_on
 from unison.program.arguments import (
     INSIDE_A_TRANSFORMATION,
     Arguments,
     Static,
+    Whole,
     classes_of,
     describe,
 )
 from unison.program.compiling import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError
+from unison.program.home_update import Division, HomeUpdate, divide
 from unison.program.identity import identity
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.placement import REPLICA_AXIS, Placement
@@ -50,11 +53,12 @@ class _Trace:
 
     Attributes:
         jaxpr: Maps the values of `cells` and the arguments, on one replica, to the leaves of the
-            result and the new values of `written`.
+            result, the new values of `written` and what the update at home needs.
         cells: The cells whose values it uses; None for an input that it does not use.
         structure: The structure of the result.
         written: The cells that it wrote, in order.
         diverging: The mirrored cells whose copies may now differ.
+        crossing: Shapes and dtypes of what the update at home needs.
     """
 
     jaxpr: ClosedJaxpr
@@ -62,11 +66,19 @@ class _Trace:
     structure: Any
     written: list[Cell]
     diverging: list[Cell]
+    crossing: list[tuple[tuple[int, ...], Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """The number of leaves of the result."""
+        return self.structure.num_leaves
 
     def __call__(
         self, values: dict[Cell, jax.Array], leaves: list[jax.Array]
-    ) -> tuple[list[jax.Array], dict[Cell, jax.Array]]:
-        """Returns the leaves of the result, and the new values of the written cells."""
+    ) -> tuple[list[jax.Array], dict[Cell, jax.Array], list[jax.Array]]:
+        """Returns the leaves of the result, the new values of the written cells, and what the
+        update at home needs.
+        """
         inputs = [0 if cell is None else values[cell] for cell in self.cells]
         outputs = [
             # Of a constant, the jaxpr may return the bare number.
@@ -75,8 +87,21 @@ class _Trace:
                 jaxpr_as_fun(self.jaxpr)(*inputs, *leaves), self.jaxpr.out_avals, strict=True
             )
         ]
-        count = len(outputs) - len(self.written)
-        return outputs[:count], dict(zip(self.written, outputs[count:], strict=True))
+        end = self.count + len(self.written)
+        new = dict(zip(self.written, outputs[self.count : end], strict=True))
+        return outputs[: self.count], new, outputs[end:]
+
+    def divided(self, division: Division) -> _Trace:
+        """Returns the replica's part of the division of this trace."""
+        written = [self.written[i - self.count] for i in division.remaining[self.count :]]
+        touched = _touched(division.replica, self.cells)
+        return dataclasses.replace(
+            self,
+            jaxpr=division.replica,
+            cells=touched,
+            written=written,
+            crossing=division.crossing,
+        )
 
 
 @dataclasses.dataclass
@@ -87,10 +112,11 @@ class _Program:
         read: The cells that are only read.
         written: The cells that are overwritten.
         execute: Maps the stored arrays of `written` and `read`, and the arguments, to the
-            results and the new stored arrays of `written`.
+            results, the new stored arrays of `written` and what `update` needs.
         structure: The structure of the function's result.
         results: Where its leaves are; known once the program has been executed.
-        forms: The cells' forms when the program was compiled, and `Cell.layout_changes` then.
+        forms: The forms of `cells` when it was compiled, and `Cell.layout_changes` then.
+        update: Writes further cells, at home.
     """
 
     read: list[Cell]
@@ -99,6 +125,14 @@ class _Program:
     structure: Any
     results: _Results
     forms: tuple[list[Any], int]
+    update: HomeUpdate[Cell] | None = None
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells that are read or written."""
+        update = self.update
+        at_home = [] if update is None else [*update.read, *update.written]
+        return [*self.read, *self.written, *at_home]
 
     def fits(self) -> bool:
         """Whether the cells still have the forms that the program was compiled for."""
@@ -106,7 +140,7 @@ class _Program:
         if changes == Cell.layout_changes:
             return True
         changes = Cell.layout_changes
-        if [cell.form for cell in (*self.read, *self.written)] != forms:
+        if [cell.form for cell in self.cells] != forms:
             return False
         self.forms = (forms, changes)
         return True
@@ -191,14 +225,49 @@ class ProgramCache:
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in leaves]
         return jax.tree.unflatten(trace.structure, shapes)
 
+    def parts_alone(
+        self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    ) -> list[Callable[[], Any]]:
+        """Returns for each of this process's replicas what computes `function`, alone, and waits.
+
+        Nothing is assigned; see `unison.program.alone`. The arguments must have one shape on all
+        replicas.
+        """
+        arguments = Arguments.of(args, kwargs, self.placement, describe)
+        trace = self._trace(function, arguments, 0, None, may_create=True, is_known=False)
+        cells = [cell for cell in trace.cells if cell is not None]
+        kinds = [kind for kind in arguments.descriptions if not isinstance(kind, Static)]
+        operands = [operand for operand in arguments.operands if operand is not None]
+        of_trace = alone(trace.jaxpr)
+
+        def part(replica: jax.Array, stored: list[jax.Array], own: list[Any]) -> list[Any]:
+            values = dict(zip(cells, map(enter_alone, cells, stored), strict=True))
+            inputs = [0 if cell is None else values[cell] for cell in trace.cells]
+            leaves = [kind.of_replica(leaf, 0) for kind, leaf in zip(kinds, own, strict=True)]
+            return of_trace(replica, *inputs, *leaves)
+
+        run = compile_alone(self.placement, part)
+
+        def part_on(device: jax.Device) -> Callable[[], Any]:
+            stored = [piece_on(device, cell.stored()) for cell in cells]
+            return functools.partial(run, device, stored, [piece_on(device, x) for x in operands])
+
+        return [part_on(device) for device in self.placement.local_devices]
+
     def _execute(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
-        kept = [self._lend(cell) for cell in program.read]
-        donated = [cell.take() for cell in program.written]
-        outputs, new_values = program.execute(donated, kept, operands)
+        kept = self.placement.lend([self._lend(cell) for cell in program.read])
+        donated = self.placement.lend([cell.take() for cell in program.written])
+        outputs, new_values, crossing = program.execute(donated, kept, operands)
         if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
             raise RuntimeError(INSIDE_A_TRANSFORMATION)
         for cell, value in zip(program.written, new_values, strict=True):
-            cell.put(value)
+            cell.put(cell.keep(value))
+        update = program.update
+        if update is not None:
+            taken = [cell.take() for cell in update.taken]
+            new_values = update(crossing, taken, [cell.stored() for cell in update.read])
+            for cell, value in zip(update.written, new_values, strict=True):
+                cell.put(value)
         return outputs
 
     def _lend(self, cell: Cell) -> jax.Array:
@@ -263,6 +332,7 @@ class ProgramCache:
             )
         for cell in _in_order(trace.diverging for trace in traces):
             cell.localize()
+        traces, update = self._with_update_at_home(traces, descriptions)
         written = _in_order(trace.written for trace in traces)
         touched = _in_order(filter(None, trace.cells) for trace in traces)
         read = [cell for cell in touched if cell not in written]
@@ -271,7 +341,7 @@ class ProgramCache:
 
         def body(
             position: int, donated: list, kept: list, operands: list
-        ) -> tuple[list[jax.Array], list[jax.Array]]:
+        ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
             """Computes what a replica of the class at `position` does."""
             pieces = zip([*written, *read], [*donated, *kept], strict=True)
             values = {cell: self._enter(cell, piece) for cell, piece in pieces}
@@ -280,12 +350,14 @@ class ProgramCache:
                 for description, operand in zip(descriptions, operands, strict=True)
                 if not isinstance(description, Static)
             ]
-            outputs, new = traces[position](values, leaves)
-            return outputs, [leave_replica(cell, new.get(cell, values[cell])) for cell in written]
+            outputs, new, crossing = traces[position](values, leaves)
+            stored = [leave_replica(cell, new.get(cell, values[cell])) for cell in written]
+            return outputs, stored, crossing
 
-        def program(donated: list, kept: list, operands: list) -> tuple[list, list]:
+        def program(donated: list, kept: list, operands: list) -> tuple[list, list, list]:
             bodies = [functools.partial(body, position) for position in range(len(traces))]
-            leaves, new = run_in_lockstep(bodies, class_of_replica)(donated, kept, operands)
+            together = run_in_lockstep(bodies, class_of_replica)
+            leaves, new, crossing = together(donated, kept, operands)
             outputs: list[jax.Array] = []
             results.holders = []
             for leaf in leaves:
@@ -296,7 +368,7 @@ class ProgramCache:
             if not outputs and not new:
                 # Of a program without outputs, XLA runs the effects (printing) on one device only.
                 outputs.append(jnp.zeros((), bool))
-            return [output if is_alone else output[None] for output in outputs], new
+            return [output if is_alone else output[None] for output in outputs], new, crossing
 
         if placement.devices[0].platform == "cpu":
             program = lower_for_cpu(program)
@@ -311,12 +383,56 @@ class ProgramCache:
             out_specs=(
                 MIRRORED if is_alone else PER_REPLICA,
                 [cell_spec(cell) for cell in written],
+                [MIRRORED for _ in traces[0].crossing],
             ),
             donate=(0,),
+            name=f"run of {getattr(function, '__name__', function)}",
         )
-        forms = [cell.form for cell in (*read, *written)]
-        return _Program(
-            read, written, execute, structures[0], results, (forms, Cell.layout_changes)
+        made = _Program(read, written, execute, structures[0], results, ([], 0), update)
+        made.forms = [cell.form for cell in made.cells], Cell.layout_changes
+        return made
+
+    def _with_update_at_home(
+        self, traces: list[_Trace], descriptions: Sequence[Any]
+    ) -> tuple[list[_Trace], HomeUpdate[Cell] | None]:
+        """Divides off what can be updated at home, where variables have their one copy.
+
+        It is the first replica's: that of all others is the same.
+        """
+        if self.placement.home is None:
+            return traces, None
+        operands = [d for d in descriptions if not isinstance(d, Static)]
+        divisions = [self._division(trace, operands) for trace in traces]
+        divided = [t.divided(d) for t, d in zip(traces, divisions, strict=True)]
+        first = divided[0]
+        stays = set(first.written)
+        moved = [cell for cell in traces[0].written if cell not in stays]
+        if not moved or any(
+            part.crossing != first.crossing or set(trace.written) - set(part.written) != set(moved)
+            for trace, part in zip(traces, divided, strict=True)
+        ):
+            return traces, None
+        inputs = [*traces[0].cells, *operands]
+        outputs = [*(None for _ in range(first.count)), *traces[0].written]
+        update = HomeUpdate(self.placement, divisions[0], inputs, outputs)
+        # What it is to see as it was before must not be overwritten by the replicas.
+        return (divided, update) if stays.isdisjoint(update.read) else (traces, None)
+
+    def _division(self, trace: _Trace, operands: Sequence[Any]) -> Division:
+        """Divides off the update of the cells that are kept at home."""
+
+        def is_at_home(cell: Cell | None) -> bool:
+            return cell is not None and self._is_own(cell) and cell.layout is Layout.MIRRORED
+
+        return divide(
+            trace.jaxpr,
+            at_home={i for i, cell in enumerate(trace.cells) if is_at_home(cell)},
+            arriving={
+                index
+                for index, operand in enumerate(operands, len(trace.cells))
+                if isinstance(operand, Whole)
+            },
+            for_home={i for i, cell in enumerate(trace.written, trace.count) if is_at_home(cell)},
         )
 
     def _trace_all(
@@ -460,7 +576,7 @@ def _as_result(leaf: Any) -> jax.Array:
         ) from error
 
 
-def _touched(jaxpr: ClosedJaxpr, cells: list[Cell]) -> list[Cell | None]:
+def _touched(jaxpr: ClosedJaxpr, cells: Sequence[Cell | None]) -> list[Cell | None]:
     """Returns `cells`, the first inputs of `jaxpr`, with None for those that it does not use."""
     equations = jaxpr.jaxpr.eqns
     atoms = [*jaxpr.jaxpr.outvars, *(atom for equation in equations for atom in equation.invars)]

@@ -1,6 +1,7 @@
 """Strategies and the contexts that say where a thread is."""
 
 from unison.strategies.base import Strategy, ValueContext
+from unison.strategies.central_storage import CentralStorageStrategy
 from unison.strategies.context import (
     ReplicaContext,
     get_replica_context,
@@ -13,6 +14,7 @@ from unison.strategies.multi_worker import MultiWorkerMirroredStrategy
 from unison.strategies.one_device import OneDeviceStrategy
 
 __all__ = [
+    "CentralStorageStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from unison.cells import live_cells
 from unison.collectives import CrossDeviceOps, ReduceOp, adding_by
@@ -25,6 +26,12 @@ from unison.data import (
 from unison.program import ProgramCache
 from unison.runtime.placement import Placement
 from unison.strategies import context, reduction
+from unison.strategies.batch_shares import (
+    MeasuredShares,
+    examples_of,
+    replica_shares,
+    with_examples,
+)
 from unison.strategies.context import ReplicaContext
 from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
@@ -81,10 +88,14 @@ class Strategy:
     Args:
         devices: One device a replica.
         cross_device_ops: How the values of the devices are combined. Default: XLA chooses.
+        home: Where the one copy of each variable is kept. Default: each device keeps one.
+        batch_shares: What the replicas' parts of a global batch are in proportion to; see
+            `MirroredStrategy`.
 
     Attributes:
         cluster_resolver: What names the cluster of a strategy for several workers; else None.
         input_workers: This process's place among the workers that share datasets.
+        replica_shares: What all replicas get of a global batch.
     """
 
     cluster_resolver: Any = None
@@ -94,12 +105,19 @@ class Strategy:
     equal_copies: EqualCopies | None = None
 
     def __init__(
-        self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
+        self,
+        devices: Sequence[jax.Device],
+        cross_device_ops: CrossDeviceOps | None = None,
+        home: SingleDeviceSharding | None = None,
+        batch_shares: Sequence[float] | str | None = None,
     ):
-        self._placement = Placement(devices)
+        self._placement = Placement(devices, home)
         self._programs = ProgramCache(self._placement, self.replica_context)
         self._cross_device_ops = cross_device_ops
         self._extended = StrategyExtended(self, cross_device_ops)
+        self.replica_shares = replica_shares(
+            batch_shares, self.num_replicas_in_sync, self.input_workers
+        )
 
     @property
     def placement(self) -> Placement:
@@ -110,6 +128,12 @@ class Strategy:
     def num_replicas_in_sync(self) -> int:
         """The number of replicas whose gradients are combined."""
         return self._placement.num_replicas
+
+    @property
+    def batch_shares(self) -> tuple[float, ...]:
+        """The part of a global batch that each replica gets at present; together, 1."""
+        proportions = self.replica_shares.proportions or (1,) * self.num_replicas_in_sync
+        return tuple(share / sum(proportions) for share in proportions)
 
     @property
     def extended(self) -> StrategyExtended:
@@ -204,6 +228,46 @@ class Strategy:
             self.equal_copies.check((cell, cell.stored()) for cell in cells)
         return result
 
+    def measure_batch_shares(
+        self, fn: Callable[..., Any], args: tuple | list = (), kwargs: dict[str, Any] | None = None
+    ) -> tuple[float, ...]:
+        """Measures how long the replicas need for `fn`, and changes `batch_shares` if worth while.
+
+        For a loop of your own under `batch_shares="measured"`; Keras' `fit` does it by itself.
+        Each replica computes `fn` for two sizes of its part of the batch, some tenths of a second
+        long, without waiting for the others; nothing is assigned. What an iterator over a
+        distributed dataset has read ahead is divided already. All workers must call this after
+        the same step.
+
+        Args:
+            fn: What `run` runs in a step.
+            args: Its arguments, with a batch of a distributed dataset among them.
+            kwargs: Likewise.
+
+        Returns:
+            The `batch_shares` from now on.
+
+        Raises:
+            ValueError: The strategy was not made with `batch_shares="measured"`, or there is no
+                batch.
+            RuntimeError: Inside a replica program.
+        """
+        context.require_cross_replica_context("strategy.measure_batch_shares()")
+        if not isinstance(self.replica_shares, MeasuredShares):
+            raise ValueError(
+                'measure_batch_shares() needs a strategy of several replicas with batch_shares="'
+                f'measured". Received: {self.replica_shares.proportions}, of '
+                f"{self.num_replicas_in_sync} replicas."
+            )
+        given = (tuple(args), kwargs or {})
+        placement = self._placement
+
+        def parts(count: int) -> list[Callable[[], Any]]:
+            return self._programs.parts_alone(fn, *with_examples(given, count, placement))
+
+        self.replica_shares.measure(examples_of(given, placement), parts)
+        return self.batch_shares
+
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
     ) -> Any:
@@ -293,7 +357,8 @@ class Strategy:
         """Returns the global batches of `dataset`, each divided between the replicas.
 
         Replica r gets the r-th contiguous chunk of ceil(n / replicas) examples of a batch of n;
-        the last replicas may get fewer, or none. With one replica batches stay as they are.
+        the last replicas may get fewer, or none; under `batch_shares`, the chunks have their
+        proportions. With one replica batches stay as they are.
 
         Args:
             dataset: A `unison.data.Dataset`, or any iterable of batches (a list, a generator, a
@@ -319,7 +384,9 @@ class Strategy:
         TF: `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         context.require_cross_replica_context("experimental_distribute_dataset()")
-        return distribute_dataset(dataset, self._placement, options, self.input_workers)
+        return distribute_dataset(
+            dataset, self._placement, options, self.input_workers, self.replica_shares
+        )
 
     def distribute_datasets_from_function(
         self,
@@ -330,8 +397,8 @@ class Strategy:
 
         Args:
             dataset_fn: Takes an `InputContext`; returns a `unison.data.Dataset` in batches of a
-                replica's size (`context.get_per_replica_batch_size(global_size)`). The replicas
-                take its batches in turn.
+                replica's size (`context.get_per_replica_batch_size(global_size)`, which knows
+                the strategy's `batch_shares`). The replicas take its batches in turn.
             options: How batches get to the devices. `InputReplicationMode.PER_REPLICA` calls the
                 function once for each replica.
 
@@ -354,7 +421,9 @@ class Strategy:
         TF: `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
         context.require_cross_replica_context("distribute_datasets_from_function()")
-        return distribute_from_function(dataset_fn, self._placement, options, self.input_workers)
+        return distribute_from_function(
+            dataset_fn, self._placement, options, self.input_workers, self.replica_shares
+        )
 
     #: The name before TensorFlow 2.4.
     experimental_distribute_datasets_from_function = distribute_datasets_from_function

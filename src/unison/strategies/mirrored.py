@@ -21,15 +21,22 @@ class MirroredStrategy(Strategy):
         cross_device_ops: How the values of the devices are combined: a `NcclAllReduce`, a
             `HierarchicalCopyAllReduce`, a `ReductionToOneDevice` or one of your own (see
             `unison.collectives`). Default: XLA chooses.
+        batch_shares: What the replicas' parts of a global batch are in proportion to, where some
+            devices are faster than others: a number for each; or `"measured"`, so that the
+            strategy measures their speed while Keras' `fit` runs (or when
+            `measure_batch_shares` is called), and divides accordingly. Default: equal parts.
 
     Raises:
-        ValueError: No device, the same device twice, or one that is not there.
+        ValueError: No device, the same device twice, or one that is not there; or shares that
+            are none.
         TypeError: `cross_device_ops` is no `CrossDeviceOps`.
 
     Examples:
         >>> import unison
         >>> unison.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
         2
+        >>> unison.MirroredStrategy(["CPU:0", "CPU:1"], batch_shares=[3, 1]).batch_shares
+        (0.75, 0.25)
 
     TF: `tf.distribute.MirroredStrategy`.
     """
@@ -38,10 +45,13 @@ class MirroredStrategy(Strategy):
         self,
         devices: Sequence[str | jax.Device] | str | int | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
+        batch_shares: Sequence[float] | str | None = None,
     ):
         if not isinstance(cross_device_ops, CrossDeviceOps | None):
             raise TypeError(
                 "cross_device_ops must be a CrossDeviceOps, such as ReductionToOneDevice(). "
                 f"Received: {cross_device_ops!r}"
             )
-        super().__init__(device_strings.select_devices(devices), cross_device_ops)
+        super().__init__(
+            device_strings.select_devices(devices), cross_device_ops, batch_shares=batch_shares
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import jax
 
@@ -15,6 +16,7 @@ from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterRes
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.runtime.shared_memory import share_memory
 from unison.strategies.base import Strategy
+from unison.strategies.batch_shares import replica_shares
 from unison.strategies.equal_copies import EqualCopies
 
 #: Tells the strategies of a process apart, which all processes make in the same order.
@@ -38,6 +40,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         check_every: After how many steps (of `run` and of Keras' loops) the workers compare their
             variables, to find the first that differs; None for never. It costs a pass over all
             variables.
+        batch_shares: What the replicas' parts of a global batch are in proportion to, where some
+            workers are faster than others: a number for each replica or for each worker, the same
+            on all workers; or `"measured"`. See `MirroredStrategy`. Default: equal parts.
 
     Raises:
         ValueError: The cluster is none, or this process no training task of it.
@@ -52,6 +57,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         check_every: int | None = None,
+        batch_shares: Sequence[float] | str | None = None,
     ):
         resolver = cluster_resolver or TFConfigClusterResolver()
         self.cluster_resolver = resolver
@@ -65,7 +71,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             join_cluster(cluster, resolver.task_type, resolver.task_id, timeout)
         local = devices.default_devices()
         if is_alone:
-            super().__init__(local)
+            super().__init__(local, batch_shares=batch_shares)
         else:
             of_platform = jax.devices(local[0].platform)
             replicas = sorted(of_platform, key=lambda d: (d.process_index, d.id))
@@ -77,6 +83,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             super().__init__(replicas)
             self.input_workers = workers_of_cluster(
                 jax.process_count(), jax.process_index(), f"strategy {next(_strategies)}", timeout
+            )
+            self.replica_shares = replica_shares(
+                batch_shares, self.num_replicas_in_sync, self.input_workers
             )
             if check_every is not None:
                 self.equal_copies = EqualCopies(check_every)

@@ -143,7 +143,9 @@ def _reduced_slices(
 @functools.lru_cache
 def _over_replicas(op: ReduceOp, placement: Placement) -> Callable[[jax.Array], jax.Array]:
     """Returns the program that combines the slices of an array, for every replica to have."""
-    return placement.program(lambda own: _OF_SLICES[op](own[0]), PER_REPLICA, MIRRORED)
+    return placement.program(
+        lambda own: _OF_SLICES[op](own[0]), PER_REPLICA, MIRRORED, name=f"reduce by {op.name}"
+    )
 
 
 def _sum_of_slices(own: jax.Array) -> jax.Array:

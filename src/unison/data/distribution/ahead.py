@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from unison.data.distribution.replica_batches import ReplicaBatches
+from unison.data.distribution.shares import Proportions
 from unison.data.distribution.steps import Position, Step, Steps
 from unison.data.state import State
 from unison.data.transformations.prefetching import ReadAhead
@@ -29,6 +31,9 @@ class BatchesAhead(Iterator[Any]):
             begun so.
         placed: Puts what the replicas get on their devices.
         size: How many batches may wait; 0: none is read before it is asked for.
+
+    When the shares of the source change, the batch that is asked for next is read by now, or not
+    yet: the new ones divide the batch that comes `size` later, on every worker the same.
     """
 
     def __init__(
@@ -51,16 +56,20 @@ class BatchesAhead(Iterator[Any]):
         self.is_global = steps.is_global
         self._steps = steps
         self._position: Callable[[], Position] = lambda: Position(steps.state(), 0)
+        # What divides the next batches to be read.
+        self._to_come = collections.deque([source.shares.proportions] * self._size)
         if not self._size:
             return
-        reader = _Reader(steps, self._placed)
+        reader = _Reader(steps, self._placed, self._to_come.popleft)
         self._position = reader.note()
         self._ahead = ReadAhead(reader.next, self._size)
         # Else a thread that waits for other workers would go on waiting.
         weakref.finalize(self, steps.talk.leave)
 
     def __next__(self) -> Any:
+        self._to_come.append(self._source.shares.proportions)
         if not self._size:
+            self._steps.divide_by(self._to_come.popleft())
             step = self._steps.next()
             if step is None:
                 raise StopIteration
@@ -108,9 +117,15 @@ class BatchesAhead(Iterator[Any]):
 class _Reader:
     """Takes steps, and notes where they are."""
 
-    def __init__(self, steps: Steps, placed: Callable[[Step], Any]):
+    def __init__(
+        self,
+        steps: Steps,
+        placed: Callable[[Step], Any],
+        next_proportions: Callable[[], Proportions],
+    ):
         self._steps = steps
         self._placed = placed
+        self._next_proportions = next_proportions
         self._noted: Callable[[], State] = lambda: None
         self._taken = 0
         self._next_note = 0.0
@@ -120,6 +135,7 @@ class _Reader:
         """Returns the next batch, and what tells the position behind it; None at the end."""
         if self._taken >= _STEPS_BETWEEN_NOTES and time.perf_counter() >= self._next_note:
             self._note()
+        self._steps.divide_by(self._next_proportions())
         step = self._steps.next()
         if step is None:
             return None

@@ -30,6 +30,7 @@ from unison.data.distribution.sharding import (
     divided_by_hint,
     possible_policies,
 )
+from unison.data.distribution.shares import EQUAL_SHARES, Proportions, ReplicaShares
 from unison.data.distribution.steps import Parts, Position, Step
 from unison.data.iterators import ElementIterator, Optional, require_python
 from unison.data.leaves import dtype_of, shape_of
@@ -259,6 +260,7 @@ def distribute_dataset(
     placement: Placement,
     options: InputOptions | None = None,
     workers: InputWorkers = _ALONE,
+    shares: ReplicaShares = EQUAL_SHARES,
 ) -> DistributedDataset:
     """Returns the global batches of a dataset, each divided between the replicas of all workers.
 
@@ -269,6 +271,7 @@ def distribute_dataset(
         placement: The devices of this worker's replicas; each has as many.
         options: How the batches get there.
         workers: The worker's place.
+        shares: What all replicas get of a global batch.
 
     Raises:
         TypeError: `dataset` is no iterable of batches.
@@ -284,7 +287,7 @@ def distribute_dataset(
         )
     count = len(placement.local_replicas)
     if not isinstance(dataset, Dataset):
-        source = IterableBatches(dataset, count, workers)
+        source = IterableBatches(dataset, count, workers, shares)
         return DistributedDataset(source, placement, options, workers)
     plan = dataset.plan
     if workers.num_workers > 1:
@@ -292,7 +295,7 @@ def distribute_dataset(
     sources = (
         source
         for policy in possible_policies(plan, workers)
-        for source in _divided(dataset, plan, policy, count, workers)
+        for source in _divided(dataset, plan, policy, count, workers, shares)
     )
     first = next(sources)
     others = functools.cache(lambda: [*sources])
@@ -305,6 +308,7 @@ def _divided(
     policy: AutoShardPolicy,
     num_replicas: int,
     workers: InputWorkers,
+    shares: ReplicaShares,
 ) -> Iterator[ReplicaBatches]:
     """Yields the batches of one dataset as a policy divides it between the workers.
 
@@ -312,14 +316,14 @@ def _divided(
     """
     size = plan.batch_size
     if policy is AutoShardPolicy.DATA or (size is None and workers.num_workers == 1):
-        divided = DividedBatches(dataset, plan, num_replicas, workers)
+        divided = DividedBatches(dataset, plan, num_replicas, workers, shares)
         first = workers.index * num_replicas
         replicas = range(first, first + num_replicas)
         if workers.num_workers == 1:
             yield divided
         own_plans = owned(plan, num_replicas * workers.num_workers, replicas)
         if own_plans is not None:
-            yield DividedExamples(dataset, plan, own_plans, num_replicas, workers)
+            yield DividedExamples(dataset, plan, own_plans, num_replicas, workers, shares)
         if workers.num_workers > 1:
             yield divided
         return
@@ -335,7 +339,7 @@ def _divided(
             return divided_by_files(plan, workers)
         return divided_by_hint(plan, workers) if policy is AutoShardPolicy.HINT else plan
 
-    yield RegroupedExamples(dataset, plan_of_worker, num_replicas, size, workers)
+    yield RegroupedExamples(dataset, plan_of_worker, num_replicas, size, workers, shares)
 
 
 def distribute_from_function(
@@ -343,6 +347,7 @@ def distribute_from_function(
     placement: Placement,
     options: InputOptions | None = None,
     workers: InputWorkers = _ALONE,
+    shares: ReplicaShares = EQUAL_SHARES,
 ) -> DistributedDataset:
     """Returns the batches of the datasets that a function makes; each replica gets whole ones.
 
@@ -352,6 +357,7 @@ def distribute_from_function(
         placement: The devices of this worker's replicas; each has as many.
         options: How the batches get there.
         workers: The worker's place.
+        shares: What `InputContext.get_per_replica_batch_size` goes by.
 
     Raises:
         TypeError: The function returns no dataset.
@@ -372,7 +378,7 @@ def distribute_from_function(
     talk = workers.talk("function")
     try:
         datasets = [
-            _made_by(dataset_fn, workers, pipelines, pipeline, count)
+            _made_by(dataset_fn, workers, pipelines, pipeline, count, shares.proportions)
             for pipeline in range(pipelines)
         ]
     except Exception as error:
@@ -393,12 +399,20 @@ def _made_by(
     pipelines: int,
     pipeline: int,
     num_replicas: int,
+    proportions: Proportions,
 ) -> Dataset:
     """Returns the dataset that a function makes for one of a worker's pipelines."""
+    index = workers.index * pipelines + pipeline
+    of_pipeline = num_replicas // pipelines
+    batch_shares = None
+    if proportions is not None:
+        own = proportions[index * of_pipeline :][:of_pipeline]
+        batch_shares = [share / sum(proportions) for share in own]
     context = InputContext(
         num_input_pipelines=workers.num_workers * pipelines,
-        input_pipeline_id=workers.index * pipelines + pipeline,
+        input_pipeline_id=index,
         num_replicas_in_sync=workers.num_workers * num_replicas,
+        batch_shares=batch_shares,
     )
     dataset = dataset_fn(context)
     if not isinstance(dataset, Dataset):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from unison.data.distribution.shares import Shares
+from unison.data.distribution.shares import Proportions, Shares
 from unison.data.functions import BlockFunction, ElementFunction
 from unison.data.leaves import concatenate, count_rows
 from unison.data.options import WithOptions
@@ -45,6 +45,7 @@ class Division:
         num_examples: How many examples they are made of; None for no end.
         num_replicas: The number of replicas on all workers.
         replicas: Those of the worker.
+        proportions: What their shares of a batch are in proportion to.
         needs_examples: Whether one example, at least, is read of every batch: what there is in
             none is known from one.
     """
@@ -54,6 +55,7 @@ class Division:
     num_examples: int | None
     num_replicas: int
     replicas: range
+    proportions: Proportions = None
     needs_examples: bool = False
 
     def size_of(self, batch: int) -> int:
@@ -65,7 +67,7 @@ class Division:
     def own(self, batch: int) -> range:
         """Returns where in a global batch the worker's examples are."""
         size = self.size_of(batch)
-        where = Shares(size, self.num_replicas).of(self.replicas)
+        where = Shares(size, self.num_replicas, self.proportions).of(self.replicas)
         return range(size)[where]
 
     def read(self, batch: int) -> range:
@@ -80,6 +82,9 @@ class Division:
             first_batch: A global batch.
         """
         full = self.read(0)
+        if not full:  # then only the last batch, of another size, has examples for this worker
+            last = self.num_batches - 1  # type: ignore[operator]  # else there is none
+            return last * self.batch_size + self.read(last).start + places
         batches = first_batch + places // len(full)
         if self.num_batches is None:
             return batches * self.batch_size + full.start + places % len(full)
@@ -90,8 +95,10 @@ class Division:
         return batches * self.batch_size + starts + places - (batches - first_batch) * len(full)
 
 
-def owned(plan: Plan, num_replicas: int, replicas: range) -> Callable[[], BatchShares] | None:
-    """Returns what makes the plan of a worker's examples of every batch.
+def owned(
+    plan: Plan, num_replicas: int, replicas: range
+) -> Callable[[Proportions], BatchShares] | None:
+    """Returns what makes the plan of a worker's examples of every batch, given the proportions.
 
     None where they cannot be told beforehand. Each pass takes a plan of its own: its functions know
     where that pass has begun.
@@ -117,7 +124,7 @@ def owned(plan: Plan, num_replicas: int, replicas: range) -> Callable[[], BatchS
     if length == UNKNOWN or not (maps or rows is not None):
         return None
     is_endless = length == INFINITE
-    division = Division(
+    equal_division = Division(
         plan.batch_size,
         None if is_endless else plan.cardinality(),
         None if is_endless else length,
@@ -126,7 +133,8 @@ def owned(plan: Plan, num_replicas: int, replicas: range) -> Callable[[], BatchS
         needs_examples=elements.known_signature is None,
     )
 
-    def plan_of_pass() -> BatchShares:
+    def plan_of_pass(proportions: Proportions = None) -> BatchShares:
+        division = dataclasses.replace(equal_division, proportions=proportions)
         examples = OwnExamples(order, source, rows, division)
         made: Plan = examples
         for each in reversed(maps):
@@ -137,7 +145,8 @@ def owned(plan: Plan, num_replicas: int, replicas: range) -> Callable[[], BatchS
         return BatchShares(made, examples, elements)
 
     # Passes share the processes that compute for them.
-    return functools.cache(plan_of_pass) if any(m.in_processes for m in maps) else plan_of_pass
+    in_processes = any(each.in_processes for each in maps)
+    return functools.lru_cache(maxsize=1)(plan_of_pass) if in_processes else plan_of_pass
 
 
 def _order_of(plan: Plan) -> tuple[Plan, Rows | None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from unison.data.distribution.input_workers import InputWorkers
 from unison.data.distribution.sharding import file_names_in
+from unison.data.distribution.shares import Proportions, ReplicaShares, Shares
 from unison.data.distribution.steps import Position, Step, Steps, step_in_turn
 from unison.data.leaves import concatenate, count_rows
 from unison.data.plan import Plan, position_of, stream_at
@@ -15,15 +16,31 @@ from unison.data.structure import Leaves
 from unison.data.transformations.batching import Unbatch
 
 
-def sizes_of_worker(batch_size: int, num_replicas: int, workers: InputWorkers) -> list[int]:
+def sizes_of_worker(
+    batch_size: int, num_replicas: int, workers: InputWorkers, proportions: Proportions = None
+) -> list[int]:
     """Returns the sizes of the batches that a worker's replicas take in turn.
 
     All replicas together get a global batch in every step, and each, over the steps, as many
-    examples as the others.
+    examples as the others; with proportions, its `Shares` of the batch.
+
+    Raises:
+        ValueError: The worker's replicas would get none, and its examples would stay unread.
 
     TF: `batch_sizes_for_worker`.
     """
     total = num_replicas * workers.num_workers
+    if proportions is not None:
+        counts = Shares(batch_size, total, proportions).counts
+        own = counts[workers.index * num_replicas :][:num_replicas]
+        if not any(own):
+            raise ValueError(
+                "Where each worker reads examples of its own (AutoShardPolicy.FILE, OFF or HINT), "
+                f"it must get a share of them. Received: batch_shares={proportions}, of which "
+                f"worker {workers.index} gets none of {batch_size} examples. Use "
+                "AutoShardPolicy.DATA."
+            )
+        return [*own]
     small, larger = divmod(batch_size, total)
     sizes = [small + (replica < larger) for replica in range(total)]
     first = workers.index * num_replicas
@@ -191,8 +208,13 @@ class _Reader:
         return {"held": self._held, "position": position_of(self._examples, self._stream)}
 
 
-def signature_of_replica(signature: Signature, num_replicas: int) -> Signature:
+def signature_of_replica(
+    signature: Signature, num_replicas: int, shares: ReplicaShares
+) -> Signature:
     """Returns what each of `num_replicas` gets of batches."""
     size = signature.batch_size
-    share = size // num_replicas if size is not None and size % num_replicas == 0 else None
+    share = None
+    if size is not None and not shares.may_change:
+        of_batch = Shares(size, num_replicas, shares.proportions)
+        share = of_batch.chunk if of_batch.are_even else None
     return signature.unbatched().batched(share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from unison.data.distribution.regrouping import (
     signature_of_replica,
     sizes_of_worker,
 )
-from unison.data.distribution.shares import Shares
+from unison.data.distribution.shares import EQUAL_SHARES, Proportions, ReplicaShares, Shares
 from unison.data.distribution.steps import (
     AgreedSteps,
     Pack,
@@ -42,6 +43,7 @@ class ReplicaBatches(abc.ABC):
     Args:
         num_replicas: How many it has.
         workers: Its place among those that share the source.
+        shares: What all replicas get of a global batch.
     """
 
     #: Whether it is made of datasets, which may be read before their batches are asked for.
@@ -49,9 +51,13 @@ class ReplicaBatches(abc.ABC):
     #: The class of optional batches.
     optional = Optional
 
-    def __init__(self, num_replicas: int, workers: InputWorkers):
+    def __init__(
+        self, num_replicas: int, workers: InputWorkers, shares: ReplicaShares = EQUAL_SHARES
+    ):
         self._num_replicas = num_replicas
         self._workers = workers
+        #: What all replicas get of a global batch.
+        self.shares = shares
 
     @property
     @abc.abstractmethod
@@ -102,10 +108,18 @@ class _FromDatasets(ReplicaBatches):
         plan: Its plan, or what this worker reads of it.
         num_replicas: The number of replicas.
         workers: The place of the worker.
+        shares: What all replicas get of a global batch.
     """
 
-    def __init__(self, dataset: Dataset, plan: Plan, num_replicas: int, workers: InputWorkers):
-        super().__init__(num_replicas, workers)
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        num_replicas: int,
+        workers: InputWorkers,
+        shares: ReplicaShares = EQUAL_SHARES,
+    ):
+        super().__init__(num_replicas, workers, shares)
         self._dataset = dataset
         self._plan = plan
         self.optional = dataset.optional
@@ -154,27 +168,38 @@ class DividedBatches(_FromDatasets):
         return _DividedSteps(self._plan, 1, InputWorkers())
 
     def steps(self) -> Steps:
-        return _DividedSteps(self._plan, self._num_replicas, self._workers)
+        return _DividedSteps(self._plan, self._num_replicas, self._workers, self.shares.proportions)
 
     @property
     def signature(self) -> Signature:
-        return signature_of_replica(self._plan.signature, self._all_replicas)
+        return signature_of_replica(self._plan.signature, self._all_replicas, self.shares)
 
 
 class _DividedSteps(Steps):
     is_global = True
 
-    def __init__(self, plan: Plan, num_replicas: int, workers: InputWorkers):
+    def __init__(
+        self,
+        plan: Plan,
+        num_replicas: int,
+        workers: InputWorkers,
+        proportions: Proportions = None,
+    ):
         self._plan = plan
         self._num_replicas = num_replicas
         self._workers = workers
+        self._proportions = proportions
         self._stream = plan.stream()
+
+    def divide_by(self, proportions: Proportions) -> None:
+        self._proportions = proportions
 
     def next(self) -> Step | None:
         leaves = self._stream.next()
         if leaves is None:
             return None
-        return divided_step(leaves, self._plan.structure.pack, self._num_replicas, self._workers)
+        pack = self._plan.structure.pack
+        return divided_step(leaves, pack, self._num_replicas, self._workers, self._proportions)
 
     def skip(self, count: int) -> None:
         self._stream.skip(count)
@@ -195,25 +220,31 @@ class DividedExamples(DividedBatches):
     Args:
         dataset: Global batches.
         plan: Theirs.
-        own_plans: Makes that of the worker's examples in a pass.
+        own_plans: Makes that of the worker's examples in a pass, given the proportions.
         num_replicas: The number of its replicas.
         workers: Its place.
+        shares: What all replicas get of a global batch.
     """
 
     def __init__(
         self,
         dataset: Dataset,
         plan: Plan,
-        own_plans: Callable[[], BatchShares],
+        own_plans: Callable[[Proportions], BatchShares],
         num_replicas: int,
         workers: InputWorkers,
+        shares: ReplicaShares = EQUAL_SHARES,
     ):
-        super().__init__(dataset, plan, num_replicas, workers)
+        super().__init__(dataset, plan, num_replicas, workers, shares)
         self._own_plans = own_plans
 
     def steps(self) -> Steps:
         return _OwnedSteps(
-            self._own_plans(), lambda: self._plan.structure.pack, self._num_replicas, self._workers
+            self._own_plans,
+            lambda: self._plan.structure.pack,
+            self._num_replicas,
+            self._workers,
+            self.shares.proportions,
         )
 
 
@@ -221,17 +252,30 @@ class _OwnedSteps(Steps):
     is_global = True
 
     def __init__(
-        self, plan: BatchShares, pack: Callable[[], Pack], num_replicas: int, workers: InputWorkers
+        self,
+        plans: Callable[[Proportions], BatchShares],
+        pack: Callable[[], Pack],
+        num_replicas: int,
+        workers: InputWorkers,
+        proportions: Proportions,
     ):
-        self._plan = plan
+        self._plans = plans
+        self._plan = plans(proportions)
         self._pack = pack
         self._num_replicas = num_replicas
         self._workers = workers
-        self._stream = plan.stream()
+        self._proportions = proportions
+        self._stream = self._plan.stream()
         # What waits in the worker's buffers is its own. The global batches are known by where
         # the pass has begun, and by their number; they are skipped without being computed.
-        self._begin = position_of(plan, self._stream)
+        self._begin = position_of(self._plan, self._stream)
         self._batches = 0
+
+    def divide_by(self, proportions: Proportions) -> None:
+        if proportions != self._proportions:
+            self._proportions = proportions
+            self._plan = self._plans(proportions)
+            self._go_to(self._begin, self._batches)
 
     def next(self) -> Step | None:
         leaves = self._stream.next()
@@ -239,7 +283,8 @@ class _OwnedSteps(Steps):
             return None
         self._batches += 1
         *own, size = leaves
-        shares = Shares(int(size), self._num_replicas * self._workers.num_workers)
+        all_replicas = self._num_replicas * self._workers.num_workers
+        shares = Shares(int(size), all_replicas, self._proportions)
         return _step_of_shares(own, self._pack(), self._num_replicas, shares, self._workers)
 
     def skip(self, count: int) -> None:
@@ -251,17 +296,20 @@ class _OwnedSteps(Steps):
 
     def resume(self, positions: Sequence[Position]) -> None:
         (position,) = positions
-        self._begin = position.state["begin"]
-        self._stream = stream_at(self._plan, self._begin)
+        self._go_to(position.state["begin"], position.state["batches"] + position.taken)
+
+    def _go_to(self, begin: State, batches: int) -> None:
+        self._begin = begin
+        self._stream = stream_at(self._plan, begin)
         self._batches = 0
-        self.skip(position.state["batches"] + position.taken)
+        self.skip(batches)
 
 
 class RegroupedExamples(_FromDatasets):
     """The examples that each worker reads, in batches of its replicas' sizes.
 
     Replicas get full batches as long as their worker has examples; in the last steps some may get
-    none.
+    none. A pass keeps the proportions that there were when it began.
 
     Args:
         dataset: Batches.
@@ -269,6 +317,7 @@ class RegroupedExamples(_FromDatasets):
         num_replicas: How many replicas each has.
         batch_size: The size of a global batch.
         workers: The place of this one.
+        shares: What all replicas get of a global batch.
     """
 
     def __init__(
@@ -278,20 +327,27 @@ class RegroupedExamples(_FromDatasets):
         num_replicas: int,
         batch_size: int,
         workers: InputWorkers,
+        shares: ReplicaShares = EQUAL_SHARES,
     ):
-        super().__init__(dataset, plan_of_worker(), num_replicas, workers)
+        super().__init__(dataset, plan_of_worker(), num_replicas, workers, shares)
         self._plan_of_worker = plan_of_worker
-        self._sizes = sizes_of_worker(batch_size, num_replicas, workers)
+        self._batch_size = batch_size
+        self._sizes()  # raises at once what it raises
 
     def steps(self) -> Steps:
         steps = RegroupedSteps(
-            self._plan, self._plan_of_worker, self._sizes, self._num_replicas, self._workers
+            self._plan, self._plan_of_worker, self._sizes(), self._num_replicas, self._workers
         )
         return self._agreed(steps)
 
+    def _sizes(self) -> list[int]:
+        return sizes_of_worker(
+            self._batch_size, self._num_replicas, self._workers, self.shares.proportions
+        )
+
     @property
     def signature(self) -> Signature:
-        return signature_of_replica(self._plan.signature, self._all_replicas)
+        return signature_of_replica(self._plan.signature, self._all_replicas, self.shares)
 
     def cardinality(self) -> int:
         # Of several workers, each knows its own part only.
@@ -381,6 +437,7 @@ class IterableBatches(ReplicaBatches):
             axes.
         num_replicas: The number of replicas.
         workers: The place of the worker. All of them iterate over the same batches.
+        shares: What all replicas get of a global batch.
 
     Raises:
         TypeError: `source` is not an iterable of batches.
@@ -391,8 +448,14 @@ class IterableBatches(ReplicaBatches):
     def global_steps(self) -> Steps:
         return _IterableSteps(iter(self._source), 1, InputWorkers())
 
-    def __init__(self, source: Iterable[Any], num_replicas: int, workers: InputWorkers):
-        super().__init__(num_replicas, workers)
+    def __init__(
+        self,
+        source: Iterable[Any],
+        num_replicas: int,
+        workers: InputWorkers,
+        shares: ReplicaShares = EQUAL_SHARES,
+    ):
+        super().__init__(num_replicas, workers, shares)
         if isinstance(source, np.ndarray | jax.Array | str | bytes | dict | tuple):
             raise TypeError(
                 "Expected an iterable of batches: a Dataset, a list, a generator, a Keras "
@@ -411,7 +474,8 @@ class IterableBatches(ReplicaBatches):
         return f"{type(self).__name__} of {type(self._source).__name__}"
 
     def steps(self) -> Steps:
-        return _IterableSteps(iter(self._source), self._num_replicas, self._workers)
+        batches = iter(self._source)
+        return _IterableSteps(batches, self._num_replicas, self._workers, self.shares.proportions)
 
     @property
     def signature(self) -> Signature:
@@ -430,10 +494,20 @@ class IterableBatches(ReplicaBatches):
 class _IterableSteps(Steps):
     is_global = True
 
-    def __init__(self, batches: Iterator[Any], num_replicas: int, workers: InputWorkers):
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        num_replicas: int,
+        workers: InputWorkers,
+        proportions: Proportions = None,
+    ):
         self._batches = batches
         self._num_replicas = num_replicas
         self._workers = workers
+        self._proportions = proportions
+
+    def divide_by(self, proportions: Proportions) -> None:
+        self._proportions = proportions
 
     def next(self) -> Step | None:
         for batch in self._batches:
@@ -443,7 +517,7 @@ class _IterableSteps(Steps):
             pack = functools.partial(jax.tree.unflatten, structure)
             if not leaves:
                 return Step([], pack)
-            return divided_step(leaves, pack, self._num_replicas, self._workers)
+            return divided_step(leaves, pack, self._num_replicas, self._workers, self._proportions)
         return None
 
     def state(self) -> State:
@@ -465,7 +539,11 @@ class _IterableSteps(Steps):
 
 
 def divided_step(
-    leaves: Sequence[Any], pack: Pack, num_replicas: int, workers: InputWorkers
+    leaves: Sequence[Any],
+    pack: Pack,
+    num_replicas: int,
+    workers: InputWorkers,
+    proportions: Proportions,
 ) -> Step:
     """Returns a worker's parts of the leaves of a global batch, by `Shares`.
 
@@ -474,9 +552,9 @@ def divided_step(
     """
     if num_replicas * workers.num_workers == 1:
         return Step([[leaf] for leaf in leaves], pack)
-    shares = Shares(count_examples(leaves), num_replicas * workers.num_workers)
+    shares = Shares(count_examples(leaves), num_replicas * workers.num_workers, proportions)
     if workers.num_workers > 1:
-        own = shares.of(range(workers.index * num_replicas, (workers.index + 1) * num_replicas))
+        own = shares.of(_replicas_of(workers, num_replicas))
         leaves = [leaf[own] for leaf in leaves]
     return _step_of_shares(leaves, pack, num_replicas, shares, workers)
 
@@ -485,21 +563,28 @@ def _step_of_shares(
     own: Sequence[Any], pack: Pack, num_replicas: int, shares: Shares, workers: InputWorkers
 ) -> Step:
     """Returns the step of a worker's own examples."""
-    parts = cut(own, num_replicas, shares.chunk)
+    replicas = _replicas_of(workers, num_replicas)
+    parts = cut(own, shares.counts[replicas.start : replicas.stop])
     if workers.num_workers == 1:
         return Step(parts, pack)
     shapes = [[(count, *shape_of(leaf)[1:]) for count in shares.counts] for leaf in own]
     return Step(parts, pack, shapes)
 
 
-def cut(leaves: Sequence[Any], num_replicas: int, chunk: int) -> list[Parts]:
-    """Returns the parts of leaves that hold the examples of some replicas, `chunk` of each."""
-    if num_replicas == 1:
+def _replicas_of(workers: InputWorkers, num_replicas: int) -> range:
+    first = workers.index * num_replicas
+    return range(first, first + num_replicas)
+
+
+def cut(leaves: Sequence[Any], counts: Sequence[int]) -> list[Parts]:
+    """Returns the parts of leaves that hold the examples of replicas with as many as `counts`."""
+    if len(counts) == 1:
         return [[leaf] for leaf in leaves]
-    if chunk and shape_of(leaves[0])[0] == num_replicas * chunk:
-        return [leaf.reshape(num_replicas, chunk, *leaf.shape[1:]) for leaf in leaves]
-    starts = [replica * chunk for replica in range(num_replicas)]
-    return [[leaf[start : start + chunk] for start in starts] for leaf in leaves]
+    if counts[0] and len(set(counts)) == 1:
+        return [leaf.reshape(len(counts), counts[0], *leaf.shape[1:]) for leaf in leaves]
+    bounds = itertools.pairwise(itertools.accumulate(counts, initial=0))
+    slices = [slice(*bound) for bound in bounds]
+    return [[leaf[own] for own in slices] for leaf in leaves]
 
 
 def count_examples(leaves: Sequence[Any]) -> int:

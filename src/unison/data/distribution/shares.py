@@ -4,8 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
+
+#: One number a replica: the parts of global batches are in proportion to them, as far as whole
+#: examples allow. None: equal chunks, as TensorFlow cuts them.
+Proportions = tuple[float, ...] | None
+
+
+class ReplicaShares:
+    """What the replicas of a strategy get of every global batch.
+
+    Args:
+        proportions: What their parts are in proportion to.
+
+    Attributes:
+        proportions: The same, at present; on all workers the same at the same place of the program.
+        may_change: Whether they may be others later.
+    """
+
+    may_change = False
+
+    def __init__(self, proportions: Proportions = None):
+        self.proportions = proportions
+
+
+#: As TensorFlow divides.
+EQUAL_SHARES = ReplicaShares()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,42 +40,64 @@ class Shares:
     """The contiguous chunks of a global batch, one a replica.
 
     Replica r gets the r-th chunk of ceil(examples / replicas) examples, as in TensorFlow; the
-    last replicas may get fewer, or none.
+    last replicas may get fewer, or none. With proportions, the chunks end at the examples that are
+    nearest to the proportional places: none is a whole example larger or smaller than its share.
 
     Args:
         examples: The size of the global batch.
         num_replicas: The number of chunks.
+        proportions: What their sizes are in proportion to.
 
     Examples:
         >>> Shares(9, 4).counts
         (3, 3, 3, 0)
+        >>> Shares(9, 4, (1, 1, 0, 2)).counts
+        (2, 3, 0, 4)
     """
 
     examples: int
     num_replicas: int
+    proportions: Proportions = None
 
-    @property
-    def chunk(self) -> int:
-        """The number of examples of a full chunk."""
-        return -(-self.examples // self.num_replicas)
+    @functools.cached_property
+    def _bounds(self) -> tuple[int, ...]:
+        """Where the chunks begin, and where the last one ends."""
+        if self.proportions is None:
+            chunk = -(-self.examples // self.num_replicas)
+            begins = [min(replica * chunk, self.examples) for replica in range(self.num_replicas)]
+            return (*begins, self.examples)
+        places = list(itertools.accumulate(self.proportions))
+        return (0, *(int(self.examples * place / places[-1] + 0.5) for place in places))
 
     @functools.cached_property
     def counts(self) -> tuple[int, ...]:
         """The number of examples of every replica."""
-        left = [self.examples - replica * self.chunk for replica in range(self.num_replicas)]
-        return tuple(min(max(count, 0), self.chunk) for count in left)
+        return tuple(end - begin for begin, end in itertools.pairwise(self._bounds))
+
+    @property
+    def chunk(self) -> int:
+        """The number of examples of the largest chunk."""
+        return max(self.counts)
 
     def of(self, replicas: range) -> slice:
         """Returns where the examples of consecutive replicas are."""
-        return slice(replicas.start * self.chunk, replicas.stop * self.chunk)
+        return slice(self._bounds[replicas.start], self._bounds[replicas.stop])
 
     @property
     def are_even(self) -> bool:
         return self.chunk * self.num_replicas == self.examples
 
-    def pad(self, batch: np.ndarray) -> np.ndarray:
-        """Returns `batch` with rows of zeros behind it, so that all chunks are full."""
-        missing = self.chunk * self.num_replicas - self.examples
-        if not missing:
+    def pad(self, batch: np.ndarray, replicas: Sequence[int]) -> np.ndarray:
+        """Returns `batch` with rows of zeros behind the chunks, so that all are as large.
+
+        Args:
+            batch: The examples of all replicas.
+            replicas: Those whose chunks are wanted; what the others get is zeros only.
+        """
+        if self.are_even:
             return batch
-        return np.concatenate([batch, np.zeros((missing, *batch.shape[1:]), batch.dtype)])
+        # Zeros that nobody touches take no time: the memory comes so.
+        padded = np.zeros((self.num_replicas, self.chunk, *batch.shape[1:]), batch.dtype)
+        for replica in replicas:
+            padded[replica, : self.counts[replica]] = batch[self.of(range(replica, replica + 1))]
+        return padded.reshape(-1, *batch.shape[1:])

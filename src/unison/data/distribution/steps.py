@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unison.data.distribution.input_workers import Talk
+from unison.data.distribution.shares import Proportions
 from unison.data.leaves import dtype_of, shape_of
 from unison.data.state import State
 from unison.data.structure import Leaves
@@ -58,6 +59,13 @@ class Steps(abc.ABC):
     @abc.abstractmethod
     def next(self) -> Step | None:
         """Returns the next step; None at the end, and ever after."""
+
+    def divide_by(self, proportions: Proportions) -> None:
+        """Says what the parts of the next steps are in proportion to; on all workers the same.
+
+        Where each worker reads examples of its own, a pass keeps the sizes it began with.
+        """
+        del proportions
 
     def skip(self, count: int) -> None:
         """Passes over the next steps, or those that are left."""

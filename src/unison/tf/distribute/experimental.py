@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from unison.collectives import CommunicationImplementation, CommunicationOptions
-from unison.strategies import MultiWorkerMirroredStrategy, ValueContext
+from unison.strategies import (
+    CentralStorageStrategy,
+    MultiWorkerMirroredStrategy,
+    ValueContext,
+)
 from unison.tf.missing import names_missing_from
 
 __all__ = [
+    "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",
@@ -28,7 +33,6 @@ _KERAS_BACKUP = "use keras.callbacks.BackupAndRestore, and restart the program"
 __getattr__ = names_missing_from(
     __name__,
     {
-        "CentralStorageStrategy": "MirroredStrategy keeps a copy of each variable on each device",
         "ParameterServerStrategy": NO_PARAMETER_SERVERS,
         "PreemptionCheckpointHandler": _KERAS_BACKUP,
         "PreemptionWatcher": _KERAS_BACKUP,

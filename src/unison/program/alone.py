@@ -1,0 +1,162 @@
+"""What one replica computes in a program, without the others: to see how long it takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from unison.cells import Cell, Layout
+from unison.equations import evaluate, inlined_body, is_collective
+from unison.lifting import enter_replica
+from unison.lowering import lower_for_cpu
+from unison.runtime.placement import REPLICA_AXIS, Placement
+
+
+def alone(trace: jex.ClosedJaxpr) -> Callable[..., list[Any]]:
+    """Returns a function of a replica's index and inputs that computes what `trace` does, alone.
+
+    A collective operation gives what the replica puts in, in the shape of what would come out. The
+    results are not those of the program; the time is, but for the waiting (and for loops whose
+    number of rounds follows from what the replicas exchange).
+
+    Args:
+        trace: What a replica computes. The replica axis must be bound where the function is
+            called; it may have any size.
+    """
+    return lambda replica, *inputs: _Alone(replica).function(trace, inputs)
+
+
+class _Alone:
+    """Evaluates traced functions as the replica with the index `replica`, without the others."""
+
+    def __init__(self, replica: Any):
+        self._replica = replica
+        self._forms: dict[str, Callable[..., Sequence[Any]]] = {
+            "while": self._while,
+            "scan": self._scan,
+            "cond": self._cond,
+        }
+
+    def function(self, closed: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+        """Returns the results of `closed`."""
+        jaxpr = closed.jaxpr
+        values = dict(
+            zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *inputs], strict=True)
+        )
+
+        def value(atom: Any) -> Any:
+            return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [value(atom) for atom in equation.invars])
+            values.update(zip(equation.outvars, results, strict=True))
+        return [value(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: jex.JaxprEqn, given: list[Any]) -> Sequence[Any]:
+        if is_collective(equation):
+            return _stand_ins(equation, given)
+        if equation.primitive.name == "axis_index":
+            return [self._replica]
+        if (body := inlined_body(equation)) is not None:
+            return self.function(body, given)
+        if equation.primitive.name in self._forms:
+            return self._forms[equation.primitive.name](equation.params, given)
+        return evaluate(equation, given)
+
+    def _while(self, params: dict[str, Any], given: list[Any]) -> Sequence[Any]:
+        of_condition = given[: params["cond_nconsts"]]
+        of_body = given[len(of_condition) : len(of_condition) + params["body_nconsts"]]
+        return lax.while_loop(
+            lambda values: self.function(params["cond_jaxpr"], [*of_condition, *values])[0],
+            lambda values: self.function(params["body_jaxpr"], [*of_body, *values]),
+            given[len(of_condition) + len(of_body) :],
+        )
+
+    def _scan(self, params: dict[str, Any], given: list[Any]) -> Sequence[Any]:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        consts, start = given[:num_consts], given[num_consts : num_consts + num_carry]
+
+        def body(values: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            outputs = self.function(params["jaxpr"], [*consts, *values, *slices])
+            return outputs[:num_carry], outputs[num_carry:]
+
+        values, stacked = lax.scan(
+            body,
+            start,
+            given[num_consts + num_carry :],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*values, *stacked]
+
+    def _cond(self, params: dict[str, Any], given: list[Any]) -> Sequence[Any]:
+        def branch_of(closed: jex.ClosedJaxpr) -> Callable[..., Any]:
+            return lambda *args: self.function(closed, args)
+
+        index, *args = given
+        return lax.switch(index, [branch_of(closed) for closed in params["branches"]], *args)
+
+
+def _stand_ins(equation: jex.JaxprEqn, given: Sequence[Any]) -> list[jax.Array]:
+    # Nothing may be computed across the place where the replicas would meet.
+    own: list[Any] = lax.optimization_barrier(list(given))
+    avals: list[Any] = [result.aval for result in equation.outvars]
+    operands = own if len(own) == len(avals) else own[:1] * len(avals)
+    return [
+        jnp.resize(operand, aval.shape).astype(aval.dtype)
+        for operand, aval in zip(operands, avals, strict=True)
+    ]
+
+
+def compile_alone(placement: Placement, part: Callable[..., Any]) -> Callable[..., None]:
+    """Compiles a replica's part of a program, which is `alone`, for each device by itself.
+
+    Args:
+        placement: The replicas' devices.
+        part: Maps the replica's index, pieces of stored arrays and other arguments to whatever is
+            computed.
+
+    Returns:
+        A function of a device and arguments that lie there, which computes, and waits.
+    """
+    if placement.devices[0].platform == "cpu":
+        part = lower_for_cpu(part)
+
+    @functools.cache
+    def on(device: jax.Device) -> Callable[..., Any]:
+        mesh = Mesh(np.array([device]), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+        here = PartitionSpec()
+        return jax.jit(
+            jax.shard_map(part, mesh=mesh, in_specs=here, out_specs=here, check_vma=False)
+        )
+
+    def run(device: jax.Device, *args: Any) -> None:
+        replica = np.int32(placement.devices.index(device))
+        jax.block_until_ready(on(device)(replica, *args))
+
+    return run
+
+
+def piece_on(device: jax.Device, stored: Any) -> jax.Array:
+    """Returns what a program finds on one of its devices of an array, or a number."""
+    if isinstance(stored, jax.Array):
+        for shard in stored.addressable_shards:
+            if shard.device == device:
+                return shard.data
+    return jax.device_put(stored, device)
+
+
+def enter_alone(cell: Cell, piece: jax.Array) -> jax.Array:
+    """Returns what a replica sees of its piece of the cell's stored array, by itself."""
+    if cell.layout is Layout.SHARDED:
+        return jnp.resize(piece, cell.aval.shape)
+    return enter_replica(cell, piece)

@@ -1,0 +1,301 @@
+"""How much of a global batch each replica gets: what was given, or what was measured.
+
+A step takes as long as its slowest replica. How long a replica needs for n examples is taken to
+be a line, a + b n, which is measured: each replica computes its part of a step for two numbers of
+examples, without waiting for the others (see `unison.program.alone`). Then every example goes to
+the replica that would be done with it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from unison.data import EQUAL_SHARES, InputWorkers, ReplicaShares, Shares
+from unison.errors import InvalidArgumentError
+from unison.runtime.placement import Placement
+from unison.values import PerReplica, is_distributed
+
+logger = logging.getLogger("unison")
+
+#: A word in the place of numbers: the replicas' speed is measured.
+MEASURED = "measured"
+
+#: Steps that run before the first measurement: the first one compiles.
+_FIRST_STEPS = 3
+
+#: The time between two measurements, in times that one takes; doubled by each change of shares.
+_TIME_BETWEEN = 50
+
+#: Seconds that a replica repeats its parts for, and how often at least.
+_SECONDS = 0.4
+_RUNS = 3
+
+#: Shares are changed if a step is expected to save this part of its time, and so many seconds:
+#: smaller differences are noise.
+_LEAST_PART_GAINED = 0.1
+_LEAST_SECONDS_GAINED = 0.3e-3
+
+#: Measured shares are multiples of an equal share divided by this, so that what was compiled for
+#: a division is met again.
+_GRAINS = 16
+
+
+def replica_shares(
+    batch_shares: Sequence[float] | str | None, num_replicas: int, workers: InputWorkers
+) -> ReplicaShares:
+    """Returns what a strategy's replicas get of global batches.
+
+    Args:
+        batch_shares: Numbers that the parts are in proportion to, one a replica or one a worker;
+            `"measured"`; None for equal parts.
+        num_replicas: The number of replicas on all workers.
+        workers: This worker's place; all of them must say the same.
+
+    Raises:
+        ValueError: It is nothing of that.
+        InvalidArgumentError: Another worker says something else.
+    """
+    given = batch_shares if isinstance(batch_shares, str | None) else list(batch_shares)
+    for worker, said in enumerate(workers.talk("batch shares").ask(given)):
+        if said != given:
+            raise InvalidArgumentError(
+                message="All workers must be given the same batch_shares. Worker "
+                f"{workers.index} has {given}, worker {worker} has {said}."
+            )
+    if given is None:
+        return EQUAL_SHARES
+    if isinstance(given, str):
+        if given != MEASURED:
+            raise _unfit(given, num_replicas, workers)
+        return MeasuredShares(num_replicas, workers) if num_replicas > 1 else EQUAL_SHARES
+    if len(given) == workers.num_workers:
+        given = [share for share in given for _ in range(num_replicas // workers.num_workers)]
+    are_numbers = all(isinstance(share, int | float) and 0 <= share < math.inf for share in given)
+    if len(given) != num_replicas or not are_numbers or not any(given):
+        raise _unfit(batch_shares, num_replicas, workers)
+    return ReplicaShares(tuple(given))
+
+
+def _unfit(batch_shares: Any, num_replicas: int, workers: InputWorkers) -> ValueError:
+    of_workers = f", or {workers.num_workers} (one a worker)" if workers.num_workers > 1 else ""
+    return ValueError(
+        f"Expected batch_shares as {num_replicas} numbers (one a replica){of_workers}, none of "
+        f'them negative and not all 0; or "{MEASURED}". Received: {batch_shares!r}'
+    )
+
+
+class Pace(NamedTuple):
+    """The time that a replica needs for its part of a step.
+
+    Attributes:
+        fixed: Seconds whatever the number of examples.
+        per_example: Seconds that each adds.
+    """
+
+    fixed: float
+    per_example: float
+
+    def seconds(self, examples: int) -> float:
+        return self.fixed + self.per_example * examples
+
+    @classmethod
+    def through(cls, few: tuple[int, float], many: tuple[int, float]) -> Pace:
+        """Returns the line through two measurements: examples, and seconds.
+
+        As both have noise, what is fixed is taken to be at least nothing, and at most half.
+
+        Examples:
+            >>> Pace.through((8, 1.5), (16, 2.5))
+            Pace(fixed=0.5, per_example=0.125)
+            >>> Pace.through((8, 1.0), (16, 4.0))
+            Pace(fixed=0.0, per_example=0.25)
+            >>> Pace.through((8, 4.0), (16, 4.0))
+            Pace(fixed=2.0, per_example=0.125)
+        """
+        examples, seconds = many
+        fixed = 0.0
+        if examples > few[0]:
+            fixed = seconds - examples * (seconds - few[1]) / (examples - few[0])
+        fixed = min(max(fixed, 0.0), seconds / 2)
+        return cls(fixed, (seconds - fixed) / examples)
+
+
+def balanced(paces: Sequence[Pace], examples: int) -> tuple[int, ...]:
+    """Returns the numbers of examples by which the slowest replica is done first.
+
+    Args:
+        paces: Those of the replicas.
+        examples: How many there are, in any unit.
+
+    Examples:
+        >>> balanced([Pace(0.0, 1.0), Pace(0.0, 3.0)], 8)
+        (6, 2)
+        >>> balanced([Pace(0.0, 1.0), Pace(9.0, 1.0)], 8)
+        (8, 0)
+    """
+    counts = [0] * len(paces)
+    queue = [(pace.seconds(1), replica) for replica, pace in enumerate(paces)]
+    heapq.heapify(queue)
+    for _ in range(examples):
+        _, replica = queue[0]
+        counts[replica] += 1
+        heapq.heapreplace(queue, (paces[replica].seconds(counts[replica] + 1), replica))
+    return tuple(counts)
+
+
+class MeasuredShares(ReplicaShares):
+    """Shares by measured speed: equal ones at first.
+
+    Args:
+        num_replicas: The number of replicas on all workers.
+        workers: This worker's place.
+    """
+
+    proportions: tuple[float, ...]
+    may_change = True
+
+    def __init__(self, num_replicas: int, workers: InputWorkers):
+        super().__init__((1,) * num_replicas)
+        self._talk = workers.talk("measured shares")
+        self._steps = 0
+        self._next = _FIRST_STEPS
+        self._changes = 0
+        self._step_seconds = 0.0
+
+    def is_due(self) -> bool:
+        """Counts a step, on all workers; whether it is time to measure before it."""
+        self._steps += 1
+        return self._steps > self._next
+
+    def measure(self, examples: int, parts: Callable[[int], Sequence[Callable[[], Any]]]) -> None:
+        """Measures the replicas' paces, and changes the shares if that is worth while.
+
+        All workers must call this at the same place of the program.
+
+        Args:
+            examples: The size of the global batch.
+            parts: Given a number of examples, returns for each of this process's replicas what
+                computes its part of a step on so many, alone, and waits for it.
+        """
+        many = -(-examples // len(self.proportions))
+        few = max(many // 2, 1)
+        with self._failing_together():
+            few_parts, many_parts = parts(few), parts(many)
+            for part in (*few_parts, *many_parts):
+                part()  # compiles
+        # All at once: where they share a machine, they slow each other down, as in a step.
+        self._talk.ask(None)
+        begin = time.perf_counter()
+        with self._failing_together():
+            seconds = _seconds_of(zip(few_parts, many_parts, strict=True))
+        own = [Pace.through((few, less), (many, more)) for less, more in seconds]
+        said = self._talk.ask([time.perf_counter() - begin, own])
+        self.choose(examples, [Pace(*pace) for _, paces in said for pace in paces])
+        interval = _TIME_BETWEEN * max(duration for duration, _ in said) / self._step_seconds
+        self._next = self._steps + math.ceil(interval * 2**self._changes)
+
+    @contextlib.contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Tells the other workers, who wait for this one, of an error."""
+        try:
+            yield
+        except Exception as error:
+            self._talk.fail(f"measuring its pace: {type(error).__name__}: {error}")
+            raise
+
+    def choose(self, examples: int, paces: Sequence[Pace]) -> None:
+        """Changes the shares if the replicas' paces make it worth while.
+
+        Args:
+            examples: The size of the global batch.
+            paces: Those of all replicas.
+        """
+        grains = _GRAINS * len(paces)
+        of_grain = examples / grains
+        chosen = balanced([Pace(p.fixed, p.per_example * of_grain) for p in paces], grains)
+        self._step_seconds = _step_seconds(examples, paces, self.proportions)
+        seconds = _step_seconds(examples, paces, chosen)
+        gain = self._step_seconds - seconds
+        if gain < max(_LEAST_SECONDS_GAINED, _LEAST_PART_GAINED * self._step_seconds):
+            return
+        logger.info(
+            "The replicas get %s of the global batch by their measured speed: their part of a step "
+            "takes %.3g ms instead of %.3g ms.",
+            ":".join(map(str, Shares(examples, len(paces), chosen).counts)),
+            1000 * seconds,
+            1000 * self._step_seconds,
+        )
+        self.proportions = chosen
+        self._step_seconds = seconds
+        self._changes += 1
+
+
+def with_examples(tree: Any, count: int, placement: Placement) -> Any:
+    """Returns `tree` with `count` examples for each replica in its `PerReplica` values.
+
+    A replica that has fewer gets them repeatedly; one that has none gets zeros.
+    """
+
+    def resized(leaf: Any) -> Any:
+        if not isinstance(leaf, PerReplica) or not leaf.shapes(placement)[0]:
+            return leaf
+        shapes = [(count, *shape[1:]) for shape in leaf.shapes(placement)]
+        rows = [np.asarray(value) for value in leaf.values]
+        return PerReplica([np.resize(x, (count, *x.shape[1:])) for x in rows], shapes)
+
+    return jax.tree.map(resized, tree, is_leaf=is_distributed)
+
+
+def examples_of(tree: Any, placement: Placement) -> int:
+    """Returns the number of examples that all replicas have in the `PerReplica` values of `tree`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for leaf in jax.tree.leaves(tree, is_leaf=is_distributed):
+        if isinstance(leaf, PerReplica) and leaf.shapes(placement)[0]:
+            return sum(shape[0] for shape in leaf.shapes(placement))
+    raise ValueError(
+        "Measuring takes a batch among the arguments: PerReplica values with examples along their "
+        "first axes. Received none. Pass what a distributed dataset gives."
+    )
+
+
+def _step_seconds(examples: int, paces: Sequence[Pace], proportions: Sequence[float]) -> float:
+    """Returns how long the slowest replica needs."""
+    counts = Shares(examples, len(paces), tuple(proportions)).counts
+    return max(pace.seconds(count) for pace, count in zip(paces, counts, strict=True))
+
+
+def _seconds_of(parts: Iterable[Sequence[Callable[[], Any]]]) -> list[Sequence[float]]:
+    """Returns the mean seconds of every replica's calls; the replicas run at the same time."""
+    of_replicas = [*parts]
+    with ThreadPoolExecutor(len(of_replicas)) as threads:
+        return [*threads.map(_mean_seconds, of_replicas)]
+
+
+def _mean_seconds(calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
+    """Returns the mean seconds of calls that are repeated in turn.
+
+    In turn, so that what else the machine does slows all of them down; the mean, because it may
+    come and go.
+    """
+    seconds = np.zeros(len(calls))
+    runs = 0
+    while runs < _RUNS or seconds.sum() < _SECONDS:
+        for place, call in enumerate(calls):
+            begin = time.perf_counter()
+            call()
+            seconds[place] += time.perf_counter() - begin
+        runs += 1
+    return (seconds / runs).tolist()
