@@ -87,6 +87,8 @@ class _KerasOnDemand:
     def opened(self) -> None:
         if "keras" in sys.modules:
             importlib.import_module("unison.keras")
+            importlib.import_module("unison.train.keras_backup").teach_backups()
+            importlib.import_module("unison.saving.keras_files").teach_saving()
 
     def closed(self) -> None:
         fails_anyway = sys.exc_info()[0] is not None

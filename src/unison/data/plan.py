@@ -352,7 +352,7 @@ class Reading:
         self._plan = plan
         # What decides how the plan is opened may be another thing when the state is asked for: a
         # cache may have been filled.
-        self._before = _memories(plan)
+        self._before = memories_of(plan)
         #: The elements.
         self.stream = plan.stream()
 
@@ -368,10 +368,10 @@ class Reading:
 
 def position_of(plan: Plan, stream: Stream) -> State:
     """Returns where a stream over `plan` is, with what `stream_at` needs to go on from there."""
-    memories = _memories(plan)
+    memories = memories_of(plan)
     while True:
         position = {"plans": memories, "stream": stream.state()}
-        memories = _memories(plan)
+        memories = memories_of(plan)
         # Otherwise a thread that reads ahead has begun another pass beside; it has soon read what
         # may wait.
         if is_same(memories, position["plans"]):
@@ -385,34 +385,36 @@ def stream_at(plan: Plan, position: State) -> Stream:
         plan: The plan, or an equal one; see `Plan.description`.
         position: What `position_of` returned, or `Reading.state`.
     """
-    present = _memories(plan)
+    present = memories_of(plan)
     try:
-        _remember(plan, position.get("before", position["plans"]))
+        recall(plan, position.get("before", position["plans"]))
         stream = plan.stream()
         stream.restore(position["stream"])
     except BaseException:
-        _remember(plan, present)
+        recall(plan, present)
         raise
     # Opening a stream is the beginning of a pass, which this one is not.
-    _remember(plan, position["plans"])
+    recall(plan, position["plans"])
     return stream
 
 
 @contextlib.contextmanager
 def looking_at(plan: Plan) -> Iterator[None]:
     """Inside, what is read of a plan is a look at it, and no pass."""
-    before = _memories(plan)
+    before = memories_of(plan)
     try:
         yield
     finally:
-        _remember(plan, before)
+        recall(plan, before)
 
 
-def _memories(plan: Plan) -> list[State]:
+def memories_of(plan: Plan) -> list[State]:
+    """Returns what passes over a plan, and what it is made of, have left behind for later ones."""
     return [each.memory() for each in _tree(plan)]
 
 
-def _remember(plan: Plan, memories: Sequence[State]) -> None:
+def recall(plan: Plan, memories: Sequence[State]) -> None:
+    """Lets the passes over a plan go on as those over an equal one would; see `memories_of`."""
     for each, memory in zip(_tree(plan), memories, strict=True):
         each.remember(memory)
 

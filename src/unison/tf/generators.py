@@ -9,17 +9,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.cells import Cell
 from unison.lifting import current_lift, outside_the_program
+from unison.module import Tracked
 from unison.runtime.placement import placement_in_scope
 from unison.tf import dtypes, random
 from unison.tf.tensors import convert_to_tensor, sizes, start_devices, tensor_dtype
 
 
-class Generator:
+class StreamState:
+    """The variable that a generator's state is in, for checkpoints.
+
+    Args:
+        cell: Where it is stored.
+    """
+
+    shape = (2,)
+    dtype = np.dtype(np.uint32)
+
+    def __init__(self, cell: Cell):
+        self.cell = cell
+        self.name = cell.name
+
+
+class Generator(Tracked):
     """A stream of random numbers. Make one with `from_seed`, `from_state` or `split`.
 
     Made in a strategy's scope and used in its programs, it gives every replica numbers of its
-    own. The numbers are not TensorFlow's.
+    own. The numbers are not TensorFlow's. A checkpoint that is given the generator saves where it
+    is.
 
     Args:
         copy_from: A generator to start from where it is.
@@ -47,6 +65,7 @@ class Generator:
             self._cell = random.stream_cell(
                 placement_in_scope(), np.asarray(given).astype(np.uint32), "tf.random.Generator"
             )
+        self._state_var = StreamState(self._cell)  # by TensorFlow's name
 
     @classmethod
     def from_seed(cls, seed: Any, alg: Any = None) -> Generator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from unison.runtime.cluster import ClusterSpec
@@ -10,6 +9,7 @@ from unison.tf.missing import names_missing_from
 from unison.train import (
     Checkpoint,
     CheckpointManager,
+    CheckpointOptions,
     checkpoints_iterator,
     get_checkpoint_state,
     latest_checkpoint,
@@ -32,20 +32,6 @@ __all__ = [
     "load_checkpoint",
     "load_variable",
 ]
-
-
-@dataclasses.dataclass
-class CheckpointOptions:
-    """How TensorFlow moves a checkpoint's values; without effect.
-
-    Files are read and written by the process that asks for it, before the call returns.
-
-    TF: `tf.train.CheckpointOptions`.
-    """
-
-    experimental_io_device: str | None = None
-    experimental_enable_async_checkpoint: bool = False
-    enable_async: bool = False
 
 
 #: Protocol buffers, which are made when the first one is asked for.

@@ -16,6 +16,7 @@ from unison.train.optimizers import (
     aggregated,
     with_aggregation,
 )
+from unison.train.options import CheckpointOptions
 from unison.train.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
 from unison.train.watching import checkpoints_iterator
 from unison.train.weights import load_weights, save_weights
@@ -26,6 +27,7 @@ __all__ = [
     "Adam",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointOptions",
     "CheckpointReader",
     "CheckpointState",
     "Ftrl",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,22 @@ from unison.runtime.placement import scoped_placement
 from unison.stepping import needs_python
 from unison.strategies.default import default_strategy
 from unison.train import files
-from unison.train.archive import SUFFIX, Archive, write_archive
-from unison.train.graph import describe, is_tracked, parts_of
+from unison.train.archive import SUFFIX, write_archive
+from unison.train.background import BackgroundWriter
+from unison.train.graph import (
+    cells_of,
+    describe,
+    is_tracked,
+    parts_as_tensorflow_names,
+    parts_of,
+)
 from unison.train.latest import update_checkpoint_state
+from unison.train.opening import open_checkpoint
+from unison.train.options import CheckpointOptions
 from unison.train.restoration import Restoration
+from unison.train.shared_path import begin_writing
 from unison.train.status import CheckpointLoadStatus, InitializationOnlyStatus
+from unison.train.tensor_bundle import TensorBundle
 from unison.variables import Variable
 
 #: Where the folder of a saved model has its variables; it can be restored, too.
@@ -63,6 +76,7 @@ class Checkpoint(Tracked):
     def __init__(self, root: Any = None, **objects: Any):
         #: A save counts, writes and records what it wrote: one after the other.
         self._saving = threading.RLock()
+        self._background: BackgroundWriter | None = None
         if _COUNTER in objects:
             raise AttributeError(
                 f"A Checkpoint has a {_COUNTER} of its own: give yours another name."
@@ -88,12 +102,14 @@ class Checkpoint(Tracked):
             tell_waiting(self)
         return vars(self)[_COUNTER]
 
-    def save(self, file_prefix: str | os.PathLike, options: Any = None) -> str:
+    def save(self, file_prefix: str | os.PathLike, options: CheckpointOptions | None = None) -> str:
         """Writes a checkpoint and makes it its folder's latest one.
+
+        Several workers that name one path write it once; see `docs/saving.md`.
 
         Args:
             file_prefix: Its path, to which a hyphen and the number of the checkpoint are added.
-            options: Accepted for TensorFlow's sake (`tf.train.CheckpointOptions`).
+            options: How it is written.
 
         Returns:
             The path, for `restore`.
@@ -103,14 +119,22 @@ class Checkpoint(Tracked):
             ResourceExhaustedError: The disk is full.
             ValueError: An `ON_READ` variable without aggregation has no common value.
             RuntimeError: Inside a replica program.
+            DeadlineExceededError: The values are spread over several workers, not all of which
+                save.
         """
-        with self._saving:
-            path = self.write_numbered(file_prefix, options=options)
-            update_checkpoint_state(os.path.dirname(path), path)
-        return path
+
+        def record(path: str, is_writer: bool) -> None:
+            if is_writer:
+                update_checkpoint_state(os.path.dirname(path), path)
+
+        return self.write_numbered(file_prefix, options=options, then=record)
 
     def write_numbered(
-        self, file_prefix: str | os.PathLike, number: int | None = None, options: Any = None
+        self,
+        file_prefix: str | os.PathLike,
+        number: int | None = None,
+        options: CheckpointOptions | None = None,
+        then: Callable[[str, bool], None] | None = None,
     ) -> str:
         """Counts, and writes a checkpoint without making it its folder's latest one; see `save`.
 
@@ -118,32 +142,84 @@ class Checkpoint(Tracked):
             file_prefix: Its path without the number.
             number: The number; default: that of the counter.
             options: See `save`.
+            then: Called when the checkpoint is there, with its path, and whether this process has
+                written it.
         """
         _require_known_values()
-        with self._saving:
+        with self._saving_alone():
             before = int(self.save_counter)
             self.save_counter.assign(before + 1)
             try:
                 number = before + 1 if number is None else number
-                return self.write(f"{os.fspath(file_prefix)}-{number}", options)
+                return self._write(f"{os.fspath(file_prefix)}-{number}", options, then)
             except BaseException:
                 self.save_counter.assign(before)  # nothing was saved
                 raise
 
-    def write(self, file_prefix: str | os.PathLike, options: Any = None) -> str:
+    def write(
+        self, file_prefix: str | os.PathLike, options: CheckpointOptions | None = None
+    ) -> str:
         """Writes a checkpoint, without a number and without counting; see `save`.
 
         Returns:
             The path, for `read` or `restore`.
         """
-        del options
+        return self._write(os.fspath(file_prefix), options)
+
+    def sync(self) -> None:
+        """Waits until what is saved asynchronously is written.
+
+        A callback of what is being saved does not wait for that.
+
+        Raises:
+            OpError: It could not be written.
+
+        TF: `tf.train.Checkpoint.sync`.
+        """
+        if self._background is not None:
+            self._background.wait()
+
+    @contextlib.contextmanager
+    def _saving_alone(self) -> Iterator[None]:
+        """Inside, nobody else saves, and nothing is being written."""
+        while True:
+            self.sync()  # outside of the lock, for which a callback of that may wait
+            with self._saving:
+                if self._background is None or not self._background.is_busy:
+                    yield
+                    return
+
+    def _write(
+        self,
+        path: str,
+        options: CheckpointOptions | None,
+        then: Callable[[str, bool], None] | None = None,
+    ) -> str:
         _require_known_values()
-        path = os.fspath(file_prefix)
-        nodes, arrays = describe(self._root, self._parts)
-        for key, array in arrays.items():
-            if key.startswith(f"{_COUNTER}/"):
-                arrays[key] = array.astype(np.int64)  # also where the program keeps 32 bits only
-        write_archive(path, nodes, arrays)
+        options = options or CheckpointOptions()
+        with self._saving_alone():
+            writing = begin_writing(path, path + SUFFIX, cells_of(self._root, self._parts))
+            try:
+                nodes, arrays = describe(self._root, self._parts)
+                for key, array in arrays.items():
+                    if key.startswith(f"{_COUNTER}/"):
+                        arrays[key] = array.astype(np.int64)  # also where there are 32 bits only
+            except BaseException as error:
+                writing.fail(error)
+                raise
+
+            def finish() -> None:
+                is_writer = writing.finish(lambda: write_archive(path, nodes, arrays))
+                if then is not None:
+                    then(path, is_writer)
+                for call in options.experimental_write_callbacks or ():
+                    call(path)
+
+            if options.is_async:
+                self._background = self._background or BackgroundWriter()
+                self._background.start(finish)
+            else:
+                finish()
         return path
 
     def read(self, save_path: str | os.PathLike, options: Any = None) -> CheckpointLoadStatus:
@@ -154,7 +230,8 @@ class Checkpoint(Tracked):
         when they are created.
 
         Args:
-            save_path: The path that `write` or `save` returned, or a saved model's folder.
+            save_path: The path that `write` or `save` returned, or a saved model's folder. It may
+                be a checkpoint that TensorFlow has written.
             options: Accepted for TensorFlow's sake.
 
         Returns:
@@ -167,11 +244,15 @@ class Checkpoint(Tracked):
             InvalidArgumentError: A variable has another dtype. Nothing was changed.
         """
         del options
+        self.sync()
         path = os.fspath(save_path)
         if files.exists(os.path.join(path, _OF_A_SAVED_MODEL + SUFFIX)):
             path = os.path.join(path, _OF_A_SAVED_MODEL)
         others = () if self._root is self else (self,)
-        return CheckpointLoadStatus(Restoration(Archive(path), self._root, self._parts, others))
+        archive = open_checkpoint(path)
+        is_tensorflows = isinstance(archive, TensorBundle)
+        parts = parts_as_tensorflow_names(self._parts) if is_tensorflows else self._parts
+        return CheckpointLoadStatus(Restoration(archive, self._root, parts, others))
 
     def restore(
         self, save_path: str | os.PathLike | None, options: Any = None

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import hashlib
 import os
+import re
 import secrets
+import shutil
+import socket
+import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -19,7 +25,7 @@ from unison.errors import NotFoundError, PermissionDeniedError, ResourceExhauste
 #: How the names of files that are not complete end.
 _ASIDE = ".tmp"
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextlib.contextmanager
@@ -40,20 +46,50 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
             with filesystem.transaction, filesystem.open(name, "wb") as file:
                 yield file
             return
-        folder, base = os.path.split(os.path.abspath(path))
-        os.makedirs(folder, exist_ok=True)
-        aside = os.path.join(folder, f".{base}.{os.getpid()}-{secrets.token_hex(4)}{_ASIDE}")
-        try:
-            with open(aside, "wb") as file:
-                yield file
-                file.flush()
+        with _aside(path) as aside, open(aside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing_path(path: str) -> Iterator[str]:
+    """Yields the path of a new file of the same extension, for what writes to paths only.
+
+    See `replacing`.
+    """
+    with _naming(path):
+        if is_remote(path):
+            with tempfile.TemporaryDirectory() as folder:
+                copy = os.path.join(folder, os.path.basename(path))
+                yield copy
+                with open(copy, "rb") as written, replacing(path) as file:
+                    shutil.copyfileobj(written, file)
+            return
+        name = os.path.basename(path)
+        with _aside(path, extension=name[name.find(".", 1) :] if "." in name[1:] else "") as aside:
+            yield aside
+            with open(aside, "rb") as file:
                 os.fsync(file.fileno())
-            os.replace(aside, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(aside)
-            raise
-        _sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _aside(path: str, extension: str = "") -> Iterator[str]:
+    """Yields the path of a file that takes the place of `path` when the block has written it."""
+    folder, base = os.path.split(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    _remove_abandoned_of(folder, re.escape(base))
+    process = os.getpid()
+    writer = f"{_machine()}-{process}-{_born(process)}-{secrets.token_hex(4)}"
+    aside = os.path.join(folder, f".{base}.{writer}{_ASIDE}{extension}")
+    try:
+        yield aside
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(aside)
+        raise
+    _sync_folder(folder)
 
 
 def open_to_read(path: str) -> IO[bytes]:
@@ -112,15 +148,70 @@ def download(remote: str, folder: str) -> None:
     filesystem.get(os.path.join(name, ""), folder, recursive=True)
 
 
-def remove_abandoned(prefix: str) -> None:
-    """Deletes what writers of local files that begin with `prefix` left when they were killed.
+def identity_of(path: str) -> str | None:
+    """Returns what tells a file from another one that was there before; None if there is none.
 
-    Nobody else may be writing such files.
+    Processes that see one file system get the same.
     """
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(path):
+            filesystem, name = _remote(path)
+            return str(filesystem.ukey(name))
+        found = os.stat(path)
+        return f"{found.st_size} {found.st_mtime_ns}"
+    return None
+
+
+def remove_abandoned(prefix: str) -> None:
+    """Deletes what writers of local files that begin with `prefix` left when they were killed."""
     folder, base = os.path.split(prefix)
-    for name in [] if is_remote(prefix) else names_in(folder):
-        if name.startswith(f".{base}") and name.endswith(_ASIDE):
+    if not is_remote(prefix):
+        _remove_abandoned_of(folder, re.escape(base) + ".*")
+
+
+def _remove_abandoned_of(folder: str, base: str) -> None:
+    """Deletes what is aside for files of which `base` matches the names, if nobody writes it.
+
+    What another machine or container is writing stays: whether its processes live is not known
+    here.
+    """
+    machine = re.escape(_machine())
+    pattern = re.compile(rf"\.{base}\.{machine}-(\d+)-(\d+)-[0-9a-f]+{re.escape(_ASIDE)}.*")
+    for name in names_in(folder):
+        found = pattern.fullmatch(name)
+        if found and not _lives(int(found[1]), found[2]):
             remove(os.path.join(folder, name))
+
+
+@functools.cache
+def _machine() -> str:
+    """Returns what tells the machine, since it started, and the container from all others."""
+    host = re.sub(r"\W", "_", socket.gethostname())
+    started = namespace = ""
+    with contextlib.suppress(OSError):  # elsewhere than on Linux
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            started = file.read().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{host}-{hashlib.sha256(f'{started} {namespace}'.encode()).hexdigest()[:12]}"
+
+
+def _born(process: int) -> str:
+    """Returns when a process started, in the kernel's clock ticks; 0 where that is not known."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:
+        # The name, in parentheses, may hold anything.
+        return file.read().rpartition(b")")[2].split()[19].decode()
+    return "0"
+
+
+def _lives(process: int, born: str) -> bool:
+    """Whether the process that started at `born` is there, and not another one of its number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return _born(process) in (born, "0")
 
 
 def _remote(path: str) -> tuple[Any, str]:

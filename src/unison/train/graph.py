@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from unison.cells import has_cell
+from unison.cells import Cell, has_cell
 from unison.module import WAITING, Tracked
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.train.archive import Node
@@ -44,6 +44,18 @@ def parts_of(owner: Any) -> dict[str, Any]:
         attributes = vars(owner).items()
         return {name: value for name, value in attributes if name != WAITING and is_tracked(value)}
     return {}
+
+
+def parts_as_tensorflow_names(parts: Parts) -> Parts:
+    """Returns what names parts as TensorFlow's checkpoints do, and as ours."""
+
+    def named(owner: Any) -> dict[str, Any]:
+        keras_parts = _keras_parts()
+        if keras_parts is None:
+            return parts(owner)
+        return keras_parts.weights_of_optimizer(owner) | parts(owner)
+
+    return named
 
 
 def is_tracked(value: Any) -> bool:
@@ -100,6 +112,11 @@ def announce_new_parts(owner: Any) -> None:
     keras_parts = _keras_parts()
     if keras_parts is not None and keras_parts.is_keras_object(owner):
         keras_parts.announce_new_parts(owner)
+
+
+def cells_of(root: Any, parts: Parts) -> list[Cell]:
+    """Returns the cells of the variables that can be reached from `root`."""
+    return [owner.cell for _, owner in reachable(root, parts) if has_cell(owner)]
 
 
 def describe(root: Any, parts: Parts) -> tuple[list[Node], dict[str, np.ndarray]]:

@@ -78,6 +78,16 @@ def _unnamed(owner: Any) -> Iterator[tuple[str, Any]]:
         yield f"layers[{index}]", layer
 
 
+def weights_of_optimizer(owner: Any) -> dict[str, Any]:
+    """Returns the weights that an optimizer updates, by their places in it.
+
+    TensorFlow finds the weights of layers in lists, as a `Sequential`'s, this way only.
+    """
+    is_optimizer = isinstance(owner, keras.optimizers.Optimizer)
+    weights = getattr(owner, "_trainable_variables", ()) if is_optimizer else ()
+    return {f"_trainable_variables[{place}]": weight for place, weight in enumerate(weights)}
+
+
 def settle(owner: Any) -> None:
     """Stores the state that a running loop of a model holds in the model's variables."""
     if isinstance(owner, keras.Model):

@@ -9,9 +9,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from unison.errors import NotFoundError, OpError
+import jax
+
+from unison.errors import DataLossError, NotFoundError, OpError
+from unison.runtime.process_group import all_gather_json
 from unison.train import files
-from unison.train.archive import SUFFIX, Archive
+from unison.train.archive import SUFFIX
+from unison.train.opening import open_checkpoint
 
 logger = logging.getLogger("unison")
 
@@ -52,18 +56,54 @@ def latest_checkpoint(
 
     TF: `tf.train.latest_checkpoint`.
     """
-    folder = os.fspath(checkpoint_dir)
-    state = get_checkpoint_state(folder, latest_filename)
-    if state is None:
-        return None
-    for path in _newest_first(state):
+    state = get_checkpoint_state(checkpoint_dir, latest_filename)
+    return None if state is None else next(_whole_ones(_newest_first(state)), None)
+
+
+def agreed_checkpoint(latest: str | None) -> str | None:
+    """Returns the newest whole checkpoint that all processes see: `latest`, or one before.
+
+    Of one process, `latest`. Otherwise all must call.
+
+    Args:
+        latest: The newest one that this process sees.
+
+    Raises:
+        DataLossError: Some see checkpoints, and there is none that all of them see.
+        DeadlineExceededError: A process did not come.
+    """
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return latest
+    name = None if latest is None else os.path.basename(latest)
+    names = all_gather_json(name, "Restoring the latest checkpoint")
+    if len(set(names)) == 1:
+        return latest
+    folder = None if latest is None else os.path.dirname(latest)
+    state = None if folder is None else get_checkpoint_state(folder)
+    seen = [] if state is None else [os.path.basename(p) for p in _whole_ones(_newest_first(state))]
+    seen_by_all = all_gather_json(seen, "Restoring a checkpoint that all see")
+    common = [name for name in seen_by_all[0] if all(name in others for others in seen_by_all)]
+    if not common:
+        raise DataLossError(
+            message="The workers see different checkpoints, and none that all of them see: "
+            + "; ".join(
+                f"worker {i}: {', '.join(found) or 'none'}" for i, found in enumerate(seen_by_all)
+            )
+            + ". Let them share the folder, copy it to those that lack it, or delete it "
+            "everywhere to begin anew."
+        )
+    return os.path.join(folder or "", common[0])
+
+
+def _whole_ones(paths: Iterator[str]) -> Iterator[str]:
+    """Yields the checkpoints that are whole; the others are told of in warnings."""
+    for path in paths:
         try:
-            Archive(path).verify()
+            open_checkpoint(path).verify()
         except OpError as error:
             logger.warning("Skipping checkpoint %s: %s", path, error)
         else:
-            return path
-    return None
+            yield path
 
 
 def get_checkpoint_state(

@@ -10,7 +10,13 @@ from typing import Any
 from unison.train import files
 from unison.train.archive import SUFFIX
 from unison.train.checkpoint import Checkpoint
-from unison.train.latest import get_checkpoint_state, latest_checkpoint, update_checkpoint_state
+from unison.train.latest import (
+    agreed_checkpoint,
+    get_checkpoint_state,
+    latest_checkpoint,
+    update_checkpoint_state,
+)
+from unison.train.options import CheckpointOptions
 
 _SECONDS_AN_HOUR = 3600.0
 
@@ -125,7 +131,10 @@ class CheckpointManager:
         return list(self._written)
 
     def save(
-        self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
+        self,
+        checkpoint_number: Any = None,
+        check_interval: bool = True,
+        options: CheckpointOptions | None = None,
     ) -> str | None:
         """Writes a checkpoint, and deletes the ones that are too many.
 
@@ -133,7 +142,8 @@ class CheckpointManager:
             checkpoint_number: A number, or a variable that holds it, for the name. Default: that of
                 `checkpoint.save_counter`, which counts in any case.
             check_interval: Whether to save only if the interval has passed.
-            options: See `Checkpoint.save`.
+            options: See `Checkpoint.save`. One that is written asynchronously counts when it is
+                written.
 
         Returns:
             The path; None if the interval has not passed, or this step was saved already.
@@ -144,23 +154,39 @@ class CheckpointManager:
             if step == self._last_step or not is_due:
                 return None
         number = None if checkpoint_number is None else int(checkpoint_number)
-        path = self._checkpoint.write_numbered(self._prefix, number, options)
+        path = self._checkpoint.write_numbered(self._prefix, number, options, self._take_in)
         self._last_step = step
+        return path
+
+    def sync(self) -> None:
+        """Waits until what is saved asynchronously is written; see `Checkpoint.sync`."""
+        self._checkpoint.sync()
+
+    def _take_in(self, path: str, is_writer: bool) -> None:
+        """Makes a written checkpoint the latest one, and deletes the ones that are too many."""
         self._written.pop(path, None)
         self._written[path] = time.time()
         self._latest = path
-        # The new one counts before an old one is deleted, whenever the program is stopped.
-        self._record()
-        if self._sweep():
+        if is_writer:
+            # The new one counts before an old one is deleted, whenever the program is stopped.
             self._record()
-        return path
+        if self._sweep(is_writer) and is_writer:
+            self._record()
 
     def restore_or_initialize(self) -> str | None:
         """Restores the latest checkpoint; without one, calls `init_fn` if there is one.
 
+        The workers of a cluster must all call this. They restore the same checkpoint: the newest
+        that all of them see.
+
         Returns:
             The path of the checkpoint, None if there was none.
+
+        Raises:
+            DataLossError: Some workers see checkpoints, and there is none that all of them see.
         """
+        self.sync()
+        self._latest = agreed_checkpoint(self._latest)
         if self._latest is not None:
             self._checkpoint.restore(self._latest)
             if self._interval is not None:
@@ -180,13 +206,16 @@ class CheckpointManager:
             self._last_preserved,
         )
 
-    def _sweep(self) -> bool:
-        """Deletes, or keeps for good, the checkpoints that are too many; returns if there were."""
+    def _sweep(self, is_writer: bool) -> bool:
+        """Lets go of the checkpoints that are too many; returns if there were.
+
+        They are deleted, if this process keeps the folder, or stay there for good.
+        """
         excess = max(0, len(self._written) - (self._max_to_keep or len(self._written)))
         for path in list(self._written)[:excess]:
             written = self._written.pop(path)
             if self._hours and written - self._hours * _SECONDS_AN_HOUR >= self._last_preserved:
                 self._last_preserved = written
-            else:
+            elif is_writer:
                 files.remove(path + SUFFIX)
         return excess > 0

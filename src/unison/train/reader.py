@@ -7,8 +7,8 @@ import os
 import numpy as np
 
 from unison.errors import NotFoundError
-from unison.train.archive import Archive
 from unison.train.latest import get_checkpoint_state, latest_checkpoint
+from unison.train.opening import open_checkpoint
 
 
 class CheckpointReader:
@@ -21,7 +21,7 @@ class CheckpointReader:
     """
 
     def __init__(self, path: str | os.PathLike):
-        self._archive = Archive(os.fspath(path))
+        self._archive = open_checkpoint(os.fspath(path))
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """Returns the shape of every array, by key."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from unison.module import WAITING
-from unison.train.archive import Archive
 from unison.train.graph import Parts, announce_new_parts, has_state, is_variable, settle
+from unison.train.opening import AnyArchive
 from unison.train.structures import decode_structure
 from unison.train.values import assign, check_fits
 
@@ -60,7 +60,7 @@ class Restoration:
         DataLossError: The checkpoint is damaged.
     """
 
-    def __init__(self, archive: Archive, root: Any, parts: Parts, others: tuple[Any, ...] = ()):
+    def __init__(self, archive: AnyArchive, root: Any, parts: Parts, others: tuple[Any, ...] = ()):
         self.archive = archive
         self.root = root
         self.parts = parts
@@ -206,7 +206,7 @@ class Report:
         expects_partial: Whether that is as it should be.
     """
 
-    def __init__(self, archive: Archive):
+    def __init__(self, archive: AnyArchive):
         self._prefix = archive.prefix
         self._nodes = archive.nodes
         self.unused = {number for number, node in enumerate(archive.nodes) if node.has_value}

@@ -18,7 +18,8 @@ from unison.variables import Variable
 def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
     """Checks that `variable` can hold a value.
 
-    A 64-bit value fits a 32-bit variable where this program keeps no 64-bit dtypes.
+    A 64-bit value fits a 32-bit variable where this program keeps no 64-bit dtypes, and a 64-bit
+    integer everywhere: TensorFlow counts in them.
 
     Raises:
         ValueError: The shapes differ.
@@ -33,7 +34,8 @@ def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: st
             f"of what is restored. Checkpoint: {where}"
         )
     wanted = jnp.dtype(variable.dtype)
-    if wanted not in (dtype, device_dtype(dtype)):
+    is_counter = (wanted, dtype) == (np.dtype(np.int32), np.dtype(np.int64))
+    if wanted not in (dtype, device_dtype(dtype)) and not is_counter:
         raise InvalidArgumentError(
             message=f"Variable {name!r} has dtype {wanted}, and its value in the checkpoint has "
             f"dtype {dtype}. Make the variable of that dtype, and cast it after. Checkpoint: "

@@ -1,0 +1,122 @@
+"""Keras' files of models with a strategy: they appear whole, and several workers write one.
+
+`model.save`, `save_weights` and `ModelCheckpoint` all end in a few functions of Keras. For a model
+that was created in a strategy's scope, these write beside the file and rename; of several workers
+that name one path, the first one writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
+from unison.cells import Cell, Layout
+from unison.data.files.paths import is_remote
+from unison.keras.trainer import trainer_of
+from unison.keras.variables import ReplicatedVariable
+from unison.train import files
+from unison.train.graph import parts_of, reachable
+from unison.train.shared_path import begin_writing
+
+import keras  # isort: skip
+from keras.src.legacy.saving import legacy_h5_format  # isort: skip
+from keras.src.saving import saving_lib  # isort: skip
+
+#: The functions of Keras that write a model to a path.
+_WRITERS = (
+    (saving_lib, "save_model"),
+    (saving_lib, "save_weights_only"),
+    (legacy_h5_format, "save_model_to_hdf5"),
+)
+
+
+def teach_saving() -> None:
+    """Lets Keras write the files of models with a strategy so; others as before."""
+    for module, name in _WRITERS:
+        original = getattr(module, name)
+        if not hasattr(original, "_writes_whole_files"):
+            setattr(module, name, _writing_whole_files(original))
+
+
+def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(model: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(filepath, str | os.PathLike) or trainer_of(model) is None:
+            original(model, filepath, *args, **kwargs)
+            return
+        path = os.fspath(filepath)
+        is_one_file = not (
+            is_remote(path)
+            or kwargs.get("zipped") is False
+            or path.endswith(".weights.json")
+            or (args and original.__name__ == "save_weights_only" and args[0] is not None)
+        )
+
+        def write() -> None:
+            if is_one_file:
+                with files.replacing_path(path) as aside:
+                    original(model, aside, *args, **kwargs)
+            else:
+                original(model, filepath, *args, **kwargs)
+
+        model.jax_state_sync()
+        variables = _variables_of(model)
+        writing = begin_writing(path, path, [variable.cell for variable in variables])
+        try:
+            gathered = _gathered(variables)
+        except BaseException as error:
+            writing.fail(error)
+            raise
+        with _in_place_of_cells(gathered):
+            writing.finish(write)
+
+    save._writes_whole_files = True  # type: ignore[attr-defined]
+    return save
+
+
+def _variables_of(model: keras.Model) -> list[ReplicatedVariable]:
+    """Returns the variables of a model, its optimizer and its metrics that have copies."""
+    found = [owner for _, owner in reachable(model, parts_of)] + model.metrics_variables
+    unique = {id(variable): variable for variable in found}.values()
+    return [variable for variable in unique if isinstance(variable, ReplicatedVariable)]
+
+
+class _Gathered:
+    """In place of a cell: its value outside the replicas, which no other process is asked for."""
+
+    def __init__(self, cell: Cell):
+        self.placement = cell.placement
+        self._value = jnp.asarray(cell.numpy())
+
+    def read(self) -> jax.Array:
+        return self._value
+
+
+def _gathered(variables: list[ReplicatedVariable]) -> list[tuple[ReplicatedVariable, _Gathered]]:
+    """Returns the values of the variables of which each process has a part; all must call."""
+    return [
+        (variable, _Gathered(variable.cell))
+        for variable in variables
+        if variable.cell.placement.spans_processes
+        and variable.cell.layout in (Layout.LOCAL, Layout.SHARDED)
+    ]
+
+
+@contextlib.contextmanager
+def _in_place_of_cells(gathered: list[tuple[ReplicatedVariable, _Gathered]]) -> Iterator[None]:
+    """Inside, a process reads these variables without the others."""
+    cells = [variable.cell for variable, _ in gathered]
+    try:
+        for variable, value in gathered:
+            variable.__dict__["_unison_cell"] = value
+        yield
+    finally:
+        for (variable, _), cell in zip(gathered, cells, strict=True):
+            variable.__dict__["_unison_cell"] = cell

@@ -1,0 +1,249 @@
+"""Workers that save: all to one path, each to its own, and the first one alone."""
+
+import contextlib
+import functools
+import os
+
+import numpy as np
+import pytest
+
+from unison.runtime import WorkerError, launch
+from unison.train import latest_checkpoint, load_checkpoint
+
+SECONDS = 150
+VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
+
+
+def on_workers(program, *args, workers=2, devices=1):
+    return launch(program, workers, args, devices, timeout=SECONDS, on_line=lambda *line: None)
+
+
+def save_in_every_way(folder):
+    """Saves mirrored and spread state to one path, to paths of their own, and alone."""
+    import jax
+
+    import unison
+    from unison.train import Checkpoint, CheckpointManager, CheckpointOptions, archive
+
+    index = jax.process_index
+    written = []
+    write_archive = archive.write_archive
+
+    def counting(prefix, *args):
+        written.append(os.path.relpath(prefix, folder))
+        write_archive(prefix, *args)
+
+    import unison.train.checkpoint as module
+
+    module.write_archive = counting
+    strategy = unison.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        mirrored = unison.Variable(np.float32(3.0))
+        total = unison.Variable(
+            np.float32(0.0),
+            synchronization=unison.VariableSynchronization.ON_READ,
+            aggregation=unison.VariableAggregation.SUM,
+        )
+    plain, spread = Checkpoint(mirrored=mirrored), Checkpoint(mirrored=mirrored, total=total)
+    strategy.run(lambda: total.assign_add(2.0))
+
+    # The first one alone, which nobody waits for.
+    if index() == 0:
+        Checkpoint(mirrored=mirrored).save(f"{folder}/alone/ckpt")
+    # All, to one path and to their own, with and without a gather.
+    for checkpoint, kind in ((plain, "plain"), (spread, "spread")):
+        for _ in range(2):
+            checkpoint.save(f"{folder}/{kind}/one/ckpt")
+        checkpoint.save(f"{folder}/{kind}/worker{index()}/ckpt")
+        checkpoint.write(f"{folder}/{kind}/again")
+    # In the background.
+    spread.write(f"{folder}/background", CheckpointOptions(enable_async=True))
+    spread.sync()
+    # By a manager, which one of them keeps.
+    manager = CheckpointManager(spread, f"{folder}/managed", max_to_keep=2)
+    for _ in range(3):
+        strategy.run(lambda: total.assign_add(1.0))
+        manager.save()
+    total.assign(0.0)
+    restored = CheckpointManager(spread, f"{folder}/managed", 2).restore_or_initialize()
+    return {
+        "written": written,
+        "managed": [os.path.basename(path) for path in manager.checkpoints],
+        "restored": os.path.basename(restored),
+        "total": float(total.numpy()),
+    }
+
+
+@functools.cache
+def saved(folder):
+    return on_workers(save_in_every_way, str(folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+def test_first_worker_saves_mirrored_state_alone(folder):
+    saved(folder)
+    assert latest_checkpoint(folder / "alone") == str(folder / "alone" / "ckpt-1")
+
+
+def test_path_that_all_name_is_written_once(folder):
+    first, second = saved(folder)
+    shared = {
+        "plain/one/ckpt-1",
+        "plain/one/ckpt-2",
+        "plain/again",
+        "spread/one/ckpt-1",
+        "spread/one/ckpt-2",
+        "spread/again",
+        "background",
+        "managed/ckpt-4",
+        "managed/ckpt-5",
+        "managed/ckpt-6",
+    }
+    assert shared <= set(first["written"])
+    # What the first one has written alone before may be taken for its part of the first save.
+    assert shared.intersection(second["written"]) <= {"plain/one/ckpt-1"}
+
+
+@pytest.mark.parametrize("kind", ["plain", "spread"])
+def test_each_worker_writes_a_path_of_its_own(folder, kind):
+    saved(folder)
+    for worker in range(2):
+        path = latest_checkpoint(folder / kind / f"worker{worker}")
+        assert load_checkpoint(path).get_tensor(f"mirrored/{VALUE}") == 3.0
+
+
+def test_checkpoint_holds_the_combined_values_of_all(folder):
+    saved(folder)
+    for path in ("spread/again", "background"):
+        assert load_checkpoint(folder / path).get_tensor(f"total/{VALUE}") == 4.0
+
+
+def test_one_manager_keeps_the_folder_and_all_know_what_is_there(folder):
+    for result in saved(folder):
+        assert result["managed"] == ["ckpt-5", "ckpt-6"]
+        assert (result["restored"], result["total"]) == ("ckpt-6", 10.0)
+    there = sorted(os.listdir(folder / "managed"))
+    assert there == ["checkpoint", "ckpt-5.index", "ckpt-6.index"]
+
+
+def save_parts_alone():
+    """Saves on the first worker alone what all hold together."""
+    import jax
+
+    import unison
+
+    strategy = unison.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        total = unison.Variable(
+            np.float32(0.0),
+            name="examples",
+            synchronization=unison.VariableSynchronization.ON_READ,
+            aggregation=unison.VariableAggregation.SUM,
+        )
+    if jax.process_index() == 0:
+        unison.train.Checkpoint(total=total).write("never")
+
+
+def test_first_worker_alone_cannot_save_what_all_hold_together(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = "(?s)All workers must save.*is to hold examples, of which each worker has a part"
+    with pytest.raises(WorkerError, match=said):
+        on_workers(save_parts_alone)
+    assert os.listdir(tmp_path) == []
+
+
+# -- Keras' callbacks ----------------------------------------------------------------------------
+
+
+def data():
+    random = np.random.default_rng(0)
+    return random.normal(size=(44, 6)).astype(np.float32), random.normal(size=(44, 1))
+
+
+def train(strategy, folder, stop=None):
+    """Trains three epochs with backups of every batch, or up to a batch of an epoch."""
+    import keras
+
+    class Watcher(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            losses[f"{self.epoch} {batch}"] = logs["loss"]
+            if [self.epoch, batch] == stop:
+                raise InterruptedError
+
+    losses = {}
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    callbacks = [
+        keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1, delete_checkpoint=False),
+        keras.callbacks.ModelCheckpoint(f"{folder}/model-{{epoch}}.keras"),
+        Watcher(),
+    ]
+    with contextlib.suppress(InterruptedError):
+        model.fit(*data(), batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+    return losses
+
+
+def train_on_workers(folder):
+    """Goes on with the training of one process, saves the model in every way, and loads it."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jax
+    import keras
+
+    import unison
+
+    strategy = unison.MultiWorkerMirroredStrategy()
+    index = jax.process_index()
+    losses = train(strategy, folder)
+    # A large layer, whose slots are sharded.
+    with strategy.scope():
+        large = keras.Sequential([keras.Input((256,)), keras.layers.Dense(512)])
+        large.compile("adam", "mse")
+    large.fit(np.ones((8, 256)), np.ones((8, 512)), batch_size=8, verbose=0)
+    layouts = sorted({variable.cell.layout.value for variable in large.optimizer.variables})
+    large.save(f"{folder}/large.keras")
+    large.save(f"{folder}/large-{index}.keras")
+    large.save_weights(f"{folder}/large.weights.h5")
+    loaded = keras.models.load_model(f"{folder}/large.keras")
+    momenta = [variable.numpy() for variable in loaded.optimizer.variables]
+    kept = [variable.numpy() for variable in large.optimizer.variables]
+    return {
+        "losses": losses,
+        "layouts": layouts,
+        "equal": all(np.array_equal(a, b) for a, b in zip(momenta, kept, strict=True)),
+    }
+
+
+def test_training_of_one_process_goes_on_on_two_workers(tmp_path):
+    import unison
+
+    alone = unison.OneDeviceStrategy("CPU:0")
+    whole = train(alone, tmp_path / "whole")
+    losses = train(alone, tmp_path / "stopped", stop=[1, 2])
+    first, second = on_workers(train_on_workers, str(tmp_path / "stopped"))
+    assert first == second
+    assert next(iter(first["losses"])) == "1 3"
+    losses |= first["losses"]
+    assert losses.keys() == whole.keys()
+    for place, loss in whole.items():
+        np.testing.assert_allclose(losses[place], loss, rtol=1e-4, err_msg=place)
+    # What Keras saved is whole, and written once.
+    assert first["layouts"] == ["mirrored", "sharded"]
+    assert first["equal"]
+    assert sorted(name for name in os.listdir(tmp_path / "stopped") if "backup" not in name) == [
+        "large-0.keras",
+        "large-1.keras",
+        "large.keras",
+        "large.weights.h5",
+        "model-1.keras",
+        "model-2.keras",
+        "model-3.keras",
+    ]

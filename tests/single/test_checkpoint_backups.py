@@ -1,0 +1,252 @@
+"""`BackupAndRestore` and `ModelCheckpoint` under strategies: what was stopped goes on as it was."""
+
+import contextlib
+import logging
+import os
+import random
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import unison
+import unison.tf as tf
+from keras_comparison import mirrored, regression_data
+from unison.data import Dataset
+from unison.train import latest_checkpoint, list_variables
+
+X, Y = regression_data(44)
+
+
+class StoppedError(Exception):
+    """What ends a training."""
+
+
+class Run(NamedTuple):
+    """What the batches were trained to, by epoch and batch, and where the last part began."""
+
+    losses: dict
+    weights: list
+    first: tuple | None
+
+
+class StopAt(keras.callbacks.Callback):
+    """Ends the training behind a batch of an epoch, and notes the losses of the batches."""
+
+    def __init__(self, epoch=None, batch=None):
+        super().__init__()
+        self.place = epoch, batch
+        self.losses = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append((self.epoch, batch, logs["loss"], logs["mae"]))
+        if (self.epoch, batch) == self.place:
+            raise StoppedError
+
+
+_models = {}
+
+
+def build(strategy, **compiled):
+    """A model with everything that has a state: dropout, statistics, slots, metrics.
+
+    It is compiled once, and begins each time with its first values.
+    """
+    key = id(strategy), tuple(compiled)
+    if key not in _models:
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((6,)),
+                    keras.layers.Dense(8, activation="tanh"),
+                    keras.layers.BatchNormalization(momentum=0.5),
+                    keras.layers.Dropout(0.4),
+                    keras.layers.Dense(1),
+                ]
+            )
+            optimizer = keras.optimizers.Adam(0.05, **compiled)
+            model.compile(optimizer, "mse", metrics=["mae"])
+        model.fit(X, Y, batch_size=8, verbose=0)  # which takes another batch, to build it
+        state = model.variables + optimizer.variables
+        _models[key] = model, [(variable, variable.numpy()) for variable in state]
+    model, first = _models[key]
+    for variable, value in first:
+        variable.assign(value)
+    if model.steps_per_execution != 1:
+        model.steps_per_execution = 1
+        model.train_function = None
+    return model
+
+
+def arrays(model, **kwargs):
+    return model.fit(X, Y, batch_size=8, epochs=3, verbose=0, **kwargs)
+
+
+def in_executions(model, **kwargs):
+    model.steps_per_execution = 2
+    model.train_function = None
+    return arrays(model, **kwargs)
+
+
+def shuffled_in_batches(model, **kwargs):
+    return model.fit(X, Y, batch_size=8, epochs=3, shuffle="batch", verbose=0, **kwargs)
+
+
+def datasets(model, **kwargs):
+    dataset = Dataset.from_tensor_slices((X, Y)).shuffle(20).batch(8)  # a seed of its own
+    return model.fit(dataset, epochs=3, verbose=0, **kwargs)
+
+
+def epochs_within_a_pass(model, **kwargs):
+    dataset = Dataset.from_tensor_slices((X, Y)).shuffle(20).batch(8).repeat()
+    return model.fit(dataset, epochs=3, steps_per_epoch=5, verbose=0, **kwargs)
+
+
+def without_a_length(model, **kwargs):
+    def batches():
+        order = np.random.permutation(len(X))
+        for start in range(0, len(X), 8):
+            yield X[order[start : start + 8]], Y[order[start : start + 8]]
+
+    spec = tf.TensorSpec((None, 6), np.float32), tf.TensorSpec((None, 1), np.float32)
+    dataset = Dataset.from_generator(batches, output_signature=spec)
+    return model.fit(dataset, epochs=3, verbose=0, **kwargs)
+
+
+def run(strategy, fit, folder, stops=((None, None),), save_freq=2, strategies=(), **compiled):
+    """What each batch was trained to, in a run that is stopped and begun anew."""
+    losses = {}
+    for number, stop in enumerate(stops):
+        model = build(strategies[number] if strategies else strategy, **compiled)
+        np.random.seed(number)  # which the backup knows better
+        random.seed(number)
+        if not number:
+            keras.utils.set_random_seed(7)
+        backup = keras.callbacks.BackupAndRestore(folder, save_freq=save_freq)
+        watcher = StopAt(*stop)
+        with contextlib.suppress(StoppedError):
+            fit(model, callbacks=[backup, watcher])
+        for epoch, batch, *values in watcher.losses:
+            losses[epoch, batch] = values
+        first = watcher.losses[0][:2] if number else None
+    return Run(losses, model.get_weights(), first)
+
+
+def assert_same(resumed, whole):
+    """Two runs are equal to round-off: copies that differ are saved combined."""
+    assert resumed.losses.keys() == whole.losses.keys()
+    for place, values in whole.losses.items():
+        np.testing.assert_allclose(resumed.losses[place], values, rtol=1e-5, err_msg=str(place))
+    for of_resumed, of_whole in zip(resumed.weights, whole.weights, strict=True):
+        np.testing.assert_allclose(of_resumed, of_whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [arrays, shuffled_in_batches, in_executions, datasets, epochs_within_a_pass, without_a_length],
+    ids=lambda fit: fit.__name__,
+)
+def test_training_resumed_in_an_epoch_is_that_which_was_never_stopped(fit, tmp_path, two_replicas):
+    whole = run(two_replicas, fit, tmp_path / "whole")
+    # The batch of the stop is done again, from the backup before.
+    stop = (1, 3) if fit is in_executions else (1, 2)
+    resumed = run(two_replicas, fit, tmp_path / "stopped", stops=(stop, (None, None)))
+    assert resumed.first[0] == 1
+    assert resumed.first[1] > 0
+    assert_same(resumed, whole)
+
+
+def test_training_resumed_behind_an_epoch_is_that_which_was_never_stopped(tmp_path, two_replicas):
+    whole = run(two_replicas, arrays, tmp_path / "whole", save_freq="epoch")
+    stops = ((1, 3), (2, 0), (None, None))
+    resumed = run(two_replicas, arrays, tmp_path / "stopped", stops, save_freq="epoch")
+    assert resumed.first == (2, 0)
+    assert_same(resumed, whole)
+
+
+def test_gradients_that_are_being_accumulated_are_kept(tmp_path, two_replicas):
+    kind = {"gradient_accumulation_steps": 4}
+    whole = run(two_replicas, arrays, tmp_path / "whole", save_freq=1, **kind)
+    resumed = run(
+        two_replicas, arrays, tmp_path / "stopped", ((0, 2), (None, None)), save_freq=1, **kind
+    )
+    assert resumed.first == (0, 3)  # in the middle of four
+    assert_same(resumed, whole)
+
+
+def test_training_goes_on_under_other_strategies(tmp_path):
+    def plain(strategy):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        return model
+
+    def trained(stops, strategies, folder):
+        losses = {}
+        for stop, strategy in zip(stops, strategies, strict=True):
+            model = plain(strategy)
+            watcher = StopAt(*stop)
+            keras.utils.set_random_seed(3)
+            with contextlib.suppress(StoppedError):
+                arrays(model, callbacks=[keras.callbacks.BackupAndRestore(folder, 1), watcher])
+            losses |= {place[:2]: place[2:] for place in watcher.losses}
+        return losses
+
+    alone = unison.OneDeviceStrategy("CPU:0")
+    whole = trained([(None, None)], [alone], tmp_path / "whole")
+    resumed = trained(
+        [(0, 1), (1, 3), (None, None)], [alone, mirrored(2), mirrored(4)], tmp_path / "stopped"
+    )
+    assert resumed.keys() == whole.keys()
+    for place, values in whole.items():
+        np.testing.assert_allclose(resumed[place], values, rtol=1e-4)
+
+
+def test_backup_is_deleted_when_the_training_is_done(tmp_path, two_replicas):
+    run(two_replicas, arrays, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
+def test_backup_is_one_file_that_has_everything(tmp_path, two_replicas):
+    run(two_replicas, arrays, tmp_path, stops=((0, 3),))
+    names = [name for name, _ in list_variables(latest_checkpoint(tmp_path))]
+    for part in ("iterations", "seed_generator", "moving_mean", "metrics", "place", "velocities"):
+        assert any(part in name for name in names), (part, names)
+
+
+def test_damaged_backup_is_passed_over_for_the_one_before(tmp_path, two_replicas, caplog):
+    whole = run(two_replicas, arrays, tmp_path / "whole")
+
+    def stop_and_damage(model, callbacks):
+        try:
+            arrays(model, callbacks=callbacks)
+        except StoppedError:
+            with open(f"{latest_checkpoint(tmp_path / 'stopped')}.index", "r+b") as file:
+                file.truncate(900)
+            raise
+
+    fits = iter([stop_and_damage, arrays])
+    with caplog.at_level(logging.WARNING):
+        resumed = run(
+            two_replicas,
+            lambda model, callbacks: next(fits)(model, callbacks=callbacks),
+            tmp_path / "stopped",
+            stops=((1, 4), (None, None)),
+        )
+    assert "Skipping checkpoint" in caplog.text
+    assert resumed.first[0] == 1
+    assert_same(resumed, whole)
+
+
+def test_callback_outside_strategies_is_keras_own(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    with pytest.raises(StoppedError):
+        arrays(model, callbacks=[keras.callbacks.BackupAndRestore(tmp_path), StopAt(1, 0)])
+    assert sorted(os.listdir(tmp_path)) == ["latest.weights.h5", "training_metadata.json"]
