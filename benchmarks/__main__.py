@@ -1,8 +1,9 @@
-"""The command line: `python -m benchmarks [fit|run|memory|aggregation|data|all] ...`."""
+"""The command line: `python -m benchmarks [WHAT] ...`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import pathlib
@@ -10,15 +11,25 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from benchmarks import examples, machine, tables, workloads
+from benchmarks import examples, machine, namespaces, scaling, tables, workloads
 from benchmarks.contestants import ENTRIES, FAMILIES, PEERS, Entry
 from benchmarks.driver import Limits, Result, measure
+from benchmarks.namespaces import THIS_MACHINE, Host, Link
 from benchmarks.workloads import Work
 
 _ROUNDS = 7
 _QUICK_ROUNDS = 2
+
+_MODELS_OF_FIT = ("mlp", "cnn")
+
+#: The contests in which several processes train.
+_TRAINING = ("workers", "weak_scaling", "network")
+
+#: Milliseconds that packets take in the contest `network`, where the kernel can delay them.
+_DELAYS = (0.0, 0.1, 1.0, 5.0)
+_MEGABITS = (None, 10_000, 1_000, 100)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,14 +44,20 @@ def main(arguments: list[str] | None = None) -> int:
     results: list[Result] = []
     try:
         with tempfile.TemporaryDirectory(prefix="unison-benchmarks-") as folder:
-            works = _workloads(options, folder)
-            pythons = _interpreters(options, works)
-            examples.write_files(pathlib.Path(folder), works)
-            for work in works:
-                print(f"\n{work.name}", flush=True)
-                contestants = _contestants(work, pythons)
-                results.append(measure(work, contestants, rounds, Limits(), _say))
-                print(tables.table(results[-1]), flush=True)
+            works = {link: _workloads(options, folder, link) for link in _links(options)}
+            of_all_links = [work for of_link in works.values() for work in of_link]
+            pythons = _interpreters(options, of_all_links)
+            examples.write_files(pathlib.Path(folder), of_all_links)
+            for link, of_link in works.items():
+                with _hosts(link) as hosts:
+                    for work in of_link:
+                        print(f"\n{work.name}", flush=True)
+                        contestants = _contestants(work, pythons)
+                        results.append(measure(work, contestants, rounds, Limits(), _say, hosts))
+                        print(tables.table(results[-1]), flush=True)
+        for summary in (scaling.summary(results, machine.cores()), tables.by_link(results)):
+            if summary:
+                print(f"\n{summary}")
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return 130
@@ -56,12 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures Unison beside hand-written JAX and the peers, in turn, in one run.",
-        epilog="Only ratios of one run count. Leave the machine alone meanwhile.",
+        epilog=(
+            "Only ratios of one run count. Leave the machine alone meanwhile. `network` makes "
+            "network namespaces, which only root may; `all` leaves it out."
+        ),
     )
     add = parser.add_argument
-    contests = ("fit", "run", "memory", "aggregation", "data", "all")
+    of_others = ("fit", "run", "memory", "aggregation", "data", "all_reduce", "shares")
+    contests = (*of_others, *_TRAINING, "all")
     add("what", nargs="?", choices=contests, default="all")
-    add("--model", choices=("mlp", "cnn"), help="only this model (default: both)")
+    add("--model", choices=_models("all"), help="only this model (default: all)")
     add(
         "--task",
         default=",".join(workloads.TASKS),
@@ -69,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tasks of `data` (%(default)s)",
     )
     add("--batch", default="64,256,1024", metavar="N,N", help="global batches (%(default)s)")
+    add("--megabits", type=int, metavar="N", help="only links of this rate in `network`")
     add("--rounds", type=int, metavar="N", help=f"rounds of each contestant ({_ROUNDS})")
     add(
         "--contestants",
@@ -105,8 +127,23 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     for peer in PEERS:
         if (python := _peer_python(options, peer)) and not shutil.which(python):
             parser.error(f"--{peer}-python: there is no program {python}")
+    known = _models(options.what)
+    if known and options.model not in (None, *known):
+        parser.error(f"--model of `{options.what}`: {', '.join(known)}. Received: {options.model}")
+    if options.megabits is not None and (options.what != "network" or options.megabits < 1):
+        parser.error(f"--megabits: 1 or more, for `network`. Received: {options.megabits}")
+    if options.what == "network" and (reason := namespaces.what_is_missing()):
+        parser.error(f"`network` needs network namespaces, and {reason}.")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds: expected 1 or more. Received: {options.rounds}")
+
+
+def _models(what: str) -> tuple[str, ...]:
+    """Returns the models of which one can be chosen in a contest."""
+    of_processes = tuple(workloads.WIDTHS)
+    everything = tuple(dict.fromkeys((*_MODELS_OF_FIT, *of_processes)))
+    of_contests = {"fit": _MODELS_OF_FIT, "all": everything}
+    return of_contests.get(what, of_processes if what in _TRAINING else ())
 
 
 def _peer_python(options: argparse.Namespace, peer: str) -> str | None:
@@ -134,10 +171,34 @@ def _interpreters(options: argparse.Namespace, works: Sequence[Work]) -> dict[st
     return pythons
 
 
-def _workloads(options: argparse.Namespace, folder: str) -> list[Work]:
+def _links(options: argparse.Namespace) -> list[Link | None]:
+    """Returns how the hosts are linked, one way after the other; None for this machine alone."""
+    if options.what != "network":
+        return [None]
+    delays = _DELAYS
+    if reason := namespaces.what_is_missing(Link(delay=max(_DELAYS))):
+        print(f"Links do not delay packets: {reason}")
+        delays = _DELAYS[:1]
+    rates = [options.megabits] if options.megabits else _MEGABITS
+    return [Link(megabits, delay) for megabits in rates for delay in delays]
+
+
+@contextlib.contextmanager
+def _hosts(link: Link | None) -> Iterator[Sequence[Host]]:
+    if link is None:
+        yield [THIS_MACHINE]
+    else:
+        with namespaces.hosts(workloads.REPLICAS, link) as hosts:
+            yield hosts
+
+
+def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> list[Work]:
     works: list[Work] = []
+    trained = [name for name in workloads.WIDTHS if options.model in (None, name)]
+    if link is not None:
+        return workloads.network_workloads(trained, options.batch, link, options.quick)
     if options.what in ("fit", "all"):
-        models = [options.model] if options.model else ["mlp", "cnn"]
+        models = [name for name in _MODELS_OF_FIT if options.model in (None, name)]
         works += workloads.fit_workloads(
             models, options.batch, options.data, options.verbose, options.quick
         )
@@ -149,6 +210,14 @@ def _workloads(options: argparse.Namespace, folder: str) -> list[Work]:
         works += workloads.aggregation_workloads(options.quick)
     if options.what in ("data", "all"):
         works += workloads.data_workloads(options.task, folder, options.quick)
+    if options.what in ("workers", "all"):
+        works += workloads.workers_workloads(trained, options.batch, options.quick)
+    if options.what in ("all_reduce", "all"):
+        works += workloads.all_reduce_workloads(options.quick)
+    if options.what in ("shares", "all"):
+        works += workloads.shares_workloads(options.quick)
+    if options.what in ("weak_scaling", "all"):
+        works += workloads.weak_scaling_workloads(trained, options.quick)
     return works
 
 

@@ -1,4 +1,4 @@
-"""Lets contestants work in turn, A B C D B C D A ..., each a process of its own.
+"""Lets contestants work in turn, A B C D B C D A ..., each in a process of its own, or several.
 
 Every wait has a bound. A contestant that fails or is late is ended and left out of the rest of
 its workload; none outlives the driver.
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import pathlib
-import select
+import selectors
 import signal
 import subprocess
 import tempfile
@@ -19,9 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.cluster import Cluster
 from benchmarks.contestants import Entry
-from benchmarks.protocol import Ready, Round
+from benchmarks.namespaces import THIS_MACHINE, Host
+from benchmarks.protocol import Ready, Round, of_all_processes
 from benchmarks.workloads import Work, to_json
+from unison.runtime.launching.environments import cluster_on_this_machine
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -29,6 +32,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NOT_INHERITED = ("NPROC", "XLA_FLAGS", "UNISON_CPU_DEVICES", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 
 _LINES_OF_ERRORS = 15
+
+#: Seconds between the end of a process's output and its own.
+_SECONDS_TO_END = 10.0
 
 #: TensorFlow with logical devices was seen to crash now and then while it starts.
 _ATTEMPTS_TO_START = 2
@@ -63,71 +69,132 @@ class Result:
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-class ContestantProcess:
-    """A running contestant.
+class RunningContestant:
+    """A contestant's processes: as many as the workload says, or as it takes at most.
 
     Args:
         entry: What to run.
         python: The interpreter that runs it.
         work: The workload that it builds for.
         limits: How long it may take.
+        hosts: Where the processes run, in turn.
     """
 
-    def __init__(self, entry: Entry, python: str, work: Work, limits: Limits):
+    def __init__(
+        self, entry: Entry, python: str, work: Work, limits: Limits, hosts: Sequence[Host]
+    ):
         self.name = entry.name
         self._limits = limits
+        self._slowest = min if work.higher_is_better else max
+        count = min(work.processes, entry.most_processes or work.processes)
+        places = [hosts[rank % len(hosts)] for rank in range(count)]
+        free = cluster_on_this_machine(count).as_dict()["worker"]
+        ports = [address.rpartition(":")[2] for address in free]
+        addresses = [f"{host.address}:{port}" for host, port in zip(places, ports, strict=True)]
+        self._processes: list[_Process] = []
+        try:
+            for rank, host in enumerate(places):
+                cluster = Cluster(addresses, rank)
+                self._processes.append(_Process(entry, python, work, limits, host, cluster))
+        except BaseException:
+            self.end()
+            raise
+
+    def wait_until_ready(self) -> Ready:
+        return Ready(**self._answers(self._limits.start)[0])
+
+    def work_round(self, index: int) -> Round:
+        for process in self._processes:
+            process.tell({"round": index})
+        rounds = [Round(**answer) for answer in self._answers(self._limits.round)]
+        return rounds[0] if len(rounds) == 1 else of_all_processes(rounds, self._slowest)
+
+    def end(self) -> None:
+        """Kills the processes and what they started, and waits for them."""
+        for process in self._processes:
+            process.end()
+
+    def _answers(self, seconds: float) -> list[dict[str, Any]]:
+        """Waits until all have answered; one that cannot is not waited for."""
+        deadline = time.monotonic() + seconds
+        answers: dict[_Process, dict[str, Any]] = {}
+        with selectors.DefaultSelector() as selector:
+            for process in self._processes:
+                selector.register(process.output, selectors.EVENT_READ, process)
+            while len(answers) < len(self._processes):
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    late = next(each for each in self._processes if each not in answers)
+                    raise ContestantError(f"no answer in {seconds:.0f} s{late.last_errors()}")
+                for key, _ in ready:
+                    if (answer := key.data.read_answer()) is not None:
+                        answers[key.data] = answer
+                        selector.unregister(key.fileobj)
+        return [answers[process] for process in self._processes]
+
+
+class _Process:
+    """One process of a contestant; the arguments are those of `RunningContestant`."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        python: str,
+        work: Work,
+        limits: Limits,
+        host: Host,
+        cluster: Cluster,
+    ):
+        self._name = f"process {cluster.rank} of {cluster.size}: " if cluster.size > 1 else ""
         self._unread = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `end`
         builder = f"benchmarks.contestants.{entry.module}:{entry.function}"
         # It ends by itself a little later than we would end it: if we are killed, say.
         own_limit = str(max(limits.start, limits.round) + 10)
-        command = [python, "-m", "benchmarks.worker", builder, json.dumps(to_json(work)), own_limit]
+        worker = [python, "-m", "benchmarks.worker", builder, json.dumps(to_json(work)), own_limit]
         self._process = subprocess.Popen(
-            command,
+            [*host.command, *worker],
             cwd=_ROOT,
-            env=_environment(entry),
+            env=_environment(entry) | host.environment() | cluster.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,  # Ctrl-C is for the driver; and it may have children
         )
-
-    def wait_until_ready(self) -> Ready:
-        return Ready(**self._answer(self._limits.start))
-
-    def work_round(self, index: int) -> Round:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `_answer` says more
-            self._process.stdin.write(json.dumps({"round": index}).encode() + b"\n")
-            self._process.stdin.flush()
-        return Round(**self._answer(self._limits.round))
+        assert self._process.stdout is not None
+        self._input, self.output = self._process.stdin, self._process.stdout
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `read_answer` says more
+            self._input.write(json.dumps(message).encode() + b"\n")
+            self._input.flush()
+
+    def read_answer(self) -> dict[str, Any] | None:
+        """Reads what there is to read; returns the answer if that completes it."""
+        read = os.read(self.output.fileno(), 65536)
+        if not read:
+            try:
+                how = f"ended with status {self._process.wait(_SECONDS_TO_END)}"
+            except subprocess.TimeoutExpired:
+                how = "has closed its output, and runs on"
+            raise ContestantError(f"{self._name}{how}{self.last_errors()}")
+        self._unread += read
+        line, end, rest = self._unread.partition(b"\n")
+        if not end:
+            return None
+        self._unread = rest
+        return json.loads(line)
 
     def end(self) -> None:
-        """Kills the process and what it started, and waits for it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
+        for stream in (self._input, self.output, self._errors):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + seconds
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([descriptor], [], [], left)[0]:
-                raise ContestantError(f"no answer in {seconds:.0f} s{self._last_errors()}")
-            read = os.read(descriptor, 65536)
-            if not read:
-                status = self._process.wait()
-                raise ContestantError(f"ended with status {status}{self._last_errors()}")
-            self._unread += read
-        line, self._unread = self._unread.split(b"\n", 1)
-        return json.loads(line)
-
-    def _last_errors(self) -> str:
+    def last_errors(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").splitlines()
         return "".join(f"\n    {line}" for line in lines[-_LINES_OF_ERRORS:])
@@ -139,6 +206,7 @@ def measure(
     rounds: int,
     limits: Limits,
     say: Callable[[str], None],
+    hosts: Sequence[Host] = (THIS_MACHINE,),
 ) -> Result:
     """Measures a workload: `rounds` rounds of every contestant, in turn.
 
@@ -148,32 +216,33 @@ def measure(
         rounds: How often each contestant works; whose turn is first changes from round to round.
         limits: How long a contestant may take.
         say: Told what goes on, a line at a time.
+        hosts: Where the processes of a contestant run, in turn.
     """
     result = Result(work)
-    running: list[ContestantProcess] = []
+    running: list[RunningContestant] = []
     with contextlib.ExitStack() as stack:
         for entry, python in contestants:
             for _ in range(_ATTEMPTS_TO_START):
                 with _signals_deferred():
-                    process = ContestantProcess(entry, python, work, limits)
-                    stack.callback(process.end)
+                    contestant = RunningContestant(entry, python, work, limits, hosts)
+                    stack.callback(contestant.end)
                 try:
-                    result.versions[process.name] = process.wait_until_ready().versions
+                    result.versions[contestant.name] = contestant.wait_until_ready().versions
                 except ContestantError as error:
-                    _give_up(process, result, str(error), say)
+                    _give_up(contestant, result, str(error), say)
                     continue
-                result.failures.pop(process.name, None)
-                result.rounds[process.name] = []
-                running.append(process)
+                result.failures.pop(contestant.name, None)
+                result.rounds[contestant.name] = []
+                running.append(contestant)
                 break
         for index in range(rounds):
             first = index % max(1, len(running))
-            for process in running[first:] + running[:first]:
+            for contestant in running[first:] + running[:first]:
                 try:
-                    result.rounds[process.name].append(process.work_round(index))
+                    result.rounds[contestant.name].append(contestant.work_round(index))
                 except ContestantError as error:
-                    _give_up(process, result, str(error), say)
-                    running.remove(process)
+                    _give_up(contestant, result, str(error), say)
+                    running.remove(contestant)
             if running:
                 say(_round_line(index, rounds, result))
     return result
@@ -197,12 +266,12 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _give_up(
-    process: ContestantProcess, result: Result, reason: str, say: Callable[[str], None]
+    contestant: RunningContestant, result: Result, reason: str, say: Callable[[str], None]
 ) -> None:
-    process.end()
-    result.rounds.pop(process.name, None)
-    result.failures[process.name] = reason
-    say(f"  {process.name} is out: {reason}")
+    contestant.end()
+    result.rounds.pop(contestant.name, None)
+    result.failures[contestant.name] = reason
+    say(f"  {contestant.name} is out: {reason}")
 
 
 def _round_line(index: int, rounds: int, result: Result) -> str:

@@ -1,13 +1,14 @@
 """What the driver and a contestant say to each other: one JSON object a line.
 
 A contestant announces itself when it is built and warmed up; then, for every line it gets, it
-works one round and answers with one line.
+works one round and answers with one line. Of a contestant of several processes, each does so.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -25,7 +26,7 @@ class Round:
     Attributes:
         value: The result, in the workload's unit.
         cpu: CPU seconds a second, of all threads together.
-        rss: Bytes of this process in memory after the round; None where the system hides it.
+        rss: Bytes of the process in memory after the round; None where the system hides it.
         peak_rss: The most bytes that it ever had.
         facts: What else the contestant tells: losses, bytes of live arrays.
     """
@@ -35,6 +36,23 @@ class Round:
     rss: int | None
     peak_rss: int
     facts: dict[str, Any]
+
+
+def of_all_processes(rounds: Sequence[Round], slowest: Callable[..., float]) -> Round:
+    """Returns the round of a contestant of several processes: they are done when the last one is.
+
+    Args:
+        rounds: Those of the processes. The first one's facts are kept.
+        slowest: `min` or `max` of values.
+    """
+    known = [done.rss for done in rounds if done.rss is not None]
+    return Round(
+        value=slowest(done.value for done in rounds),
+        cpu=sum(done.cpu for done in rounds),
+        rss=sum(known) if len(known) == len(rounds) else None,
+        peak_rss=sum(done.peak_rss for done in rounds),
+        facts=rounds[0].facts,
+    )
 
 
 class Contestant(abc.ABC):

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.contestants import PEERS
 from benchmarks.driver import Result
 from benchmarks.protocol import Round
-from benchmarks.workloads import Work, to_json
+from benchmarks.workloads import TrainingWork, Work, to_json
 
 #: The contestant that the others are compared with.
 OURS = "unison"
@@ -33,6 +33,27 @@ def table(result: Result) -> str:
     ]
     lines += _bests(result)
     return "\n".join(lines)
+
+
+def by_link(results: Iterable[Result]) -> str:
+    """Returns the milliseconds of a step over every link, a block a model and batch; "" if none."""
+    blocks: dict[str, list[Result]] = {}
+    for result in results:
+        if isinstance(result.work, TrainingWork) and result.work.link and result.rounds:
+            blocks.setdefault(f"{result.work.model}, batch {result.work.batch}", []).append(result)
+    lines: list[str] = []
+    for title, of_block in blocks.items():
+        names = list(dict.fromkeys(name for result in of_block for name in result.rounds))
+        rows = [
+            [result.work.link, *(_milliseconds(result.rounds.get(name)) for name in names)]
+            for result in of_block
+        ]
+        lines += [f"{title}: ms/step", *_aligned([["", *names], *rows])]
+    return "\n".join(lines)
+
+
+def _milliseconds(rounds: Sequence[Round] | None) -> str:
+    return f"{1e3 / statistics.median(done.value for done in rounds):,.2f}" if rounds else ""
 
 
 def speed_ratios(result: Result) -> dict[str, list[float]]:
@@ -98,7 +119,7 @@ def _row(name: str, rounds: Sequence[Round], result: Result) -> list[str]:
     last = rounds[-1]
     return [
         name,
-        *(f"{number:,.0f}" for number in numbers),
+        *(f"{number:,.{0 if number >= 100 else 1}f}" for number in numbers),
         f"{statistics.median(done.cpu for done in rounds):.2f}",
         _mebibytes(last.rss),
         _mebibytes(last.peak_rss),

@@ -1,4 +1,4 @@
-"""The process of one contestant: `python -m benchmarks.worker MODULE:FUNCTION WORK SECONDS`.
+"""A process of a contestant: `python -m benchmarks.worker MODULE:FUNCTION WORK SECONDS`.
 
 Nothing that is printed while a contestant works can disturb the protocol: standard output leads
 to /dev/null, and the answers go to what it was before. The process ends when standard input
@@ -33,13 +33,22 @@ def main(builder: str, work: str, seconds: str) -> None:
 
     faulthandler.enable()
     end_after(float(seconds))
+    of_work = from_json(json.loads(work))
+    if of_work.processes > 1:
+        _share_cores(of_work.processes)
     build = getattr(importlib.import_module(module), function)
-    contestant = build(from_json(json.loads(work)))
+    contestant = build(of_work)
     contestant.round()  # compiles and warms up
     answer(Ready(contestant.versions))
     for _ in sys.stdin:
         end_after(float(seconds))
         answer(_round(contestant))
+
+
+def _share_cores(processes: int) -> None:
+    """Keeps contestants of several processes to a core for each, whatever threads they start."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:processes])
 
 
 def end_after(seconds: float) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from benchmarks.namespaces import Link
 
 #: Replicas of every workload but those of aggregation: logical CPU devices.
 REPLICAS = 2
@@ -16,6 +20,26 @@ _STEPS = {
     "cnn": {64: 20, 256: 6, 1024: 2},
 }
 _MEMORY_STEPS = 8
+
+#: The same for training with several processes.
+_TRAINING_STEPS = {
+    "mlp": {64: 400, 256: 200, 1024: 60},
+    "large_mlp": {64: 24, 256: 16, 1024: 6},
+}
+
+#: The widths of the layers of the models that several processes train: dense, with ReLU between.
+WIDTHS = {"mlp": (784, 512, 10), "large_mlp": (784, 2048, 2048, 10)}
+
+#: The processes, and the batch of each, of weak scaling.
+_SCALES = (1, 2, 4, 8)
+_BATCH_OF_PROCESS = 128
+
+#: How long a round over a slow link takes.
+_ROUND_SECONDS = 3
+
+#: What is summed over the processes, in KiB, and how often in a round.
+_REDUCTIONS = {4: 2000, 64: 1000, 1024: 120, 16 * 1024: 10, 64 * 1024: 3}
+_SCALING_KIBIBYTES = (4, 64, 1024, 16 * 1024)
 
 #: How long a round of reading a dataset begins passes.
 _SECONDS = 0.3
@@ -67,6 +91,7 @@ class FitWork:
 
     unit = "images/s"
     higher_is_better = True
+    processes = 1
 
     @property
     def name(self) -> str:
@@ -91,6 +116,7 @@ class RunWork:
 
     unit = "us/call"
     higher_is_better = False
+    processes = 1
 
     @property
     def name(self) -> str:
@@ -150,6 +176,7 @@ class DataWork:
 
     unit = "examples/s"
     higher_is_better = True
+    processes = 1
 
     @property
     def name(self) -> str:
@@ -174,6 +201,7 @@ class InputWork:
 
     unit = "us/step"
     higher_is_better = False
+    processes = 1
 
     @property
     def name(self) -> str:
@@ -181,7 +209,96 @@ class InputWork:
         return f"input of {self.way}, CNN, {replicas}, batch {self.batch}"
 
 
-Work = FitWork | RunWork | AggregationWork | DataWork | InputWork
+@dataclasses.dataclass(frozen=True)
+class TrainingWork:
+    """Training with Adam in several processes; a round passes over the examples once, in order.
+
+    All begin with the same parameters and see the same batches, so that all are to end with the
+    same.
+
+    Attributes:
+        task: `workers`, `weak_scaling` or `network`: it says who takes part.
+        model: A key of `training_examples.WIDTHS`.
+        processes: How many there are, of one replica each.
+        batch: The global batch.
+        steps: How many steps a round has.
+        link: How the processes are linked, in words; none for those of this machine.
+    """
+
+    task: str
+    model: str
+    processes: int
+    batch: int
+    steps: int
+    link: str = ""
+
+    unit = "steps/s"
+    higher_is_better = True
+
+    @property
+    def name(self) -> str:
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        parts = [self.task.replace("_", " "), self.model, processes, f"batch {self.batch}"]
+        return ", ".join([*parts, self.link] if self.link else parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduceWork:
+    """The sum over several processes of an array of float32 that each has already.
+
+    Attributes:
+        task: `all_reduce` or `weak_scaling`: it says who takes part.
+        processes: How many there are.
+        kibibytes: The size of the array.
+        calls: How many sums a round has.
+    """
+
+    task: str
+    processes: int
+    kibibytes: int
+    calls: int
+
+    unit = "us/call"
+    higher_is_better = False
+
+    @property
+    def name(self) -> str:
+        return f"all_reduce, {self.processes} processes, {self.kibibytes} KiB"
+
+
+@dataclasses.dataclass(frozen=True)
+class SharesWork:
+    """Training with two workers, of which one computes each example several times.
+
+    Attributes:
+        batch: The global batch.
+        steps: How many steps a round has.
+        slowness: How often the slow worker computes an example.
+    """
+
+    batch: int
+    steps: int
+    slowness: int
+
+    unit = "ms/step"
+    higher_is_better = False
+    processes = REPLICAS
+
+    @property
+    def name(self) -> str:
+        return f"shares, batch {self.batch}, one worker {self.slowness} times as slow"
+
+
+Work = (
+    FitWork
+    | RunWork
+    | AggregationWork
+    | DataWork
+    | InputWork
+    | TrainingWork
+    | AllReduceWork
+    | SharesWork
+)
 
 
 def fit_workloads(
@@ -238,8 +355,73 @@ def _input_workloads(quick: bool) -> list[Work]:
     return [InputWork(way, replicas, 256, 10) for way in ("fit", "run") for replicas in (1, 2)]
 
 
-def _steps(model: str, batch: int) -> int:
-    steps = _STEPS[model]
+def shares_workloads(quick: bool) -> list[Work]:
+    # A measurement comes after some steps.
+    return [SharesWork(16, 6, 3)] if quick else [SharesWork(256, 12, factor) for factor in (2, 4)]
+
+
+def workers_workloads(models: Iterable[str], batches: Iterable[int], quick: bool) -> list[Work]:
+    return [
+        _training("workers", model, REPLICAS, batch, quick) for model in models for batch in batches
+    ]
+
+
+def weak_scaling_workloads(models: Iterable[str], quick: bool) -> list[Work]:
+    """More processes and as many more examples; and the sums that a model of costs is fitted to."""
+    scales = _SCALES[:2] if quick else _SCALES
+    works: list[Work] = [
+        _training("weak_scaling", model, count, count * _BATCH_OF_PROCESS, quick)
+        for model in models
+        for count in scales
+    ]
+    return works + _all_reduces("weak_scaling", scales[1:], _SCALING_KIBIBYTES, quick)
+
+
+def network_workloads(
+    models: Iterable[str], batches: Iterable[int], link: Link, quick: bool
+) -> list[Work]:
+    """Training over a link: with few steps, where one takes long."""
+    works: list[Work] = []
+    for model in models:
+        for batch in batches:
+            work = _training("network", model, REPLICAS, batch, quick)
+            seconds_a_step = gradient_bytes(model) * 8e-6 / (link.megabits or math.inf)
+            most = _ROUND_SECONDS / seconds_a_step if seconds_a_step else math.inf
+            steps = int(max(2, min(work.steps, most)))
+            works.append(dataclasses.replace(work, steps=steps, link=str(link)))
+    return works
+
+
+def all_reduce_workloads(quick: bool) -> list[Work]:
+    return _all_reduces("all_reduce", (REPLICAS, 2 * REPLICAS), _REDUCTIONS, quick)
+
+
+def gradient_bytes(model: str) -> int:
+    """Returns the size of the gradients of a model of `WIDTHS`."""
+    layers = itertools.pairwise(WIDTHS[model])
+    return 4 * sum((inputs + 1) * outputs for inputs, outputs in layers)
+
+
+def _all_reduces(
+    task: str, processes: Iterable[int], kibibytes: Iterable[int], quick: bool
+) -> list[Work]:
+    if quick:
+        return [AllReduceWork(task, REPLICAS, size, 2) for size in (4, 64)]
+    return [
+        # Where there are more processes than cores, they take turns.
+        AllReduceWork(task, count, size, max(2, _REDUCTIONS[size] * REPLICAS // count))
+        for count in processes
+        for size in kibibytes
+    ]
+
+
+def _training(task: str, model: str, processes: int, batch: int, quick: bool) -> TrainingWork:
+    steps = 2 if quick else _steps(model, batch, _TRAINING_STEPS)
+    return TrainingWork(task, model, processes, batch, steps)
+
+
+def _steps(model: str, batch: int, known: Mapping[str, Mapping[int, int]] = _STEPS) -> int:
+    steps = known[model]
     nearest = min(steps, key=lambda known: abs(known - batch))
     return max(1, steps[nearest] * nearest // batch) if batch > nearest else steps[nearest]
 

@@ -10,15 +10,20 @@ import dataclasses
 from benchmarks.workloads import (
     REPLICAS,
     AggregationWork,
+    AllReduceWork,
     DataWork,
     FitWork,
     InputWork,
     RunWork,
+    SharesWork,
+    TrainingWork,
     Work,
 )
 
 #: With fewer threads XLA's collectives between logical CPU devices of one process deadlock.
 _XLA_POOL = {"NPROC": str(2 * REPLICAS)}
+_THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ONE_THREAD = dict.fromkeys(_THREADS, "1")
 _TWO_JAX_DEVICES = {"JAX_NUM_CPU_DEVICES": str(REPLICAS), "KERAS_BACKEND": "jax", **_XLA_POOL}
 
 
@@ -33,7 +38,8 @@ class Entry:
         kinds: The workloads it takes part in.
         environment: The environment variables it needs.
         function: The function of the module that builds it.
-        tasks: If given, the tasks of `DataWork` it takes part in.
+        tasks: If given, the tasks of these workloads it takes part in.
+        most_processes: If given, how many processes it has at most.
     """
 
     name: str
@@ -43,11 +49,10 @@ class Entry:
     environment: dict[str, str]
     function: str = "build"
     tasks: tuple[str, ...] = ()
+    most_processes: int | None = None
 
     def takes_part_in(self, work: Work) -> bool:
-        if isinstance(work, DataWork) and work.task not in self.tasks:
-            return False
-        return isinstance(work, self.kinds)
+        return isinstance(work, self.kinds) and (not self.tasks or work.task in self.tasks)
 
 
 def _data(task: str, functions: dict[str, str]) -> list[Entry]:
@@ -133,6 +138,59 @@ _DATA_ENTRIES = [
     *_data("bucketing", {"unison": "bucketed", "tf": "bucketed"}),
 ]
 
+
+def _training(
+    name: str, module: str, function: str, tasks: tuple[str, ...], **environment: str
+) -> Entry:
+    of_all = _ONE_THREAD | environment
+    return Entry(name, name.split()[0], module, (TrainingWork,), of_all, function, tasks)
+
+
+_EVERYWHERE = ("workers", "weak_scaling", "network")
+_TRAINING_ENTRIES = [
+    _training("unison", "training_unison", "custom_loop", _EVERYWHERE, KERAS_BACKEND="jax"),
+    _training("unison fit", "training_unison", "fit", ("workers",), KERAS_BACKEND="jax"),
+    _training("hand", "training_hand_written", "build", ("workers", "network")),
+    _training("torch", "training_torch", "build", ("workers",)),
+    _training("torch fused", "training_torch", "fused", _EVERYWHERE),
+    _training("tf", "training_tf", "build", ("workers",), KERAS_BACKEND="tensorflow"),
+]
+
+
+def _all_reduce(
+    name: str,
+    module: str,
+    function: str = "build",
+    tasks: tuple[str, ...] = ("all_reduce",),
+    most_processes: int | None = None,
+) -> Entry:
+    family = "limits" if module == "all_reduce_limits" else name
+    return Entry(
+        name, family, module, (AllReduceWork,), _ONE_THREAD, function, tasks, most_processes
+    )
+
+
+_ALL_REDUCE_ENTRIES = [
+    _all_reduce("unison", "all_reduce_unison", tasks=("all_reduce", "weak_scaling")),
+    _all_reduce("hand", "all_reduce_psum"),
+    _all_reduce("torch", "all_reduce_torch", tasks=("all_reduce", "weak_scaling")),
+    _all_reduce("loopback TCP", "all_reduce_limits", "stream"),
+    _all_reduce("memcpy", "all_reduce_limits", "copy", most_processes=1),
+]
+
+
+def _shares(name: str, function: str) -> Entry:
+    of_process = _ONE_THREAD | {"KERAS_BACKEND": "jax"}
+    return Entry(name, "unison", "shares_unison", (SharesWork,), of_process, function)
+
+
+_SHARES_ENTRIES = [
+    _shares("equal shares", "equal"),
+    _shares("given shares", "given"),
+    _shares("measured shares", "measured"),
+    _shares("no slow worker", "no_slow_worker"),
+]
+
 ENTRIES = (
     Entry("unison", "unison", "unison_fit", (FitWork,), {"KERAS_BACKEND": "jax"}),
     Entry("unison", "unison", "unison_run", (RunWork,), {}),
@@ -149,6 +207,9 @@ ENTRIES = (
     Entry("tf direct", "tf", "tensorflow_run_direct", (RunWork,), {}),
     *_DATA_ENTRIES,
     Entry("unison", "unison", "input_unison", (InputWork,), {"KERAS_BACKEND": "jax"}),
+    *_TRAINING_ENTRIES,
+    *_ALL_REDUCE_ENTRIES,
+    *_SHARES_ENTRIES,
 )
 
 #: The other libraries, each with the package that tells whether an interpreter has it.

@@ -1,16 +1,8 @@
-"""A step that sums gradients over the replicas, in a jitted `shard_map`, of one process or several.
-
-The other processes are children of the contestant, and run this module. They step when it does:
-it tells them how often.
-"""
+"""A step that sums gradients over the replicas of one process or several, in a `shard_map`."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -20,11 +12,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import unison
+from benchmarks import cluster
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import AggregationWork, from_json, to_json
+from benchmarks.workloads import AggregationWork
 from unison.runtime.placement import REPLICA_AXIS, Placement, scoped_placement
-
-_MODULE = "benchmarks.contestants.aggregation"
 
 
 class Aggregation(Contestant):
@@ -37,49 +28,12 @@ class Aggregation(Contestant):
 
     def __init__(self, work: AggregationWork, method: str | None):
         self._work = work
-        port = _free_port()
-        self._peers = [
-            subprocess.Popen(
-                [sys.executable, "-m", _MODULE, json.dumps([to_json(work), method, rank, port])],
-                stdin=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(1, work.processes)
-        ]
-        self._stepper = Stepper(work, method, 0, port)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"jax": jax.__version__, "unison": unison.__version__}
-
-    def facts(self) -> dict[str, Any]:
-        return {"temporary_bytes": self._stepper.temporary_bytes}
-
-    def round(self) -> float:
-        for peer in self._peers:
-            assert peer.stdin is not None
-            print(self._work.steps, file=peer.stdin, flush=True)
-        begin = time.perf_counter()
-        self._stepper.run(self._work.steps)
-        return (time.perf_counter() - begin) / self._work.steps * 1e6
-
-
-class Stepper:
-    """The part of one process.
-
-    Args:
-        work: The workload.
-        method: As for `Aggregation`.
-        rank: The index of this process.
-        port: The port at which the first process coordinates the others.
-    """
-
-    def __init__(self, work: AggregationWork, method: str | None, rank: int, port: int):
         os.environ["NPROC"] = str(2 * work.devices)
         unison.set_logical_cpu_devices(work.devices)
         if work.processes > 1:
+            own = cluster.from_environment()
             jax.config.update("jax_num_cpu_devices", work.devices)
-            jax.distributed.initialize(f"127.0.0.1:{port}", work.processes, rank)
+            jax.distributed.initialize(own.addresses[0], own.size, own.rank)
             self._placement = Placement(jax.devices())
         else:
             self._placement = unison.MirroredStrategy().placement
@@ -114,13 +68,18 @@ class Stepper:
         self._check()
 
     @property
-    def temporary_bytes(self) -> int:
-        """What the step needs beside its arguments and results, on one device."""
-        return self._compiled.memory_analysis().temp_size_in_bytes
+    def versions(self) -> dict[str, str]:
+        return {"jax": jax.__version__, "unison": unison.__version__}
 
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
+    def facts(self) -> dict[str, Any]:
+        """What the step needs beside its arguments and results, on one device."""
+        return {"temporary_bytes": self._compiled.memory_analysis().temp_size_in_bytes}
+
+    def round(self) -> float:
+        begin = time.perf_counter()
+        for _ in range(self._work.steps):
             self._step(0.0)
+        return (time.perf_counter() - begin) / self._work.steps * 1e6
 
     def _step(self, rate: float) -> None:
         with self._placement.launch_lock:
@@ -137,16 +96,3 @@ class Stepper:
     def _spread(self, value: np.ndarray) -> jax.Array:
         sharding = self._placement.per_replica
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-if __name__ == "__main__":
-    fields, *others = json.loads(sys.argv[1])
-    stepper = Stepper(from_json(fields), *others)
-    for line in sys.stdin:
-        stepper.run(int(line))

@@ -1,5 +1,6 @@
 """The benchmarks run, measure who takes part, and leave nobody behind."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     import benchmarks.driver
+    import benchmarks.scaling
     import benchmarks.tables
 
     return benchmarks
@@ -92,6 +94,73 @@ def test_the_aggregation_methods_are_measured_beside_a_hand_written_psum(tmp_pat
         for [measured] in workload["rounds"].values():
             assert measured["value"] > 0
             assert measured["facts"]["temporary_bytes"] > 0
+
+
+def test_training_in_two_processes_is_measured_and_all_train_the_same(tmp_path):
+    written = tmp_path / "workers.json"
+    finished = run_benchmarks(
+        "workers", "--quick", "--rounds=1", "--model=mlp", "--batch=64", "--json", written
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "torch is left out" in finished.stdout
+    [workload] = json.loads(written.read_text())["workloads"]
+    assert set(workload["rounds"]) == {"unison", "unison fit", "hand"}
+    norms = [done["facts"]["norm"] for [done] in workload["rounds"].values()]
+    assert max(norms) - min(norms) < 1e-3
+
+
+def test_sums_over_processes_are_measured_beside_what_limits_them(tmp_path):
+    written = tmp_path / "all_reduce.json"
+    finished = run_benchmarks("all_reduce", "--quick", "--rounds=1", "--json", written)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    workloads = json.loads(written.read_text())["workloads"]
+    assert [workload["work"]["kibibytes"] for workload in workloads] == [4, 64]
+    for workload in workloads:
+        assert set(workload["rounds"]) == {"unison", "hand", "loopback TCP", "memcpy"}
+
+
+def test_weak_scaling_is_set_beside_a_model_of_its_costs():
+    finished = run_benchmarks("weak_scaling", "--quick", "--rounds=1", "--model=mlp")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "unison: a sum of B bytes over n processes takes" in finished.stdout
+    assert "mlp, 2 processes, batch 256:" in finished.stdout
+    assert "efficiency" in finished.stdout
+
+
+def test_the_model_of_costs_finds_latency_and_bandwidth(benchmarks):
+    def seconds(processes, size):
+        turns = max(1, processes / 2)
+        return turns * (50e-6 * 2 * (processes - 1) + 2 * (1 - 1 / processes) * size / 3e9)
+
+    points = [(n, size, seconds(n, size)) for n in (2, 4, 8) for size in (4096, 2**20, 2**24)]
+    cost = benchmarks.scaling.fitted(points, cores=2)
+    assert cost.messages == "2 (n - 1)"
+    assert cost.latency == pytest.approx(50e-6)
+    assert cost.seconds_a_byte == pytest.approx(1 / 3e9)
+    assert cost.error < 1e-6
+    assert cost.seconds(1, 2**20) == 0
+
+
+def test_a_round_of_several_processes_ends_with_the_last_of_them(benchmarks):
+    own = benchmarks.protocol.Round(5.0, 0.5, 100, 200, {"norm": 1.0})
+    other = benchmarks.protocol.Round(4.0, 0.75, 10, 20, {"norm": 2.0})
+    together = benchmarks.protocol.of_all_processes([own, other], slowest=min)
+    assert together == benchmarks.protocol.Round(4.0, 1.25, 110, 220, {"norm": 1.0})
+
+
+def test_the_steps_over_links_are_a_table(benchmarks):
+    def result(link, steps_a_second):
+        work = benchmarks.workloads.TrainingWork("network", "mlp", 2, 64, 3, link)
+        done = benchmarks.protocol.Round(steps_a_second, 1.0, None, 1, {})
+        return benchmarks.driver.Result(work, {"unison": [done]})
+
+    results = [result("unshaped", 400.0), result("100 Mbit/s", 8.0)]
+    assert benchmarks.tables.by_link(results).splitlines() == [
+        "mlp, batch 64: ms/step",
+        "              unison",
+        "  unshaped      2.50",
+        "  100 Mbit/s  125.00",
+    ]
 
 
 def test_datasets_are_measured_beside_numpy_and_missing_peers_are_named(tmp_path):
@@ -203,6 +272,49 @@ def test_a_contestant_that_fails_is_named_and_the_others_go_on(benchmarks):
     assert "broken: no result" in benchmarks.tables.table(result)
 
 
+def test_the_process_that_failed_is_named_and_its_peers_are_not_waited_for(benchmarks, tmp_path):
+    interpreter = tmp_path / "python"
+    interpreter.write_text(
+        '#!/bin/sh\ncase "$TF_CONFIG" in *\'"index": 1\'*) echo unwell >&2; exit 7;; esac\n'
+        "exec sleep 60\n"
+    )
+    interpreter.chmod(0o755)
+    entry = benchmarks.contestants.Entry("mixed", "mixed", "any", (), {})
+    work = benchmarks.workloads.AllReduceWork("all_reduce", 2, 4, 1)
+    limits = benchmarks.driver.Limits(start=50)
+    begin = time.monotonic()
+    result = benchmarks.driver.measure(work, [(entry, str(interpreter))], 1, limits, print)
+    assert result.failures["mixed"] == "process 1 of 2: ended with status 7\n    unwell"
+    assert time.monotonic() - begin < 40
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_where_a_process_cannot_start_its_peers_are_ended(benchmarks):
+    driver = benchmarks.driver
+    here = driver.THIS_MACHINE
+    nowhere = driver.Host("127.0.0.1", command=("/there/is/none",))
+    entry = next(e for e in benchmarks.contestants.ENTRIES if e.module == "hand_written_run")
+    entry = dataclasses.replace(entry, most_processes=None)
+    work = benchmarks.workloads.AllReduceWork("all_reduce", 2, 4, 1)
+    before = worker_processes(os.getpid())
+    with pytest.raises(FileNotFoundError):
+        driver.measure(work, [(entry, sys.executable)], 1, driver.Limits(), print, [here, nowhere])
+    assert worker_processes(os.getpid()) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_contestant_that_closes_its_output_is_not_waited_for(benchmarks, monkeypatch, tmp_path):
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\nexec 1>&-\nexec sleep 60\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(benchmarks.driver, "_SECONDS_TO_END", 0.2)
+    entry = benchmarks.contestants.Entry("silent", "silent", "any", (), {})
+    work = benchmarks.workloads.RunWork(1, seconds=0.01)
+    contestants, limits = [(entry, str(interpreter))], benchmarks.driver.Limits(start=50)
+    result = benchmarks.driver.measure(work, contestants, 1, limits, print)
+    assert result.failures["silent"] == "has closed its output, and runs on"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_contestant_that_is_late_is_ended(benchmarks):
     entry = next(e for e in benchmarks.contestants.ENTRIES if e.module == "hand_written_run")
@@ -249,7 +361,17 @@ def test_ratios_are_of_the_same_round_and_more_is_faster(benchmarks):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--batch=63"], ["--contestants=who"], ["--data=nowhere"], ["--task=what"]]
+    "arguments",
+    [
+        ["--batch=63"],
+        ["--contestants=who"],
+        ["--data=nowhere"],
+        ["--task=what"],
+        ["fit", "--model=large_mlp"],
+        ["workers", "--model=cnn"],
+        ["fit", "--megabits=100"],
+        ["network", "--megabits=0"],
+    ],
 )
 def test_wrong_options_are_refused_before_anything_starts(arguments):
     finished = run_benchmarks(*arguments)

@@ -1,0 +1,61 @@
+"""Unison: a loop of one's own, and Keras' `fit`, under a `MultiWorkerMirroredStrategy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+
+import unison
+from benchmarks import training_examples
+from benchmarks.contestants.training import Training
+from benchmarks.contestants.training_keras import Loop, model_of, optimizer
+from benchmarks.protocol import Contestant
+from benchmarks.workloads import TrainingWork
+from unison import tf
+
+_VERSIONS = {
+    "jax": jax.__version__,
+    "keras": keras.__version__,
+    "unison": unison.__version__,
+}
+
+
+def custom_loop(work: TrainingWork) -> Contestant:
+    strategy = unison.MultiWorkerMirroredStrategy()
+    loop = Loop(tf, strategy, work)
+    [rank] = strategy.placement.local_replicas
+    batches = [
+        tuple(_on_device(strategy, part) for part in batch)
+        for batch in training_examples.batches_of(work, rank)
+    ]
+
+    def train() -> None:
+        for images, labels in batches:
+            loss = loop.step(images, labels)
+        jax.block_until_ready(strategy.experimental_local_results(loss))
+
+    return Training(work, train, loop.parameters, _VERSIONS)
+
+
+def fit(work: TrainingWork) -> Contestant:
+    strategy = unison.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = model_of(work)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(), loss)
+    images, labels = training_examples.examples(work)
+
+    def train() -> None:
+        model.fit(images, labels, batch_size=work.batch, shuffle=False, verbose=0)
+
+    def parameters() -> list[Any]:
+        return [variable.numpy() for variable in model.trainable_variables]
+
+    return Training(work, train, parameters, _VERSIONS)
+
+
+def _on_device(strategy: unison.Strategy, part: Any) -> Any:
+    device_part = jax.device_put(part)
+    return strategy.experimental_distribute_values_from_function(lambda context: device_part)
