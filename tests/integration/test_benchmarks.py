@@ -1,4 +1,7 @@
-"""The benchmarks run, measure who takes part, and leave nobody behind."""
+"""The benchmarks run, measure who takes part, and leave nobody behind.
+
+Those that take longest are in `tests/soak`.
+"""
 
 import dataclasses
 import importlib
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from benchmark_runs import ROOT, command, run_benchmarks
 
 
 @pytest.fixture
@@ -23,16 +26,6 @@ def benchmarks(monkeypatch):
     import benchmarks.tables
 
     return benchmarks
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "benchmarks", *map(str, arguments)]
-
-
-def run_benchmarks(*arguments):
-    return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
 
 
 def worker_processes(driver):
@@ -82,20 +75,6 @@ def test_run_is_measured_with_one_variable_and_with_twenty(tmp_path):
     assert all(set(workload["rounds"]) == {"unison", "hand"} for workload in workloads)
 
 
-def test_the_aggregation_methods_are_measured_beside_a_hand_written_psum(tmp_path):
-    written = tmp_path / "aggregation.json"
-    finished = run_benchmarks("aggregation", "--quick", "--rounds=1", "--json", written)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "x as fast as TREE" in finished.stdout
-    workloads = json.loads(written.read_text())["workloads"]
-    assert [workload["work"]["processes"] for workload in workloads] == [1, 2]
-    for workload in workloads:
-        assert set(workload["rounds"]) == {"unison", "ADD_N", "TREE", "ACCUMULATE_N", "hand"}
-        for [measured] in workload["rounds"].values():
-            assert measured["value"] > 0
-            assert measured["facts"]["temporary_bytes"] > 0
-
-
 def test_training_in_two_processes_is_measured_and_all_train_the_same(tmp_path):
     written = tmp_path / "workers.json"
     finished = run_benchmarks(
@@ -117,14 +96,6 @@ def test_sums_over_processes_are_measured_beside_what_limits_them(tmp_path):
     assert [workload["work"]["kibibytes"] for workload in workloads] == [4, 64]
     for workload in workloads:
         assert set(workload["rounds"]) == {"unison", "hand", "loopback TCP", "memcpy"}
-
-
-def test_weak_scaling_is_set_beside_a_model_of_its_costs():
-    finished = run_benchmarks("weak_scaling", "--quick", "--rounds=1", "--model=mlp")
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "unison: a sum of B bytes over n processes takes" in finished.stdout
-    assert "mlp, 2 processes, batch 256:" in finished.stdout
-    assert "efficiency" in finished.stdout
 
 
 def test_the_model_of_costs_finds_latency_and_bandwidth(benchmarks):
@@ -212,19 +183,6 @@ def test_every_program_of_ours_reads_every_example_once(benchmarks, tmp_path, ta
         module = importlib.import_module(f"benchmarks.contestants.{entry.module}")
         contestant = getattr(module, entry.function)(work)  # counts the examples of a pass
         assert contestant.round() > 0
-
-
-def test_what_the_input_adds_to_a_step_is_measured(tmp_path):
-    written = tmp_path / "input.json"
-    finished = run_benchmarks("data", "--quick", "--rounds=1", "--task=input", "--json", written)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    workloads = json.loads(written.read_text())["workloads"]
-    assert [workload["work"]["way"] for workload in workloads] == ["fit", "run"]
-    for workload in workloads:
-        [measured] = workload["rounds"]["unison"]
-        assert measured["value"] > 0
-        assert measured["facts"]["without"] > 0
-        assert {"added %", "added CPU %"} < set(measured["facts"])
 
 
 def test_the_ways_to_augment_give_the_same_images(benchmarks):

@@ -199,11 +199,13 @@ def train_on_workers(folder):
     import keras
 
     import unison
+    from unison.keras import sharded_update
 
     strategy = unison.MultiWorkerMirroredStrategy()
     index = jax.process_index()
     losses = train(strategy, folder)
-    # A large layer, whose slots are sharded.
+    # A large layer, whose slots are sharded, as on the devices of one process.
+    sharded_update._is_worth_sharding = lambda optimizer, placement: True
     with strategy.scope():
         large = keras.Sequential([keras.Input((256,)), keras.layers.Dense(512)])
         large.compile("adam", "mse")

@@ -7,7 +7,8 @@ the wire, a replica's part of the arithmetic and memory traffic, and a part of t
 memory (Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel
 Training"; ZeRO stage 1).
 
-It is used where it was measured to win: on logical CPU devices, which share one memory bus.
+It is used where it was measured to win: on logical CPU devices of one process, which share one
+memory bus. Between processes, gathering the weights takes longer than updating all of them.
 """
 
 from __future__ import annotations
@@ -160,6 +161,7 @@ def _is_worth_sharding(optimizer: keras.optimizers.Optimizer, placement: Placeme
     return (
         placement.num_replicas > 1
         and placement.devices[0].platform == "cpu"
+        and not placement.spans_processes
         and type(optimizer) in _ELEMENTWISE
         and aggregation_method_of(optimizer) is AggregationMethod.DEFAULT
         and compression_of(optimizer) is None

@@ -1,0 +1,44 @@
+"""The benchmarks that take longest run."""
+
+import json
+
+import pytest
+
+from benchmark_runs import run_benchmarks
+
+pytestmark = pytest.mark.soak
+
+
+def test_the_aggregation_methods_are_measured_beside_a_hand_written_psum(tmp_path):
+    written = tmp_path / "aggregation.json"
+    finished = run_benchmarks("aggregation", "--quick", "--rounds=1", "--json", written)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "x as fast as TREE" in finished.stdout
+    workloads = json.loads(written.read_text())["workloads"]
+    assert [workload["work"]["processes"] for workload in workloads] == [1, 2]
+    for workload in workloads:
+        assert set(workload["rounds"]) == {"unison", "ADD_N", "TREE", "ACCUMULATE_N", "hand"}
+        for [measured] in workload["rounds"].values():
+            assert measured["value"] > 0
+            assert measured["facts"]["temporary_bytes"] > 0
+
+
+def test_weak_scaling_is_set_beside_a_model_of_its_costs():
+    finished = run_benchmarks("weak_scaling", "--quick", "--rounds=1", "--model=mlp")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "unison: a sum of B bytes over n processes takes" in finished.stdout
+    assert "mlp, 2 processes, batch 256:" in finished.stdout
+    assert "efficiency" in finished.stdout
+
+
+def test_what_the_input_adds_to_a_step_is_measured(tmp_path):
+    written = tmp_path / "input.json"
+    finished = run_benchmarks("data", "--quick", "--rounds=1", "--task=input", "--json", written)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    workloads = json.loads(written.read_text())["workloads"]
+    assert [workload["work"]["way"] for workload in workloads] == ["fit", "run"]
+    for workload in workloads:
+        [measured] = workload["rounds"]["unison"]
+        assert measured["value"] > 0
+        assert measured["facts"]["without"] > 0
+        assert {"added %", "added CPU %"} < set(measured["facts"])
