@@ -140,6 +140,7 @@ def models_differ(strategy):
 def one_is_killed_in_an_agreement(strategy):
     process_group.all_gather_json(0, "Whether all are there")
     if jax.process_index() == 0:
+        time.sleep(3)  # the other one has heard that all are there, and waits again
         killed()
     process_group.all_gather_json(1, "The number of the day")
 
@@ -147,6 +148,7 @@ def one_is_killed_in_an_agreement(strategy):
 def one_exits_in_an_agreement(strategy):
     process_group.all_gather_json(0, "Whether all are there")
     if jax.process_index() == 0:
+        time.sleep(3)  # the other one has heard that all are there, and waits again
         returning()
     process_group.all_gather_json(1, "The number of the day")
 
