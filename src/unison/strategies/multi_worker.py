@@ -9,7 +9,7 @@ import jax
 
 from unison.collectives import CommunicationImplementation, CommunicationOptions
 from unison.data.distribution.input_workers import workers_of_cluster
-from unison.runtime import devices, liveness
+from unison.runtime import devices
 from unison.runtime.addresses import listen_at_own_address
 from unison.runtime.cluster import check_cluster
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
@@ -77,9 +77,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             replicas = sorted(of_platform, key=lambda d: (d.process_index, d.id))
             if options.implementation is CommunicationImplementation.AUTO:
                 names = [f"{job} {index}" for job, index in training_tasks(cluster)]
-                memory = share_memory(replicas, names, timeout)
-                if memory is not None:
-                    liveness.on_failure(lambda error: memory.abort(str(error)))
+                share_memory(replicas, names, timeout)
             super().__init__(replicas)
             self.input_workers = workers_of_cluster(
                 jax.process_count(), jax.process_index(), f"strategy {next(_strategies)}", timeout

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from unison.runtime import devices
+from unison.runtime import devices, liveness
 from unison.runtime.process_group import all_gather_json
 from unison.runtime.shared_memory.library import library
 from unison.runtime.shared_memory.rewriting import Ticketed
@@ -68,6 +68,7 @@ def share_memory(
         return None
     labels = [_label(key, replica, names) for replica in range(len(key))]
     memory = SharedMemory(key, list(teams.values()), segment, labels, seconds)
+    liveness.on_failure(lambda error: memory.abort(str(error)))
     _of_devices[key] = memory
     return memory
 
