@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import gc
+import os
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 
 import unison
 from single import test_variable_table as table
+from subprocess_program import SOURCE, run_program
 from unison import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -94,18 +97,13 @@ def trained(strategy) -> tuple[keras.Model, list]:
     return model, [history, scores, outputs, state]
 
 
-@pytest.fixture(scope="module")
-def trained_mirrored():
-    return trained(MirroredStrategy(COMPUTE))[1]
-
-
 @pytest.fixture(scope="module", params=["CPU:0", "pinned_host"])
 def trained_centrally(request):
-    """The home, a trained model, what it said, and the bytes of memory that came with it."""
+    """The home, a trained model, and the bytes of memory that came with it."""
     before = live_bytes()
-    model, said = trained(central(request.param))
+    model, _ = trained(central(request.param))
     held = {place: size - before.get(place, 0) for place, size in live_bytes().items()}
-    return request.param, model, said, held
+    return request.param, model, held
 
 
 # -- one copy ------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ def test_a_value_that_was_read_stays_what_it_was(home):
 
 
 def test_weights_and_slots_take_memory_once(trained_centrally):
-    home, model, _, held = trained_centrally
+    home, model, held = trained_centrally
     state = [*model.trainable_variables, *model.optimizer.variables]
     size = sum(variable.numpy().nbytes for variable in state)
     at_home = {"CPU:0": (0, "device"), "pinned_host": (0, "pinned_host")}[home]
@@ -193,11 +191,24 @@ def model_home(model: keras.Model):
 # -- the results of mirrored variables -----------------------------------------------------
 
 
-def test_keras_loops_give_what_mirrored_variables_give_to_the_bit(
-    trained_centrally, trained_mirrored
-):
-    _, _, said, _ = trained_centrally
-    jax.tree.map(np.testing.assert_array_equal, said, trained_mirrored)
+def test_keras_loops_give_what_mirrored_variables_give_to_the_bit():
+    """In a process of its own, whose programs are compiled as users have them."""
+    source = """
+import sys
+import jax, numpy as np
+from single.test_central_storage import COMPUTE, MirroredStrategy, central, trained
+
+_, mirrored = trained(MirroredStrategy(COMPUTE))
+for home in sys.argv[1:]:
+    _, said = trained(central(home))
+    jax.tree.map(np.testing.assert_array_equal, said, mirrored)
+    print("equal", home)
+"""
+    tests = pathlib.Path(__file__).parents[1]
+    path = os.pathsep.join(map(str, (SOURCE, tests)))
+    environment = {"PYTHONPATH": path, "UNISON_CPU_DEVICES": "4"}
+    outcome = run_program(source, "CPU:0", "pinned_host", env=environment, timeout=110)
+    assert outcome.stdout.splitlines()[-2:] == ["equal CPU:0", "equal pinned_host"], outcome.stderr
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
