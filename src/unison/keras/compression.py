@@ -7,6 +7,7 @@ divides it between them.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -188,8 +189,12 @@ def _weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 
 
 def _named(optimizer: keras.optimizers.Optimizer, values: Sequence[Any]) -> dict[str, Any]:
-    """Returns `values`, one for each weight, by the weights' names."""
-    return dict(zip(_names(optimizer), values, strict=True))
+    """Returns `values`, one for each weight, by the weights' names.
+
+    In the weights' order: JAX would sort a plain dictionary by the names, which Keras counts
+    (`dense_9`, `dense_10`), and what is kept of the same weights would have another order.
+    """
+    return collections.OrderedDict(zip(_names(optimizer), values, strict=True))
 
 
 def _names(optimizer: keras.optimizers.Optimizer) -> list[str]:
