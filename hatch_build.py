@@ -1,4 +1,4 @@
-"""Builds the compiled part of the package: collective operations through shared memory.
+"""Builds the compiled part of the package: collective operations through memory and sockets.
 
 Without a C++ compiler the package is built without it, and processes of a machine talk by sockets.
 """
@@ -19,7 +19,7 @@ FOLDER = Path("src/unison/runtime/shared_memory")
 
 
 class BuildHook(BuildHookInterface):
-    """Compiles `exchange.cc` for wheels and for editable installations."""
+    """Compiles `exchange.cc`, and what it includes, for wheels and for editable installations."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or not sys.platform.startswith("linux"):
@@ -32,8 +32,10 @@ class BuildHook(BuildHookInterface):
             return
         import jaxlib
 
-        source = Path(self.root, FOLDER, "exchange.cc")
-        digest = hashlib.sha256(source.read_bytes()).hexdigest()
+        folder = Path(self.root, FOLDER)
+        source = folder / "exchange.cc"
+        parts = [*sorted(folder.glob("*.cc")), *sorted(folder.glob("*.h"))]
+        digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
         fresh = library.with_suffix(f".{os.getpid()}")
         command = [
             *compiler,

@@ -23,7 +23,7 @@ def exchange(implementation, machine_of_worker=None):
 
     task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     if machine_of_worker is not None:
-        group._host = lambda devices: f"machine {machine_of_worker[task]}"
+        group.host_identity = lambda devices: f"machine {machine_of_worker[task]}"
     strategy = unison.MultiWorkerMirroredStrategy(
         communication_options=unison.CommunicationOptions(implementation=implementation)
     )

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.shared_memory import group as groups
-from unison.runtime.shared_memory.library import Kind, exchange, library
+from unison.runtime.shared_memory.library import CHUNK_BYTES, Kind, Ticket, exchange, library
 
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 def shared_by(count: int, seconds: float = 60.0) -> groups.SharedMemory:
     """The memory of the first devices of this process, on one machine."""
     assert library() is not None, "the compiled part is not there: pip install -e . builds it"
-    num_bytes = library().unison_exchange_bytes(count, groups._CHUNK_BYTES)
+    num_bytes = library().unison_exchange_bytes(count, CHUNK_BYTES)
     devices = tuple(jax.devices("cpu")[:count])
     labels = [f"replica {index}" for index in range(count)]
     segment = mmap.mmap(-1, num_bytes)
@@ -185,14 +185,13 @@ def test_programs_follow_each_other_in_one_order(placement):
 def alone(memory, function, rank=0):
     """Runs a function of a ticket where nobody else comes."""
     run = jax.jit(function)
-    return jax.block_until_ready(run(jnp.array([rank, 0], jnp.uint32)))
+    ticket = jnp.array([rank, 0, memory._number, 0, 0], jnp.uint32)
+    return jax.block_until_ready(run(ticket))
 
 
-def a_sum(memory, size):
+def a_sum(size):
     def function(ticket):
-        return exchange(
-            memory._number, Kind.SUM, f"sum of {size}", ticket, [jnp.ones(size)], [(size,)], [True]
-        )
+        return exchange(Kind.SUM, f"sum of {size}", ticket, [jnp.ones(size)], [(size,)], [True])
 
     return function
 
@@ -200,7 +199,7 @@ def a_sum(memory, size):
 def test_a_replica_that_does_not_come_is_named():
     memory = shared_by(2, seconds=0.2)
     with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 did not come to operation 0"):
-        alone(memory, a_sum(memory, 5))
+        alone(memory, a_sum(5))
 
 
 def test_waiting_ends_when_the_group_is_aborted():
@@ -209,10 +208,10 @@ def test_waiting_ends_when_the_group_is_aborted():
     timer.start()
     began = time.monotonic()
     with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 has died"):
-        alone(memory, a_sum(memory, 5))
+        alone(memory, a_sum(5))
     assert time.monotonic() - began < 30  # the limit of waiting is 60
     with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 has died"):
-        alone(memory, a_sum(memory, 5))
+        alone(memory, a_sum(5))
 
 
 def test_replicas_that_do_something_else_find_out():
@@ -222,7 +221,7 @@ def test_replicas_that_do_something_else_find_out():
     def run(rank, size):
         try:
             with jax.default_device(jax.devices("cpu")[rank]):
-                alone(memory, a_sum(memory, size), rank)
+                alone(memory, a_sum(size), rank)
         except jax.errors.JaxRuntimeError as error:
             errors.append(str(error))
 
@@ -239,24 +238,26 @@ def test_a_program_of_a_group_that_is_not_there_is_refused():
     memory = shared_by(2)
     memory._number = 10**6
     with pytest.raises(jax.errors.JaxRuntimeError, match="shares none with them"):
-        alone(memory, a_sum(memory, 5))
+        alone(memory, a_sum(5))
 
 
 def test_counters_and_numbers_start_again_at_zero_after_the_last(placement):
     memory = groups._of_devices[placement.devices]
-    area = library().unison_exchange_bytes(1, groups._CHUNK_BYTES)
+    one, two = (library().unison_exchange_bytes(count, CHUNK_BYTES) for count in (1, 2))
+    area = two - one
     for rank in range(placement.num_replicas):
         for counter in range(3):  # published, summed, taken
             place = memory.segment_address + rank * area + 128 * counter
             ctypes.c_uint32.from_address(place).value = 2**32 - 3
-    first = np.array([[rank, 2**32 - 2] for rank in range(placement.num_replicas)], np.uint32)
+    first = np.array(memory.ticket)
+    first[:, Ticket.OPERATION] = 2**32 - 2
     memory.ticket = placement.spread(first)
     step = placement.program(lambda x: lax.psum(x, REPLICA_AXIS), PER_REPLICA, PER_REPLICA)
     values = some(placement, 200_000)  # seven chunks
     for _ in range(3):
         result = step(placement.spread(values))
         np.testing.assert_array_equal(np.asarray(result)[0], values.sum(0))
-    assert np.asarray(memory.ticket)[0].tolist() == [0, 1]
+    assert np.asarray(memory.ticket)[0].tolist() == [0, 1, memory._number, 0, 0]
 
 
 def test_a_program_that_is_traced_leaves_the_ticket_alone(placement):

@@ -18,14 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from unison.runtime import devices, liveness
 from unison.runtime.process_group import all_gather_json
-from unison.runtime.shared_memory.library import library
+from unison.runtime.shared_memory.library import CHUNK_BYTES, SPINS, Ticket, library
 from unison.runtime.shared_memory.rewriting import Ticketed
-
-#: How much a replica hands over at a time: several chunks of all replicas fit into a core's cache.
-_CHUNK_BYTES = 2**17
-
-#: How often a replica looks for another one before it sleeps, if each has a core: about 50 us.
-_SPINS = 2000
 
 _FOLDER = Path("/dev/shm")
 
@@ -55,7 +49,7 @@ def share_memory(
     key = tuple(replica_devices)
     if key in _of_devices:
         return _of_devices[key]
-    hosts = all_gather_json(_host(key), "The machine that a process runs on")
+    hosts = all_gather_json(host_identity(key), "The machine that a process runs on")
     teams: dict[str, list[int]] = {}
     for replica, device in enumerate(key):
         teams.setdefault(hosts[device.process_index], []).append(replica)
@@ -114,8 +108,8 @@ class SharedMemory:
         self._number = compiled.unison_exchange_join(
             self.segment_address,
             len(team),
-            _CHUNK_BYTES,
-            _SPINS if has_own_core else 0,
+            CHUNK_BYTES,
+            SPINS if has_own_core else 0,
             seconds,
             "\n".join(labels[replica] for replica in team).encode(),
         )
@@ -129,11 +123,11 @@ class SharedMemory:
         where the replica axis is bound: it gives the next ticket, and what `function` does. Its
         collective operations use the memory.
         """
-        return Ticketed(function, self._number, self.hosts)
+        return Ticketed(function, self.hosts)
 
     @functools.cached_property
     def ticket(self) -> jax.Array:
-        """The replicas' next ticket, of shape `(num_replicas, 2)`; see `exchange.cc`.
+        """The replicas' next ticket, of shape `(num_replicas, len(Ticket))`.
 
         Every program takes it and puts another one back, so that they follow each other in the
         order in which they are started, which is the same in all processes.
@@ -141,13 +135,13 @@ class SharedMemory:
         mesh = jax.sharding.Mesh(np.array(self._devices), ("replica",))
         sharding = NamedSharding(mesh, PartitionSpec("replica"))
         rank_of = {replica: rank for host in self.hosts for rank, replica in enumerate(host)}
-        first = np.array(
-            [[rank_of[replica], 0] for replica in range(len(self._devices))], np.uint32
-        )
+        first = np.zeros((len(self._devices), len(Ticket)), np.uint32)
+        first[:, Ticket.RANK] = [rank_of[replica] for replica in range(len(self._devices))]
+        first[:, Ticket.GROUP] = self._number
         return jax.make_array_from_callback(first.shape, sharding, lambda index: first[index])
 
 
-def _host(replica_devices: Sequence[jax.Device]) -> str | None:
+def host_identity(replica_devices: Sequence[jax.Device]) -> str | None:
     """Returns what tells this machine from others; None if this process cannot share memory.
 
     Processes in different network namespaces (containers, as a rule) count as on different ones.
@@ -167,7 +161,7 @@ def _common_segment(hosts: Sequence[str], size: int) -> mmap.mmap | None:
     """Returns memory that the processes of this machine have in common; None if that failed."""
     compiled = library()
     assert compiled is not None
-    num_bytes = compiled.unison_exchange_bytes(size, _CHUNK_BYTES)
+    num_bytes = compiled.unison_exchange_bytes(size, CHUNK_BYTES)
     own = jax.process_index()
     first = hosts.index(hosts[own])
     token = secrets.token_hex(16) if own == first else None

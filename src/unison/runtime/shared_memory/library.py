@@ -1,4 +1,4 @@
-"""The compiled part: `exchange.cc`, which is built when the package is installed."""
+"""The compiled part: `exchange.cc` and what it includes, built when the package is installed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ logger = logging.getLogger("unison")
 #: The name under which XLA knows the operation.
 TARGET = "unison_exchange"
 
+#: How much a replica hands over at a time: several chunks of all replicas fit into a core's cache.
+CHUNK_BYTES = 2**17
+
+#: How often a replica looks for another one before it sleeps, if each has a core: about 50 us.
+SPINS = 2000
+
 _FILE = Path(__file__).with_name("_exchange.so")
 
 
 class Kind(enum.IntEnum):
-    """What an operation does; see `Kind` in `exchange.cc`."""
+    """What an operation does; see `Kind` in `buffers.h`."""
 
     SUM = 0
     MAX = 1
@@ -33,6 +39,74 @@ class Kind(enum.IntEnum):
     PERMUTE = 5
     ALL_TO_ALL = 6
     PASS = 7
+    BROADCAST = 8
+    COMMIT = 9
+
+
+class Ticket(enum.IntEnum):
+    """The places of a ticket; see `Ticket` in `exchange.cc`."""
+
+    RANK = 0
+    OPERATION = 1
+    GROUP = 2
+    FAILED = 3
+    COMMITTED = 4
+
+
+_NUMBER = ctypes.c_int64
+_SIZES = ctypes.POINTER(ctypes.c_size_t)
+_POINTERS = ctypes.POINTER(ctypes.c_void_p)
+_TICKET = ctypes.POINTER(ctypes.c_uint32)
+
+#: The functions of the compiled part: what they return, and what they take.
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "bytes": (ctypes.c_size_t, [ctypes.c_uint32, ctypes.c_size_t]),
+    "join": (
+        _NUMBER,
+        [
+            ctypes.c_void_p,
+            ctypes.c_uint32,
+            ctypes.c_size_t,
+            ctypes.c_uint32,
+            ctypes.c_double,
+            ctypes.c_char_p,
+        ],
+    ),
+    "form": (
+        _NUMBER,
+        [
+            ctypes.c_int,
+            ctypes.POINTER(ctypes.c_uint32),
+            ctypes.c_uint32,
+            ctypes.c_uint32,
+            ctypes.c_uint32,
+            ctypes.POINTER(ctypes.c_int),
+            ctypes.c_uint32,
+            ctypes.c_size_t,
+            ctypes.c_uint32,
+            ctypes.c_double,
+            ctypes.c_char_p,
+        ],
+    ),
+    "run": (
+        ctypes.c_int,
+        [
+            ctypes.c_int64,
+            ctypes.c_char_p,
+            ctypes.POINTER(ctypes.c_int64),
+            _TICKET,
+            ctypes.c_int,
+            ctypes.c_size_t,
+            _POINTERS,
+            _SIZES,
+            _POINTERS,
+            _SIZES,
+        ],
+    ),
+    "abort": (None, [_NUMBER, ctypes.c_char_p]),
+    "close": (None, [_NUMBER]),
+    "reason": (ctypes.c_int, [_NUMBER, ctypes.c_char_p, ctypes.c_size_t]),
+}
 
 
 @functools.cache
@@ -56,28 +130,19 @@ def library() -> ctypes.CDLL | None:
 def _loaded() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(_FILE))
     loaded.unison_exchange_source.restype = ctypes.c_char_p
-    digest = hashlib.sha256(_FILE.with_name("exchange.cc").read_bytes()).hexdigest()
+    sources = [*sorted(_FILE.parent.glob("*.cc")), *sorted(_FILE.parent.glob("*.h"))]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     if loaded.unison_exchange_source() != digest.encode():
         raise RuntimeError("it was built from another exchange.cc")
-    loaded.unison_exchange_bytes.restype = ctypes.c_size_t
-    loaded.unison_exchange_bytes.argtypes = [ctypes.c_uint32, ctypes.c_size_t]
-    loaded.unison_exchange_join.restype = ctypes.c_int64
-    loaded.unison_exchange_join.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.c_size_t,
-        ctypes.c_uint32,
-        ctypes.c_double,
-        ctypes.c_char_p,
-    ]
-    loaded.unison_exchange_abort.restype = None
-    loaded.unison_exchange_abort.argtypes = [ctypes.c_int64, ctypes.c_char_p]
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, f"unison_exchange_{name}")
+        function.restype = result
+        function.argtypes = arguments
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(loaded.unison_exchange), platform="cpu")
     return loaded
 
 
 def exchange(
-    group: int,
     kind: Kind,
     words: str,
     ticket: jax.Array,
@@ -89,10 +154,9 @@ def exchange(
     """Performs an operation, in a program that is being traced.
 
     Args:
-        group: The number of the group.
         kind: What it does.
         words: What it is called in messages. It must be the same on all replicas.
-        ticket: This replica's rank in the group and the number of its operations so far.
+        ticket: What this replica's last operation handed on; see `Ticket`.
         operands: Arrays of one dtype; for `GATHER`, `SUM_AND_SCATTER` and `ALL_TO_ALL` one, whose
             first axis is divided into blocks.
         shapes: The shapes of the results.
@@ -113,7 +177,6 @@ def exchange(
         input_output_aliases={i: i for i, may in enumerate([True, *in_place]) if may},
     )
     attributes: dict[str, Any] = {
-        "group": np.int64(group),
         "kind": np.int64(kind),
         "words": words,
         "senders": np.asarray(senders, np.int64),

@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
 from unison.equations import evaluate, has_collectives, inlined_body, is_collective
-from unison.runtime.shared_memory.library import Kind, exchange
+from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
 logger = logging.getLogger("unison")
 
@@ -46,13 +47,11 @@ class Ticketed:
 
     Args:
         function: The function.
-        group: The number of this machine's group.
         hosts: The replicas of every machine.
     """
 
-    def __init__(self, function: Callable[..., Any], group: int, hosts: _Hosts):
+    def __init__(self, function: Callable[..., Any], hosts: _Hosts):
         self._function = function
-        self._group = group
         self._hosts = hosts
 
     def __call__(self, ticket: jax.Array, *args: Any) -> tuple[jax.Array, Any]:
@@ -60,18 +59,80 @@ class Ticketed:
         closed, shapes = jax.make_jaxpr(
             lambda *flat: self._function(*jax.tree.unflatten(tree, flat)), return_shape=True
         )(*leaves)
-        run = _Run(ticket, self._group, self._hosts, leaves)
+        run = _Run(ticket, self._hosts, leaves)
         outputs = run.function(closed, leaves)
         return run.ticket, jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+
+class Transaction:
+    """A function of the replicas of a group that may change, which takes effect or does not.
+
+    It is called with a ticket and the arguments, where the replica axis is bound, of any size: the
+    replicas' numbers are in their tickets, and all collective operations are exchanges. Where one
+    of them fails, so do those that follow; the ticket says so. The results are then those of
+    `unchanged`.
+
+    Args:
+        function: The function.
+        axis: The replicas' axis.
+        num_replicas: How many there are in the group.
+        unchanged: Maps the arguments and the results to what the results are where the function
+            does not take effect. Default: they are without meaning then.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        axis: str,
+        num_replicas: int,
+        unchanged: Callable[[Sequence[Any], Any], Any] | None = None,
+    ):
+        self._function = function
+        self._axis = axis
+        self._num_replicas = num_replicas
+        self._unchanged = unchanged
+
+    def __call__(self, ticket: jax.Array, *args: Any) -> tuple[jax.Array, jax.Array, Any]:
+        """Returns the next ticket, once more for whoever waits for it, and the results."""
+        leaves, tree = jax.tree.flatten(args)
+        closed, shapes = jax.make_jaxpr(
+            lambda *flat: self._function(*jax.tree.unflatten(tree, flat)),
+            axis_env=[(self._axis, self._num_replicas)],
+            return_shape=True,
+        )(*leaves)
+        run = _Run(ticket, [range(self._num_replicas)], leaves, may_fail=True)
+        outputs = run.function(closed, leaves)
+        ticket = run.ticket
+        if run.has_exchanged and self._unchanged is not None:  # a step of all members
+            ticket, _ = exchange(Kind.COMMIT, "commit", ticket, [], [], [])
+        has_effect = ticket[0, Ticket.FAILED] == 0
+        results = jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+        if self._unchanged is not None:
+            before = self._unchanged(args, results)
+            results = jax.tree.map(
+                lambda new, old: new if new is old else jnp.where(has_effect, new, old),
+                results,
+                before,
+            )
+        return ticket, jnp.copy(ticket), results
 
 
 class _Run:
     """Evaluates a traced function, with the ticket of the next operation at hand."""
 
-    def __init__(self, ticket: jax.Array, group: int, hosts: _Hosts, arguments: Sequence[Any]):
+    def __init__(
+        self,
+        ticket: jax.Array,
+        hosts: _Hosts,
+        arguments: Sequence[Any],
+        may_fail: bool = False,
+    ):
         self.ticket = ticket
-        self._group = group
         self._hosts = hosts
+        #: Whether exchanges may fail, and the axis of the devices is not that of the replicas.
+        self._may_fail = may_fail
+        #: Whether any operation needs the other replicas.
+        self.has_exchanged = False
         #: What the caller may still need, by identity: no operation overwrites it.
         self._arguments = {id(argument): argument for argument in arguments}
         self._forms: dict[str, Callable[..., Sequence[jax.Array]]] = {
@@ -79,6 +140,11 @@ class _Run:
             "scan": self._scan,
             "cond": self._cond,
         }
+
+    @property
+    def is_well(self) -> jax.Array:
+        """Whether no exchange has failed so far."""
+        return self.ticket[0, Ticket.FAILED] == 0
 
     def function(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         """Returns the results of `closed`."""
@@ -101,13 +167,15 @@ class _Run:
         """Returns what an equation, or several reductions like it, make of all their inputs."""
         if is_collective(equation):
             return self._collective(equation, inputs)
-        if not has_collectives(equation):
+        if self._may_fail and equation.primitive.name == "axis_index":
+            return [self.ticket[0, Ticket.RANK].astype(jnp.int32)]
+        if not has_collectives(equation) and not (self._may_fail and _asks_for_replica(equation)):
             return evaluate(equation, inputs)
         if (body := inlined_body(equation)) is not None:
             return self.function(body, inputs)
         form = self._forms.get(equation.primitive.name)
         if form is None:
-            return self._by_xla(equation, inputs)
+            return self._elsewhere(equation, inputs)
         return form(equation.params, inputs)
 
     # -- loops and conditionals, which carry the ticket along --------------------------------
@@ -118,7 +186,9 @@ class _Run:
         start = inputs[len(of_condition) + len(of_body) :]
 
         def goes_on(values: list[Any]) -> Any:
-            return self.function(params["cond_jaxpr"], [*of_condition, *values])[0]
+            going_on = self.function(params["cond_jaxpr"], [*of_condition, *values])[0]
+            # What a failed exchange gave may keep it going for ever.
+            return going_on & self.is_well if self._may_fail else going_on
 
         def body(carry: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
             self.ticket, _, values = carry
@@ -172,7 +242,7 @@ class _Run:
         arrays = [jnp.asarray(value) for value in inputs]
         name = equation.primitive.name
         if params.get("axis_index_groups") is not None:
-            return self._by_xla(equation, arrays)
+            return self._elsewhere(equation, arrays)
         if name in _REDUCTIONS and not any(_has_no_sum(array) for array in arrays):
             if len(self._hosts) == 1:
                 return self._reduced(_REDUCTIONS[name], arrays)
@@ -189,7 +259,7 @@ class _Run:
             return [self._sent_to_all(arrays[0], *places)]
         if name == "ppermute":
             return [self._permuted(arrays[0], params["perm"])]
-        return self._by_xla(equation, arrays)
+        return self._elsewhere(equation, arrays)
 
     def _exchange(
         self,
@@ -204,11 +274,44 @@ class _Run:
         if len(arrays) > 3:
             size = sum(array.size for array in arrays[3:])
             words += f" and {len(arrays) - 3} more of {size} elements"
+        self.has_exchanged |= kind is not Kind.PASS
         in_place = [kind in _KEEPS_SHAPE and id(array) not in self._arguments for array in arrays]
-        self.ticket, outputs = exchange(
-            self._group, kind, words, self.ticket, arrays, shapes, in_place, senders
-        )
+        self.ticket, outputs = exchange(kind, words, self.ticket, arrays, shapes, in_place, senders)
         return outputs
+
+    def _elsewhere(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        """Performs what no exchange does: by XLA, if it knows all replicas."""
+        if not self._may_fail:
+            return self._by_xla(equation, inputs)
+        name = equation.primitive.name
+        if name not in _REDUCTIONS or equation.params.get("axes") is None:
+            raise NotImplementedError(
+                f"Expected collective operations that a group can do which may change: sums, "
+                "maxima, minima, gathers, scatters, permutations and exchanges of all with all, "
+                f"outside custom derivatives. Received: {name} with {equation.params}. Run the "
+                "program without --min-workers, or write it with those."
+            )
+        groups = equation.params.get("axis_index_groups")
+        return [self._reduced_by_gathering(_REDUCTIONS[name], x, groups) for x in inputs]
+
+    def _reduced_by_gathering(
+        self, kind: Kind, array: jax.Array, groups: Sequence[Sequence[int]] | None
+    ) -> jax.Array:
+        """Reduces over the replica's own group, or numbers that exchanges cannot add."""
+        count = len(self._hosts[0])
+        (of_all,) = self._exchange(Kind.GATHER, [array], [(count, *array.shape)])
+        members = np.ones((count, count), bool)
+        if groups is not None:
+            members[:] = False
+            for group in groups:
+                members[np.ix_(group, group)] = True
+        own = jnp.asarray(members)[self.ticket[0, Ticket.RANK]]
+        own = own.reshape(-1, *(1 for _ in array.shape))
+        if kind is Kind.SUM:
+            return jnp.sum(jnp.where(own, of_all, 0), 0, dtype=array.dtype)
+        reduce = jnp.max if kind is Kind.MAX else jnp.min
+        mine = of_all[self.ticket[0, Ticket.RANK].astype(jnp.int32)]
+        return reduce(jnp.where(own, of_all, mine), 0)
 
     def _by_xla(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         """Leaves an operation to XLA, between the exchanges before and after it."""
@@ -348,6 +451,15 @@ def _whole(parts: jax.Array, like: jax.Array) -> jax.Array:
 def _axis(axes: Any) -> str:
     (axis,) = axes if isinstance(axes, tuple) else (axes,)
     return axis
+
+
+def _asks_for_replica(equation: jex.JaxprEqn) -> bool:
+    """Whether the functions that an operation calls ask for the replica's number."""
+    return any(
+        inner.primitive.name == "axis_index" or _asks_for_replica(inner)
+        for jaxpr in jex.jaxprs_in_params(equation.params)
+        for inner in jaxpr.eqns
+    )
 
 
 def _in_groups(equations: Sequence[jex.JaxprEqn]) -> Iterator[list[jex.JaxprEqn]]:
