@@ -17,7 +17,7 @@ from benchmarks import examples, machine, namespaces, scaling, tables, workloads
 from benchmarks.contestants import ENTRIES, FAMILIES, PEERS, Entry
 from benchmarks.driver import Limits, Result, measure
 from benchmarks.namespaces import THIS_MACHINE, Host, Link
-from benchmarks.workloads import Work
+from benchmarks.workloads import RecoveryWork, Work
 
 _ROUNDS = 7
 _QUICK_ROUNDS = 2
@@ -53,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
                     for work in of_link:
                         print(f"\n{work.name}", flush=True)
                         contestants = _contestants(work, pythons)
-                        results.append(measure(work, contestants, rounds, Limits(), _say, hosts))
+                        limits = _limits(work)
+                        results.append(measure(work, contestants, rounds, limits, _say, hosts))
                         print(tables.table(results[-1]), flush=True)
         for summary in (scaling.summary(results, machine.cores()), tables.by_link(results)):
             if summary:
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     of_others = ("fit", "run", "memory", "aggregation", "data", "all_reduce", "shares")
-    contests = (*of_others, *_TRAINING, "all")
+    contests = (*of_others, "checkpoint", "recovery", *_TRAINING, "all")
     add("what", nargs="?", choices=contests, default="all")
     add("--model", choices=_models("all"), help="only this model (default: all)")
     add(
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--tf-python", metavar="PATH", help="an interpreter that has TensorFlow and Keras 3")
     add("--grain-python", metavar="PATH", help="an interpreter that has Grain")
+    add("--orbax-python", metavar="PATH", help="an interpreter that has JAX and Orbax")
     add("--torch-python", metavar="PATH", help="an interpreter that has PyTorch")
     add("--data", metavar="PATH", help="images in the format of Keras' mnist.npz (synthetic)")
     add("--verbose", type=int, choices=(0, 1), default=0, help="that of fit (%(default)s)")
@@ -143,7 +145,7 @@ def _models(what: str) -> tuple[str, ...]:
     of_processes = tuple(workloads.WIDTHS)
     everything = tuple(dict.fromkeys((*_MODELS_OF_FIT, *of_processes)))
     of_contests = {"fit": _MODELS_OF_FIT, "all": everything}
-    return of_contests.get(what, of_processes if what in _TRAINING else ())
+    return of_contests.get(what, of_processes if what in (*_TRAINING, "recovery") else ())
 
 
 def _peer_python(options: argparse.Namespace, peer: str) -> str | None:
@@ -216,9 +218,20 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
         works += workloads.all_reduce_workloads(options.quick)
     if options.what in ("shares", "all"):
         works += workloads.shares_workloads(options.quick)
+    if options.what in ("checkpoint", "all"):
+        works += workloads.checkpoint_workloads(folder, options.quick)
+    if options.what in ("recovery", "all"):
+        works += workloads.recovery_workloads(trained, options.batch, options.quick)
     if options.what in ("weak_scaling", "all"):
         works += workloads.weak_scaling_workloads(trained, options.quick)
     return works
+
+
+def _limits(work: Work) -> Limits:
+    if isinstance(work, RecoveryWork):
+        of_job = work.seconds + 30
+        return Limits(start=of_job, round=of_job)
+    return Limits()
 
 
 def _contestants(work: Work, pythons: dict[str, str]) -> list[tuple[Entry, str]]:

@@ -41,6 +41,12 @@ _ROUND_SECONDS = 3
 _REDUCTIONS = {4: 2000, 64: 1000, 1024: 120, 16 * 1024: 10, 64 * 1024: 3}
 _SCALING_KIBIBYTES = (4, 64, 1024, 16 * 1024)
 
+#: The sizes of states that are saved.
+_MEGABYTES_SAVED = (1, 100, 1000)
+
+#: How long a job trains before one of its workers is killed.
+_SECONDS_BEFORE_LOSS = 3.0
+
 #: How long a round of reading a dataset begins passes.
 _SECONDS = 0.3
 
@@ -217,7 +223,7 @@ class TrainingWork:
     same.
 
     Attributes:
-        task: `workers`, `weak_scaling` or `network`: it says who takes part.
+        task: `workers`, `weak_scaling`, `network` or `protection`: it says who takes part.
         model: A key of `training_examples.WIDTHS`.
         processes: How many there are, of one replica each.
         batch: The global batch.
@@ -289,6 +295,60 @@ class SharesWork:
         return f"shares, batch {self.batch}, one worker {self.slowness} times as slow"
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckpointWork:
+    """Saving the state of a training between its steps.
+
+    Attributes:
+        megabytes: The size of the state, in 10^6 bytes.
+        folder: Where it is written.
+    """
+
+    megabytes: int
+    folder: str
+
+    unit = "ms stalled"
+    higher_is_better = False
+    processes = 1
+
+    @property
+    def name(self) -> str:
+        return f"checkpoint of {self.megabytes} MB"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryWork:
+    """Training of which one worker is killed; a round is a job, until all workers train again.
+
+    Attributes:
+        workers: How many there are, of one replica each.
+        seconds_before: How long they train before.
+        model: A key of `WIDTHS`.
+        batch: The global batch.
+        checkpoint_every: After how many steps those save who go on from a checkpoint.
+        steps_after_checkpoint: How many steps a worker has done since when it is killed.
+        lost_worker: Which one is killed.
+        seconds: How long a job may take.
+    """
+
+    workers: int
+    seconds_before: float
+    model: str = "mlp"
+    batch: int = 96
+    checkpoint_every: int = 10
+    steps_after_checkpoint: int = 7
+    lost_worker: int = 1
+    seconds: float = 150.0
+
+    unit = "ms to next step"
+    higher_is_better = False
+    processes = 1
+
+    @property
+    def name(self) -> str:
+        return f"recovery of {self.model}, {self.workers} workers of which one is killed"
+
+
 Work = (
     FitWork
     | RunWork
@@ -298,6 +358,8 @@ Work = (
     | TrainingWork
     | AllReduceWork
     | SharesWork
+    | CheckpointWork
+    | RecoveryWork
 )
 
 
@@ -358,6 +420,22 @@ def _input_workloads(quick: bool) -> list[Work]:
 def shares_workloads(quick: bool) -> list[Work]:
     # A measurement comes after some steps.
     return [SharesWork(16, 6, 3)] if quick else [SharesWork(256, 12, factor) for factor in (2, 4)]
+
+
+def checkpoint_workloads(folder: str, quick: bool) -> list[Work]:
+    return [CheckpointWork(size, folder) for size in ((1,) if quick else _MEGABYTES_SAVED)]
+
+
+def recovery_workloads(
+    models: Iterable[str], batches: Iterable[int], quick: bool
+) -> list[Work]:
+    """A loss, and what it costs to be prepared for one."""
+    works: list[Work] = [RecoveryWork(2 if quick else 3, 0.0 if quick else _SECONDS_BEFORE_LOSS)]
+    return works + [
+        _training("protection", model, REPLICAS, batch, quick)
+        for model in models
+        for batch in batches
+    ]
 
 
 def workers_workloads(models: Iterable[str], batches: Iterable[int], quick: bool) -> list[Work]:

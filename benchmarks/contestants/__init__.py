@@ -11,9 +11,11 @@ from benchmarks.workloads import (
     REPLICAS,
     AggregationWork,
     AllReduceWork,
+    CheckpointWork,
     DataWork,
     FitWork,
     InputWork,
+    RecoveryWork,
     RunWork,
     SharesWork,
     TrainingWork,
@@ -154,6 +156,11 @@ _TRAINING_ENTRIES = [
     _training("torch", "training_torch", "build", ("workers",)),
     _training("torch fused", "training_torch", "fused", _EVERYWHERE),
     _training("tf", "training_tf", "build", ("workers",), KERAS_BACKEND="tensorflow"),
+    *(
+        _training(f"{name}{kind}", module, function, ("protection",), KERAS_BACKEND="jax")
+        for name, module in (("unison", "training_unison"), ("unison elastic", "training_elastic"))
+        for kind, function in (("", "custom_loop"), (" fit", "fit"))
+    ),
 ]
 
 
@@ -191,6 +198,30 @@ _SHARES_ENTRIES = [
     _shares("no slow worker", "no_slow_worker"),
 ]
 
+
+def _checkpoint(name: str, family: str, function: str = "build") -> Entry:
+    return Entry(name, family, f"checkpoint_{family}", (CheckpointWork,), {}, function)
+
+
+_CHECKPOINT_ENTRIES = [
+    _checkpoint("unison", "unison", "asynchronous"),
+    _checkpoint("unison at once", "unison", "at_once"),
+    _checkpoint("orbax", "orbax"),
+    _checkpoint("tf", "tf"),
+]
+
+
+def _recovery(name: str, function: str, **environment: str) -> Entry:
+    return Entry(name, name.split()[0], "recovery", (RecoveryWork,), environment, function)
+
+
+_RECOVERY_ENTRIES = [
+    _recovery("unison", "unison_loop", KERAS_BACKEND="jax"),
+    _recovery("unison fit", "unison_fit", KERAS_BACKEND="jax"),
+    _recovery("torch", "torch"),
+    _recovery("tf", "tf", KERAS_BACKEND="tensorflow"),
+]
+
 ENTRIES = (
     Entry("unison", "unison", "unison_fit", (FitWork,), {"KERAS_BACKEND": "jax"}),
     Entry("unison", "unison", "unison_run", (RunWork,), {}),
@@ -210,9 +241,11 @@ ENTRIES = (
     *_TRAINING_ENTRIES,
     *_ALL_REDUCE_ENTRIES,
     *_SHARES_ENTRIES,
+    *_CHECKPOINT_ENTRIES,
+    *_RECOVERY_ENTRIES,
 )
 
 #: The other libraries, each with the package that tells whether an interpreter has it.
-PEERS = {"tf": "tensorflow", "grain": "grain", "torch": "torch"}
+PEERS = {"tf": "tensorflow", "grain": "grain", "torch": "torch", "orbax": "orbax"}
 
 FAMILIES = tuple(dict.fromkeys(entry.family for entry in ENTRIES))

@@ -110,6 +110,7 @@ class Cell:
     __slots__ = (
         "__weakref__",
         "_array",
+        "_copy_first",
         "_divergent_aggregation",
         "_exposed",
         "_is_initialized",
@@ -124,6 +125,10 @@ class Cell:
     #: How often any cell changed its form: a program that was compiled at another count must look
     #: whether its cells did.
     layout_changes: ClassVar[int] = 0
+
+    def __new__(cls, placement: Placement, *args: Any, **kwargs: Any) -> Cell:
+        """Returns a cell of the kind that the placement keeps: on parameter servers, another."""
+        return super().__new__(placement.cell_kind or cls)
 
     def __init__(
         self,
@@ -145,6 +150,8 @@ class Cell:
         self.layout = Layout.STREAM if stream else Layout.MIRRORED
         self._array: jax.Array | None = None
         self._exposed = False
+        #: What is to be called before the stored array may be overwritten.
+        self._copy_first: Callable[[], None] | None = None
         if synchronization is VariableSynchronization.ON_READ:
             self.layout = Layout.LOCAL
         self._is_initialized = False
@@ -238,12 +245,22 @@ class Cell:
         if self._exposed:
             array = self._array = self._concrete(jnp.copy(array))
             self._exposed = False
+        elif self._copy_first is not None:
+            self._copy_first()
+        self._copy_first = None
         return array
+
+    def copy_later(self, copy: Callable[[], None]) -> None:
+        """Has `copy`, which reads the stored array, called before a program may overwrite it."""
+        if self._copy_first is not None:
+            self._copy_first()
+        self._copy_first = copy
 
     def put(self, array: jax.Array | None) -> None:
         """Stores `array`, which has the cell's layout."""
         self._array = array
         self._exposed = False
+        self._copy_first = None
 
     def keep(self, array: jax.Array) -> jax.Array:
         """Returns `array`, which a program left in the cell's layout, as the cell stores it."""
@@ -261,7 +278,7 @@ class Cell:
             if self._array is None:
                 return None
             if self.layout is Layout.LOCAL:
-                combined = self.combine(self.stored())
+                combined = self._combined(self.stored)
                 return jnp.asarray(combined, dtype=combined.dtype)
             return self._whole()
 
@@ -281,21 +298,25 @@ class Cell:
             RuntimeError: A program that failed, or is still running, took the value.
         """
         with LAUNCH_LOCK:
-            return np.array(self.combine(self.stored()))
+            return np.array(self._combined(self.stored))
 
     def combine(self, stored: jax.Array) -> np.ndarray:
         """Returns the copies in `stored`, an array of this cell's layout, as one value."""
+        return self._combined(lambda: stored)
+
+    def _combined(self, stored: Callable[[], jax.Array]) -> np.ndarray:
+        """Returns the copies as one value; asks for them again where workers are lost meanwhile."""
         if self.layout is Layout.SHARDED:
-            return self.placement.whole(stored)
+            return self.placement.whole_of(stored)
         if self.layout is not Layout.LOCAL:
-            return np.asarray(stored.addressable_data(0))
+            return np.asarray(stored().addressable_data(0))
         self.require_common_value()
-        copies = self.placement.whole(stored)
-        wide = _accumulator(stored.dtype)
+        copies = self.placement.whole_of(stored)
+        wide = _accumulator(copies.dtype)
         if self.reading_aggregation is VariableAggregation.SUM:
-            return np.sum(copies, axis=0, dtype=wide).astype(stored.dtype)
+            return np.sum(copies, axis=0, dtype=wide).astype(copies.dtype)
         if self.reading_aggregation is VariableAggregation.MEAN:
-            return np.mean(copies, axis=0, dtype=wide).astype(stored.dtype)
+            return np.mean(copies, axis=0, dtype=wide).astype(copies.dtype)
         return copies[0]
 
     def copies(self) -> list[np.ndarray]:

@@ -23,7 +23,8 @@ def save_in_every_way(folder):
     import jax
 
     import unison
-    from unison.train import Checkpoint, CheckpointManager, CheckpointOptions, archive
+    import unison.tf as tf
+    from unison.train import Checkpoint, CheckpointManager, CheckpointOptions, archive, files
 
     index = jax.process_index
     written = []
@@ -33,9 +34,17 @@ def save_in_every_way(folder):
         written.append(os.path.relpath(prefix, folder))
         write_archive(prefix, *args)
 
+    import unison.saving.save
     import unison.train.checkpoint as module
 
     module.write_archive = counting
+    replacing_folder = files.replacing_folder
+
+    def counting_folders(path, last):
+        written.append(os.path.relpath(path, folder))
+        return replacing_folder(path, last)
+
+    files.replacing_folder = counting_folders
     strategy = unison.MultiWorkerMirroredStrategy()
     with strategy.scope():
         mirrored = unison.Variable(np.float32(3.0))
@@ -59,6 +68,20 @@ def save_in_every_way(folder):
     # In the background.
     spread.write(f"{folder}/background", CheckpointOptions(enable_async=True))
     spread.sync()
+
+    # An object with a function, as a folder.
+    class Counter(unison.Module):
+        def __init__(self):
+            super().__init__()
+            self.mirrored, self.total = mirrored, total
+
+        @tf.function(input_signature=[tf.TensorSpec((), np.float32)])
+        def scaled(self, x):
+            return x * self.mirrored
+
+    unison.saving.save(Counter(), f"{folder}/counter")
+    unison.saving.save(Counter(), f"{folder}/counter")  # which replaces the first one
+    loaded = unison.saving.load(f"{folder}/counter")
     # By a manager, which one of them keeps.
     manager = CheckpointManager(spread, f"{folder}/managed", max_to_keep=2)
     for _ in range(3):
@@ -71,6 +94,7 @@ def save_in_every_way(folder):
         "managed": [os.path.basename(path) for path in manager.checkpoints],
         "restored": os.path.basename(restored),
         "total": float(total.numpy()),
+        "loaded": [float(loaded.total), float(loaded.scaled(np.float32(2.0)))],
     }
 
 
@@ -120,6 +144,13 @@ def test_checkpoint_holds_the_combined_values_of_all(folder):
     saved(folder)
     for path in ("spread/again", "background"):
         assert load_checkpoint(folder / path).get_tensor(f"total/{VALUE}") == 4.0
+
+
+def test_folder_that_all_name_is_written_once_and_holds_what_all_have(folder):
+    first, second = saved(folder)
+    assert first["written"].count("counter") == 2
+    assert second["written"].count("counter") == 0
+    assert first["loaded"] == second["loaded"] == [4.0, 6.0]
 
 
 def test_one_manager_keeps_the_folder_and_all_know_what_is_there(folder):
@@ -173,7 +204,7 @@ def train(strategy, folder, stop=None):
             self.epoch = epoch
 
         def on_train_batch_end(self, batch, logs=None):
-            losses[f"{self.epoch} {batch}"] = logs["loss"]
+            losses[f"{self.epoch} {batch}"] = logs["loss"], logs["mae"]
             if [self.epoch, batch] == stop:
                 raise InterruptedError
 
@@ -181,7 +212,8 @@ def train(strategy, folder, stop=None):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
+        model.compile(optimizer, "mse", metrics=["mae"])
     callbacks = [
         keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1, delete_checkpoint=False),
         keras.callbacks.ModelCheckpoint(f"{folder}/model-{{epoch}}.keras"),
@@ -205,7 +237,7 @@ def train_on_workers(folder):
     index = jax.process_index()
     losses = train(strategy, folder)
     # A large layer, whose slots are sharded, as on the devices of one process.
-    sharded_update._is_worth_sharding = lambda optimizer, placement: True
+    sharded_update._is_worth_sharding = lambda *of: True
     with strategy.scope():
         large = keras.Sequential([keras.Input((256,)), keras.layers.Dense(512)])
         large.compile("adam", "mse")
@@ -214,14 +246,46 @@ def train_on_workers(folder):
     large.save(f"{folder}/large.keras")
     large.save(f"{folder}/large-{index}.keras")
     large.save_weights(f"{folder}/large.weights.h5")
+    unison.saving.save(large, f"{folder}/large")
+    rebuilt = unison.saving.keras_directory.load_model(f"{folder}/large")
     loaded = keras.models.load_model(f"{folder}/large.keras")
     momenta = [variable.numpy() for variable in loaded.optimizer.variables]
     kept = [variable.numpy() for variable in large.optimizer.variables]
     return {
         "losses": losses,
         "layouts": layouts,
+        "rebuilt": all(
+            np.array_equal(a, b)
+            for a, b in zip(rebuilt.get_weights(), large.get_weights(), strict=True)
+        ),
         "equal": all(np.array_equal(a, b) for a, b in zip(momenta, kept, strict=True)),
     }
+
+
+def assert_same(resumed, whole):
+    assert resumed.keys() == whole.keys()
+    for place, values in whole.items():
+        np.testing.assert_allclose(resumed[place], values, rtol=1e-4, err_msg=place)
+
+
+def stop_on_workers(folder):
+    """Trains up to a batch in the middle of an accumulation, and of an epoch."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    import unison
+
+    return train(unison.MultiWorkerMirroredStrategy(), folder, stop=[1, 2])
+
+
+def test_training_of_two_workers_of_two_replicas_goes_on_in_one_process(tmp_path):
+    import unison
+
+    alone = unison.OneDeviceStrategy("CPU:0")
+    whole = train(alone, tmp_path / "whole")
+    stopped, same = on_workers(stop_on_workers, str(tmp_path / "stopped"), devices=2)
+    assert stopped == same
+    resumed = train(alone, tmp_path / "stopped")
+    assert next(iter(resumed)) == "1 2"
+    assert_same(stopped | resumed, whole)
 
 
 def test_training_of_one_process_goes_on_on_two_workers(tmp_path):
@@ -232,15 +296,14 @@ def test_training_of_one_process_goes_on_on_two_workers(tmp_path):
     losses = train(alone, tmp_path / "stopped", stop=[1, 2])
     first, second = on_workers(train_on_workers, str(tmp_path / "stopped"))
     assert first == second
-    assert next(iter(first["losses"])) == "1 3"
-    losses |= first["losses"]
-    assert losses.keys() == whole.keys()
-    for place, loss in whole.items():
-        np.testing.assert_allclose(losses[place], loss, rtol=1e-4, err_msg=place)
+    assert next(iter(first["losses"])) == "1 2"
+    assert_same(losses | first["losses"], whole)
     # What Keras saved is whole, and written once.
     assert first["layouts"] == ["mirrored", "sharded"]
     assert first["equal"]
+    assert first["rebuilt"]
     assert sorted(name for name in os.listdir(tmp_path / "stopped") if "backup" not in name) == [
+        "large",
         "large-0.keras",
         "large-1.keras",
         "large.keras",

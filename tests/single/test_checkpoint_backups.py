@@ -175,16 +175,20 @@ def test_gradients_that_are_being_accumulated_are_kept(tmp_path, two_replicas):
     resumed = run(
         two_replicas, arrays, tmp_path / "stopped", ((0, 2), (None, None)), save_freq=1, **kind
     )
-    assert resumed.first == (0, 3)  # in the middle of four
+    assert resumed.first == (0, 2)  # in the middle of four
     assert_same(resumed, whole)
 
 
-def test_training_goes_on_under_other_strategies(tmp_path):
+@pytest.mark.parametrize("fit", [arrays, epochs_within_a_pass], ids=lambda fit: fit.__name__)
+def test_training_goes_on_under_other_strategies(tmp_path, fit):
+    """With the same batches, losses and metrics, in the middle of an accumulation of gradients."""
+
     def plain(strategy):
         keras.utils.set_random_seed(0)
         with strategy.scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-            model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+            optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=3)
+            model.compile(optimizer, "mse", metrics=["mae"])
         return model
 
     def trained(stops, strategies, folder):
@@ -194,7 +198,7 @@ def test_training_goes_on_under_other_strategies(tmp_path):
             watcher = StopAt(*stop)
             keras.utils.set_random_seed(3)
             with contextlib.suppress(StoppedError):
-                arrays(model, callbacks=[keras.callbacks.BackupAndRestore(folder, 1), watcher])
+                fit(model, callbacks=[keras.callbacks.BackupAndRestore(folder, 1), watcher])
             losses |= {place[:2]: place[2:] for place in watcher.losses}
         return losses
 
@@ -250,3 +254,135 @@ def test_callback_outside_strategies_is_keras_own(tmp_path):
     with pytest.raises(StoppedError):
         arrays(model, callbacks=[keras.callbacks.BackupAndRestore(tmp_path), StopAt(1, 0)])
     assert sorted(os.listdir(tmp_path)) == ["latest.weights.h5", "training_metadata.json"]
+
+
+# -- what other callbacks remember ---------------------------------------------------------------
+
+
+def scripted(*names):
+    """A metric of a model whose values the test gives, one an epoch."""
+
+    class Scripted(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["score"] = names[epoch]
+
+    return Scripted()
+
+
+class Counting(keras.callbacks.Callback):
+    """A callback of the user, which says what it remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(epoch)
+
+    def get_state(self):
+        return {"seen": self.seen}
+
+    def set_state(self, state):
+        self.seen = state["seen"]
+
+
+SCORES = [5.0, 3.0, 4.0, 3.5, 6.0, 7.0, 1.0, 0.5]
+
+
+def fit_with_callbacks(strategy, folder, stop=(None, None), backup_first=True):
+    """Trains with all callbacks that remember something; returns what became of it."""
+    model = build(strategy)
+    keras.utils.set_random_seed(7)
+    model.optimizer.learning_rate = 0.05
+    # Two of a class, which have to be told apart.
+    early = keras.callbacks.EarlyStopping("score", patience=4, mode="min")
+    early.restore_best_weights = True
+    never = keras.callbacks.EarlyStopping("score", patience=9, mode="min")
+    plateau = keras.callbacks.ReduceLROnPlateau(
+        "score", factor=0.5, patience=2, cooldown=1, mode="min"
+    )
+    best = keras.callbacks.ModelCheckpoint(
+        f"{folder}-best-{{epoch}}.keras", "score", save_best_only=True, mode="min"
+    )
+    counting = Counting()
+    backup = keras.callbacks.BackupAndRestore(folder, save_freq="epoch")
+    others = [scripted(*SCORES), early, never, plateau, best, counting, StopAt(*stop)]
+    with contextlib.suppress(StoppedError):
+        model.fit(
+            X,
+            Y,
+            batch_size=16,
+            epochs=len(SCORES),
+            verbose=0,
+            callbacks=[backup, *others] if backup_first else [*others, backup],
+        )
+    return {
+        "history": model.history.history,
+        "epochs": model.history.epoch,
+        "rate": float(model.optimizer.learning_rate),
+        "waits": [early.wait, never.wait, plateau.wait, plateau.cooldown_counter],
+        "bests": [float(each.best) for each in (early, never, plateau, best)],
+        "best epoch": early.best_epoch,
+        "stopped": early.stopped_epoch,
+        "seen": counting.seen,
+        "saved": sorted(name for name in os.listdir(os.path.dirname(folder)) if "best" in name),
+        "weights": model.get_weights(),
+    }
+
+
+@pytest.mark.parametrize("backup_first", [True, False])
+@pytest.mark.parametrize("stop", [(1, 1), (3, 0), (5, 1)])
+def test_resumed_callbacks_act_as_those_that_were_never_stopped(
+    tmp_path, two_replicas, stop, backup_first
+):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = fit_with_callbacks(two_replicas, str(tmp_path / "a" / "run"))
+    assert whole["stopped"] == 5  # the scores are made for it, and for a smaller rate
+    assert whole["rate"] < 0.05
+    resumed_folder = str(tmp_path / "b" / "run")
+    fit_with_callbacks(two_replicas, resumed_folder, stop, backup_first)
+    resumed = fit_with_callbacks(two_replicas, resumed_folder, backup_first=backup_first)
+    for of_whole, of_resumed in zip(whole.pop("weights"), resumed.pop("weights"), strict=True):
+        np.testing.assert_allclose(of_resumed, of_whole, rtol=1e-4, atol=1e-6)
+    losses = whole.pop("history"), resumed.pop("history")
+    assert losses[0].keys() == losses[1].keys()
+    for name in losses[0]:
+        np.testing.assert_allclose(losses[1][name], losses[0][name], rtol=1e-4)
+    assert resumed == whole
+
+
+def test_training_that_a_callback_had_ended_is_not_taken_up_again(tmp_path, two_replicas):
+    folder = str(tmp_path / "run")
+
+    class Die(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            raise StoppedError
+
+    def fit(callbacks):
+        model = build(two_replicas)
+        seen = Counting()
+        backup = keras.callbacks.BackupAndRestore(folder)
+        early = keras.callbacks.EarlyStopping("score", patience=1, mode="min")
+        with contextlib.suppress(StoppedError):
+            model.fit(
+                X, Y, batch_size=16, epochs=8, verbose=0,
+                callbacks=[backup, scripted(*range(8)), early, seen, *callbacks],
+            )  # fmt: skip
+        return seen.seen
+
+    assert fit([Die()]) == [0, 1]
+    assert fit([]) == [0, 1]
+    assert not os.path.exists(folder)
+
+
+def test_callback_that_the_backup_does_not_know_begins_anew(tmp_path, two_replicas, caplog):
+    model = build(two_replicas)
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    with pytest.raises(StoppedError):
+        arrays(model, callbacks=[backup, StopAt(1, 1)])
+    counting = Counting()
+    with caplog.at_level(logging.WARNING):
+        arrays(build(two_replicas), callbacks=[backup, counting])
+    assert counting.seen == [1, 2]
+    assert "knows no callback Counting" in caplog.text

@@ -98,3 +98,41 @@ def test_model_cloned_in_a_scope_trains_there(two_replicas):
     clone.set_weights(alone.get_weights())
     clone.fit(X, Y, **FIT)
     assert int(clone.optimizer.iterations.numpy()) == 6
+
+
+def test_model_behind_fsspec_appears_whole(trained, monkeypatch):
+    import io
+
+    import fsspec
+
+    path = "memory://models/model.keras"
+    trained.save(path)
+    with fsspec.open(path, "rb") as file:
+        before = file.read()
+    loaded = keras.src.saving.saving_lib.load_model(io.BytesIO(before))
+    np.testing.assert_equal(loaded.get_weights(), trained.get_weights())
+
+    def stop(*args):
+        raise OSError("no space")
+
+    monkeypatch.setattr(keras.src.saving.saving_lib, "_save_model_to_fileobj", stop)
+    with pytest.raises(OSError, match="no space"):
+        trained.save(path)
+    with fsspec.open(path, "rb") as file:
+        assert file.read() == before
+
+
+def test_model_as_a_folder_appears_whole(trained, tmp_path, monkeypatch):
+    trained.save(tmp_path / "model", zipped=False)
+    loaded = keras.models.load_model(tmp_path / "model")
+    np.testing.assert_equal(loaded.get_weights(), trained.get_weights())
+
+    def stop(model, folder, weights_format):
+        raise OSError("no space")
+
+    monkeypatch.setattr(keras.src.saving.saving_lib, "_save_model_to_dir", stop)
+    with pytest.raises(OSError, match="no space"):
+        trained.save(tmp_path / "model", zipped=False)
+    monkeypatch.undo()
+    loaded = keras.models.load_model(tmp_path / "model")
+    np.testing.assert_equal(loaded.get_weights(), trained.get_weights())

@@ -1,6 +1,8 @@
 """Saved models do what TensorFlow's do; its answers are the literals."""
 
 import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +107,64 @@ def test_model_behind_fsspec_is_saved_and_loaded():
     save(Scale(), "memory://models/scale")
     assert contains_saved_model("memory://models/scale")
     np.testing.assert_equal(load("memory://models/scale")(ONES), 2 * ONES)
+
+
+REPLACE_AND_DIE = """
+import os, sys
+from unison.train import files
+
+def replace(content, last_act=lambda: None):
+    with files.replacing_folder(sys.argv[1], "last") as aside:
+        for name in ("first", "last"):
+            with open(os.path.join(aside, name), "w") as file:
+                file.write(content)
+        last_act()
+
+def die():
+    os.kill(os.getpid(), 9)
+
+def exchange_and_die(*paths, exchange=files._exchange):
+    exchange(*paths)
+    die()
+
+replace("old")
+if sys.argv[2] == "before":
+    replace("new", die)
+files._exchange = exchange_and_die
+replace("new")
+"""
+
+
+@pytest.mark.parametrize(("instant", "content"), [("before", "old"), ("behind", "new")])
+def test_folder_is_replaced_at_one_instant(tmp_path, instant, content):
+    path = tmp_path / "model"
+    program = [sys.executable, "-c", REPLACE_AND_DIE, path, instant]
+    assert subprocess.run(program, timeout=100, check=False).returncode == -9
+    assert {file.read_text() for file in path.iterdir()} == {content}
+    assert len(os.listdir(tmp_path)) == 2
+    save(Scale(), path)  # which deletes what was aside
+    assert os.listdir(tmp_path) == ["model"]
+    assert float(load(path).v) == 2.0
+
+
+def test_folder_behind_fsspec_is_none_until_all_of_it_is_there(monkeypatch):
+    import fsspec
+
+    path = "memory://models/replaced"
+    save(Scale(), path)
+
+    def stop(*args, **kwargs):
+        raise OSError("the connection broke")
+
+    kind = fsspec.get_filesystem_class("memory")
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "put", stop)
+        with pytest.raises(OSError, match="the connection broke"):
+            save(Scale(), path)
+    with pytest.raises(NotFoundError, match="There is no saved model"):
+        load(path)
+    save(Scale(), path)
+    assert float(load(path).v) == 2.0
 
 
 def test_variables_of_a_saved_model_are_a_checkpoint(folder):

@@ -33,6 +33,11 @@ class Store:
             self._changed.wait_for(lambda: key in self.values, seconds)
             return self.values.get(key)
 
+    def remove_all(self, folder):
+        with self._changed:
+            for key in [key for key in self.values if key.startswith(f"{folder}/")]:
+                del self.values[key]
+
 
 @pytest.fixture
 def of_worker(monkeypatch, tmp_path):
@@ -128,3 +133,44 @@ def test_coming_together_waits_for_what_threads_look_for(of_worker, write, monke
         assert background.finish(refuse) is False
         first.finish(write("gathered"))
         assert gathered.result(10).finish(refuse) is False
+
+
+@pytest.fixture
+def short_memory(monkeypatch):
+    monkeypatch.setattr(shared_path, "_KEPT", 8)
+    monkeypatch.setattr(shared_path, "_FORGOTTEN_AT_ONCE", 4)
+
+
+def test_only_the_latest_writes_are_remembered(of_worker, write, short_memory):
+    for number in range(50):
+        first = of_worker(0, f"ckpt-{number}")
+        first.finish(write(f"ckpt-{number}"))
+        assert of_worker(1, f"ckpt-{number}").finish(refuse) is False
+    assert len(first._journal._store.values) <= 2 * (8 + 4) + 1
+
+
+def test_worker_that_comes_late_goes_on_with_what_is_remembered(of_worker, write, short_memory):
+    for number in range(30):
+        of_worker(0, f"alone-{number}").finish(write(f"alone-{number}"))
+    of_worker(0, "together").finish(write("together"))
+    assert of_worker(1, "together").finish(refuse) is False
+
+
+def test_write_whose_end_is_forgotten_is_done_again(of_worker, write, short_memory):
+    of_worker(0, "slow")  # whose end nobody is told
+    late = of_worker(1, "slow")
+    for number in range(30):
+        of_worker(0, f"other-{number}").finish(write(f"other-{number}"))
+    assert late._journal.find(late._path, late._search) is None
+    assert late._journal.outcome(0, late._path) is None
+
+
+def test_what_is_written_inside_of_a_write_needs_no_agreement(of_worker, write):
+    def write_two():
+        write("outer")()
+        assert type(of_worker(0, "inner")) is shared_path.Writing
+
+    of_worker(0, "outer").finish(write_two)
+    assert of_worker(1, "outer").finish(refuse) is False
+    of_worker(0, "next").finish(write("next"))
+    assert of_worker(1, "next").finish(refuse) is False

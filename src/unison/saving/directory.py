@@ -15,8 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -95,30 +93,6 @@ def read_index(path: str) -> dict[str, Any]:
 
 def _checksum(model: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(model, sort_keys=True).encode())
-
-
-@contextlib.contextmanager
-def replacing_folder(directory: str) -> Iterator[str]:
-    """Yields a folder to write into; when the block ends without an error it is at `directory`."""
-    if is_remote(directory):
-        with tempfile.TemporaryDirectory() as aside:
-            yield aside
-            files.upload(aside, directory)
-        return
-    target = os.path.abspath(directory)
-    aside = f"{target}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    os.makedirs(aside)
-    try:
-        yield aside
-        if os.path.isdir(target):
-            before = f"{aside}.before"
-            os.rename(target, before)
-            os.rename(aside, target)
-            shutil.rmtree(before)
-        else:
-            os.rename(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager

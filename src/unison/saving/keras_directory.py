@@ -14,6 +14,7 @@ import jax
 import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
 from unison.errors import NotFoundError
 from unison.saving import directory as folder
+from unison.saving import keras_files
 from unison.saving.functions import DEFAULT_SIGNATURE
 from unison.saving.specs import ArraySpec
 
@@ -82,15 +83,16 @@ def export_model(
 
     TF: `tf.keras.Model.export`.
     """
-    from unison.saving.save import SavedObject
+    from unison.saving.save import write_object
 
     function, inputs = inference_of(model, input_signature, keep_names=True)
-    saved = SavedObject(model)
-    saved.add_function("serve", function, inputs)
-    for name in ("serve", DEFAULT_SIGNATURE):
-        saved.add_signature(name, function, inputs)
-    with folder.replacing_folder(os.fspath(directory)) as path:
-        saved.write(path)
+
+    def gather(saved: Any) -> None:
+        saved.add_function("serve", function, inputs)
+        for name in ("serve", DEFAULT_SIGNATURE):
+            saved.add_signature(name, function, inputs)
+
+    write_object(model, os.fspath(directory), gather)
 
 
 def inference_of(
@@ -120,17 +122,27 @@ def inference_of(
     return infer, (jax.tree.map(plain, args, is_leaf=lambda leaf: hasattr(leaf, "dtype")), {})
 
 
-def write_keras_archive(model: keras.Model, path: str) -> None:
-    """Writes Keras' archive of a model into a folder, if its class says how to rebuild it."""
-    archive = os.path.join(path, folder.KERAS_MODEL)
-    try:
-        keras.saving.save_model(model, archive)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(archive)
-        logger.warning(
-            "Model %r is saved with its functions and variables, but load_model cannot rebuild it. "
-            "%s",
-            model.name,
-            " ".join(str(error).partition("Example:")[0].split()),
-        )
+def keras_archive_of(model: keras.Model) -> Callable[[str], None]:
+    """Returns what writes Keras' archive of a model into a folder, with its values as they are now.
+
+    It writes none if the model's class does not say how to rebuild it. All processes that have
+    parts of the values must call this.
+    """
+    held = keras_files.held_values(model)
+
+    def write(path: str) -> None:
+        archive = os.path.join(path, folder.KERAS_MODEL)
+        try:
+            with held():
+                keras.saving.save_model(model, archive)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(archive)
+            logger.warning(
+                "Model %r is saved with its functions and variables, but load_model cannot "
+                "rebuild it. %s",
+                model.name,
+                " ".join(str(error).partition("Example:")[0].split()),
+            )
+
+    return write

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
 from unison.cells import Cell, Layout
-from unison.data.files.paths import is_remote
 from unison.keras.trainer import trainer_of
 from unison.keras.variables import ReplicatedVariable
 from unison.train import files
@@ -36,6 +35,9 @@ _WRITERS = (
     (legacy_h5_format, "save_model_to_hdf5"),
 )
 
+#: A file of a model that is saved as a folder.
+_CONFIG = "config.json"
+
 
 def teach_saving() -> None:
     """Lets Keras write the files of models with a strategy so; others as before."""
@@ -52,29 +54,29 @@ def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
             original(model, filepath, *args, **kwargs)
             return
         path = os.fspath(filepath)
-        is_one_file = not (
-            is_remote(path)
-            or kwargs.get("zipped") is False
-            or path.endswith(".weights.json")
-            or (args and original.__name__ == "save_weights_only" and args[0] is not None)
-        )
+        is_weights = original.__name__ == "save_weights_only"
+        is_in_shards = is_weights and bool(next(iter(args), kwargs.get("max_shard_size")))
+        # Those of the Hugging Face Hub are uploaded by Keras.
+        has_many_files = is_in_shards or path.endswith(".weights.json") or path.startswith("hf://")
+        is_folder = kwargs.get("zipped") is False
 
         def write() -> None:
-            if is_one_file:
-                with files.replacing_path(path) as aside:
-                    original(model, aside, *args, **kwargs)
-            else:
+            if has_many_files:
                 original(model, filepath, *args, **kwargs)
+                return
+            aside = files.replacing_folder(path, _CONFIG) if is_folder else None
+            with aside or files.replacing_path(path) as local:
+                original(model, local, *args, **kwargs)
 
         model.jax_state_sync()
-        variables = _variables_of(model)
-        writing = begin_writing(path, path, [variable.cell for variable in variables])
+        cells = [variable.cell for variable in _variables_of(model)]
+        writing = begin_writing(path, os.path.join(path, _CONFIG) if is_folder else path, cells)
         try:
-            gathered = _gathered(variables)
+            held = held_values(model)
         except BaseException as error:
             writing.fail(error)
             raise
-        with _in_place_of_cells(gathered):
+        with held():
             writing.finish(write)
 
     save._writes_whole_files = True  # type: ignore[attr-defined]
@@ -90,6 +92,8 @@ def _variables_of(model: keras.Model) -> list[ReplicatedVariable]:
 
 class _Gathered:
     """In place of a cell: its value outside the replicas, which no other process is asked for."""
+
+    layout = Layout.MIRRORED
 
     def __init__(self, cell: Cell):
         self.placement = cell.placement
@@ -107,6 +111,17 @@ def _gathered(variables: list[ReplicatedVariable]) -> list[tuple[ReplicatedVaria
         if variable.cell.placement.spans_processes
         and variable.cell.layout in (Layout.LOCAL, Layout.SHARDED)
     ]
+
+
+def held_values(model: keras.Model) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Returns a context in which a process reads what it now knows of a model alone.
+
+    All processes that have parts of the values must call this.
+    """
+    if trainer_of(model) is None:
+        return contextlib.nullcontext
+    model.jax_state_sync()
+    return functools.partial(_in_place_of_cells, _gathered(_variables_of(model)))
 
 
 @contextlib.contextmanager

@@ -27,8 +27,10 @@ from unison.saving.functions import (
 from unison.saving.program import SavedProgram, export_program
 from unison.saving.specs import ArraySpec
 from unison.strategies.default import default_strategy
+from unison.train import files
 from unison.train.archive import write_archive
-from unison.train.graph import describe, is_tracked, is_variable, parts_of, reachable
+from unison.train.graph import cells_of, describe, is_tracked, is_variable, parts_of, reachable
+from unison.train.shared_path import begin_writing
 from unison.train.structures import encode_structure
 
 logger = logging.getLogger("unison")
@@ -44,7 +46,8 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
 
     Args:
         obj: A module, a Keras model, or another object that a checkpoint can follow.
-        export_dir: The folder. What was saved there before is replaced.
+        export_dir: The folder. What was saved there before is replaced. Several workers that name
+            one folder write it once; all must call.
         signatures: A function of one signature, or a dictionary of them: what is called by name
             with named arrays. Default: the object's one function with an `input_signature`, or
             what a Keras model computes, as "serving_default".
@@ -78,17 +81,42 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
             "What is saved must be a module, a Keras model, or an object like them. Received: "
             f"{obj!r} of type {type(obj).__name__}"
         )
-    saved = SavedObject(obj)
-    saved.add_own_functions()
     keras_directory = _keras_directory_for(obj)
-    if signatures is None and keras_directory is not None and obj.built:
-        saved.add_signature(DEFAULT_SIGNATURE, *keras_directory.inference_of(obj))
-    for name, function in _wanted_signatures(obj, signatures).items():
-        saved.add_known_signature(name, function)
-    with folder.replacing_folder(os.fspath(export_dir)) as path:
-        saved.write(path)
+
+    def gather(saved: SavedObject) -> None:
+        saved.add_own_functions()
+        if signatures is None and keras_directory is not None and obj.built:
+            saved.add_signature(DEFAULT_SIGNATURE, *keras_directory.inference_of(obj))
+        for name, function in _wanted_signatures(obj, signatures).items():
+            saved.add_known_signature(name, function)
         if keras_directory is not None:
-            keras_directory.write_keras_archive(obj, path)
+            saved.also_write(keras_directory.keras_archive_of(obj))
+
+    write_object(obj, os.fspath(export_dir), gather)
+
+
+def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> None:
+    """Writes an object into a folder, which appears whole; of several workers, the first one does.
+
+    Args:
+        obj: The object.
+        path: The folder.
+        gather: Adds to the object what is saved with it.
+    """
+    _give_cells(obj)
+    writing = begin_writing(path, os.path.join(path, folder.INDEX), cells_of(obj, parts_of))
+    try:
+        saved = SavedObject(obj)
+        gather(saved)
+    except BaseException as error:
+        writing.fail(error)
+        raise
+
+    def write() -> None:
+        with files.replacing_folder(path, last=folder.INDEX) as aside:
+            saved.write(aside)
+
+    writing.finish(write)
 
 
 def _keras_directory_for(obj: Any) -> Any:
@@ -126,7 +154,6 @@ class SavedObject:
     """
 
     def __init__(self, root: Any):
-        _give_cells(root)
         self._nodes, self._arrays = describe(root, parts_of)
         self._objects = [owner for _, owner in reachable(root, parts_of)]
         self._number = {id(owner): number for number, owner in enumerate(self._objects)}
@@ -136,6 +163,8 @@ class SavedObject:
         self._functions: dict[int, dict[str, Any]] = {}
         #: The program of each signature.
         self._signatures: dict[str, int] = {}
+        #: What writes more into the folder.
+        self._writers: list[Callable[[str], None]] = []
 
     def add_own_functions(self) -> None:
         """Adds the functions in the attributes of all objects."""
@@ -168,6 +197,10 @@ class SavedObject:
             (concrete,) = concrete_functions_of(function)
             self.add_signature(name, concrete.python_function, inputs_of(concrete))
 
+    def also_write(self, write: Callable[[str], None]) -> None:
+        """Has a function write more into the folder, of which it gets the path."""
+        self._writers.append(write)
+
     def _described(self, function: Any) -> dict[str, Any]:
         if isinstance(function, SavedSignature):
             return {"signature": self._add(function.program)}
@@ -199,6 +232,8 @@ class SavedObject:
             "programs": [self._program(path, number) for number in range(len(self._programs))],
             "signatures": self._signatures,
         }
+        for write in self._writers:
+            write(path)
         folder.write_index(path, model)
 
     def _object(self, number: int) -> dict[str, Any]:

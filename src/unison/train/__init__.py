@@ -17,6 +17,7 @@ from unison.train.optimizers import (
     with_aggregation,
 )
 from unison.train.options import CheckpointOptions
+from unison.train.preemption import PreemptionCheckpointHandler, TerminationConfig
 from unison.train.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
 from unison.train.watching import checkpoints_iterator
 from unison.train.weights import load_weights, save_weights
@@ -34,7 +35,9 @@ __all__ = [
     "GradientDescent",
     "Momentum",
     "Optimizer",
+    "PreemptionCheckpointHandler",
     "RMSProp",
+    "TerminationConfig",
     "aggregated",
     "checkpoints_iterator",
     "compressed",

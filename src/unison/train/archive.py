@@ -17,7 +17,7 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +27,9 @@ from unison.train import files
 
 #: What follows a checkpoint's prefix in the name of its file, as in TensorFlow.
 SUFFIX = ".index"
+
+#: Bytes that are written at once: their checksum is computed while they are in the cache.
+_PIECE = 1 << 20
 
 _GRAPH = "checkpoint.json"
 _FORMAT = "unison checkpoint"
@@ -71,7 +74,18 @@ def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.nd
         for key, array in arrays.items():
             member = zipfile.ZipInfo(_member(key))
             with archive.open(member, "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, _storable(array), allow_pickle=False)
+                _write_array(stream, _storable(array))
+
+
+def _write_array(stream: IO[bytes], array: np.ndarray) -> None:
+    """Writes an array as `numpy.lib.format.write_array` does, which copies it once more."""
+    array = np.asarray(array, order="C")
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(stream, header)
+    if array.size:
+        of_bytes = array.reshape(-1).view(np.uint8)
+        for start in range(0, of_bytes.size, _PIECE):
+            stream.write(of_bytes[start : start + _PIECE].data)
 
 
 class ArrayDescription(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
+import queue
 import threading
 import time
 import weakref
@@ -14,17 +16,27 @@ logger = logging.getLogger("unison")
 #: Seconds that the end of the program waits for what is being written.
 _SECONDS_AT_EXIT = 600.0
 
+#: Seconds after which a waiting thread looks whether that which writes is there.
+_LOOK_AFTER = 1.0
+
 _writers: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
 
 
 class BackgroundWriter:
-    """A thread that writes one thing at a time."""
+    """A thread that writes one thing at a time; it ends with this object.
+
+    It waits for the next one: to start a thread takes milliseconds.
+    """
 
     def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        #: How many things are written, or are to be.
+        self._count = 0
         self._error: BaseException | None = None
-        #: The threads that call what `start` was given.
-        self._writing: set[int] = set()
+        #: Guards the last two; told when something has been written.
+        self._changed = threading.Condition()
+        weakref.finalize(self, self._queue.put, None)
         _writers.add(self)
         _wait_at_exit()
 
@@ -35,17 +47,20 @@ class BackgroundWriter:
             Exception: What the call before has raised.
         """
         self.wait()
-        before = self._thread  # only that which calls this
-        self._thread = threading.Thread(
-            target=self._run, args=(write, before), name="unison checkpoint", daemon=True
-        )
-        self._thread.start()
+        with self._changed:
+            if not self._is_alive:  # not started yet, or this is a child of the process that has it
+                self._count = 0
+                self._thread = threading.Thread(
+                    target=_call_each, args=(self._queue,), name="unison checkpoint", daemon=True
+                )
+                self._thread.start()
+            self._count += 1
+        self._queue.put(functools.partial(self._run, write))
 
     @property
     def is_busy(self) -> bool:
         """Whether something is being written, by another thread than that which asks."""
-        thread = self._thread
-        return thread is not None and thread.is_alive() and not self._is_called_by_what_writes()
+        return self._count > 0 and self._is_alive and not self._is_called_by_what_writes()
 
     def wait(self) -> None:
         """Waits until nothing is being written; what is called while it is written does not wait.
@@ -55,38 +70,46 @@ class BackgroundWriter:
         """
         if self._is_called_by_what_writes():
             return
-        thread = self._thread
-        if thread is not None:
-            thread.join()
-            if self._thread is thread:  # nobody else has started another one
-                self._thread = None
-        error, self._error = self._error, None
+        with self._changed:
+            while self._count and self._is_alive:
+                self._changed.wait(_LOOK_AFTER)
+            error, self._error = self._error, None
         if error is not None:
             raise error
 
     def wait_at_exit(self, deadline: float) -> None:
         """Waits for what is being written, and logs what cannot be raised any more."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(max(deadline - time.monotonic(), 0.0))
-            if thread.is_alive():
+        with self._changed:
+            while self._count and self._is_alive and time.monotonic() < deadline:
+                self._changed.wait(_LOOK_AFTER)
+            if self._count and self._is_alive:
                 logger.error("The program ends, and a checkpoint is not written yet: it is lost.")
         if self._error is not None:
             logger.error("A checkpoint was not written: %s", self._error)
 
-    def _run(self, write: Callable[[], None], before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
-        self._writing.add(threading.get_ident())
+    def _run(self, write: Callable[[], None]) -> None:
+        error = None
         try:
             write()
-        except BaseException as error:  # raised where somebody waits
-            self._error = error
-        finally:
-            self._writing.discard(threading.get_ident())
+        except BaseException as raised:  # raised where somebody waits
+            error = raised
+        with self._changed:
+            self._error = error or self._error
+            self._count -= 1
+            self._changed.notify_all()
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _is_called_by_what_writes(self) -> bool:
-        return threading.get_ident() in self._writing
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
+
+def _call_each(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # which holds the writer
 
 
 _registered = threading.Event()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from unison.cells import Cell
 from unison.data.dataset import Dataset
 from unison.lifting import current_lift
 from unison.module import Tracked, tell_waiting
@@ -31,6 +33,7 @@ from unison.train.opening import open_checkpoint
 from unison.train.options import CheckpointOptions
 from unison.train.restoration import Restoration
 from unison.train.shared_path import begin_writing
+from unison.train.snapshot import Snapshot
 from unison.train.status import CheckpointLoadStatus, InitializationOnlyStatus
 from unison.train.tensor_bundle import TensorBundle
 from unison.variables import Variable
@@ -77,6 +80,8 @@ class Checkpoint(Tracked):
         #: A save counts, writes and records what it wrote: one after the other.
         self._saving = threading.RLock()
         self._background: BackgroundWriter | None = None
+        #: Where the values were copied to that were saved asynchronously, for the next ones.
+        self._copies: weakref.WeakKeyDictionary[Cell, np.ndarray] = weakref.WeakKeyDictionary()
         if _COUNTER in objects:
             raise AttributeError(
                 f"A Checkpoint has a {_COUNTER} of its own: give yours another name."
@@ -199,17 +204,23 @@ class Checkpoint(Tracked):
         options = options or CheckpointOptions()
         with self._saving_alone():
             writing = begin_writing(path, path + SUFFIX, cells_of(self._root, self._parts))
+            snapshot = Snapshot(self._copies if options.is_async else {})
             try:
-                nodes, arrays = describe(self._root, self._parts)
-                for key, array in arrays.items():
-                    if key.startswith(f"{_COUNTER}/"):
-                        arrays[key] = array.astype(np.int64)  # also where there are 32 bits only
+                nodes, arrays = describe(self._root, self._parts, snapshot.value_of)
             except BaseException as error:
+                snapshot.forget()
                 writing.fail(error)
                 raise
 
+            def write() -> None:
+                snapshot.finish()
+                write_archive(path, nodes, arrays | _wide(arrays))
+
             def finish() -> None:
-                is_writer = writing.finish(lambda: write_archive(path, nodes, arrays))
+                try:
+                    is_writer = writing.finish(write)
+                finally:
+                    snapshot.forget()
                 if then is not None:
                     then(path, is_writer)
                 for call in options.experimental_write_callbacks or ():
@@ -279,6 +290,12 @@ class Checkpoint(Tracked):
             return parts_of(owner)
         own = {name: part for name, part in parts_of(self).items() if name != "root"}
         return own if owner is self else parts_of(owner) | own
+
+
+def _wide(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the counter of the checkpoints in 64 bits, also where there are 32 only."""
+    counters = (key for key in arrays if key.startswith(f"{_COUNTER}/"))
+    return {key: arrays[key].astype(np.int64) for key in counters}
 
 
 def _require_known_values() -> None:

@@ -7,6 +7,7 @@ local.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import hashlib
@@ -21,9 +22,14 @@ from typing import IO, Any
 
 from unison.data.files.paths import is_remote
 from unison.errors import NotFoundError, PermissionDeniedError, ResourceExhaustedError
+from unison.runtime.elastic.happenings import happened
 
 #: How the names of files that are not complete end.
 _ASIDE = ".tmp"
+
+#: Of Linux: the working folder, and the flag of `renameat2` that exchanges names.
+_HERE, _EXCHANGE = -100, 2
+_CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS}
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -74,8 +80,36 @@ def replacing_path(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def replacing_folder(path: str, last: str) -> Iterator[str]:
+    """Yields a new folder; when the block ends without an error it takes the place of `path`.
+
+    Locally at once, as in `replacing`. Elsewhere file by file: from the first to the last of them
+    there is no file `last`, without which readers take the folder for none.
+
+    Args:
+        path: The folder.
+        last: The name of a file in it.
+    """
+    with _naming(path):
+        if is_remote(path):
+            with tempfile.TemporaryDirectory() as aside:
+                yield aside
+                remove(os.path.join(path, last))
+                _upload(aside, path, last)
+            return
+        with _aside(path) as aside:
+            os.mkdir(aside)
+            yield aside
+            for folder, _, names in os.walk(aside):
+                for name in names:
+                    with open(os.path.join(folder, name), "rb") as file:
+                        os.fsync(file.fileno())
+                _sync_folder(folder)
+
+
+@contextlib.contextmanager
 def _aside(path: str, extension: str = "") -> Iterator[str]:
-    """Yields the path of a file that takes the place of `path` when the block has written it."""
+    """Yields a path; what the block makes there takes the place of `path`."""
     folder, base = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
     _remove_abandoned_of(folder, re.escape(base))
@@ -84,12 +118,38 @@ def _aside(path: str, extension: str = "") -> Iterator[str]:
     aside = os.path.join(folder, f".{base}.{writer}{_ASIDE}{extension}")
     try:
         yield aside
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(aside)
-        raise
+        happened("checkpoint")
+        if os.path.isdir(aside) and os.path.isdir(path):
+            _exchange(aside, path)
+        else:
+            os.replace(aside, path)
+    finally:
+        _delete(aside)
     _sync_folder(folder)
+
+
+def _exchange(one: str, other: str) -> None:
+    """Gives each of two local folders the other's name: at once, where the system can."""
+    with contextlib.suppress(AttributeError):  # elsewhere than on Linux
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        paths = _HERE, os.fsencode(one), _HERE, os.fsencode(other)
+        if rename(*paths, _EXCHANGE) == 0:
+            return
+        if ctypes.get_errno() not in _CANNOT_EXCHANGE:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), other)
+    between = f"{one}.before"
+    os.rename(other, between)
+    os.rename(one, other)
+    os.rename(between, one)
+
+
+def _delete(path: str) -> None:
+    """Deletes a local file or folder, if it is there and can be deleted."""
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            os.remove(path)
 
 
 def open_to_read(path: str) -> IO[bytes]:
@@ -136,10 +196,17 @@ def remove(path: str) -> None:
             os.remove(path)
 
 
-def upload(folder: str, remote: str) -> None:
-    """Copies a local folder to one that fsspec knows."""
+def _upload(folder: str, remote: str, last: str) -> None:
+    """Copies a local folder to one that fsspec knows, one of its files at the end."""
     filesystem, name = _remote(remote)
-    filesystem.put(os.path.join(folder, ""), name, recursive=True)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as apart:
+        os.rename(os.path.join(folder, last), os.path.join(apart, last))
+        filesystem.put(os.path.join(folder, ""), name, recursive=True)
+        with (
+            open(os.path.join(apart, last), "rb") as written,
+            replacing(os.path.join(remote, last)) as file,
+        ):
+            shutil.copyfileobj(written, file)
 
 
 def download(remote: str, folder: str) -> None:
@@ -180,7 +247,7 @@ def _remove_abandoned_of(folder: str, base: str) -> None:
     for name in names_in(folder):
         found = pattern.fullmatch(name)
         if found and not _lives(int(found[1]), found[2]):
-            remove(os.path.join(folder, name))
+            _delete(os.path.join(folder, name))
 
 
 @functools.cache

@@ -119,10 +119,17 @@ def cells_of(root: Any, parts: Parts) -> list[Cell]:
     return [owner.cell for _, owner in reachable(root, parts) if has_cell(owner)]
 
 
-def describe(root: Any, parts: Parts) -> tuple[list[Node], dict[str, np.ndarray]]:
+def describe(
+    root: Any, parts: Parts, value_of: Callable[[Cell], np.ndarray] = Cell.numpy
+) -> tuple[list[Node], dict[str, np.ndarray]]:
     """Returns the nodes of the graph and the arrays that are its state.
 
     A variable of several replicas is one array: its copies combined.
+
+    Args:
+        root: The object of the first node.
+        parts: Returns an object's parts, by name.
+        value_of: Returns the value of a cell.
 
     Raises:
         ValueError: A variable's copies have no common value.
@@ -143,7 +150,9 @@ def describe(root: Any, parts: Parts) -> tuple[list[Node], dict[str, np.ndarray]
             node = Node({name: number[id(part)] for name, part in parts(owner).items()})
             if is_variable(owner):
                 node.variable = key_of(path, "VARIABLE_VALUE")
-                arrays[node.variable] = owner.cell.numpy() if has_cell(owner) else np.asarray(owner)
+                arrays[node.variable] = (
+                    value_of(owner.cell) if has_cell(owner) else np.asarray(owner)
+                )
             elif id(owner) in states:
                 node.state = {"value": _encoded(states[id(owner)], owner, path, arrays)}
             nodes.append(node)

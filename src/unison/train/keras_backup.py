@@ -1,8 +1,9 @@
 """Keras' `BackupAndRestore` for a model of a strategy: training goes on where it was stopped.
 
 Each backup is a checkpoint of all that decides how `fit` goes on: the model, its optimizer, seeds
-and metrics, and the place in the epoch and in the data. With `save_freq=N`, the interrupted epoch
-is resumed behind its last saved batch, on the batches that it would have seen.
+and metrics, the place in the epoch and in the data, and what the other callbacks remember. With
+`save_freq=N`, the interrupted epoch is resumed behind its last saved batch, on the batches that it
+would have seen.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from unison.data.state import decode, encode
 from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.runtime.process_group import all_gather_json
 from unison.train.checkpoint import Checkpoint
+from unison.train.keras_callbacks import give_states, states_of
 from unison.train.manager import CheckpointManager
 
 import keras  # isort: skip
@@ -50,6 +52,23 @@ def teach_backups() -> None:
     callback.set_model = _taking_model(callback.set_model)
     for name in _METHODS:
         setattr(callback, name, _dispatching(name, getattr(callback, name)))
+    of_all = keras.callbacks.CallbackList
+    of_all.set_model = _introducing(of_all.set_model)
+
+
+def _introducing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_model(self: Any, model: Any) -> None:
+        original(self, model)
+        backups = [each for each in self.callbacks if getattr(each, _BACKUP, None) is not None]
+        if backups:
+            others = [each for each in self.callbacks if each not in backups]
+            # Last, so that a backup holds what the others make of the batch or epoch.
+            self.callbacks = others + backups
+            for each in backups:
+                getattr(each, _BACKUP).others = others
+
+    return set_model
 
 
 def _taking_model(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +116,9 @@ class _Backup:
         self._callback = callback
         self._model = trainer.model
         self._strategy = trainer.strategy
-        self._place = _Place()
+        #: The other callbacks of `fit`.
+        self.others: list[Any] = []
+        self._place = _Place(self)
         self._is_due = False
         self._restored_metrics: list[np.ndarray] = []
         self._catch_batches()
@@ -109,7 +130,7 @@ class _Backup:
         def building(iterator: Any = None, **kwargs: Any) -> Any:
             vars(self._model)["_symbolic_build"] = build
             if iterator is not None:
-                self._place.batches = _Batches(iterator)
+                self._place.batches = Batches(iterator)
             return build(iterator=iterator, **kwargs)
 
         vars(self._model)["_symbolic_build"] = building
@@ -129,6 +150,9 @@ class _Backup:
         self._model._initial_epoch = place.epoch
         self._callback._current_epoch = place.epoch
         self._callback._last_batch_seen = max(place.batch - 1, 0)
+        give_states(self.others, place.callbacks)
+        if place.has_stopped:
+            self._model._initial_epoch = self._callback.params["epochs"]
         # An epoch begins by forgetting the metrics of the last one.
         self._restored_metrics = [v.numpy() for v in self._model.metrics_variables]
         if place.batches is not None:
@@ -179,6 +203,11 @@ class _Backup:
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a callback has ended the training."""
+        return bool(self._model.stop_training)
+
     def _save(self) -> None:
         self._manager.save()
 
@@ -190,24 +219,45 @@ class _Place:
         epoch: The epoch that is resumed.
         batch: How many of its batches are done.
         batches: The batches of `fit`.
-        data: Where these are; see `_Batches.state`.
+        data: Where these are; see `Batches.state`.
+        callbacks: What the other callbacks remember; see `states_of`.
+        has_stopped: Whether one of them has ended the training.
+
+    Args:
+        backup: What knows the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backup: _Backup) -> None:
+        self._backup = backup
         self.epoch = 0
         self.batch = 0
-        self.batches: _Batches | None = None
+        self.batches: Batches | None = None
         self.data: Any = None
+        self.callbacks: dict[str, Any] = {}
+        self.has_stopped = False
 
     def get_state(self) -> dict[str, Any]:
-        data = None if self.batches is None else self.batches.state()
-        return {"epoch": self.epoch, "batch": self.batch, "data": data}
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "data": None if self.batches is None else self.batches.state(),
+            "callbacks": states_of(self._backup.others),
+            "has_stopped": self._backup.has_stopped,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.data = state["epoch"], state["batch"], state["data"]
+        self.callbacks, self.has_stopped = state["callbacks"], state["has_stopped"]
 
 
-class _Batches:
+class Place(Protocol):
+    """Where in `fit` somebody was: how many batches of the epoch are done, and `Batches.state`."""
+
+    batch: int
+    data: Any
+
+
+class Batches:
     """The batches of `fit`, which can be entered where another run was stopped.
 
     Args:
@@ -237,8 +287,12 @@ class _Batches:
             "now": self._now(),
         }
 
-    def resume(self, place: _Place) -> None:
-        """Goes to where others were."""
+    def resume(self, place: Place) -> None:
+        """Goes to where others were.
+
+        Without a `now` in its data, what decides about the batches is as it is after those that
+        they had taken.
+        """
         self._resumed, self._resumed_batch = place.data, place.batch
         if not place.data["taken"]:
             self._enter(place.data["now"])
@@ -285,7 +339,7 @@ class _Batches:
             next(batches)
         following = next(batches, _NONE) if self._looks_ahead else _NONE
         self._taken = done
-        if resumed is not None and done:
+        if resumed is not None and done and resumed["now"] is not None:
             self._enter(resumed["now"])
         while True:
             if self._looks_ahead:

@@ -16,9 +16,10 @@ class CheckpointOptions:
         experimental_enable_async_checkpoint: The same as `enable_async`.
         experimental_write_callbacks: Functions that are called when a checkpoint is written, with
             its path.
-        enable_async: Whether `save` and `write` return when the values are copied, and a thread
-            writes them. `Checkpoint.sync()` waits for it; what it could not write is raised there,
-            or by the next save.
+        enable_async: Whether `save` and `write` return at once, and a thread copies and writes the
+            values of that instant. A program that overwrites a value waits until it is copied.
+            `Checkpoint.sync()` waits until all is written; what could not be is raised there, or
+            by the next save. As much memory as the values take is kept for the next copies.
 
     TF: `tf.train.CheckpointOptions`.
     """

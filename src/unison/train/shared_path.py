@@ -44,6 +44,18 @@ _PATIENCE = 60.0
 #: How many paths are remembered that this process wrote before the first one came to them.
 _MOST_AHEAD = 64
 
+#: How many writes of the first process are remembered at least, and how many are forgotten at once.
+_KEPT = 1024
+_FORGOTTEN_AT_ONCE = 64
+
+#: Where the writes are in the coordination service, and the number of the first one there.
+_WRITES = "unison/writes"
+_REMEMBERED = "unison/remembered writes"
+_FIRST_REMEMBERED = f"{_REMEMBERED}/first"
+
+#: Of the thread, `a_write`: whether it writes what the processes have agreed about.
+_inside = threading.local()
+
 #: Folders that are not those of the first process, though they have their names.
 _own_folders: set[str] = set()
 
@@ -67,6 +79,8 @@ class Writing:
 def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
     """Agrees with the other processes about who writes, as far as that is necessary.
 
+    What is written inside another write (see `finish`) needs no agreement of its own.
+
     Args:
         path: What the caller of this process has named.
         visible: The file by which the others see that it is there.
@@ -77,7 +91,7 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
         UnavailableError: The same, and a process has ended.
     """
     spread = [cell for cell in cells if cell.placement.spans_processes]
-    if not spread:
+    if not spread or getattr(_inside, "a_write", False):
         return Writing()
     place = _absolute(path)
     journal = _journal(CoordinationStore().service)
@@ -125,7 +139,7 @@ class _First(Writing):
 
     def finish(self, write: Callable[[], None]) -> bool:
         try:
-            write()
+            _write(write)
             outcome = {"identity": files.identity_of(self._visible)}
         except BaseException as error:
             self.fail(error)
@@ -157,12 +171,12 @@ class _Later(Writing):
             number = self._journal.find(self._path, self._search)
         if number is not None:
             outcome = self._journal.outcome(number, self._path)
-            if "error" in outcome:
+            if outcome is not None and "error" in outcome:
                 name, message = outcome["error"]
                 raise _raised_there(name, message, self._path)
-            if _appears(self._visible, outcome["identity"]):
+            if outcome is not None and _appears(self._visible, outcome["identity"]):
                 return False
-        write()
+        _write(write)
         return True
 
     def fail(self, error: BaseException) -> None:
@@ -171,7 +185,7 @@ class _Later(Writing):
 
 
 class _Journal:
-    """The writes of the first process, in order, and how they ended.
+    """The latest writes of the first process, in order, and how they ended.
 
     Several threads may use it. Those that look for writes do so one after the other, in the order
     in which they lined up.
@@ -189,13 +203,22 @@ class _Journal:
     def announce(self, path: str) -> int:
         """Says that the first process writes `path`; returns the number of the write."""
         with self._changed:
-            self._store.put(f"{self._key(self._next)}/path", json.dumps(path).encode())
+            self._store.put(f"{_key(self._next)}/path", json.dumps(path).encode())
             self._next += 1
+            self._forget()
             return self._next - 1
+
+    def _forget(self) -> None:
+        """Forgets the earliest writes of which no process is to know any more."""
+        folder, rest = divmod(self._next - _KEPT, _FORGOTTEN_AT_ONCE)
+        if folder > 0 and rest == 0:
+            self._store.remove_all(_REMEMBERED)
+            self._store.put(_FIRST_REMEMBERED, str(folder * _FORGOTTEN_AT_ONCE).encode())
+            self._store.remove_all(f"{_WRITES}/{folder - 1}")
 
     def tell(self, number: int, outcome: dict[str, Any]) -> None:
         """Says how a write ended."""
-        self._store.put(f"{self._key(number)}/outcome", json.dumps(outcome).encode())
+        self._store.put(f"{_key(number)}/outcome", json.dumps(outcome).encode())
 
     def line_up(self) -> object:
         """Returns a search, to be passed to `find` or `leave`, which later ones wait for."""
@@ -249,6 +272,8 @@ class _Journal:
     def _announced(self) -> list[str]:
         """Returns the paths from the next write on that this process was not ahead of."""
         announced: list[str] = []
+        if self._path_of(self._next) is None:
+            self._next = max(self._next, self._first_remembered())
         while (path := self._path_of(self._next + len(announced))) is not None:
             if not announced and path in self._ahead:
                 self._ahead.remove(path)
@@ -267,8 +292,8 @@ class _Journal:
             self._next = max(self._next, number + 1)
             self._ahead.clear()
 
-    def outcome(self, number: int, path: str) -> dict[str, Any]:
-        """Waits for the end of a write, and returns how it ended.
+    def outcome(self, number: int, path: str) -> dict[str, Any] | None:
+        """Waits for the end of a write, and returns how it ended; None if that is forgotten.
 
         Raises:
             DeadlineExceededError: It does not end.
@@ -276,8 +301,10 @@ class _Journal:
         seconds = process_group.timeout()
         deadline = time.monotonic() + seconds
         with liveness.waiting(f"waiting for the first worker to write {path}"):
-            while (told := self._store.get(f"{self._key(number)}/outcome", 0.5)) is None:
+            while (told := self._store.get(f"{_key(number)}/outcome", 0.5)) is None:
                 liveness.check()
+                if number < self._first_remembered():
+                    return None
                 if time.monotonic() > deadline:
                     raise DeadlineExceededError(
                         message=f"The first worker has begun to write {path}, and has not ended "
@@ -286,12 +313,16 @@ class _Journal:
         return json.loads(told)
 
     def _path_of(self, number: int) -> str | None:
-        found = self._store.get(f"{self._key(number)}/path", 0.05)
+        found = self._store.get(f"{_key(number)}/path", 0.05)
         return None if found is None else json.loads(found)
 
-    @staticmethod
-    def _key(number: int) -> str:
-        return f"unison/writes/{number}"
+    def _first_remembered(self) -> int:
+        """Returns the number of the first write that is not forgotten, as far as that is told."""
+        return int(self._store.get(_FIRST_REMEMBERED, 0.05) or 0)
+
+
+def _key(number: int) -> str:
+    return f"{_WRITES}/{number // _FORGOTTEN_AT_ONCE}/{number}"
 
 
 @functools.lru_cache(maxsize=1)
@@ -299,6 +330,14 @@ def _journal(service: int) -> _Journal:
     """Returns the journal of the job of which `service` is the connection."""
     del service
     return _Journal()
+
+
+def _write(write: Callable[[], None]) -> None:
+    _inside.a_write = True
+    try:
+        write()
+    finally:
+        _inside.a_write = False
 
 
 def _absolute(path: str) -> str:

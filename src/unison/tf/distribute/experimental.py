@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from unison.collectives import CommunicationImplementation, CommunicationOptions
+from unison.parameter_server import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    ParameterServerStrategy,
+    Partitioner,
+)
+from unison.runtime.cluster_resolvers import ClusterResolver
+from unison.runtime.tpu.topology import DeviceAssignment
 from unison.strategies import (
     CentralStorageStrategy,
     MultiWorkerMirroredStrategy,
     ValueContext,
 )
-from unison.tf.missing import names_missing_from
+from unison.strategies import TPUStrategy as _TPUStrategy
+from unison.tf.distribute import coordinator
+from unison.tf.missing import names_missing_from, namespace
+from unison.train import PreemptionCheckpointHandler, TerminationConfig
 
 __all__ = [
     "CentralStorageStrategy",
@@ -17,32 +29,43 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
+    "PreemptionCheckpointHandler",
+    "TPUStrategy",
+    "TerminationConfig",
     "ValueContext",
+    "coordinator",
+    "partitioners",
 ]
+
+partitioners = namespace(
+    f"{__name__}.partitioners",
+    FixedShardsPartitioner=FixedShardsPartitioner,
+    MaxSizePartitioner=MaxSizePartitioner,
+    MinSizePartitioner=MinSizePartitioner,
+    Partitioner=Partitioner,
+)
 
 #: The older name.
 CollectiveCommunication = CommunicationImplementation
 
-NO_PARAMETER_SERVERS = (
-    "MirroredStrategy, and MultiWorkerMirroredStrategy on one worker, keep a copy of each "
-    "variable on each device"
-)
-ON_TPUS = "MirroredStrategy() trains on all accelerators of this machine, TPUs included"
-_KERAS_BACKUP = "use keras.callbacks.BackupAndRestore, and restart the program"
+_HANDLER = "PreemptionCheckpointHandler learns by SIGTERM or a function of yours"
 
 __getattr__ = names_missing_from(
     __name__,
     {
-        "ParameterServerStrategy": NO_PARAMETER_SERVERS,
-        "PreemptionCheckpointHandler": _KERAS_BACKUP,
-        "PreemptionWatcher": _KERAS_BACKUP,
-        "TPUStrategy": ON_TPUS,
-        "TerminationConfig": _KERAS_BACKUP,
-        "coordinator": NO_PARAMETER_SERVERS,
-        "partitioners": "variables are not divided: each device has a whole copy",
+        "PreemptionWatcher": _HANDLER,
         "rpc": "use Ray actors (ray.remote)",
     },
 )
+
+
+def TPUStrategy(  # noqa: N802  # the name is TensorFlow's
+    tpu_cluster_resolver: ClusterResolver | None = None,
+    device_assignment: DeviceAssignment | None = None,
+) -> _TPUStrategy:
+    """Returns a `TPUStrategy`. TF: `tf.distribute.experimental.TPUStrategy`."""
+    return _TPUStrategy(tpu_cluster_resolver, device_assignment)
 
 
 def CollectiveHints(  # noqa: N802  # the name is TensorFlow's

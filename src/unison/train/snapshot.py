@@ -1,0 +1,146 @@
+"""Copies of variables' values as they are now, made while the program goes on.
+
+A thread copies one variable after the other. A program that is about to overwrite a variable which
+the thread has not come to copies it first (`Cell.copy_later`); so the program waits for the copying
+of what it overwrites and for nothing else, and the values are those of one instant.
+
+The copies can go where those of the last snapshot were: to write into memory that the process does
+not have yet takes several times as long as to copy (measured for 1 GB: 0.35 s, and 0.05 s).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from collections.abc import MutableMapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from unison.cells import Cell, Layout
+
+#: The layouts of which each process has all.
+_WHOLE = (Layout.MIRRORED, Layout.STREAM)
+
+#: Bytes from which on NumPy asks for huge pages.
+_LARGE = 1 << 22
+
+
+class Snapshot:
+    """The values of cells at one instant, seen outside the replicas.
+
+    Args:
+        copies: Where the copies of the last snapshot are, by cell. They are overwritten, and what
+            belongs to no cell of this snapshot is forgotten.
+    """
+
+    def __init__(self, copies: MutableMapping[Cell, np.ndarray]):
+        self._last = dict(copies)
+        self._copies = copies
+        self._copies.clear()
+        self._pending: list[_Copy] = []
+
+    def value_of(self, cell: Cell) -> np.ndarray:
+        """Returns the array that holds the value of a cell when `finish` has returned.
+
+        Raises:
+            ValueError: The copies are `ON_READ` and have no aggregation.
+            RuntimeError: A program that failed, or is still running, took the value.
+        """
+        is_gathered = cell.placement.spans_processes and cell.layout not in _WHOLE
+        if is_gathered or type(cell) is not Cell:
+            return cell.numpy()  # for which others are asked, who are here now
+        cell.require_common_value()
+        stored, aval = cell.stored(), cell.aval
+        value = self._last.get(cell)
+        if value is None or (value.shape, value.dtype) != (aval.shape, aval.dtype):
+            value = _new_array(aval.shape, aval.dtype)
+        self._copies[cell] = value
+        copy = _Copy(cell, stored, value)
+        cell.copy_later(copy)
+        self._pending.append(copy)
+        return value
+
+    def finish(self) -> None:
+        """Copies what is not copied yet.
+
+        Raises:
+            jax.errors.JaxRuntimeError: The program that computes a value has failed.
+        """
+        pending, self._pending = self._pending, []
+        for copy in pending:
+            copy()
+        for copy in pending:
+            copy.check()
+
+    def forget(self) -> None:
+        """Lets go of the values that are not copied: nobody wants them."""
+        for copy in self._pending:
+            copy.forget()
+        self._pending.clear()
+
+
+class _Copy:
+    """The copying of one value, once, by whichever thread comes first; others wait for it."""
+
+    def __init__(self, cell: Cell, stored: jax.Array, value: np.ndarray):
+        self._source: tuple[Cell, jax.Array] | None = (cell, stored)
+        self._value = value
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._source is None:
+                return
+            try:
+                _copy(*self._source, self._value)
+            except Exception as error:  # of the program that computes the value; `check` raises it
+                self._error = error
+            self._source = None
+
+    def forget(self) -> None:
+        with self._lock:
+            self._source = None
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _copy(cell: Cell, stored: jax.Array, value: np.ndarray) -> None:
+    if cell.layout is Layout.LOCAL:
+        value[...] = cell.combine(stored)
+    elif cell.layout is Layout.SHARDED:
+        for shard in stored.addressable_shards:
+            value[shard.index] = _host_view(shard.data)
+    else:
+        value[...] = _host_view(stored.addressable_data(0))
+
+
+def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an array of any values.
+
+    NumPy asks for huge pages, which in a virtual machine can take five times as long to get.
+    """
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if size < _LARGE:
+        return np.empty(shape, dtype)
+    return np.frombuffer(mmap.mmap(-1, size), dtype, count).reshape(shape)
+
+
+def _host_view(array: jax.Array) -> np.ndarray:
+    """Returns the values of an array of one device, without copying them where they are here.
+
+    `np.asarray` would stay attached to the buffer, which makes a program that overwrites it copy it
+    first.
+    """
+    array.block_until_ready()
+    exporting: Any = array  # JAX's method does not name the argument that NumPy does not pass
+    try:
+        return np.from_dlpack(exporting)
+    except (BufferError, TypeError, RuntimeError, ValueError):  # another memory, or bfloat16, ...
+        return np.asarray(array)
