@@ -65,8 +65,10 @@ def _introducing(original: Callable[..., Any]) -> Callable[..., Any]:
             others = [each for each in self.callbacks if each not in backups]
             # Last, so that a backup holds what the others make of the batch or epoch.
             self.callbacks = others + backups
+            # A history is, as in Keras, that of the epochs that are run.
+            remember = [c for c in others if not isinstance(c, keras.callbacks.History)]
             for each in backups:
-                getattr(each, _BACKUP).others = others
+                getattr(each, _BACKUP).others = remember
 
     return set_model
 
