@@ -4,12 +4,15 @@ The cluster is a real one with two nodes, at two loopback addresses of this mach
 takes minutes, is in `tests/soak`.
 """
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -148,3 +151,68 @@ def test_the_last_of_many_lines_come_before_the_exit_code():
         told += lines
     assert exit_code == 3
     assert told == [str(number) for number in range(15_000)]
+
+
+@contextlib.contextmanager
+def elastic_job(address, folder: Path, *options: str):
+    """The command of a job of two workers, and what waits until it says something."""
+    worker = Path(__file__).with_name("elastic_worker.py")
+    command = [sys.executable, "-m", "unison", "run", "--address", address.address]
+    command += ["--min-workers", "1", "--max-workers", "2", *options, str(worker), str(folder)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},  # what a killed one leaves
+    )
+    watchdog = threading.Timer(120, process.kill)
+    watchdog.start()
+    said = []
+
+    def says(words: str) -> None:
+        for line in process.stderr:
+            said.append(line)
+            if words in line:
+                return
+        raise AssertionError((words, said))
+
+    try:
+        says("the job runs: 2 workers")
+        yield process, says
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+    last = time.monotonic() + 30
+    while workers_of(folder) and time.monotonic() < last:
+        time.sleep(0.1)
+    assert workers_of(folder) == []
+
+
+def test_an_elastic_job_starts_a_lost_worker_again_on_its_node(address, tmp_path):
+    with elastic_job(address, tmp_path) as (process, says):
+        first, _ = workers_of(tmp_path)
+        os.kill(first, signal.SIGKILL)
+        says("(SIGKILL); it is started again (1 of 10)")
+        says("regrouped: 2 workers")
+        (tmp_path / "end").touch()
+        says("the job is done")
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def test_nothing_is_left_of_an_elastic_job_whose_command_is_killed(address, tmp_path):
+    with elastic_job(address, tmp_path, "--grace", "1"):
+        assert len(workers_of(tmp_path)) == 2  # the block's end kills the command
+
+
+def workers_of(folder: Path) -> list[int]:
+    """The workers that have the folder as an argument, without their guards and the command."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes() if process.name.isdecimal() else b""
+            if command.split(b"\0")[1:-1] == [b"-u", b"elastic_worker.py", str(folder).encode()]:
+                found.append(int(process.name))
+    return found

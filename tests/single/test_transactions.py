@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from unison.runtime.shared_memory.library import Ticket
+from unison.runtime.shared_memory.library import Ticket, library
 from unison.runtime.shared_memory.rewriting import Transaction
 
 
@@ -34,3 +34,21 @@ def number():
 )
 def test_a_replica_has_its_number_in_the_group_wherever_it_asks(function):
     assert of_replica_3(function) == 3
+
+
+@pytest.mark.skipif(library() is None, reason="the library is not there")
+def test_a_step_overwrites_what_it_updates():
+    # Of moments that were selected in the end only, XLA would copy the old ones at each step.
+    def step(weight, moment, gradient):
+        moment = 0.9 * moment + lax.psum(gradient, "replica")
+        weight = weight - 0.1 * moment / (1 + jnp.abs(moment))
+        return weight, moment, lax.psum(gradient[0, 0], "replica")
+
+    def unchanged(args, results):
+        return args[0], args[1], results[2]
+
+    ticket = jnp.zeros((1, len(Ticket)), jnp.uint32)
+    array = jnp.zeros((300, 300))
+    transaction = Transaction(step, "replica", 4, unchanged)
+    compiled = jax.jit(transaction, donate_argnums=(0, 1, 2)).lower(ticket, array, array, array)
+    assert "f32[300,300]{1,0} copy(" not in compiled.compile().as_text()

@@ -42,3 +42,30 @@ def test_what_the_input_adds_to_a_step_is_measured(tmp_path):
         assert measured["value"] > 0
         assert measured["facts"]["without"] > 0
         assert {"added %", "added CPU %"} < set(measured["facts"])
+
+
+@pytest.mark.timeout(330)
+def test_going_on_without_a_lost_worker_is_measured_and_being_prepared_for_it(tmp_path):
+    written = tmp_path / "recovery.json"
+    finished = run_benchmarks(
+        "recovery",
+        "--quick",
+        "--rounds=1",
+        "--model=mlp",
+        "--batch=64",
+        "--json",
+        written,
+        seconds=300,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "torch is left out" in finished.stdout
+    assert "unison elastic" in finished.stdout
+    recovery, protection = json.loads(written.read_text())["workloads"]
+    assert set(recovery["rounds"]) == {"unison", "unison fit"}
+    for [measured] in recovery["rounds"].values():
+        assert measured["facts"]["done again"] == 0
+        assert 0 < measured["value"] <= 1e3 * measured["facts"]["all back s"]
+    ways = {"unison", "unison fit", "unison elastic", "unison elastic fit"}
+    assert set(protection["rounds"]) == ways
+    norms = [done["facts"]["norm"] for [done] in protection["rounds"].values()]
+    assert max(norms) - min(norms) < 1e-3

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from unison.lowering.flops import count_flops
 from unison.runtime.placement import Placement
+from unison.runtime.planned import PlannedPlacement
 
 #: A step of fewer floating-point operations than this (on one replica) is cheaper than starting
 #: it. Measured on CPU; on an accelerator a step is started as quickly and computed much faster.
@@ -22,7 +23,9 @@ _MOST_GROUPED_STEPS = 16
 
 
 def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
-    """Returns how many of a step should run as one program."""
+    """Returns how many of a step should run as one program; of one that is planned, one."""
+    if isinstance(placement, PlannedPlacement):
+        return 1
     platform = placement.devices[0].platform
     worth_starting = _WORTH_STARTING.get(platform, _WORTH_STARTING_ELSEWHERE)
     steps = math.ceil(worth_starting / max(count_flops(step.jaxpr), 1))

@@ -192,6 +192,11 @@ class StepCallbacks(keras.callbacks.CallbackList):
         self._progbar: keras.callbacks.ProgbarLogger | None = None
         verbose = 1 if verbose == "auto" else verbose
         super().__init__(callbacks, add_history=add_history, model=trainer.model)
+        if add_history:
+            trainer.callbacks_of_fit = list(self.callbacks)
+            for callback in trainer.callbacks:  # after all others
+                callback.set_model(trainer.model)
+                self.callbacks.append(callback)
         if verbose and self._progbar is None:
             bar = ReplicaProgbar(trainer)
             bar.set_model(trainer.model)

@@ -37,7 +37,8 @@ def _creating_model(original: Callable[..., Any]) -> Any:
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         model = original(cls, *args, **kwargs)
         if has_strategy() and trainer_of(model) is None:
-            ReplicaTrainer(model, get_strategy())
+            strategy = get_strategy()
+            (strategy.keras_trainer() or ReplicaTrainer)(model, strategy)
         return model
 
     return staticmethod(new)

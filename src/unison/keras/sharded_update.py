@@ -8,12 +8,14 @@ memory (Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Da
 Training"; ZeRO stage 1).
 
 It is used where it was measured to win: on logical CPU devices of one process, which share one
-memory bus. Between processes, gathering the weights takes longer than updating all of them.
+memory bus. Between processes, gathering the weights takes longer than updating all of them. On a
+TPU it is used where it is asked for (`TPUStrategy(sharded_update=True)`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,6 +31,8 @@ from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.variables import ReplicatedVariable
 from unison.lifting import own_rows
 from unison.runtime.placement import REPLICA_AXIS, Placement
+
+logger = logging.getLogger("unison")
 
 _thread = threading.local()
 
@@ -59,7 +63,16 @@ def shard_slots(optimizer: keras.optimizers.Optimizer, placement: Placement) -> 
         optimizer: A built optimizer, whose variables have been adopted.
         placement: The replicas' devices.
     """
-    if not _is_worth_sharding(optimizer, placement):
+    if not _is_worth_sharding(placement):
+        return
+    if not _can_be_sharded(optimizer):
+        if placement.shards_update:
+            logger.warning(
+                "sharded_update=True has no effect on optimizer %r: its update of a weight's part "
+                "needs the whole weight (by its class, clipping by norm, averages, accumulated "
+                "gradients, an aggregation method or compression). Every replica updates all.",
+                type(optimizer).__name__,
+            )
         return
     shapes = _sharded_shapes(optimizer._trainable_variables, placement.num_replicas)
     for variable in optimizer.variables:
@@ -157,12 +170,17 @@ def is_sharded(optimizer: keras.optimizers.Optimizer) -> bool:
     )
 
 
-def _is_worth_sharding(optimizer: keras.optimizers.Optimizer, placement: Placement) -> bool:
+def _is_worth_sharding(placement: Placement) -> bool:
+    if placement.num_replicas == 1:
+        return False
+    if placement.shards_update is not None:
+        return placement.shards_update
+    return placement.devices[0].platform == "cpu" and not placement.spans_processes
+
+
+def _can_be_sharded(optimizer: keras.optimizers.Optimizer) -> bool:
     return (
-        placement.num_replicas > 1
-        and placement.devices[0].platform == "cpu"
-        and not placement.spans_processes
-        and type(optimizer) in _ELEMENTWISE
+        type(optimizer) in _ELEMENTWISE
         and aggregation_method_of(optimizer) is AggregationMethod.DEFAULT
         and compression_of(optimizer) is None
         and optimizer.clipnorm is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -37,13 +38,16 @@ from unison.lowering import lower_for_cpu
 from unison.program import (
     MIRRORED,
     PER_REPLICA,
+    Executable,
     HomeUpdate,
     cell_spec,
     compile_replicas,
     divide,
 )
 from unison.program.alone import alone, compile_alone, piece_on
-from unison.runtime.placement import REPLICA_AXIS
+from unison.runtime.elastic import ElasticPlacement
+from unison.runtime.placement import REPLICA_AXIS, StepsInALoop
+from unison.runtime.planned import ProgramPlanned
 from unison.strategies import Strategy
 
 logger = logging.getLogger("unison")
@@ -78,31 +82,43 @@ class _Program:
         group_size: How many steps one execution can run.
         layouts: The layouts of the state.
         layout_changes: `Cell.layout_changes` when they were compared last.
-        local: The replicas of this process.
         update: Computes further new state, at home.
         stacked: Where batches of grouped steps wait.
     """
 
     shares: Shares
-    execute: Callable[..., Any]
+    execute: Executable
     donated: list[int]
     kept: list[int]
     returned: list[int]
     group_size: int
     layouts: list[Layout]
     layout_changes: int
-    local: range
     update: HomeUpdate[int] | None = None
     stacked: list[np.ndarray] = dataclasses.field(default_factory=list)
 
-    def buffer_for(self, leaf: Any) -> np.ndarray:
-        """Returns a buffer for the batches of a group like `leaf`.
+    def shape_of_group(self, leaf: Any, num_replicas: int) -> tuple[int, ...]:
+        """Returns the shape of the batches of a group like `leaf`, for so many replicas.
 
         Its axes are replica, step, example: what a replica gets is contiguous, so that placing it
         on a CPU device needs no copy.
         """
-        shape = (len(self.local), self.group_size, self.shares.chunk, *leaf.shape[1:])
-        return np.empty(shape, leaf.dtype)
+        return (num_replicas, self.group_size, self.shares.chunk, *leaf.shape[1:])
+
+
+@dataclasses.dataclass
+class _Launched:
+    """An execution of which it may not be known whether it has taken effect.
+
+    Attributes:
+        number: How many programs had been launched before it.
+        batches: What it was for.
+        metrics: The metrics of all replicas after it, if the step tells them.
+    """
+
+    number: int
+    batches: list[Any]
+    metrics: list[Any] | None = None
 
 
 class CompiledStep:
@@ -136,12 +152,21 @@ class CompiledStep:
         self._returns_examples = returns_examples
         #: Whether the steps' results have the metrics of all replicas. Combining them takes all
         #: processes, who need not look at the same logs.
-        self._tells_metrics = strategy.placement.spans_processes and not returns_examples
+        has_others = strategy.placement.spans_processes or strategy.placement.is_elastic
+        self._tells_metrics = has_others and not returns_examples
         self._is_eager = model.run_eagerly and strategy.num_replicas_in_sync == 1
         self._programs: dict[Any, _Program] = {}
         self._alone: dict[Any, Callable[..., Any]] = {}
         self._compilations = 0
         self._waiting: tuple[_Program, int] | None = None
+        #: The batches that wait, and those of executions that may not have taken effect: in a
+        #: group of workers that may change.
+        self._waiting_batches: list[Any] = []
+        self._arriving: list[Any] = []
+        self._launched: collections.deque[_Launched] = collections.deque()
+        #: What the metrics' variables were over all replicas after the last step that is known to
+        #: have taken effect; None: as the state says.
+        self.known_metrics: list[Any] | None = None
         self._results: Any = {}
         #: The names of the logs that are results of metrics; known after the first step.
         self.metric_names: list[str] = []
@@ -165,26 +190,91 @@ class CompiledStep:
         if self._is_eager:
             self._execute_eagerly(state, structure, leaves)
             return count_examples(leaves)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        key = (structure, may_wait, shapes, self._strategy.replica_shares.proportions)
-        program = self._programs.get(key)
-        if program is None or not self._has_layouts_of(program):
-            self.finish(state)
-            program = self._compile(structure, leaves, state, may_wait)
-            self._programs[key] = program
-            if program.group_size == 1:
-                self._programs[structure, not may_wait, *key[2:]] = program
-            self._warn_of_retracing()
+        placement = self._strategy.placement
+        if self._strategy.group is not None:
+            self._arriving = [batch]
+        program = self._program_for(structure, leaves, state, may_wait)
         if program.group_size > 1:
-            self._wait(program, leaves, state)
+            self._wait(program, leaves, state, batch)
         else:
             self.finish(state)
             if not program.shares.are_even:
-                local = self._strategy.placement.local_replicas
+                local = placement.local_replicas
                 leaves = [program.shares.pad(np.asarray(leaf), local) for leaf in leaves]
-            placed = self._strategy.placement.divide(leaves)
+            placed = placement.divide(leaves)
+            self._arriving = []
+            self._note([batch])
             self._execute(program, state, placed)
         return program.shares.examples
+
+    def _program_for(
+        self, structure: Any, leaves: list[Any], state: list[jax.Array], may_wait: bool
+    ) -> _Program:
+        """Returns the program for batches like this one; a new one is compiled when it is run."""
+        key = self._key(structure, leaves, may_wait)
+        program = self._programs.get(key)
+        if program is None or not self._has_layouts_of(program):
+            self.finish(state)
+            program = self._made(key, structure, leaves, state)
+        return program
+
+    def _key(self, structure: Any, leaves: list[Any], may_wait: bool) -> tuple[Any, ...]:
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        proportions = self._strategy.replica_shares.proportions
+        num_replicas = self._strategy.placement.num_replicas
+        return may_wait, structure, shapes, proportions, num_replicas
+
+    def _made(
+        self, key: tuple[Any, ...], structure: Any, leaves: list[Any], state: list[jax.Array]
+    ) -> _Program:
+        may_wait, *others = key
+        program = self._programs[key] = self._compile(structure, leaves, state, may_wait)
+        if program.group_size == 1:
+            self._programs[not may_wait, *others] = program
+        self._warn_of_retracing()
+        return program
+
+    def prepare(
+        self, state: list[jax.Array], batch: Any, may_wait: bool, num_replicas: int
+    ) -> Callable[[], None] | None:
+        """Traces the step for a group of another size.
+
+        Args:
+            state: See `__call__`.
+            batch: A batch like those that are to come.
+            may_wait: See `__call__`.
+            num_replicas: The replicas of that group.
+
+        Returns:
+            What compiles it, in any thread; None if that is done.
+        """
+        placement = self._strategy.placement
+        assert isinstance(placement, ElasticPlacement)
+        leaves, structure = jax.tree.flatten(batch)
+        leaves = [_as_array(leaf) for leaf in leaves]
+        with placement.as_if_of(num_replicas):
+            key = self._key(structure, leaves, may_wait)
+            if key in self._programs:
+                return None
+            program = self._made(key, structure, leaves, state)
+        local = len(placement.local_replicas)
+        shapes = [(local * program.shares.chunk, *leaf.shape[1:]) for leaf in leaves]
+        counts = []
+        if program.group_size > 1:
+            shapes = [program.shape_of_group(leaf, local) for leaf in leaves]
+            counts = [jax.ShapeDtypeStruct((), np.int32)]
+        of_state = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in state]
+        return functools.partial(
+            program.execute.prepare,
+            num_replicas,
+            [of_state[index] for index in program.donated],
+            [of_state[index] for index in program.kept],
+            [
+                jax.ShapeDtypeStruct(shape, leaf.dtype)
+                for shape, leaf in zip(shapes, leaves, strict=True)
+            ],
+            *counts,
+        )
 
     def _warn_of_retracing(self) -> None:
         self._compilations += 1
@@ -211,19 +301,71 @@ class CompiledStep:
         placed = self._strategy.placement.spread(program.stacked)
         # The device may go on reading the host's buffers: the next group gets new ones.
         program.stacked = []
+        batches, self._waiting_batches = self._waiting_batches, []
+        self._note(batches)
         self._execute(program, state, placed, np.int32(count))
 
-    def _wait(self, program: _Program, leaves: list[Any], state: list[jax.Array]) -> None:
+    def _note(self, batches: list[Any]) -> None:
+        """Notes what is about to be executed, where it may turn out to have no effect."""
+        group = self._strategy.group
+        if group is None:
+            return
+        self.settled()
+        self._launched.append(_Launched(group.launched, batches))
+
+    def forget_metrics(self) -> None:
+        """Takes note that somebody has set the metrics' variables since the last step."""
+        self.known_metrics = None
+        for launched in self._launched:
+            launched.metrics = None
+
+    def know_metrics(self, values: list[np.ndarray]) -> None:
+        """Takes note of what another worker's last step has told of the metrics of all."""
+        self.known_metrics = [jnp.asarray(value) for value in values]
+        self._results = {METRICS_OF_ALL: self.known_metrics}
+
+    def take_back(self) -> list[Any]:
+        """Returns the batches, in order, of the steps that have not taken effect."""
+        self.settled()
+        batches = [batch for each in self._launched for batch in each.batches]
+        batches += self._waiting_batches + self._arriving
+        self._launched.clear()
+        self._waiting, self._waiting_batches, self._arriving = None, [], []
+        for program in self._programs.values():
+            program.stacked = []
+        return batches
+
+    def settled(self) -> None:
+        """Takes note of what is known of the executions, and of the metrics after them."""
+        group = self._strategy.group
+        assert group is not None
+        while self._launched and self._launched[0].number < group.committed:
+            self.known_metrics = self._launched.popleft().metrics
+        if self._launched and group.partly_committed:  # some steps of a loop
+            first = self._launched[0]
+            first.batches = first.batches[group.partly_committed :]
+            self.known_metrics = first.metrics
+            group.partly_committed = 0
+
+    def _wait(
+        self, program: _Program, leaves: list[Any], state: list[jax.Array], batch: Any
+    ) -> None:
         if self._waiting is not None and self._waiting[0] is not program:
             self.finish(state)
         position = 0 if self._waiting is None else self._waiting[1]
+        local = self._strategy.placement.local_replicas
         if not program.stacked:
-            program.stacked = [program.buffer_for(leaf) for leaf in leaves]
+            program.stacked = [
+                np.empty(program.shape_of_group(leaf, len(local)), leaf.dtype) for leaf in leaves
+            ]
         shares = program.shares
         for buffer, leaf in zip(program.stacked, leaves, strict=True):
-            of_replicas = shares.pad(leaf, program.local).reshape(-1, *buffer.shape[2:])
-            buffer[:, position] = of_replicas[program.local.start : program.local.stop]
+            of_replicas = shares.pad(leaf, local).reshape(-1, *buffer.shape[2:])
+            buffer[:, position] = of_replicas[local[0] : local[-1] + 1]
         self._waiting = (program, position + 1)
+        if self._strategy.group is not None:
+            self._waiting_batches.append(batch)
+            self._arriving = []
         if position + 1 == program.group_size:
             self.finish(state)
 
@@ -233,7 +375,14 @@ class CompiledStep:
         lend = self._strategy.placement.lend
         donated = lend([state[index] for index in program.donated])
         kept = lend([state[index] for index in program.kept])
-        self._results, new = program.execute(donated, kept, batch, *count)
+        try:
+            self._results, new = program.execute(donated, kept, batch, *count)
+        except ProgramPlanned as planned:
+            planned.state = self._bytes_on_each_device(state)
+            planned.examples = program.shares.examples
+            raise
+        if self._launched and self._tells_metrics:
+            self._launched[-1].metrics = self._results[METRICS_OF_ALL]
         for index, array in zip(program.returned, new, strict=program.update is None):
             state[index] = self._cells[index].keep(array)
         update = program.update
@@ -248,6 +397,15 @@ class CompiledStep:
             self._results = jax.tree.map(self._strategy.placement.whole, self._results)
         if not program.shares.are_even:
             self._results = self._gather(self._results, program.shares)
+
+    def _bytes_on_each_device(self, state: list[jax.Array]) -> dict[str, int]:
+        """Returns what the groups of the state take."""
+        sizes = dict.fromkeys(self._groups, 0)
+        for group, cell, array in zip(self._groups, self._cells, state, strict=True):
+            is_divided = cell.layout in (Layout.LOCAL, Layout.SHARDED)
+            parts = cell.placement.num_replicas if is_divided else 1
+            sizes[group] += array.nbytes // parts
+        return sizes
 
     def _execute_eagerly(self, state: list[jax.Array], structure: Any, leaves: list[Any]) -> None:
         """Runs the step in Python, operation by operation, on the only replica."""
@@ -371,6 +529,14 @@ class CompiledStep:
 
         if placement.devices[0].platform == "cpu":
             program = lower_for_cpu(program)
+        place_of = {index: (0, place) for place, index in enumerate(donated)}
+        place_of |= {index: (1, place) for place, index in enumerate(kept)}
+
+        def unchanged(args: Sequence[Any], outputs: tuple[Any, list]) -> tuple[Any, list]:
+            """Returns the outputs of a step that leaves the state as it was."""
+            before = [args[group][place] for group, place in map(place_of.__getitem__, written)]
+            return outputs[0], before + outputs[1][len(written) :]
+
         group_size = 1
         # Batches of given shares are as many as even ones; other uneven ones end an epoch.
         repeats = shares.are_even or proportions is not None
@@ -395,6 +561,7 @@ class CompiledStep:
                 ],
             ),
             donate=(0,),
+            unchanged=unchanged if group_size == 1 else StepsInALoop(),
             name=f"{getattr(self._step, '__name__', 'a step')} of model {self._model.name!r}",
         )
         return _Program(
@@ -406,7 +573,6 @@ class CompiledStep:
             group_size,
             layouts=[cell.layout for cell in cells],
             layout_changes=Cell.layout_changes,
-            local=range(placement.local_replicas[0], placement.local_replicas[-1] + 1),
             update=update,
         )
 

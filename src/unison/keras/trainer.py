@@ -8,6 +8,7 @@ in and out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -42,7 +43,11 @@ from unison.strategies.default import default_strategy
 logger = logging.getLogger("unison")
 
 
-class _Running:
+#: Called with every new trainer.
+trainer_made: list[Callable[[ReplicaTrainer], None]] = []
+
+
+class Running:
     """The state of a running loop: the stored arrays of its cells.
 
     Args:
@@ -52,11 +57,14 @@ class _Running:
     def __init__(self, cells: list[Cell]):
         self.cells = cells
         self.state = [cell.take() for cell in cells]
+        #: Whether the cells have forgotten their arrays.
+        self.is_purged = False
         #: The step that the loop runs.
         self.step: CompiledStep | None = None
 
     def purge(self) -> None:
         """Lets the cells forget their arrays, so that there is one copy of the state."""
+        self.is_purged = True
         for cell in self.cells:
             cell.put(None)
 
@@ -85,7 +93,16 @@ class ReplicaTrainer:
         self.examples = 0
         #: Whether steps may wait for each other: nobody looks at the state between them.
         self.steps_may_wait = False
-        self._running: _Running | None = None
+        #: Runs a step on a batch, and returns the number of its examples.
+        self.run_step: Callable[[CompiledStep, Any, bool], int] = self.run_once
+        #: Sees to it that what has been run has taken effect.
+        self.settle: Callable[[], None] = lambda: None
+        #: Callbacks of every `fit`, behind those that it is given.
+        self.callbacks: list[keras.callbacks.Callback] = []
+        #: All callbacks of the `fit` that runs, but for those.
+        self.callbacks_of_fit: list[keras.callbacks.Callback] = []
+        #: The loop that runs, and its state.
+        self.running: Running | None = None
         self._said_what_eager_means = False
         #: A batch, for a model that is built by calling it on text or by calling a step that
         #: assigns.
@@ -106,6 +123,8 @@ class ReplicaTrainer:
             _get_jax_state=self._take_state,
             _unison_trainer=self,
         )
+        for made in trainer_made:
+            made(self)
 
     # -- the model's state -----------------------------------------------------------------
 
@@ -188,18 +207,17 @@ class ReplicaTrainer:
         """
         groups = tuple(group for group in STATE_OF_STEPS["train_step"] if wanted.get(group))
         name = next(name for name, taken in STATE_OF_STEPS.items() if taken == groups)
-        self._running = _Running(
-            [cell for cells in self._cells_of(name).values() for cell in cells]
-        )
+        self.running = Running([cell for cells in self._cells_of(name).values() for cell in cells])
         if purge_model_variables:
-            self._running.purge()
+            self.running.purge()
         return groups
 
     def _store_state(self) -> None:
         """Puts the state of the running loop back into the model (`model.jax_state_sync`)."""
-        if self._running is not None and not self._model._jax_state_synced:
-            self._running.store()
-            self._running = None
+        if self.running is not None and not self._model._jax_state_synced:
+            self.settle()
+            self.running.store()
+            self.running = None
             self._model._jax_state_synced = True
 
     # -- what Keras calls for each batch ---------------------------------------------------
@@ -275,8 +293,8 @@ class ReplicaTrainer:
         running = self._run(step, batch, may_wait=False)
         return step.results(running.state), groups
 
-    def _run(self, step: CompiledStep, batch: Any, may_wait: bool) -> _Running:
-        running = self._running
+    def _run(self, step: CompiledStep, batch: Any, may_wait: bool) -> Running:
+        running = self.running
         if running is None:
             raise RuntimeError(
                 "A step of the model was run outside Keras' loops. Use fit, evaluate, predict, or "
@@ -290,12 +308,39 @@ class ReplicaTrainer:
             step.finish(running.state)
             examples = count_examples(jax.tree.leaves(batch))
             shares.measure(examples, functools.partial(step.parts_alone, running.state, batch))
-        self.examples += step(running.state, batch, may_wait)
+        self.examples += self.run_step(step, batch, may_wait)
+        running = self.running
+        assert running is not None
         equal_copies = self.strategy.equal_copies
         if equal_copies is not None and equal_copies.is_due():
             step.finish(running.state)
             equal_copies.check(zip(running.cells, running.state, strict=True))
         return running
+
+    def run_once(self, step: CompiledStep, batch: Any, may_wait: bool) -> int:
+        """Runs a step on a batch, with the state that the running loop has taken."""
+        assert self.running is not None
+        return step(self.running.state, batch, may_wait)
+
+    @contextlib.contextmanager
+    def state_at_rest(self) -> Iterator[None]:
+        """Inside, the state of a running loop is in its cells. Steps that wait go on waiting."""
+        running = self.running
+        assert running is not None
+        for cell, array in zip(running.cells, running.state, strict=True):
+            cell.put(array)
+        self.running = None
+        is_synced, self._model._jax_state_synced = self._model._jax_state_synced, True
+        yield
+        self._model._jax_state_synced = is_synced
+        self.running = Running(running.cells)
+        self.running.step = running.step
+        if running.is_purged:
+            self.running.purge()
+
+    def metrics_cells(self) -> list[Cell]:
+        """Returns the cells of the metrics' variables."""
+        return self._cells(METRICS)
 
     @property
     def model(self) -> keras.Model:

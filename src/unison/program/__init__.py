@@ -7,7 +7,13 @@ variables that the function touches, compiles once a signature, and runs.
 
 from unison.program.arguments import Arguments, Static, describe_for_function
 from unison.program.cache import ProgramCache, tracing_contexts
-from unison.program.compiling import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
+from unison.program.compiling import (
+    MIRRORED,
+    PER_REPLICA,
+    Executable,
+    cell_spec,
+    compile_replicas,
+)
 from unison.program.control_flow import ControlFlowError
 from unison.program.home_update import HomeUpdate, divide
 
@@ -16,6 +22,7 @@ __all__ = [
     "PER_REPLICA",
     "Arguments",
     "ControlFlowError",
+    "Executable",
     "HomeUpdate",
     "ProgramCache",
     "Static",

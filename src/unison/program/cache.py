@@ -203,7 +203,12 @@ class ProgramCache:
             arguments: Those of every replica.
             may_create: Whether tracing the function may create variables.
         """
-        key = (identity(function), arguments.structure, arguments.descriptions)
+        key = (
+            identity(function),
+            arguments.structure,
+            arguments.descriptions,
+            self.placement.num_replicas,
+        )
         # The lock guards the cache, and that what one program takes no other one takes.
         with LAUNCH_LOCK:
             program = self._programs.get(key)
@@ -386,6 +391,7 @@ class ProgramCache:
                 [MIRRORED for _ in traces[0].crossing],
             ),
             donate=(0,),
+            unchanged=lambda args, outputs: (outputs[0], args[0], outputs[2]),
             name=f"run of {getattr(function, '__name__', function)}",
         )
         made = _Program(read, written, execute, structures[0], results, ([], 0), update)

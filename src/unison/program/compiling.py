@@ -9,7 +9,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout
-from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.elastic import ElasticProgram
+from unison.runtime.placement import REPLICA_AXIS, Placement, Unchanged
 
 MIRRORED = PartitionSpec()
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
@@ -22,7 +23,8 @@ def compile_replicas(
     out_specs: Any,
     donate: Sequence[int] = (),
     name: str = "a program",
-) -> Callable[..., Any]:
+    unchanged: Unchanged | None = None,
+) -> Executable:
     """Compiles `function`, which computes one replica's part, for all replicas of `placement`.
 
     Args:
@@ -33,25 +35,45 @@ def compile_replicas(
         out_specs: Those of the results.
         donate: The arguments whose buffers the program may reuse.
         name: What the program is called in messages.
+        unchanged: What the results are of a program without effect; see `Placement.program`.
 
     Returns:
-        The compiled function. It passes on XLA's errors; where memory was exhausted, with the
-        sizes of the arguments.
+        The compiled function.
     """
-    launch = placement.program(function, in_specs, out_specs, donate, name)
+    launch = placement.program(function, in_specs, out_specs, donate, name, unchanged)
+    return Executable(launch, placement)
 
-    def execute(*args: Any) -> Any:
+
+class Executable:
+    """A compiled function of all replicas.
+
+    It passes on XLA's errors; where memory was exhausted, with the sizes of the arguments.
+
+    Args:
+        launch: What runs it.
+        placement: The replicas' devices.
+    """
+
+    def __init__(self, launch: Callable[..., Any], placement: Placement):
+        self._launch = launch
+        self._placement = placement
+
+    def __call__(self, *args: Any) -> Any:
         try:
-            return launch(*args)
+            return self._launch(*args)
         except jax.errors.JaxRuntimeError as error:
             # The second is how the CPU client says it, under the status INTERNAL.
             if not any(sign in str(error) for sign in ("RESOURCE_EXHAUSTED", "Out of memory")):
                 raise
             raise jax.errors.JaxRuntimeError(
-                f"{error}\nThe program runs on {placement.num_replicas} replicas. {_sizes(args)}"
+                f"{error}\nThe program runs on {self._placement.num_replicas} replicas. "
+                f"{_sizes(args)}"
             ) from error
 
-    return execute
+    def prepare(self, num_replicas: int, *args: Any) -> None:
+        """Compiles it for a group of another size; see `ElasticProgram.prepare`."""
+        assert isinstance(self._launch, ElasticProgram)
+        self._launch.prepare(num_replicas, *args)
 
 
 def _sizes(args: Any) -> str:

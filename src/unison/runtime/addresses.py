@@ -41,12 +41,12 @@ def listen_at_own_address(cluster: ClusterSpec, task_type: str | None, task_id: 
     own, _ = split_address(cluster.task_address(task_type, task_id))
     first_job = "chief" if "chief" in cluster.jobs else "worker"
     first = split_address(cluster.task_address(first_job, cluster.task_indices(first_job)[0]))
-    address = _own_address(own) or _address_towards(*first)
+    address = own_address(own) or address_towards(*first)
     if address is not None:
         listen_for_collectives_at(address)
 
 
-def _own_address(host: str) -> str | None:
+def own_address(host: str) -> str | None:
     """Returns the address that `host` is or leads to; None if it is none of this machine's."""
     with contextlib.suppress(OSError):
         for family, _, _, _, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
@@ -56,7 +56,7 @@ def _own_address(host: str) -> str | None:
     return None
 
 
-def _address_towards(host: str, port: int) -> str | None:
+def address_towards(host: str, port: int) -> str | None:
     """Returns the address from which this machine sends to another one; sends nothing."""
     with contextlib.suppress(OSError):
         for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):

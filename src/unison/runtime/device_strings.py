@@ -14,6 +14,7 @@ import jax
 
 from unison.runtime import devices as runtime_devices
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, DeviceCountError
+from unison.runtime.tpu.slices import describe_slice, slice_of
 
 
 class NamedDevice(Protocol):
@@ -118,7 +119,7 @@ def select_devices(
         UnknownDeviceError, TypeError: see `resolve`.
         ThreadPoolTooSmallError: see `devices.check_thread_pool`.
     """
-    if devices is None:
+    if devices is None or runtime_devices.planned_devices():
         return runtime_devices.default_devices()
     if isinstance(devices, int):
         chosen = _first(devices)
@@ -142,8 +143,16 @@ def canonical_name(device: jax.Device) -> str:
     In a single process "/job:localhost/replica:0/task:0/device:CPU:0"; in a job of several
     processes "/job:worker/replica:0/task:<process>/device:<type>:<index in that process>".
     """
-    job = "worker" if jax.process_count() > 1 else "localhost"
-    index = _devices_of(device_type(device), device.process_index).index(device)
+    described = slice_of(device)
+    if described is None:
+        several = jax.process_count() > 1
+        of_kind = _devices_of(device_type(device), device.process_index)
+    else:
+        several = describe_slice(described).num_machines > 1
+        every = describe_slice(described).devices
+        of_kind = [core for core in every if core.process_index == device.process_index]
+    job = "worker" if several else "localhost"
+    index = of_kind.index(device)
     where = f"/job:{job}/replica:0/task:{device.process_index}"
     return f"{where}/device:{device_type(device)}:{index}"
 

@@ -55,8 +55,10 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from unison.runtime.environment import environment
 from unison.runtime.memory import keep_freed_memory
 from unison.runtime.private_jax import backend_is_started
+from unison.runtime.tpu.slices import WITHOUT_A_TPU
 
 CPU_DEVICES_VARIABLE = "UNISON_CPU_DEVICES"
 POOL_THREADS_PER_DEVICE = 2
@@ -97,6 +99,7 @@ class _Wishes:
 
 
 _wishes = _Wishes()
+_planned_devices: tuple[jax.Device, ...] = ()
 
 
 def set_logical_cpu_devices(count: int) -> None:
@@ -227,7 +230,7 @@ def prepare_backend() -> None:
         _apply_to_jax_config(count)
         if (count is not None and count > 1) or jax.distributed.is_initialized():
             keep_freed_memory()
-        with _environment(_start_environment(count or 1)):
+        with environment(_start_environment(count or 1)):
             jax.devices()
 
 
@@ -246,9 +249,28 @@ def default_devices() -> list[jax.Device]:
     Raises:
         ThreadPoolTooSmallError: see `check_thread_pool`.
     """
+    if _planned_devices:
+        return list(_planned_devices)
     devices = local_devices()
     check_thread_pool(devices)
     return devices
+
+
+@contextlib.contextmanager
+def planned_for(described: Sequence[jax.Device]) -> Iterator[None]:
+    """Inside, a strategy gets devices that are only described, whichever it asks for."""
+    global _planned_devices
+    before = _planned_devices
+    _planned_devices = tuple(described)
+    try:
+        yield
+    finally:
+        _planned_devices = before
+
+
+def planned_devices() -> tuple[jax.Device, ...]:
+    """Returns the devices that strategies get in `planned_for`; none outside of it."""
+    return _planned_devices
 
 
 def check_thread_pool(devices: Sequence[jax.Device]) -> None:
@@ -363,31 +385,19 @@ def _apply_to_jax_config(count: int | None) -> None:
 
 
 def _start_environment(cpu_devices: int) -> dict[str, str]:
-    environment = {}
+    variables = {}
     threads = _wishes.pool_threads
     if cpu_devices > 1:
         wished = threads or _nproc_variable() or available_cores()
         threads = max(wished, POOL_THREADS_PER_DEVICE * cpu_devices)
     if threads:
-        environment["NPROC"] = str(threads)
+        variables["NPROC"] = str(threads)
     if _wishes.preallocate_gpu_memory is not None:
         value = "true" if _wishes.preallocate_gpu_memory else "false"
-        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = value
-    return environment
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = value
+    if "TPU_SKIP_MDS_QUERY" in os.environ:  # JAX has found that there is no TPU
+        variables |= WITHOUT_A_TPU
+    return variables
 
 
 def _named_threads(name: str) -> int:

@@ -23,6 +23,17 @@ from unison.runtime.shared_memory import shared_memory_of
 
 REPLICA_AXIS = "replica"
 
+#: The prefix of the mesh axes along which the cores of one replica lie.
+CORE_AXIS = "core"
+
+
+class StepsInALoop:
+    """Says of a program that it is a loop of steps, each of which takes effect or does not."""
+
+
+#: What a program does that has no effect; see `Placement.program`.
+Unchanged = Callable[[Sequence[Any], Any], Any] | StepsInALoop
+
 _scope = threading.local()
 
 
@@ -42,32 +53,46 @@ class Placement:
     Args:
         replica_devices: One device a replica, without repetition; those of a process together.
         home: Where the one copy of a mirrored value is kept. Default: every device keeps one.
+        cores_per_replica: How many devices compute a replica together. There are that many for
+            each in `replica_devices`, one after the other, all of one process. XLA divides what a
+            replica computes between them as the program says (`lax.with_sharding_constraint`).
     """
 
+    #: The class of the variables' cells, where they are kept in a way of their own.
+    cell_kind: type | None = None
+
     def __init__(
-        self, replica_devices: Sequence[jax.Device], home: SingleDeviceSharding | None = None
+        self,
+        replica_devices: Sequence[jax.Device],
+        home: SingleDeviceSharding | None = None,
+        cores_per_replica: int = 1,
     ):
-        self.devices = tuple(replica_devices)
+        #: The replicas' devices: of a replica of several cores, the first.
+        self.devices = tuple(replica_devices[::cores_per_replica])
         self.home = home
         self.num_replicas = len(self.devices)
-        self._device_set = set(self.devices)
+        self.cores_per_replica = cores_per_replica
+        #: All devices of the replicas; those of a replica together.
+        self.cores = tuple(replica_devices)
+        self._device_set = set(self.cores)
         process = jax.process_index()
         #: The indices of the replicas on this process's devices.
         self.local_replicas = tuple(
             replica for replica, d in enumerate(self.devices) if d.process_index == process
         )
+        #: Whether replicas update parts of large weights, as `unison.keras.sharded_update` does;
+        #: None: where it was measured to win.
+        self.shards_update: bool | None = None
         #: This process's devices.
         self.local_devices = tuple(self.devices[replica] for replica in self.local_replicas)
         #: Whether other processes have replicas as well.
         self.spans_processes = len(self.local_replicas) < self.num_replicas
-        # Auto axes: inside `shard_map` they are manual anyway, and outside ordinary jnp
-        # operations on mirrored arrays then need no sharding annotations.
-        self.mesh = Mesh(np.array(self.devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+        self.mesh = _mesh_of(self.cores, cores_per_replica)
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
         #: Whether what `first_copy` returns shares its buffer with the kept array.
         self.shares_first_copy = home in (None, memory_of(self.devices[0]))
-        several_cpus = len(self.local_devices) > 1 and self.devices[0].platform == "cpu"
+        several_cpus = len(self._local_cores) > 1 and self.devices[0].platform == "cpu"
         needs_lock = several_cpus or self.spans_processes
         #: Held while a program with collectives is launched; see `unison.runtime.devices`.
         self.launch_lock: AbstractContextManager[Any] = (
@@ -77,7 +102,8 @@ class Placement:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Placement)
-            and self.devices == other.devices
+            and self.cores == other.cores
+            and self.cores_per_replica == other.cores_per_replica
             and self.home == other.home
         )
 
@@ -87,6 +113,11 @@ class Placement:
     def __repr__(self) -> str:
         home = "" if self.home is None else f", home={self.home}"
         return f"Placement({', '.join(str(device) for device in self.devices)}{home})"
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the replicas are those of a group of workers that may change."""
+        return False
 
     def mirror(self, value: Any) -> jax.Array:
         """Returns `value` with a whole copy on every device, or with the one at home.
@@ -138,8 +169,25 @@ class Placement:
             return jax.device_put(value, self.mirrored)
         if isinstance(value, jax.Array) and value.sharding == self.mirrored:
             return value
-        copies = [jax.device_put(value, device) for device in self.local_devices]
+        copies = [jax.device_put(value, core) for core in self._local_cores]
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.mirrored, copies)
+
+    @property
+    def _local_cores(self) -> list[jax.Device]:
+        """This process's devices, those of a replica together."""
+        count = self.cores_per_replica
+        starts = [replica * count for replica in self.local_replicas]
+        return [core for start in starts for core in self.cores[start : start + count]]
+
+    def _on_all_cores(self, pieces: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Returns the pieces of this process's replicas, each on all cores of its replica."""
+        count = self.cores_per_replica
+        if count == 1:
+            return pieces
+        return [
+            jax.device_put(pieces[place // count], core)
+            for place, core in enumerate(self._local_cores)
+        ]
 
     def holds(self, array: jax.Array) -> bool:
         """Whether a program on this placement can take `array` as it lies: it is here, or it is
@@ -183,7 +231,9 @@ class Placement:
             slices: Those of this process's replicas, each of shape `(1, ...)` and on its device.
         """
         shape = (self.num_replicas, *slices[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self.per_replica, slices)
+        return jax.make_array_from_single_device_arrays(
+            shape, self.per_replica, self._on_all_cores(slices)
+        )
 
     def repeat(self, value: Any) -> jax.Array:
         """Returns a per-replica array whose every slice is `value`."""
@@ -206,7 +256,9 @@ class Placement:
             jax.device_put(whole[replica * rows : (replica + 1) * rows], device)
             for replica, device in zip(self.local_replicas, self.local_devices, strict=True)
         ]
-        return jax.make_array_from_single_device_arrays(whole.shape, self.per_replica, parts)
+        return jax.make_array_from_single_device_arrays(
+            whole.shape, self.per_replica, self._on_all_cores(parts)
+        )
 
     def slices(self, stacked: jax.Array) -> tuple[jax.Array, ...]:
         """Returns the values of this process's replicas, each on its device, of an array placed by
@@ -219,11 +271,16 @@ class Placement:
 
         On several processes, they are gathered: each must ask.
         """
+        return self.whole_of(lambda: divided)
+
+    def whole_of(self, divided: Callable[[], jax.Array]) -> np.ndarray:
+        """Returns the whole of what `divided` returns, which may be asked again; see `whole`."""
+        array = divided()
         if self.spans_processes:
             # At once, also where somebody else's function is traced.
             with jax.ensure_compile_time_eval():
-                divided = self._gather(divided).addressable_data(0)
-        return np.asarray(divided)
+                array = self._gather(array).addressable_data(0)
+        return np.asarray(array)
 
     @functools.cached_property
     def _gather(self) -> Any:
@@ -241,6 +298,7 @@ class Placement:
         out_specs: Any,
         donate: Sequence[int] = (),
         name: str = "a program",
+        unchanged: Unchanged | None = None,
     ) -> Callable[..., Any]:
         """Returns `function`, which computes one replica's part, as one program for all replicas.
 
@@ -250,21 +308,19 @@ class Placement:
             out_specs: Those of the results.
             donate: The arguments whose buffers the program may reuse.
             name: What the program is called in messages.
+            unchanged: Maps a replica's arguments and results to the results of a program that was
+                to have no effect; or says that the function is a loop of steps. A group of workers
+                that may change needs it (see `unison.runtime.elastic`); elsewhere, a program has
+                its effect or raises.
         """
+        del unchanged
         memory = shared_memory_of(self.devices)
         if memory is not None:
             function = memory.program(function)
-            in_specs = (PartitionSpec(REPLICA_AXIS), *_specs_of_each(in_specs))
+            in_specs = (PartitionSpec(REPLICA_AXIS), *specs_of_each(in_specs))
             out_specs = (PartitionSpec(REPLICA_AXIS), out_specs)
             donate = (0, *(place + 1 for place in donate))
-        mapped = jax.shard_map(
-            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
-        # Named, so that arrays which are not on the mesh yet need no program of their own.
-        shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), in_specs)
-        compiled: Callable[..., Any] = jax.jit(
-            mapped, in_shardings=shardings, donate_argnums=tuple(donate)
-        )
+        compiled: Callable[..., Any] = self.jitted(function, in_specs, out_specs, donate)
         if self.spans_processes:
             compiled = watched(compiled, name)
 
@@ -279,6 +335,42 @@ class Placement:
 
         return launch
 
+    def jitted(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donate: Sequence[int] = (),
+    ) -> jax.stages.Wrapped:
+        """Returns what `program` compiles; see there for the arguments."""
+        mapped = jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names={REPLICA_AXIS},
+            check_vma=False,
+        )
+        # Named, so that arrays which are not on the mesh yet need no program of their own.
+        shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), in_specs)
+        out_shardings = None
+        if self.cores_per_replica > 1:
+            # What leaves a program is whole on every core, however the program divided it.
+            out_shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), out_specs)
+        return jax.jit(
+            mapped,
+            in_shardings=shardings,
+            out_shardings=out_shardings,
+            donate_argnums=tuple(donate),
+        )
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        """Inside, a function may be traced that says how the cores of a replica divide a value."""
+        if self.cores_per_replica == 1:
+            return contextlib.nullcontext()
+        of_replica = self.mesh.abstract_mesh.update_axis_types({REPLICA_AXIS: AxisType.Manual})
+        return jax.sharding.use_abstract_mesh(of_replica)
+
     def of_first_process(self, value: Any) -> Any:
         """Returns the first process's `value`, an array of one shape and dtype on all of them."""
         if not self.spans_processes:
@@ -287,7 +379,37 @@ class Placement:
             return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
 
 
-def _specs_of_each(in_specs: Any) -> tuple[Any, ...]:
+def _mesh_of(cores: Sequence[jax.Device], cores_per_replica: int) -> Mesh:
+    """Returns the devices as a mesh: an axis of replicas, and one for each prime factor of the
+    cores of a replica, so that any way to divide a value between them has axes to name.
+
+    The axes are automatic: inside `shard_map`, that of the replicas is manual anyway, and outside,
+    ordinary jnp operations on mirrored arrays then need no sharding annotations.
+    """
+    factors = prime_factors(cores_per_replica)
+    names = (REPLICA_AXIS, *(f"{CORE_AXIS}{place}" for place in range(len(factors))))
+    grid = np.array(cores).reshape(-1, *factors)
+    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def prime_factors(number: int) -> list[int]:
+    """Returns the prime factors of a positive number, the smallest first.
+
+    Examples:
+        >>> prime_factors(12)
+        [2, 2, 3]
+    """
+    factors = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def specs_of_each(in_specs: Any) -> tuple[Any, ...]:
     """Returns the specs of the arguments; one that stands for all has one argument."""
     return (in_specs,) if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
 
@@ -303,7 +425,9 @@ def shards_in_order(array: jax.Array) -> list[jax.Array]:
     def start(shard: Any) -> int:
         return shard.index[0].start or 0 if shard.index else 0
 
-    return [shard.data for shard in sorted(array.addressable_shards, key=start)]
+    # Of the equal pieces on the cores of a replica, one is enough.
+    pieces = {start(shard): shard.data for shard in reversed(array.addressable_shards)}
+    return [pieces[place] for place in sorted(pieces)]
 
 
 @contextlib.contextmanager

@@ -10,12 +10,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.metadata
+import json
 import os
 import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -95,7 +96,7 @@ def join_cluster(
         )
     address = cluster.task_address(*tasks[0])
     names = [f"{job} {index} ({cluster.task_address(job, index)})" for job, index in tasks]
-    about = _software() | {"cluster": str(cluster.as_dict())}
+    about = software() | {"cluster": str(cluster.as_dict())}
     connections = meet(address, Place(place, names), about, timeout)
     # JAX's preemption service would keep SIGTERM from ending the process.
     jax.config.update("jax_enable_preemption_service", False)
@@ -189,7 +190,7 @@ def _end_by_error(
         os._exit(exit_code)
 
 
-def _software() -> dict[str, str]:
+def software() -> dict[str, str]:
     """Returns what all processes must have in common."""
     return {name: importlib.metadata.version(name) for name in ("unison", "jax", "jaxlib")}
 
@@ -215,6 +216,10 @@ def all_gather_json(value: Any, what: str) -> list[Any]:
         UnavailableError: A process is lost.
         RuntimeError: The processes are at different places of their programs.
     """
+    if _elastic is not None:
+        return _elastic.all_gather_json(value, what)
+    if jax.process_count() == 1:
+        return [json.loads(json.dumps(value))]
     with liveness.waiting(f"an agreement ({what})"):
         answers = _talk().ask([what, value])
     for process, (other, _) in enumerate(answers):
@@ -226,12 +231,52 @@ def all_gather_json(value: Any, what: str) -> list[Any]:
     return [given for _, given in answers]
 
 
+class ElasticProcesses(Protocol):
+    """The processes of a job that may change, which are not those of one `jax.distributed`."""
+
+    @property
+    def num_members(self) -> int:
+        """How many there are now."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which of them this is."""
+        ...
+
+    def all_gather_json(self, value: Any, what: str) -> list[Any]:
+        """See the function of this name."""
+        ...
+
+
+def agree_through(processes: ElasticProcesses) -> None:
+    """Makes this process one of a job that may change."""
+    global _elastic
+    _elastic = processes
+
+
+def is_elastic() -> bool:
+    """Whether the processes of this one's job may change."""
+    return _elastic is not None
+
+
+def count() -> int:
+    """Returns the number of processes of this one's job."""
+    return jax.process_count() if _elastic is None else _elastic.num_members
+
+
+def index() -> int:
+    """Returns which process of its job this is: its number, from 0."""
+    return jax.process_index() if _elastic is None else _elastic.index
+
+
 def timeout() -> float:
     """Returns the seconds that this process waits for the others of its job."""
     return _timeout
 
 
 _timeout = TIMEOUT
+_elastic: ElasticProcesses | None = None
 _relay: Relay | None = None
 #: How errors that nobody catches were shown before this process joined its job.
 _show_error: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None

@@ -24,7 +24,9 @@ from unison.data import (
     distribute_from_function,
 )
 from unison.program import ProgramCache
+from unison.runtime.elastic import ElasticGroup
 from unison.runtime.placement import Placement
+from unison.runtime.planned import placement_on
 from unison.strategies import context, reduction
 from unison.strategies.batch_shares import (
     MeasuredShares,
@@ -86,11 +88,13 @@ class Strategy:
     Use one of the subclasses. TF: `tf.distribute.Strategy`.
 
     Args:
-        devices: One device a replica.
+        devices: The replicas' devices.
         cross_device_ops: How the values of the devices are combined. Default: XLA chooses.
         home: Where the one copy of each variable is kept. Default: each device keeps one.
         batch_shares: What the replicas' parts of a global batch are in proportion to; see
             `MirroredStrategy`.
+        cores_per_replica: How many devices compute a replica together; see `Placement`.
+        group: The workers to which these replicas belong, where they may change.
 
     Attributes:
         cluster_resolver: What names the cluster of a strategy for several workers; else None.
@@ -110,14 +114,25 @@ class Strategy:
         cross_device_ops: CrossDeviceOps | None = None,
         home: SingleDeviceSharding | None = None,
         batch_shares: Sequence[float] | str | None = None,
+        cores_per_replica: int = 1,
+        group: ElasticGroup | None = None,
     ):
-        self._placement = Placement(devices, home)
+        #: The workers whose replicas these are, where they may change while the program runs.
+        self.group = group
+        if group is None:
+            self._placement = placement_on(devices, home, cores_per_replica)
+        else:
+            self._placement = group.placement
         self._programs = ProgramCache(self._placement, self.replica_context)
         self._cross_device_ops = cross_device_ops
         self._extended = StrategyExtended(self, cross_device_ops)
         self.replica_shares = replica_shares(
             batch_shares, self.num_replicas_in_sync, self.input_workers
         )
+
+    def keras_trainer(self) -> Callable[[Any, Strategy], Any] | None:
+        """Returns what trains the Keras models of this strategy; None: its replicas do."""
+        return None
 
     @property
     def placement(self) -> Placement:
@@ -126,7 +141,12 @@ class Strategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas whose gradients are combined."""
+        """The number of replicas whose gradients are combined.
+
+        A worker that comes to a running job says, until it takes part, what the job began with.
+        """
+        if self.group is not None and self.group.is_joining:
+            return self.group.replicas_at_start
         return self._placement.num_replicas
 
     @property
@@ -173,7 +193,8 @@ class Strategy:
         ops = self._cross_device_ops
         adding = contextlib.nullcontext() if ops is None else adding_by(ops.sum_over_replicas)
         # What is made while a program is traced (an optimizer's slots) is made in the scope.
-        with context.entered(self, replica_context), _observed_scope(), adding:
+        tracing = self._placement.tracing()
+        with context.entered(self, replica_context), _observed_scope(), adding, tracing:
             yield replica_context
 
     # -- running ---------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import jax
 from unison.cells import has_cell
 from unison.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce, ReduceOp
 from unison.lifting import current_lift
+from unison.runtime import process_group
 from unison.runtime.device_strings import canonical_name, resolve
 from unison.runtime.placement import scoped_placement
 from unison.stepping import needs_python
@@ -274,7 +275,7 @@ class StrategyExtended:
     @property
     def experimental_between_graph(self) -> bool:
         """Whether every worker runs a copy of the program: not with a single worker."""
-        return jax.process_count() > 1
+        return process_group.count() > 1
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -289,12 +290,12 @@ class StrategyExtended:
     @property
     def should_checkpoint(self) -> bool:
         """Whether this worker writes checkpoints: the first one does."""
-        return jax.process_index() == 0
+        return process_group.index() == 0
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this worker writes summaries: the first one does."""
-        return jax.process_index() == 0
+        return process_group.index() == 0
 
 
 class _Updating:

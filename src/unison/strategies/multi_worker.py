@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import jax
 
 from unison.collectives import CommunicationImplementation, CommunicationOptions
-from unison.data.distribution.input_workers import workers_of_cluster
+from unison.data.distribution.input_workers import workers_of_cluster, workers_of_group
 from unison.runtime import devices
 from unison.runtime.addresses import listen_at_own_address
 from unison.runtime.cluster import check_cluster
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
+from unison.runtime.elastic import ElasticGroup, ElasticOptions, elastic_group
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.runtime.shared_memory import share_memory
 from unison.strategies.base import Strategy
@@ -43,6 +44,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         batch_shares: What the replicas' parts of a global batch are in proportion to, where some
             workers are faster than others: a number for each replica or for each worker, the same
             on all workers; or `"measured"`. See `MirroredStrategy`. Default: equal parts.
+        elastic: What stays as it is when the number of workers changes, under `unison run
+            --min-workers`; elsewhere it does not.
 
     Raises:
         ValueError: The cluster is none, or this process no training task of it.
@@ -58,7 +61,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         check_every: int | None = None,
         batch_shares: Sequence[float] | str | None = None,
+        elastic: ElasticOptions | None = None,
     ):
+        group = elastic_group()
+        if group is not None:
+            group.options = elastic or ElasticOptions()
+            self._begin_in(group, batch_shares, check_every)
+            return
         resolver = cluster_resolver or TFConfigClusterResolver()
         self.cluster_resolver = resolver
         cluster = resolver.cluster_spec()
@@ -87,3 +96,20 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
             if check_every is not None:
                 self.equal_copies = EqualCopies(check_every)
+
+    def _begin_in(
+        self,
+        group: ElasticGroup,
+        batch_shares: Sequence[float] | str | None,
+        check_every: int | None,
+    ) -> None:
+        """Makes this the strategy of a job whose workers may change."""
+        if batch_shares is not None:
+            raise ValueError(
+                "batch_shares are for workers that stay. Expected None under `unison run "
+                f"--min-workers`, where the replicas' parts are equal. Received: {batch_shares!r}"
+            )
+        super().__init__(group.placement.local_devices, group=group)
+        self.input_workers = workers_of_group(group)
+        if check_every is not None:
+            self.equal_copies = EqualCopies(check_every)

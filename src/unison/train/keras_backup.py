@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,6 +104,14 @@ def _dispatching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return getattr(backup, name)(*args, **kwargs)
 
     return method
+
+
+def forget_backups(callbacks: Iterable[Any]) -> None:
+    """Makes what backups have brought back void, because the state comes from elsewhere."""
+    for each in callbacks:
+        backup = getattr(each, _BACKUP, None)
+        if backup is not None:
+            backup.forget()
 
 
 class _Backup:
@@ -205,6 +213,13 @@ class _Backup:
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def forget(self) -> None:
+        """Does not go on where a backup was made."""
+        self._restored_metrics = []
+        self._place.batch = 0
+        if self._place.batches is not None:
+            self._place.batches.forget()
+
     @property
     def has_stopped(self) -> bool:
         """Whether a callback has ended the training."""
@@ -298,6 +313,10 @@ class Batches:
         self._resumed, self._resumed_batch = place.data, place.batch
         if not place.data["taken"]:
             self._enter(place.data["now"])
+
+    def forget(self) -> None:
+        """Begins with the next batch, wherever `resume` was to go."""
+        self._resumed, self._resumed_batch = None, 0
 
     def has_ended(self, batch: int) -> bool:
         """Whether `batch` is the last one of the epoch."""

@@ -9,9 +9,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-import jax
-
 from unison.errors import DataLossError, NotFoundError, OpError
+from unison.runtime import process_group
 from unison.runtime.process_group import all_gather_json
 from unison.train import files
 from unison.train.archive import SUFFIX
@@ -72,7 +71,7 @@ def agreed_checkpoint(latest: str | None) -> str | None:
         DataLossError: Some see checkpoints, and there is none that all of them see.
         DeadlineExceededError: A process did not come.
     """
-    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+    if process_group.count() == 1:
         return latest
     name = None if latest is None else os.path.basename(latest)
     names = all_gather_json(name, "Restoring the latest checkpoint")

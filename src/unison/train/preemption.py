@@ -304,6 +304,9 @@ class PreemptionCheckpointHandler:
                 "SIGTERM can be watched by the main thread only. Make the "
                 "PreemptionCheckpointHandler there, or pass a termination_watcher_fn."
             )
+        if process_group.is_elastic():  # the worker leaves, and the others go on
+            self._before = signal.getsignal(signal.SIGTERM)
+            return
         self._before = signal.signal(signal.SIGTERM, self._take_signal) or signal.SIG_DFL
 
     def _take_signal(self, *signal_and_frame: Any) -> None:

@@ -76,6 +76,16 @@ class Writing:
         """Tells the others that there will be nothing to see."""
 
 
+class _Passing(Writing):
+    """What others do of a write that the first worker of an elastic job does.
+
+    Nobody waits for it: should it be lost on the way, the write before is still there.
+    """
+
+    def finish(self, write: Callable[[], None]) -> bool:
+        return False
+
+
 def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
     """Agrees with the other processes about who writes, as far as that is necessary.
 
@@ -90,6 +100,8 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
         DeadlineExceededError: The state has to be gathered, and a process has not come.
         UnavailableError: The same, and a process has ended.
     """
+    if process_group.is_elastic():
+        return Writing() if process_group.index() == 0 else _Passing()
     spread = [cell for cell in cells if cell.placement.spans_processes]
     if not spread or getattr(_inside, "a_write", False):
         return Writing()

@@ -160,7 +160,7 @@ class DistributedDataset:
             return []
         # One call for all leaves: several take longer.
         if self._is_alone:
-            return jax.device_put(leaves, self._placement.devices[0])
+            return jax.device_put(leaves, self._placement.local_devices[0])
         return self._placement.spread(leaves)
 
     def _is_fetched(self, parts: Parts) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from unison.data.state import State, decode, encode
@@ -15,6 +17,7 @@ from unison.runtime.agreement import (
     Workers,
 )
 from unison.runtime.coordination import CoordinationStore
+from unison.runtime.elastic import ElasticGroup
 
 __all__ = ["InputWorkers", "Talk", "connected", "workers_in_threads", "workers_of_cluster"]
 
@@ -50,6 +53,37 @@ def workers_in_threads(num_workers: int, patience: float = PATIENCE) -> list[Inp
     """
     store = MemoryStore()
     return [connected(num_workers, index, store, patience=patience) for index in range(num_workers)]
+
+
+class _Members(Workers):
+    """A worker's place among the members of a group, which may change."""
+
+    def __init__(self, group: ElasticGroup):
+        self._group = group
+
+    @property
+    def num_workers(self) -> int:  # type: ignore[override]
+        return self._group.num_members
+
+    @property
+    def index(self) -> int:  # type: ignore[override]
+        return self._group.index
+
+    def talk(self, matter: str) -> Talk:
+        return _TalkOfMembers(self._group)
+
+
+class _TalkOfMembers(Talk):
+    def __init__(self, group: ElasticGroup):
+        self._group = group
+
+    def ask(self, answer: State) -> Sequence[State]:
+        return [_unpacked(packed) for packed in self._group.all_gather(_packed(answer))]
+
+
+def workers_of_group(group: ElasticGroup) -> InputWorkers:
+    """Returns the place of this process among the workers of a group that may change."""
+    return _Members(group)
 
 
 def workers_of_cluster(

@@ -1,4 +1,4 @@
-"""What the workers of a job find in their environments: their cluster, devices and threads."""
+"""What the workers of a job find in their environments: their cluster or job, devices, threads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Sequence
 
 from unison.runtime.addresses import LOOPBACK
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, available_cores
+from unison.runtime.elastic.environment import TOKEN_VARIABLE as ELASTIC_TOKEN
+from unison.runtime.elastic.environment import VARIABLE as ELASTIC
+from unison.runtime.elastic.environment import ElasticEnvironment
 
 #: The variables that say how many threads a process computes with: XLA's, OpenMP's and OpenBLAS'.
 THREAD_VARIABLES = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -61,17 +65,58 @@ def worker_environments(
         ('4', {'type': 'worker', 'index': 1})
     """
     workers = cluster.num_tasks("worker")
+    shared = _computing(workers, devices_per_worker, cores)
+    return [
+        {**shared, "TF_CONFIG": _tf_config(cluster, index)}
+        for index in cluster.task_indices("worker")
+    ]
+
+
+def elastic_environments(
+    told: ElasticEnvironment,
+    listen: Sequence[str],
+    devices_per_worker: int | None = None,
+    cores: int | None = None,
+    added_by: str | None = None,
+) -> list[dict[str, str]]:
+    """Returns what is added to the environment of each worker of an elastic job.
+
+    Args:
+        told: What all of them are told; name, slot and address are each one's own.
+        listen: The address at which each listens for the others.
+        devices_per_worker: Into how many logical devices each splits its CPU. None: as it is set.
+        cores: With how many threads each computes. None: they share this machine's cores.
+        added_by: A name for the process that adds them to a running job. None: the supervisor
+            starts them.
+
+    Examples:
+        >>> told = ElasticEnvironment("127.0.0.1:4000", "secret", "", None, "", 10.0, 60.0, None)
+        >>> second = elastic_environments(told, ["127.0.0.1"] * 2)[1]["UNISON_ELASTIC"]
+        >>> [json.loads(second)[about] for about in ("name", "slot", "listen", "register")]
+        ['worker 1', 1, '127.0.0.1', '127.0.0.1:4000']
+    """
+    shared = _computing(len(listen), devices_per_worker, cores) | {ELASTIC_TOKEN: told.token}
+
+    def own(index: int) -> str:
+        name = f"worker {index}" if added_by is None else f"worker {index} of {added_by}"
+        slot = index if added_by is None else None
+        said = told._replace(name=name, slot=slot, listen=listen[index])._asdict()
+        del said["token"]
+        return json.dumps(said)
+
+    return [{**shared, ELASTIC: own(index)} for index in range(len(listen))]
+
+
+def _computing(workers: int, devices_per_worker: int | None, cores: int | None) -> dict[str, str]:
+    """Returns what says with what each of `workers` workers computes."""
     if cores is None:
-        threads = max(1, available_cores() // workers)
+        threads = max(1, available_cores() // max(1, workers))
         shared = {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
     else:
         shared = dict.fromkeys(THREAD_VARIABLES, str(cores))
     if devices_per_worker is not None:
         shared[CPU_DEVICES_VARIABLE] = str(devices_per_worker)
-    return [
-        {**shared, "TF_CONFIG": _tf_config(cluster, index)}
-        for index in cluster.task_indices("worker")
-    ]
+    return shared
 
 
 def _tf_config(cluster: ClusterSpec, index: int) -> str:

@@ -34,13 +34,23 @@ class Failure:
     exit_code: int
     last_lines: Sequence[str]
 
-    def __str__(self) -> str:
-        """Says in one line what happened."""
+    @property
+    def how(self) -> str:
+        """The name of the signal that ended it, or its exit code.
+
+        Examples:
+            >>> Failure(0, 137, []).how, Failure(0, 3, []).how
+            ('SIGKILL', 'exit code 3')
+        """
         if self.exit_code > 128:
             with contextlib.suppress(ValueError):
-                name = signal.Signals(self.exit_code - 128).name
-                return f"worker {self.worker} was ended by {name}"
-        return f"worker {self.worker} failed with exit code {self.exit_code}"
+                return signal.Signals(self.exit_code - 128).name
+        return f"exit code {self.exit_code}"
+
+    def __str__(self) -> str:
+        """Says in one line what happened."""
+        ended = "was ended by" if self.how.startswith("SIG") else "failed with"
+        return f"worker {self.worker} {ended} {self.how}"
 
 
 class Job:

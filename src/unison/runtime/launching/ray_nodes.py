@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 from unison.errors import UnavailableError
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import cluster_on_this_machine
+from unison.runtime.launching.guards import Guard
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Worker
 
 Result = TypeVar("Result")
@@ -101,16 +102,21 @@ class RayNodes:
         address: `"auto"`, `"HOST:PORT"` or `"ray://HOST:PORT"`.
         room: What the workers take.
         folder: The folder that is sent to the nodes, where the workers run. None: none.
+        grace: Seconds for which workers may go on after the end of this process; None: they are
+            killed with it.
 
     Raises:
         ImportError: Ray is not installed.
         UnavailableError: The cluster cannot be reached, has no room, or its nodes have no Unison.
     """
 
-    def __init__(self, address: str, room: Room, folder: str | None = None):
+    def __init__(
+        self, address: str, room: Room, folder: str | None = None, grace: float | None = None
+    ):
         self._address = address
         self._room = room
         self._folder = folder
+        self._grace = grace
         self._end = contextlib.ExitStack()
         self._actors: list[Any] = []
         #: The workers' addresses: their nodes', with ports that are free there.
@@ -152,25 +158,36 @@ class RayNodes:
         self._end.close()
 
     def start(self, index: int, program: Program, on_line: OnLine) -> Worker:
-        """Starts a worker; see `jobs.Job`."""
+        """Starts a worker, for the first time or again; see `jobs.Job` and `elastic.ElasticJob`.
+
+        Raises:
+            UnavailableError: Its node is lost.
+        """
         forwarded = {
             name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)
         }
         program = dataclasses.replace(program, environment={**forwarded, **program.environment})
-        return RayWorker(index, program, on_line, self._actors[index])
+        return RayWorker(index, program, on_line, self._actors[index], self._grace)
 
 
 class RayWorker(Worker):
     """A worker on a Ray cluster, seen from here: a thread fetches what its actor tells."""
 
-    def __init__(self, index: int, program: Program, on_line: OnLine, actor: Any):
+    def __init__(
+        self, index: int, program: Program, on_line: OnLine, actor: Any, grace: float | None
+    ):
         super().__init__(index, on_line)
         import ray
 
         self._ray = ray
         self._actor = actor
         self._result = b""
-        ray.get(actor.start.remote(program), timeout=_SECONDS_TO_ANSWER)
+        try:
+            ray.get(actor.start.remote(program, grace), timeout=_SECONDS_TO_ANSWER)
+        except ray.exceptions.RayError as error:
+            raise UnavailableError(
+                message=f"The node of worker {index} cannot start it. Ray says: {error}"
+            ) from error
         self._follower = threading.Thread(target=self._follow, name="unison-worker", daemon=True)
         self._follower.start()
 
@@ -195,7 +212,7 @@ class RayWorker(Worker):
                     self.hear(line)
             self._result = self._ray.get(self._actor.result.remote(), timeout=_SECONDS_TO_ANSWER)
         except self._ray.exceptions.RayError as error:
-            exit_code = _LOST
+            exit_code, self.is_cut_off = _LOST, True
             for line in f"The node or actor of this worker is lost. Ray says: {error}".splitlines():
                 self.hear(line)
         self.ended_at = time.monotonic()
@@ -207,6 +224,7 @@ class WorkerActor:
 
     def __init__(self) -> None:
         self._worker: ProcessWorker | None = None
+        self._guard: Guard | None = None
         self._lines: collections.deque[str] = collections.deque()
         self._has_lines = threading.Condition()
 
@@ -216,9 +234,11 @@ class WorkerActor:
 
         return cluster_on_this_machine(1, ray.util.get_node_ip_address()).task_address("worker", 0)
 
-    def start(self, program: Program) -> None:
-        """Starts the worker."""
-        self._worker = ProcessWorker(0, program, self._keep)
+    def start(self, program: Program, grace: float | None = None) -> None:
+        """Starts the worker, which may go on for `grace` seconds after the end of this process."""
+        if grace is not None and self._guard is None:
+            self._guard = Guard(grace)
+        self._worker = ProcessWorker(0, program, self._keep, self._guard)
 
     def signal(self, number: int) -> None:
         """Sends a signal to the worker and its children."""

@@ -1,7 +1,7 @@
 """A worker of a job: one process, which leads a group of its own.
 
 So Ctrl-C reaches only the job, which passes it on, and a worker's children end with it. On Linux,
-a worker is killed when the process that started it ends.
+a worker ends with the process that started it: see `guards`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
 
+from unison.runtime.launching.guards import Guard, ending_with_this_process
 from unison.runtime.launching.output import printed_lines
 from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 
@@ -38,19 +38,10 @@ _OUTPUT_GRACE = 2.0
 _BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
 
 #: What a worker says that misses another one, wherever the error has come through.
-_MISSES_ANOTHER = re.compile(r"^(unison\.errors\.)?UnavailableError: ", re.MULTILINE)
-
-#: Has the kernel kill a process when its parent dies, takes signals where the parent does not (Ray
-#: passes over Ctrl-C), and then becomes the program.
-_DYING_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-signal.pthread_sigmask(signal.SIG_SETMASK, [])
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+_MISSES_ANOTHER = re.compile(
+    r"^(unison\.errors\.|unison\.runtime\.elastic\.group\.)?(UnavailableError|GroupChanged): ",
+    re.MULTILINE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +68,14 @@ class Worker(abc.ABC):
         ended_at: When it ended, by this process's monotonic clock; 0 while it runs.
         exit_code: As shells give it: what the program returned, or 128 and the signal's number.
             None while it runs.
+        is_cut_off: Whether it is lost because its machine is.
     """
 
     def __init__(self, index: int, on_line: OnLine):
         self.index = index
         self.ended_at = 0.0
         self.exit_code: int | None = None
+        self.is_cut_off = False
         self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
 
@@ -133,32 +126,35 @@ class ProcessWorker(Worker):
         index: Its number.
         program: What it runs.
         on_line: Called for every line that it prints, in a thread.
+        guard: Says how it ends when this process dies. None: it is killed at once.
     """
 
-    def __init__(self, index: int, program: Program, on_line: OnLine):
+    def __init__(self, index: int, program: Program, on_line: OnLine, guard: Guard | None = None):
         super().__init__(index, on_line)
         self._result = b""
-        command = [sys.executable, *program.arguments]
-        if sys.platform == "linux":
-            shim = [sys.executable, "-S", "-E", "-c", _DYING_WITH_PARENT, str(os.getpid())]
-            command = shim + command
         own_end, end_of_worker = socket.socketpair()
-        with end_of_worker:
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    env={**os.environ, **program.environment},
-                    stdin=subprocess.DEVNULL if program.call is None else end_of_worker.fileno(),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except BaseException:
-                own_end.close()
-                raise
-        assert self._process.stdout is not None
+        output, end_of_output = os.pipe()
+        inherited = () if guard is None else guard.inherited(output)
+        command = [sys.executable, *program.arguments]
+        try:
+            self._process = subprocess.Popen(
+                ending_with_this_process(command, guard, inherited),
+                env={**os.environ, **program.environment},
+                stdin=subprocess.DEVNULL if program.call is None else end_of_worker.fileno(),
+                stdout=end_of_output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+        except BaseException:
+            own_end.close()
+            os.close(output)
+            raise
+        finally:
+            end_of_worker.close()
+            os.close(end_of_output)
         self._readers = [
-            _started(self._read_output, self._process.stdout),
+            _started(self._read_output, output),
             _started(self._exchange, own_end, program.call or b""),
         ]
         self._waiter = _started(self._wait)
@@ -187,9 +183,9 @@ class ProcessWorker(Worker):
         has_exited = ended.si_code == os.CLD_EXITED
         self.exit_code = ended.si_status + (0 if has_exited else 128)
 
-    def _read_output(self, output: IO[bytes]) -> None:
-        with output, contextlib.suppress(OSError):
-            for line in printed_lines(output.fileno()):
+    def _read_output(self, output: int) -> None:
+        with open(output, "rb"), contextlib.suppress(OSError):
+            for line in printed_lines(output):
                 self.hear(line)
 
     def _exchange(self, connection: socket.socket, call: bytes) -> None:

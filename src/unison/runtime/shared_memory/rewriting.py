@@ -78,6 +78,8 @@ class Transaction:
         num_replicas: How many there are in the group.
         unchanged: Maps the arguments and the results to what the results are where the function
             does not take effect. Default: they are without meaning then.
+        is_a_loop: Whether the function is a loop of steps, each of which is a transaction: what it
+            carries is then what the last one has left that took effect.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Transaction:
         axis: str,
         num_replicas: int,
         unchanged: Callable[[Sequence[Any], Any], Any] | None = None,
+        is_a_loop: bool = False,
     ):
+        self._is_a_loop = is_a_loop
         self._function = function
         self._axis = axis
         self._num_replicas = num_replicas
@@ -100,21 +104,17 @@ class Transaction:
             axis_env=[(self._axis, self._num_replicas)],
             return_shape=True,
         )(*leaves)
+        structure: Any = jax.tree.structure(shapes)
         run = _Run(ticket, [range(self._num_replicas)], leaves, may_fail=True)
-        outputs = run.function(closed, leaves)
-        ticket = run.ticket
-        if run.has_exchanged and self._unchanged is not None:  # a step of all members
-            ticket, _ = exchange(Kind.COMMIT, "commit", ticket, [], [], [])
-        has_effect = ticket[0, Ticket.FAILED] == 0
-        results = jax.tree.unflatten(jax.tree.structure(shapes), outputs)
-        if self._unchanged is not None:
-            before = self._unchanged(args, results)
-            results = jax.tree.map(
-                lambda new, old: new if new is old else jnp.where(has_effect, new, old),
-                results,
-                before,
-            )
-        return ticket, jnp.copy(ticket), results
+        run.is_a_loop_of_steps = self._is_a_loop
+        if self._unchanged is None:
+            outputs = run.function(closed, leaves)
+        else:
+            results = [object() for _ in range(structure.num_leaves)]
+            before = self._unchanged(args, jax.tree.unflatten(structure, results))
+            pairs = zip(results, jax.tree.leaves(before), strict=True)
+            outputs = run.step(closed, leaves, [None if old is new else old for new, old in pairs])
+        return run.ticket, jnp.copy(run.ticket), jax.tree.unflatten(structure, outputs)
 
 
 class _Run:
@@ -133,6 +133,8 @@ class _Run:
         self._may_fail = may_fail
         #: Whether any operation needs the other replicas.
         self.has_exchanged = False
+        #: Whether the first loop is one of steps, which are committed one by one.
+        self.is_a_loop_of_steps = False
         #: What the caller may still need, by identity: no operation overwrites it.
         self._arguments = {id(argument): argument for argument in arguments}
         self._forms: dict[str, Callable[..., Sequence[jax.Array]]] = {
@@ -141,6 +143,10 @@ class _Run:
             "cond": self._cond,
         }
 
+    def commit(self) -> None:
+        """Decides, for all replicas of this process, whether what was done has an effect."""
+        self.ticket, _ = exchange(Kind.COMMIT, "commit", self.ticket, [], [], [])
+
     @property
     def is_well(self) -> jax.Array:
         """Whether no exchange has failed so far."""
@@ -148,20 +154,60 @@ class _Run:
 
     def function(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         """Returns the results of `closed`."""
-        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-        values |= zip(closed.jaxpr.invars, args, strict=True)
-
-        def value(atom: Any) -> Any:
-            return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
+        values = _bound(closed, args)
         for equations in _in_groups(closed.jaxpr.eqns):
-            inputs = [value(atom) for equation in equations for atom in equation.invars]
-            outputs = self._equation(equations[0], inputs)
-            if _is_view(equations[0]) and id(inputs[0]) in self._arguments:
-                self._arguments[id(outputs[0])] = outputs[0]
-            variables = [variable for equation in equations for variable in equation.outvars]
-            values |= zip(variables, outputs, strict=True)
-        return [value(atom) for atom in closed.jaxpr.outvars]
+            values |= self._evaluated(equations, values)
+        return [_value(atom, values) for atom in closed.jaxpr.outvars]
+
+    def step(
+        self, closed: jex.ClosedJaxpr, args: Sequence[Any], before: Sequence[Any]
+    ) -> list[Any]:
+        """Returns the results of a step of all members, which takes effect or does not.
+
+        Whether it does is known behind the last exchange. What can wait for that computes with the
+        results as they will be: if new moments were selected only in the end, XLA would update
+        weights by moments that it computes a second time, and copy the old ones to do so.
+
+        Args:
+            closed: The step.
+            args: Its arguments.
+            before: What the results are if it does not take effect; None: without meaning then.
+        """
+        values = _bound(closed, args)
+        first, then = _divided(closed.jaxpr.eqns)
+        for equations in _in_groups(first):
+            values |= self._evaluated(equations, values)
+        if self.has_exchanged:
+            self.commit()
+        has_effect = self.is_well
+
+        def selected(new: Any, old: Any) -> Any:
+            return new if old is None or new is old else jnp.where(has_effect, new, old)
+
+        results = closed.jaxpr.outvars
+        old_of = dict(zip(map(id, results), before, strict=True))
+        chosen: dict[int, Any] = {}
+        for equation in then:
+            for variable, new in self._evaluated([equation], values).items():
+                chosen[id(variable)] = old_of.get(id(variable))
+                values[variable] = selected(new, chosen[id(variable)])
+        return [
+            value if chosen.get(id(atom)) is old else selected(value, old)
+            for atom, value, old in zip(
+                results, (_value(atom, values) for atom in results), before, strict=True
+            )
+        ]
+
+    def _evaluated(
+        self, equations: Sequence[jex.JaxprEqn], values: dict[jex.Var, Any]
+    ) -> dict[jex.Var, Any]:
+        """Returns the results of an equation, or of several reductions like it."""
+        inputs = [_value(atom, values) for equation in equations for atom in equation.invars]
+        outputs = self._equation(equations[0], inputs)
+        if _is_view(equations[0]) and id(inputs[0]) in self._arguments:
+            self._arguments[id(outputs[0])] = outputs[0]
+        variables = [variable for equation in equations for variable in equation.outvars]
+        return dict(zip(variables, outputs, strict=True))
 
     def _equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         """Returns what an equation, or several reductions like it, make of all their inputs."""
@@ -184,6 +230,7 @@ class _Run:
         of_condition = inputs[: params["cond_nconsts"]]
         of_body = inputs[len(of_condition) : len(of_condition) + params["body_nconsts"]]
         start = inputs[len(of_condition) + len(of_body) :]
+        commits, self.is_a_loop_of_steps = self.is_a_loop_of_steps, False
 
         def goes_on(values: list[Any]) -> Any:
             going_on = self.function(params["cond_jaxpr"], [*of_condition, *values])[0]
@@ -191,8 +238,11 @@ class _Run:
             return going_on & self.is_well if self._may_fail else going_on
 
         def body(carry: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
-            self.ticket, _, values = carry
-            values = self.function(params["body_jaxpr"], [*of_body, *values])
+            self.ticket, _, before = carry
+            if commits:
+                values = self.step(params["body_jaxpr"], [*of_body, *before], before)
+            else:
+                values = self.function(params["body_jaxpr"], [*of_body, *before])
             # The condition may hold collective operations as well, so it is evaluated here.
             going_on = goes_on(values)
             return self.ticket, going_on, values
@@ -451,6 +501,36 @@ def _whole(parts: jax.Array, like: jax.Array) -> jax.Array:
 def _axis(axes: Any) -> str:
     (axis,) = axes if isinstance(axes, tuple) else (axes,)
     return axis
+
+
+def _bound(closed: jex.ClosedJaxpr, args: Sequence[Any]) -> dict[jex.Var, Any]:
+    """Returns the values of a function's variables before its first equation."""
+    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    return values | dict(zip(closed.jaxpr.invars, args, strict=True))
+
+
+def _value(atom: jex.Var | jex.Literal, values: dict[jex.Var, Any]) -> Any:
+    return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+
+def _divided(
+    equations: Sequence[jex.JaxprEqn],
+) -> tuple[list[jex.JaxprEqn], list[jex.JaxprEqn]]:
+    """Returns the collective operations with all that they need, and what can wait; in order."""
+    first: list[jex.JaxprEqn] = []
+    then: list[jex.JaxprEqn] = []
+    needed: set[Any] = set()
+    for equation in reversed(equations):
+        is_first = (
+            is_collective(equation)
+            or has_collectives(equation)
+            or bool(equation.effects)
+            or not needed.isdisjoint(equation.outvars)
+        )
+        if is_first:
+            needed |= {atom for atom in equation.invars if not isinstance(atom, jex.Literal)}
+        (first if is_first else then).append(equation)
+    return first[::-1], then[::-1]
 
 
 def _asks_for_replica(equation: jex.JaxprEqn) -> bool:

@@ -1,0 +1,225 @@
+"""The options of elastic jobs of `unison run`: which there are, and which go together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from unison.cli.errors import CommandError
+from unison.runtime.addresses import LOOPBACK, split_address
+from unison.runtime.elastic.environment import TOKEN_VARIABLE
+
+#: What is so unless an option says otherwise.
+_RESTARTS = 10
+_HEARTBEAT_TIMEOUT = 10.0
+_WAIT = 60.0
+_GRACE = 20.0
+
+#: Addresses that stand for all of a machine's: nobody can be sent there.
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of elastic jobs."""
+    group = parser.add_argument_group(
+        "elastic jobs", "the job goes on when workers are lost, and takes in new ones"
+    )
+    group.add_argument(
+        "--min-workers", type=int, metavar="M", help="with fewer, it stops (default: 1)"
+    )
+    group.add_argument(
+        "--max-workers",
+        type=int,
+        metavar="N",
+        help="more wait until one is lost (default: as many as are started); --workers says how "
+        "many are started here (default: N)",
+    )
+    group.add_argument(
+        "--join",
+        metavar="HOST:PORT",
+        help="start more workers (default: 1) for the job whose register listens there; its secret "
+        f"is in {TOKEN_VARIABLE}",
+    )
+    group.add_argument(
+        "--restarts",
+        type=int,
+        metavar="R",
+        help=f"how often, in the whole job, a lost worker is started again (default: {_RESTARTS})",
+    )
+    group.add_argument(
+        "--restarts-on-error",
+        action="store_true",
+        help="start a worker again, too, whose program has raised (default: that ends the job)",
+    )
+    group.add_argument(
+        "--heartbeat-timeout",
+        type=float,
+        metavar="S",
+        help=f"a worker that is silent for so many seconds is lost (default: "
+        f"{_HEARTBEAT_TIMEOUT:g})",
+    )
+    group.add_argument(
+        "--wait",
+        type=float,
+        metavar="S",
+        help=f"seconds to wait for others with fewer than M workers (default: {_WAIT:g})",
+    )
+    group.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help="seconds that workers have to save and end when the job is stopped (default: "
+        f"{_GRACE:g})",
+    )
+    group.add_argument(
+        "--folder",
+        metavar="DIR",
+        help="where the job keeps what it needs to go on when it is started again (default: a "
+        "temporary folder)",
+    )
+    group.add_argument(
+        "--listen",
+        metavar="HOST[:PORT]",
+        help="the address of this machine at which workers of other machines reach the register "
+        "(default: the loopback address, at a free port)",
+    )
+
+
+def is_elastic(options: argparse.Namespace) -> bool:
+    """Whether an elastic job is asked for."""
+    asked = (options.min_workers, options.max_workers, options.join)
+    return any(given is not None for given in asked)
+
+
+def may_start_nobody(options: argparse.Namespace) -> bool:
+    """Whether all workers may be started by other commands."""
+    return is_elastic(options) and options.join is None and options.address is None
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses what cannot be had.
+
+    Raises:
+        CommandError: It says what, and the mend.
+    """
+    if not is_elastic(options):
+        _refuse(options, "is for elastic jobs. Give --min-workers, or leave it out", *_OF_ELASTIC)
+        return
+    _refuse(
+        options,
+        "starts a fixed number of workers elsewhere. Start an elastic job without it on one "
+        "machine, and more workers on others with --join",
+        "env",
+    )
+    for name, least in (("restarts", 0), ("heartbeat_timeout", 0.5), ("wait", 0), ("grace", 0)):
+        given = getattr(options, name)
+        if given is not None and not given >= least:
+            raise CommandError(f"Expected at least {least} for {_option(name)}. Received: {given}")
+    if options.join is not None:
+        first = ("min_workers", "max_workers", "folder", "listen", "address")
+        _refuse(options, "is for the command that starts the job: leave it out with --join", *first)
+        checked_address(options.join, "--join")
+        if not os.environ.get(TOKEN_VARIABLE):
+            raise CommandError(
+                f"--join needs the job's secret in the environment variable {TOKEN_VARIABLE}: it "
+                "is in the file `token` of the job's folder."
+            )
+        return
+    least, most, _ = sizes(options)
+    if least < 1:
+        raise CommandError(f"Expected at least 1 for --min-workers. Received: {least}")
+    if most < least:
+        raise CommandError(
+            f"Expected at least as many for --max-workers as for --min-workers. Received: {most} "
+            f"and {least}"
+        )
+    if options.workers is not None and options.workers > most:
+        raise CommandError(
+            f"Expected at most as many for --workers as for --max-workers. Received: "
+            f"{options.workers} and {most}"
+        )
+    if options.folder is not None and os.path.isfile(options.folder):
+        raise CommandError(f"Expected a folder for --folder. Received: {options.folder!r}")
+
+
+#: The options that mean nothing without a job that is elastic.
+_OF_ELASTIC = (
+    "restarts",
+    "restarts_on_error",
+    "heartbeat_timeout",
+    "wait",
+    "grace",
+    "folder",
+    "listen",
+)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _refuse(options: argparse.Namespace, why: str, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise CommandError(f"{_option(name)} {why}.")
+
+
+def sizes(options: argparse.Namespace) -> tuple[int, int, int]:
+    """Returns the least and the greatest number of workers, and how many are started here."""
+    least = 1 if options.min_workers is None else options.min_workers
+    most = options.max_workers
+    if most is None:
+        most = max(least, options.workers or least)
+    return least, most, most if options.workers is None else options.workers
+
+
+def checked_address(address: str, option: str) -> tuple[str, int]:
+    """Returns the host and the port of an address that an option gives."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise CommandError(f"Expected HOST:PORT for {option}. Received: {address!r}")
+    return split_address(address)
+
+
+def listen_at(options: argparse.Namespace) -> tuple[str, int]:
+    """Returns the host and the port at which the register is to listen; port 0: a free one."""
+    if options.listen is None:
+        return options.host or LOOPBACK, 0
+    given = options.listen
+    host, colon, port = given.rpartition(":")
+    is_bare_ipv6 = given.count(":") > 1 and "[" not in given
+    if not colon or given.endswith("]") or is_bare_ipv6:
+        host, port = given, "0"
+    host = host.strip("[]")
+    if not port.isdecimal() or int(port) >= 1 << 16:
+        raise CommandError(f"Expected HOST or HOST:PORT for --listen. Received: {given!r}")
+    if host in _ANY_ADDRESS:
+        raise CommandError(
+            f"Expected the address at which others reach this machine for --listen. Received: "
+            f"{given!r}"
+        )
+    return host, int(port)
+
+
+def restarts(options: argparse.Namespace) -> int:
+    """Returns how often a lost worker may be started again."""
+    return _RESTARTS if options.restarts is None else int(options.restarts)
+
+
+def heartbeat_timeout(options: argparse.Namespace) -> float:
+    """Returns the seconds of silence after which a worker is lost."""
+    return _given(options.heartbeat_timeout, _HEARTBEAT_TIMEOUT)
+
+
+def wait(options: argparse.Namespace) -> float:
+    """Returns the seconds for which too few workers wait for others."""
+    return _given(options.wait, _WAIT)
+
+
+def grace(options: argparse.Namespace) -> float:
+    """Returns the seconds that workers have to save and end."""
+    return _given(options.grace, _GRACE)
+
+
+def _given(option: float | None, default: float) -> float:
+    return default if option is None else option

@@ -1,0 +1,99 @@
+"""What `unison run` says of an elastic job: one line for each event that matters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unison.runtime.elastic.protocol import DONE, REGISTER_LOST
+
+
+class Story:
+    """Turns events of a job's register and processes into lines.
+
+    Args:
+        restarts: How many there may be.
+        now: Returns the time in seconds.
+
+    Examples:
+        >>> story = Story(restarts=10)
+        >>> story.told({"event": "started", "view": 1, "workers": ["worker 0", "worker 1"]})
+        'the job runs: 2 workers (worker 0, worker 1)'
+        >>> story.told({"event": "lost", "worker": "worker 1", "why": "it is silent"})
+        'worker 1 is out of the group: it is silent'
+        >>> story.told({"event": "process lost", "worker": 1, "why": "SIGKILL", "again_in": 0.0,
+        ...             "restart": 1})
+        'worker 1 was lost (SIGKILL); it is started again (1 of 10)'
+    """
+
+    def __init__(self, restarts: int, now: Callable[[], float] = time.monotonic):
+        self._restarts = restarts
+        self._now = now
+        self._members: Sequence[str] = ()
+        self._interrupted_at: float | None = None
+
+    def told(self, event: Mapping[str, Any]) -> str | None:
+        """Returns what is said of an event; None: nothing."""
+        what = event["event"]
+        if what == "interrupted" and self._members and self._interrupted_at is None:
+            self._interrupted_at = self._now()
+        tell = getattr(self, "_" + what.replace(" ", "_"), None)
+        return None if tell is None else tell(event)
+
+    def _process_started(self, event: Mapping[str, Any]) -> str:
+        return f"worker {event['worker']} is started"
+
+    def _process_lost(self, event: Mapping[str, Any]) -> str:
+        lost = f"worker {event['worker']} was lost ({event['why']})"
+        if "given_up" in event:
+            return f"{lost}; it is not started again: {event['given_up']}"
+        after = f" in {event['again_in']:g} s" if event["again_in"] else ""
+        return f"{lost}; it is started again{after} ({event['restart']} of {self._restarts})"
+
+    def _process_ended(self, event: Mapping[str, Any]) -> str:
+        code = f" with exit code {event['code']}" if event["code"] else ""
+        return f"worker {event['worker']} has ended{code}"
+
+    def _stopping(self, event: Mapping[str, Any]) -> str:
+        return "stopping: the workers save what they have (at the second Ctrl-C they are killed)"
+
+    def _timeout(self, event: Mapping[str, Any]) -> str:
+        return (
+            f"Expected the job to end within {event['seconds']:g} s. {event['running']} workers "
+            "still run. They are ended."
+        )
+
+    def _started(self, event: Mapping[str, Any]) -> str:
+        members = event["workers"]
+        count = f"{len(members)} {'worker' if len(members) == 1 else 'workers'}"
+        if not self._members:
+            self._members = members
+            return f"the job runs: {count} ({', '.join(members)})"
+        joined = [name for name in members if name not in self._members]
+        self._members = members
+        since = self._interrupted_at
+        self._interrupted_at = None
+        new = f"; {', '.join(joined)} joined" if joined else ""
+        at = f" from step {event['step']}" if event.get("step") is not None else ""
+        after = f" after {self._now() - since:.2f} s" if since is not None else ""
+        return f"regrouped: {count} ({', '.join(members)}) go on{at}{after}{new}"
+
+    def _lost(self, event: Mapping[str, Any]) -> str:
+        return f"{event['worker']} is out of the group: {event['why']}"
+
+    def _leaving(self, event: Mapping[str, Any]) -> str:
+        return f"{event['worker']} leaves: it is to end soon"
+
+    def _refused(self, event: Mapping[str, Any]) -> str:
+        return f"{event['worker']} is refused: {event['why']}"
+
+    def _benched(self, event: Mapping[str, Any]) -> str:
+        return f"{event['worker']} is left out for {event['seconds']:g} s: groups with it failed"
+
+    def _ended(self, event: Mapping[str, Any]) -> str | None:
+        if event["code"] == DONE:
+            return "the job is done"
+        if event["code"] == REGISTER_LOST:  # this process has ended it, and says why
+            return None
+        return f"the job ends: {event['why']} (exit code {event['code']})"

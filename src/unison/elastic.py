@@ -1,0 +1,285 @@
+"""Training loops of your own in a job whose workers may change (`unison run --min-workers`).
+
+Keras' `fit` needs nothing of this. A loop of your own is a function of a `State`; `run` calls it
+again, where the state was committed last, whenever the group of workers has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+
+from unison.cells import Cell, live_cells
+from unison.data import DistributedDataset, DistributedIterator
+from unison.runtime.elastic import ElasticOptions as Options
+from unison.runtime.elastic import GroupChanged, elastic_group
+from unison.train.archive import SUFFIX
+from unison.train.checkpoint import Checkpoint
+
+__all__ = ["GroupChanged", "Options", "State", "run"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class State:
+    """What a training loop needs to go on in another group of workers.
+
+    Numbers are attributes, to be read and set: `state.step += 1`. Everything else is what a
+    `unison.train.Checkpoint` follows: Keras models and optimizers, variables, modules, metrics.
+    `commit` says that a step is complete; what happens to the group afterwards, the state goes back
+    to that.
+
+    Args:
+        steps_are_one_program: Whether there is at most one `strategy.run` that assigns variables
+            between two commits, and no assignment outside. Then nothing needs to be copied: a
+            program takes effect as a whole or not at all. Otherwise each commit keeps a copy of
+            what is overwritten after it.
+        parts: Numbers, and what has variables, by name. All workers give the same.
+
+    Raises:
+        ValueError: A part is neither a number nor something that a checkpoint can follow.
+
+    Examples:
+        >>> import unison
+        >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     total = unison.Variable(0.0, aggregation=unison.VariableAggregation.SUM)
+        >>> @unison.elastic.run
+        ... def train(state):
+        ...     while state.step < 3:
+        ...         strategy.run(lambda: total.assign_add(1.0))
+        ...         state.step += 1
+        ...         state.commit()
+        >>> state = unison.elastic.State(step=0, total=total)
+        >>> train(state)
+        >>> state.step, float(total)
+        (3, 6.0)
+    """
+
+    def __init__(self, *, steps_are_one_program: bool = False, **parts: Any):
+        self._numbers = {name: part for name, part in parts.items() if _is_number(part)}
+        objects = {name: part for name, part in parts.items() if not _is_number(part)}
+        self._checkpoint = Checkpoint(numbers=_Numbers(self), **objects)
+        self._keeps_copies = not steps_are_one_program
+        self._group = elastic_group()
+        self._iterators: dict[str, DistributedIterator] = {}
+        #: Where iterators are, by name.
+        self._places: dict[str, dict[str, Any]] = {}
+        self._commits = 0
+        self._committed: dict[str, Any] = {}
+        #: The variables' arrays at the last commit.
+        self._kept: dict[Cell, jax.Array] = {}
+        self._launched = 0
+
+    def __getattr__(self, name: str) -> Any:
+        numbers = vars(self).get("_numbers", {})
+        if name in numbers:
+            return numbers[name]
+        objects = vars(self).get("_checkpoint")
+        if objects is not None and name in vars(objects):
+            return vars(objects)[name]
+        raise AttributeError(
+            f"The state has no {name!r}. It was made with: "
+            f"{', '.join(sorted({*numbers, *_public(objects)}))}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        elif name in self._numbers and _is_number(value):
+            self._numbers[name] = value
+        else:
+            raise AttributeError(
+                "Only the numbers of a state can be set: "
+                f"{', '.join(self._numbers) or 'it has none'}. Received: {name} = {value!r}"
+            )
+
+    def commit(self) -> None:
+        """Says that what was done since the last commit is complete, on this worker.
+
+        Raises:
+            GroupChanged: The group has changed; `run` takes care of it.
+            RuntimeError: More than one program has assigned variables since the last commit,
+                although the state was told that none would.
+        """
+        group = self._group
+        if group is not None:
+            group.settle(0)
+            if not self._keeps_copies and group.committed - self._launched > 1:
+                raise RuntimeError(
+                    "Expected at most one strategy.run between two commits of a State with "
+                    f"steps_are_one_program=True. Received: {group.committed - self._launched}. "
+                    "Leave that argument out."
+                )
+        self._keep()
+        if group is not None:
+            group.tell("commit")
+        if group is not None and group.is_over:
+            raise GroupChanged(message="The group of workers has changed.")
+
+    def restore(self) -> None:
+        """Goes back to the last commit."""
+        self._numbers = dict(self._committed.get("numbers", self._numbers))
+        self._places = dict(self._committed.get("places", {}))
+        self._iterators.clear()
+        for cell, array in self._kept.items():
+            if not array.is_deleted():  # else a program has had it that left the value as it was
+                cell.put(array)
+        self._keep_copies()
+
+    def iterate(self, dataset: DistributedDataset, name: str = "data") -> Iterator[Any]:
+        """Yields the batches of a distributed dataset, from where the state was committed on.
+
+        In the function that `run` calls, so that after a change of the group the rest of the pass
+        is divided among the workers that are there: each example is used once.
+
+        Args:
+            dataset: What `strategy.experimental_distribute_dataset` has returned, in this call of
+                the function.
+            name: Tells several datasets apart.
+        """
+        iterator = self._iterators[name] = iter(dataset)
+        if name in self._places:
+            iterator.set_state(self._places[name])
+        yield from iterator
+        del self._iterators[name]
+        self._places.pop(name, None)
+
+    # -- for `run` -------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Comes to the group, or takes over what an earlier run of the job has kept."""
+        group = self._group
+        if group is None:
+            return
+        group.position = lambda: self._commits
+        self._keep()
+        if group.is_joining:
+            group.regroup(self, is_open=True)
+        else:
+            group.resume(self)
+        group.recover = _go_back
+        group.open(True)
+
+    def go_on(self) -> None:
+        """Goes back to the last commit, in the next group."""
+        group = self._group
+        assert group is not None
+        group.settle_all()
+        self.restore()
+        group.regroup(self, is_open=True)
+        self._launched = group.committed
+        self._keep_copies()
+
+    def end(self) -> None:
+        """Waits for what is under way, after which the function is not called again."""
+        if self._group is not None:
+            self._group.settle(0)
+            self._group.open(False)
+            self._group.recover = self._group.regroup_alone
+
+    @property
+    def can_be_resumed(self) -> bool:
+        return True
+
+    def pack(self) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="unison-") as folder:
+            path = self._checkpoint.write(os.path.join(folder, "state"))
+            with open(path + SUFFIX, "rb") as file:
+                return file.read()
+
+    def unpack(self, packed: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="unison-") as folder:
+            path = os.path.join(folder, "state")
+            with open(path + SUFFIX, "wb") as file:
+                file.write(packed)
+            self._checkpoint.read(path).expect_partial()
+        self._keep(counts=False)
+
+    # -- what is kept ----------------------------------------------------------------------
+
+    def _keep(self, counts: bool = True) -> None:
+        self._commits += counts
+        self._places |= {name: each.get_state() for name, each in self._iterators.items()}
+        self._committed = {"numbers": dict(self._numbers), "places": dict(self._places)}
+        if self._group is not None:
+            self._launched = self._group.committed
+        self._keep_copies()
+
+    def _keep_copies(self) -> None:
+        """Sees to it that the variables can be brought back to what they are now."""
+        if self._group is None:
+            return
+        cells = live_cells(self._group.placement)
+        self._kept = {cell: cell.stored() for cell in cells}
+        if self._keeps_copies:
+            for cell in cells:
+                cell.copy_later(functools.partial(self._copy, cell))
+
+    def _copy(self, cell: Cell) -> None:
+        """Copies what a program is about to overwrite."""
+        self._kept[cell] = jnp.copy(self._kept[cell])
+
+
+class _Numbers:
+    """The numbers of a state, as a checkpoint follows them."""
+
+    def __init__(self, state: State):
+        self._state = state
+
+    def get_state(self) -> dict[str, Any]:
+        own = vars(self._state)
+        return {"numbers": own["_numbers"], "places": own["_places"], "commits": own["_commits"]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        own = vars(self._state)
+        own["_numbers"] = own["_numbers"] | state["numbers"]
+        own["_places"], own["_commits"] = state["places"], state["commits"]
+
+
+def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[State, P], T]:
+    """Returns a training loop that goes on when the group of workers changes.
+
+    It calls `function` with the state, and again, with the state as it was committed last, after
+    each change: then datasets are to be distributed anew (`State.iterate` goes on in them), and
+    what depends on `strategy.num_replicas_in_sync` computed again. Outside elastic jobs it just
+    calls the function.
+
+    Args:
+        function: Takes a `State`, and may take more.
+    """
+
+    @functools.wraps(function)
+    def wrapped(state: State, *args: P.args, **kwargs: P.kwargs) -> T:
+        state.begin()
+        while True:
+            try:
+                result = function(state, *args, **kwargs)
+                state.end()
+                return result
+            except GroupChanged:
+                state.go_on()
+
+    return cast(Callable[Concatenate[State, P], T], wrapped)
+
+
+def _go_back() -> None:
+    """What a question does in a loop when the group has changed: the loop goes back."""
+    raise GroupChanged(message="The group of workers has changed.")
+
+
+def _is_number(part: Any) -> bool:
+    return isinstance(part, bool | int | float)
+
+
+def _public(checkpoint: Checkpoint | None) -> set[str]:
+    if checkpoint is None:
+        return set()
+    return {name for name in vars(checkpoint) if not name.startswith("_")} - {"numbers"}

@@ -1,0 +1,606 @@
+"""This worker's group: the view it is in, and the programs that it runs there.
+
+A program that is launched in a group takes effect as a whole or not at all. It is known which when
+it has ended, so there is a list of those of which it is not known yet (`settle`). When the view is
+over, what has not taken effect has to be done again in the next one (`regroup`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import functools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from unison.errors import FailedPreconditionError, UnavailableError, UnimplementedError
+from unison.runtime import devices, process_group
+from unison.runtime.elastic import faults, happenings, history
+from unison.runtime.elastic.communicator import Broken, Communicator
+from unison.runtime.elastic.environment import ElasticEnvironment, elastic_environment
+from unison.runtime.elastic.membership import Membership
+from unison.runtime.elastic.options import ElasticOptions
+from unison.runtime.elastic.placement import ElasticPlacement
+from unison.runtime.elastic.protocol import (
+    REGISTER_LOST,
+    TOO_FEW_WORKERS,
+    Ended,
+    Interrupted,
+    View,
+)
+from unison.runtime.shared_memory.group import host_identity
+from unison.runtime.shared_memory.library import Ticket
+
+logger = logging.getLogger("unison")
+
+T = TypeVar("T")
+
+
+#: How a communicator says that the members' programs differ.
+_DIFFERENT_OPERATIONS = 9
+
+#: The file with the state of a job that has ended before its time, and the exit codes with which
+#: it does.
+_STATE = "state"
+_SAVING_CODES = (TOO_FEW_WORKERS, REGISTER_LOST)
+
+
+class GroupChanged(UnavailableError):  # noqa: N818 - what happens, not a mistake
+    """The view is over in which a program was launched.
+
+    What has not taken effect is to be done again, after `ElasticGroup.regroup`.
+    """
+
+
+class SharedState(Protocol):
+    """What all members of a group have in common, and a newcomer gets."""
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether another run of the job could go on from it."""
+        ...
+
+    def pack(self) -> bytes:
+        """Returns the state, for `unpack` on another worker."""
+        ...
+
+    def unpack(self, packed: bytes) -> None:
+        """Takes over the state of another worker."""
+        ...
+
+
+class Regrouped(NamedTuple):
+    """How this worker has come into a view.
+
+    Attributes:
+        place: Its place among the members; the first one has been in the group before.
+        has_taken_over: Whether it got its state from another worker.
+        seconds: How long it took.
+    """
+
+    place: int
+    has_taken_over: bool
+    seconds: float
+
+
+class ElasticGroup:
+    """The workers of an elastic job that compute together now.
+
+    Args:
+        environment: What the launcher has said.
+
+    Attributes:
+        placement: The replicas.
+        nominal: With how many workers the job began.
+        launched: How many programs this worker has launched that have, or may have, taken effect.
+        committed: How many are known to have taken effect.
+        step: How many of those all members had to take part in: equal states have the same number.
+        view: The present view; None while this worker is alone.
+    """
+
+    def __init__(self, environment: ElasticEnvironment):
+        self._environment = environment
+        own = devices.default_devices()
+        if own[0].platform != "cpu":
+            raise UnimplementedError(
+                message="Expected workers that compute on CPUs: groups that may change "
+                f"exchange through the host's memory. Received: devices of {own[0].platform}. Set "
+                "JAX_PLATFORMS=cpu, or run the program without --min-workers."
+            )
+        self._own = len(own)
+        self.placement = ElasticPlacement(own, self)
+        self.launched = self.committed = self.step = 0
+        self._first_step = 0
+        self._has_looked = False  # for what an earlier run has kept
+        #: How many steps of the loop have taken effect that the first program is without effect.
+        self.partly_committed = 0
+        self.view: View | None = None
+        #: How many members there are, and which of them this one is.
+        self.num_members, self.index = 1, 0
+        #: Returns the step of this worker's state, for the register; default: `step`.
+        self.position: Callable[[], int] = lambda: self.step
+        self._communicator: Communicator | None = None
+        self._ticket: jax.Array | None = None
+        self._unsettled: collections.deque[jax.Array] = collections.deque()
+        #: How many questions all members have answered, the latest answer as bytes, and one that
+        #: another member has handed to this one.
+        self._answers = 0
+        self._latest_answer: Callable[[], bytes] = bytes
+        self._handed: bytes | None = None
+        self._asks = False
+        #: What brings this worker into the next view, and does again what it has to.
+        self.recover: Callable[[], Any] = self.regroup_alone
+        where = (environment.listen, 0)
+        family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server(where, family=family)
+        host, port = self._listener.getsockname()[:2]
+        about = {
+            "name": environment.name,
+            "host": host_identity(own) or f"process {os.getpid()} of {socket.gethostname()}",
+            "replicas": self._own,
+            "slot": environment.slot,
+            "software": process_group.software(),
+        }
+        self._membership = Membership(
+            environment.register,
+            environment.token,
+            about,
+            f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}",
+            environment.heartbeat_timeout,
+            environment.wait,
+        )
+        self._membership.on_interrupt(self._abort)
+        #: What stays as it is when the number of replicas changes.
+        self.options = ElasticOptions()
+        self.nominal, self.is_joining = self._ended_by(self._membership.enter)
+        happenings.happened("start", 0)
+        process_group.agree_through(self)
+        self._has_failed = False
+        self._show_error, sys.excepthook = sys.excepthook, self._note_error
+        atexit.register(self._end)
+        self._heed_notices()
+        if not self.is_joining:
+            self.regroup(None)
+
+    @property
+    def replicas_at_start(self) -> int:
+        """With how many replicas the job began, if all workers have as many."""
+        return self.nominal * self._own
+
+    # -- programs --------------------------------------------------------------------------
+
+    def launch(self, program: Callable[..., Any], args: Sequence[Any], name: str) -> Any:
+        """Launches a transaction, and returns its results.
+
+        Raises:
+            GroupChanged: The view is over; it was not launched.
+        """
+        self.settle(1)
+        if self._membership.interrupted is not None:
+            self.settle(0)
+            raise GroupChanged(message=f"{name} was not run: {self._membership.interrupted}")
+        self._ticket, status, results = program(self._ticket, *args)
+        self._unsettled.append(status)
+        self.launched += 1
+        return results
+
+    def settle(self, most: int) -> None:
+        """Waits until at most `most` programs are left of which it is not known what they did.
+
+        Raises:
+            GroupChanged: One has not taken effect, and none that was launched after it.
+        """
+        while len(self._unsettled) > most:
+            status = np.asarray(self._unsettled.popleft().addressable_data(0))[0]
+            before = self.step
+            self._count_steps(self._first_step + int(status[Ticket.COMMITTED]))
+            if status[Ticket.FAILED]:
+                self._unsettled.clear()
+                self.partly_committed = self.step - before
+                raise self._broken()
+            self.committed += 1
+
+    def _count_steps(self, end: int) -> None:
+        """Notes that all steps up to `end` have taken effect."""
+        while self.step < end:
+            self.step += 1
+            self._membership.progress(self.step, "trains")
+            self.tell("commit")
+
+    def _broken(self) -> Exception:
+        """Returns the error of an exchange that has failed; the register hears of it.
+
+        Raises:
+            FailedPreconditionError: The members do different things, in any view.
+        """
+        assert self._communicator is not None
+        failure = self._communicator.failure
+        about = "an exchange failed" if failure is None else failure.why
+        if failure is not None and failure.code == _DIFFERENT_OPERATIONS:
+            return FailedPreconditionError(message=about)
+        if self._membership.interrupted is None:
+            self._membership.suspect(about)
+        return GroupChanged(
+            message=f"The group of workers has changed: {self._membership.interrupted or about}. "
+            "Keras' fit goes on by itself; put a loop of your own into a function that "
+            "unison.elastic.run calls."
+        )
+
+    def open(self, is_open: bool) -> None:
+        """Says whether newcomers could take part in what this worker is doing from now on."""
+        if self.view is not None:
+            self._membership.open(is_open)
+
+    def settle_all(self) -> bool:
+        """Waits until it is known of all programs what they did; whether all have taken effect."""
+        try:
+            self.settle(0)
+        except GroupChanged:
+            return False
+        return True
+
+    def launch_alone(self, program: Callable[..., Any], args: Sequence[Any], name: str) -> Any:
+        """Runs a program in which no other worker takes part, and returns its results.
+
+        Raises:
+            GroupChanged: The view is over; it was not run.
+        """
+        if self._membership.interrupted is not None and self.view is not None:
+            raise GroupChanged(message=f"{name} was not run: {self._membership.interrupted}")
+        results = program(*args)
+        self.launched += 1
+        self.committed += 1
+        self.step += 1
+        self.tell("commit")
+        return results
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the present view is over."""
+        return self._membership.interrupted is not None
+
+    def all_gather_json(self, value: Any, what: str) -> list[Any]:
+        """Returns the values of all members; see `process_group.all_gather_json`."""
+        answers = self.all_gather(json.dumps([what, value]).encode())
+        found = [json.loads(answer) for answer in answers]
+        for member, (other, _) in enumerate(found):
+            if other != what:
+                raise RuntimeError(
+                    f"All workers must do the same. Worker {self.index} is at: {what}. Worker "
+                    f"{member} is at: {other}."
+                )
+        return [given for _, given in found]
+
+    def all_gather(self, own: bytes) -> list[bytes]:
+        """Returns the bytes of all members, in order; each must call."""
+        return self.ask_all(lambda: own)
+
+    def ask_all(self, own: Callable[[], bytes]) -> list[bytes]:
+        """Returns what `own` returns on all members, in order; each must call, in the main thread.
+
+        It is called again where the group has changed meanwhile.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "In a job whose workers may change, they agree in their main threads only. Use "
+                "AutoShardPolicy.DATA, under which they need not agree about each batch."
+            )
+        return self.answer(lambda: self._gathered(own()), _packed_answers, _unpacked_answers)
+
+    def _gathered(self, own: bytes) -> list[bytes]:
+        self.settle(0)
+        if self._communicator is None:
+            return [own]
+        self.tell("read")
+        if self._membership.interrupted is None:
+            try:
+                return self._communicator.all_gather(own)
+            except Broken:
+                pass
+        raise self._broken()
+
+    def answer(
+        self,
+        ask: Callable[[], T],
+        pack: Callable[[T], bytes],
+        unpack: Callable[[bytes], T],
+    ) -> T:
+        """Returns what all members learn together, whatever happens to the group meanwhile.
+
+        They ask again in the next group. Where some have learnt it in the last one, and perhaps
+        gone on, the others get it from them.
+
+        Args:
+            ask: Asks, together with the others; may raise `GroupChanged`.
+            pack: Makes bytes of the answer, which is the same on all members.
+            unpack: Makes the answer of such bytes.
+        """
+        while True:
+            try:
+                found = ask()
+                self.settle(0)
+                break
+            except GroupChanged:
+                self._asks = True
+                try:
+                    self.recover()
+                finally:
+                    self._asks = False
+                if self._handed is not None:
+                    found, self._handed = unpack(self._handed), None
+                    break
+        self._answers += 1
+        self._latest_answer = lambda: pack(found)
+        return found
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def tell(self, point: str, **about: Any) -> None:
+        """Tells those who look on, if there are any, what this worker has come to."""
+        if happenings.listeners:
+            number = None if self.view is None else self.view.number
+            happenings.happened(point, self.position(), view=number, **about)
+
+    def leave(self) -> None:
+        """Makes this worker one that is alone: it computes in the view no more."""
+        self.tell("left")
+        self._unsettled.clear()
+        self.partly_committed = 0
+        self.launched = self.committed
+        self.placement.number(0, self._own)
+        self.view = None
+        self.num_members, self.index = 1, 0
+        self._ticket = None
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
+
+    def regroup(self, state: SharedState | None, is_open: bool = False) -> Regrouped:
+        """Becomes a member of the next view, with the state that its members have.
+
+        Args:
+            state: What newcomers get, or this worker as one. None: there is nothing yet.
+            is_open: Whether newcomers could take part in what this worker is doing.
+
+        Raises:
+            SystemExit: This worker's part in the job is over.
+        """
+        begin = time.monotonic()
+        was_alone = self.view is None
+        self.leave()
+        step = None if was_alone and self.is_joining else self.position()
+        while True:
+            self.tell("recovery", at="stopped")
+            view = self._ended_by(lambda: self._membership.regroup(step, is_open), state)
+            self.tell("recovery", at="view proposed")
+            try:
+                communicator = Communicator(
+                    view,
+                    self._environment.token,
+                    self._listener,
+                    self._environment.wait,
+                    patience=process_group.TIMEOUT,
+                    is_over=lambda: self._membership.interrupted,
+                )
+                self._communicator = communicator
+                if (why := self._membership.interrupted) is not None:
+                    communicator.abort(why)
+                self.tell("recovery", at="connected")
+                self._hand_answer(view, communicator, is_new=step is None)
+                has_taken_over = self._take_over(view, communicator, state)
+                self.tell("recovery", at="formed")
+                self._membership.confirm()
+            except (Interrupted, Broken) as error:
+                if self._membership.interrupted is None:
+                    self._membership.suspect(str(error))
+                self.leave()
+                continue
+            self._become_member(view, communicator)
+            ids = [member.id for member in view.members]
+            self.tell("view", members=ids, member=ids[view.own], has_taken_over=has_taken_over)
+            self.is_joining = False
+            logger.debug("View %d with steps %s", view.number, view.steps)
+            seconds = time.monotonic() - begin
+            self._say(view, seconds)
+            return Regrouped(view.own, has_taken_over, seconds)
+
+    def regroup_alone(self) -> None:
+        """Enters the next group, where there is no state that others could need."""
+        self.settle_all()
+        self.regroup(None)
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the others may have gone on without this worker since the last view."""
+        return self._membership.was_cut
+
+    def resume(self, state: SharedState) -> bool:
+        """Takes over what an earlier run of the job has kept, where it has; all members call.
+
+        Only the first time: what follows is ahead of it.
+
+        Returns:
+            Whether there was something.
+        """
+        if self._has_looked:
+            return False
+        self._has_looked = True
+        folder = self._environment.folder
+        kept = None if folder is None else _kept(os.path.join(folder, _STATE))
+        steps = self.all_gather_json(None if kept is None else kept[0], "The state of the job")
+        if all(step is None for step in steps):
+            return False
+        if len(set(steps)) > 1:  # machines that do not share the folder
+            own = b"" if kept is None else b"%d\n" % kept[0] + kept[1]
+            parts = [part.partition(b"\n") for part in self.ask_all(lambda: own) if part]
+            kept = max((int(step), packed) for step, _, packed in parts)
+        assert kept is not None
+        state.unpack(kept[1])
+        self._first_step += kept[0] - self.step
+        self.step = kept[0]
+        self.tell("resumed")
+        return True
+
+    def _take_over(self, view: View, communicator: Communicator, state: SharedState | None) -> bool:
+        """Gives members that lack it the state of one that has it; whether this one has got it."""
+        steps = [None if s is None else int(s) for s in view.steps]
+        if view.source is None or state is None:
+            return False
+        behind = [step != steps[view.source] for step in steps]
+        if not any(behind):
+            return False
+        is_source = view.own == view.source
+        self._membership.progress(self.step, "hands over the state")
+        packed = self._hand_out(communicator, view.source, state.pack() if is_source else None)
+        self.tell("recovery", at="state received")
+        self._membership.progress(self.step, "has handed over the state")
+        if behind[view.own]:
+            state.unpack(packed)
+            self.step = steps[view.source] or 0
+        return behind[view.own]
+
+    def _hand_answer(self, view: View, communicator: Communicator, is_new: bool) -> None:
+        """Gives the latest answer to members that have asked for it and do not have it yet."""
+        self._handed = None
+        own = None if is_new or view.steps[view.own] is None else self._answers
+        counts = [json.loads(x) for x in communicator.all_gather(json.dumps(own).encode())]
+        most = max((count for count in counts if count is not None), default=self._answers)
+        if any(count is not None and count < most for count in counts):
+            source = counts.index(most)
+            latest = self._latest_answer() if source == view.own else None
+            packed = self._hand_out(communicator, source, latest)
+            if own == most - 1 and self._asks:
+                self._handed = packed
+                return  # it is counted by whoever asks
+        self._answers = most
+
+    def _hand_out(self, communicator: Communicator, source: int, own: bytes | None) -> bytes:
+        """Returns the bytes of the member `source`, which gives its own; all members call."""
+        sizes = communicator.all_gather(b"" if own is None else str(len(own)).encode())
+        buffer = np.empty(int(sizes[source]), np.uint8)
+        if own is not None:
+            buffer[:] = np.frombuffer(own, np.uint8)
+        communicator.broadcast(source, [buffer])
+        return buffer.tobytes()
+
+    def _become_member(self, view: View, communicator: Communicator) -> None:
+        self.view = view
+        self.num_members, self.index = len(view.members), view.own
+        self._first_step = self.step
+        first = sum(member.replicas for member in view.members[: view.own])
+        self.placement.number(first, sum(member.replicas for member in view.members))
+        self._ticket = self.placement.spread(communicator.first_ticket())
+
+    def _ended_by(self, ask: Callable[[], Any], state: SharedState | None = None) -> Any:
+        """Returns what the membership answers; ends the process where the job has ended it."""
+        try:
+            return ask()
+        except Ended as ended:
+            code, why = ended.code, ended.why
+        except UnavailableError as error:
+            code, why = REGISTER_LOST, str(error)
+        folder = self._environment.folder
+        is_kept = state is not None and state.can_be_resumed
+        if code in _SAVING_CODES and state is not None and is_kept and folder is not None:
+            self._save(state, folder)
+        if code:
+            logger.error("%s ends: %s", self._environment.name, why)
+        raise SystemExit(code)
+
+    def _heed_notices(self) -> None:
+        """Has SIGTERM end this worker's part between two steps, unless the program wants it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            own = os.getpid()
+
+            def take_notice(number: int, frame: object) -> None:
+                if os.getpid() == own:
+                    self._membership.notice()
+                else:  # a process that has been forked off
+                    signal.signal(number, signal.SIG_DFL)
+                    os.kill(os.getpid(), number)
+
+            signal.signal(signal.SIGTERM, take_notice)
+
+    def _note_error(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        """Notes that the program ends by an error, which is none that the job has ended well."""
+        self._has_failed = True
+        self._membership.close()  # the others are not to wait for the end of this process
+        self._show_error(kind, error, traceback)
+
+    def _save(self, state: SharedState, folder: str) -> None:
+        """Keeps the state for the job that is started next, unless another member has done so."""
+        path = os.path.join(folder, _STATE)
+        kept = _kept(path)
+        if kept is None or kept[0] != self.step:
+            aside = f"{path}.{os.getpid()}"
+            with open(aside, "wb") as file:
+                file.write(json.dumps({"step": self.step}).encode() + b"\n")
+                file.write(state.pack())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+
+    def _end(self) -> None:
+        """Ends this worker's part; the others hear that its program has ended."""
+        if not self._has_failed and self.settle_all():
+            self._membership.done()
+        self.leave()
+        self._membership.close()
+
+    def _abort(self, why: str) -> None:
+        communicator = self._communicator
+        if communicator is not None:
+            communicator.abort(why)
+
+    def _say(self, view: View, seconds: float) -> None:
+        if view.own == 0:
+            logger.info(
+                "View %d: %d workers go on together after %.2f s",
+                view.number,
+                len(view.members),
+                seconds,
+            )
+
+
+def _packed_answers(answers: list[bytes]) -> bytes:
+    return json.dumps([answer.hex() for answer in answers]).encode()
+
+
+def _unpacked_answers(packed: bytes) -> list[bytes]:
+    return [bytes.fromhex(answer) for answer in json.loads(packed)]
+
+
+@functools.cache
+def elastic_group() -> ElasticGroup | None:
+    """Returns the group of this process, which comes to its job now; None outside such jobs."""
+    environment = elastic_environment()
+    if environment is None:
+        return None
+    faults.listen()
+    history.listen()
+    happenings.happened("start", 0)
+    return ElasticGroup(environment)
+
+
+def _kept(path: str) -> tuple[int, bytes] | None:
+    """Returns the step and the state that a job has kept; None if it has kept nothing."""
+    try:
+        with open(path, "rb") as file:
+            return int(json.loads(file.readline())["step"]), file.read()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,344 @@
+"""A worker's part in an elastic job: a thread that talks to the register.
+
+The thread keeps the connection alive whatever the program does, finds it again when it is lost, and
+says at once that a view is over. What is to be said when is decided in `participant`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import selectors
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unison.errors import UnavailableError
+from unison.runtime.addresses import split_address
+from unison.runtime.elastic.lines import Line
+from unison.runtime.elastic.participant import Participant
+from unison.runtime.elastic.protocol import BEAT, Ended, Interrupted, View, Welcome
+
+logger = logging.getLogger("unison")
+
+#: Seconds between two tries to reach the register, and that one may take.
+_RETRY_AFTER = 0.1
+_SECONDS_TO_CONNECT = 2.0
+
+#: Seconds that the last words of a worker may take.
+_SECONDS_TO_CLOSE = 2.0
+
+
+class Membership:
+    """A worker's connection to the register of its job.
+
+    The methods are called by one thread, that of the program, but for `notice`, which a signal
+    handler may call, and `on_interrupt`'s callbacks, which another thread does.
+
+    Args:
+        address: Where the register listens, as host:port.
+        token: The job's secret.
+        about: Who this worker is: its `name`, its `host` (equal for processes that can share
+            memory), its number of `replicas`, its `slot` (None: the supervisor has not started it),
+            and its `software`, a dictionary that must be the same on all workers.
+        listen_address: Where it listens for other members, as host:port.
+        heartbeat_timeout: Seconds of silence after which the register counts as lost.
+        wait: Seconds for which it is sought then.
+
+    Examples:
+        >>> from unison.runtime.elastic.register import Register
+        >>> waits = dict(heartbeat_timeout=10.0, wait=10.0)
+        >>> events = []
+        >>> about = dict(name="worker 0", host="here", replicas=1, slot=0, software={})
+        >>> with Register(
+        ...     1, 1, token="s", start_timeout=10.0, on_event=events.append, **waits
+        ... ) as register:
+        ...     worker = Membership(register.address, "s", about, "127.0.0.1:5000", **waits)
+        ...     worker.enter()
+        ...     view = worker.regroup(step=None)
+        ...     worker.confirm()  # and compute, until `interrupted` is not None
+        ...     worker.done()
+        ...     register.wait(10.0)
+        ...     worker.close()
+        Welcome(nominal=1, is_joining=False)
+        0
+        >>> view.number, [member.name for member in view.members]
+        (1, ['worker 0'])
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        about: Mapping[str, Any],
+        listen_address: str,
+        heartbeat_timeout: float,
+        wait: float,
+    ):
+        id_ = uuid.uuid4().hex
+        self._address = address
+        self._hello = {"is": "hello", "token": token, "id": id_, "address": listen_address} | {
+            key: about[key] for key in ("name", "host", "replicas", "slot", "software")
+        }
+        self._silence = heartbeat_timeout
+        self._wait = wait
+        self._participant = Participant(id_)
+        self._changed = threading.Condition()
+        self._callbacks: list[Callable[[str], None]] = []
+        self._progress: tuple[int, str] = (0, "begins")
+        self._has_notice = False
+        self._is_closing = False
+        self._heard_at = time.monotonic()
+        self._lost: str | None = None  # why the register is not sought any more
+        self._ear, self._bell = socket.socketpair()
+        for end in (self._ear, self._bell):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="unison-membership", daemon=True)
+        self._thread.start()
+
+    # For the program
+
+    def enter(self) -> Welcome:
+        """Comes to the job. A worker that starts it waits until it is known who else does.
+
+        Raises:
+            Ended: The register does not want it.
+            UnavailableError: The register cannot be reached.
+        """
+        return self._await(lambda: self._participant.welcome)
+
+    def regroup(self, step: int | None, is_open: bool = False) -> View:
+        """Says that this worker computes no more in its view, and waits for the next one.
+
+        Args:
+            step: The number of its last step that has taken effect; None: it has no state.
+            is_open: Whether newcomers could take part in what its program is doing. Those who have
+                been in the group go on in any case.
+
+        Raises:
+            Ended: This worker's part in the job is over.
+            UnavailableError: The register cannot be reached.
+        """
+        with self._changed:
+            self._participant.regroup(step, is_open)
+        self._ring()
+        return self._await(self._participant.take)
+
+    def confirm(self) -> None:
+        """Says that this worker has formed the view, and has its state; waits for all others.
+
+        Raises:
+            Interrupted: The view is over already; `regroup` leads to the next one.
+            Ended: This worker's part in the job is over.
+            UnavailableError: The register cannot be reached.
+        """
+        with self._changed:
+            self._participant.confirm()
+        self._ring()
+        participant = self._participant
+        self._await(lambda: participant.interrupted is not None or participant.has_started)
+        if (why := participant.interrupted) is not None:
+            raise Interrupted(why)
+
+    @property
+    def interrupted(self) -> str | None:
+        """Why the present view is over; None while it is not. To be looked at before every step."""
+        return self._participant.interrupted
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the connection was lost since the last view: others may have gone on since."""
+        return self._participant.was_cut
+
+    def on_interrupt(self, callback: Callable[[str], None]) -> None:
+        """Has a function called, in another thread, when a view is over: with the reason."""
+        self._callbacks.append(callback)
+
+    def open(self, is_open: bool) -> None:
+        """Says whether newcomers could take part in what the program does from now on."""
+        with self._changed:
+            self._participant.open(is_open)
+        self._ring()
+
+    def suspect(self, about: str) -> None:
+        """Says that the view does not work.
+
+        Args:
+            about: What has happened. Members that are named in it are suspected; if it goes on, one
+                of them is left out for a time.
+        """
+        with self._changed:
+            view = self._participant.view
+            members = () if view is None else view.members
+            accused = [
+                member.id
+                for place, member in enumerate(members)
+                if view is not None and place != view.own and _names(about, member.name)
+            ]
+            self._participant.suspect(accused, about)
+        self._ring()
+
+    def progress(self, step: int, doing: str) -> None:
+        """Notes how far this worker has come, for the next beat.
+
+        While a view is formed, `doing` is to change as long as there is headway.
+        """
+        self._progress = (step, doing)
+
+    def notice(self) -> None:
+        """Says that this worker is to end soon; its view is over, `regroup` raises `Ended`."""
+        self._has_notice = True
+        self._ring()
+
+    def done(self) -> None:
+        """Says that this worker's program has ended well."""
+        with self._changed:
+            self._participant.done()
+        self._ring()
+
+    def close(self) -> None:
+        """Ends the connection and the thread, once what was said is on its way."""
+        self._is_closing = True
+        self._ring()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_SECONDS_TO_CONNECT + _SECONDS_TO_CLOSE)
+
+    def _await(self, look: Callable[[], Any]) -> Any:
+        """Waits until `look` finds something; the register bounds this, by its limits."""
+        with self._changed:
+            while not (found := look()):
+                if self._participant.ended is not None:
+                    raise Ended(*self._participant.ended)
+                if self._lost is not None:
+                    raise UnavailableError(message=self._lost)
+                self._changed.wait(self._silence)
+            return found
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full, so it wakes anyway; or closed
+            self._bell.send(b"!")
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._has_ended():
+                self._seek()
+        except Exception as error:
+            logger.exception("The connection to the register has failed.")
+            self._give_up(f"The connection to the register has failed: {error}")
+        finally:
+            with self._changed:
+                self._lost = self._lost or "The connection to the register has been closed."
+                self._changed.notify_all()
+            self._ear.close()
+            self._bell.close()
+
+    def _has_ended(self) -> bool:
+        return self._is_closing or self._lost is not None or self._participant.ended is not None
+
+    def _seek(self) -> None:
+        """Connects to the register and talks to it until the connection is lost."""
+        why = "it closes the connection, or says nothing: is the token that of its job?"
+        try:
+            where = split_address(self._address)
+            connection = socket.create_connection(where, timeout=_SECONDS_TO_CONNECT)
+        except (OSError, ValueError) as error:
+            why = str(error)
+        else:
+            line = Line(connection)
+            try:
+                self._talk(line)
+            finally:
+                line.close()
+        if self._has_ended():
+            return
+        self._tell(self._participant.cut, "the connection to the register is lost")
+        if time.monotonic() - self._heard_at > self._wait:
+            self._give_up(
+                f"Expected the register of the job at {self._address}, and have sought it for "
+                f"{self._wait:g} s. Received: {why}. Check that the process that started the "
+                "workers runs, and that this machine reaches it."
+            )
+            return
+        with selectors.DefaultSelector() as selector:  # sleeps, unless it is woken
+            selector.register(self._ear, selectors.EVENT_READ)
+            selector.select(_RETRY_AFTER)
+        self._listen()
+
+    def _talk(self, line: Line) -> None:
+        """Talks to the register until the connection is lost, or there is nothing more to say."""
+        line.say(self._hello)
+        beat_at = heard_at = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(line.connection, selectors.EVENT_READ)
+            while line.is_open:
+                if (now := time.monotonic()) >= beat_at:
+                    step, doing = self._progress
+                    line.say({"is": "beat", "step": step, "doing": doing})
+                    beat_at = now + BEAT
+                writes = selectors.EVENT_WRITE if line.has_more_to_say else 0
+                selector.modify(line.connection, selectors.EVENT_READ | writes)
+                for key, events in selector.select(max(beat_at - time.monotonic(), 0.0)):
+                    if key.fileobj is self._ear:
+                        self._listen()
+                    elif events & selectors.EVENT_READ:
+                        for message in line.hear():
+                            heard_at = self._heard_at = time.monotonic()
+                            self._tell(self._participant.hear, message)
+                self._say_all(line)
+                line.go_on()
+                if self._is_closing:
+                    self._say_last(line)
+                    return
+                if time.monotonic() - heard_at > self._silence:
+                    return
+
+    def _listen(self) -> None:
+        """Takes up what the program has said."""
+        with contextlib.suppress(OSError):
+            self._ear.recv(4096)
+        if self._has_notice:
+            self._has_notice = False
+            self._tell(self._participant.notice)
+
+    def _tell(self, tell: Callable[..., None], *args: Any) -> None:
+        """Tells the participant something, and the program what follows from it."""
+        with self._changed:
+            before = self._participant.interrupted
+            tell(*args)
+            after = self._participant.interrupted
+            self._changed.notify_all()
+        if before is None and after is not None:
+            for callback in self._callbacks:
+                try:
+                    callback(after)
+                except Exception:
+                    logger.exception("What was to be called when a view is over failed.")
+
+    def _say_all(self, line: Line) -> None:
+        with self._changed:
+            said, self._participant.outbox = self._participant.outbox, []
+        for message in said:
+            line.say(message)
+
+    def _say_last(self, line: Line) -> None:
+        """Sends what is still to be sent, if the register takes it."""
+        last = time.monotonic() + _SECONDS_TO_CLOSE
+        while line.has_more_to_say and time.monotonic() < last:
+            time.sleep(0.01)
+            line.go_on()
+
+    def _give_up(self, why: str) -> None:
+        self._lost = why
+        self._tell(self._participant.give_up, "the register of the job cannot be reached")
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether a name occurs in a text as such, and not as part of another one."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None

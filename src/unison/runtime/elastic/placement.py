@@ -1,0 +1,230 @@
+"""The replicas of a group of workers that may change.
+
+Every worker's JAX knows its own devices only. What makes the replicas of all workers one group is
+in their programs: each is a transaction whose collective operations are exchanges (see
+`unison.runtime.shared_memory.rewriting`), compiled once for each number of replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from unison.runtime.placement import (
+    REPLICA_AXIS,
+    Placement,
+    StepsInALoop,
+    Unchanged,
+    specs_of_each,
+)
+from unison.runtime.shared_memory.library import Ticket
+from unison.runtime.shared_memory.rewriting import Transaction
+
+if TYPE_CHECKING:
+    from unison.runtime.elastic.group import ElasticGroup
+
+_OWN = PartitionSpec(REPLICA_AXIS)
+
+
+class ElasticPlacement(Placement):
+    """The devices of this worker, which has some of the replicas of a group.
+
+    Arrays lie on this worker's devices: a mirrored one is whole on each, and of a per-replica one
+    there are the slices of this worker's replicas. At first, and between two groups, the worker is
+    alone.
+
+    Args:
+        replica_devices: This worker's devices.
+        group: What its programs are launched in.
+    """
+
+    def __init__(self, replica_devices: Sequence[jax.Device], group: ElasticGroup):
+        super().__init__(replica_devices)
+        self._group = group
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        first = self.local_replicas[0]
+        last = self.local_replicas[-1]
+        return f"{super().__repr__()}, replicas {first} to {last} of {self.num_replicas}"
+
+    @property
+    def is_elastic(self) -> bool:
+        return True
+
+    def number(self, first: int, num_replicas: int) -> None:
+        """Makes this worker's replicas `first` and those that follow, of `num_replicas`."""
+        count = len(self.local_devices)
+        self.num_replicas = num_replicas
+        self.local_replicas = tuple(range(first, first + count))
+        self.spans_processes = count < num_replicas
+
+    @contextlib.contextmanager
+    def as_if_of(self, num_replicas: int) -> Iterator[None]:
+        """Inside, these seem to be the first replicas of so many."""
+        before = self.num_replicas, self.local_replicas
+        self.number(0, num_replicas)
+        try:
+            yield
+        finally:
+            self.number(before[1][0], before[0])
+
+    def bring(self, value: Any) -> jax.Array:
+        return jax.device_put(value, self.mirrored)
+
+    def spread(self, stacked: Any) -> Any:
+        return jax.device_put(stacked, self.per_replica)
+
+    def assemble(self, slices: Sequence[jax.Array]) -> jax.Array:
+        shape = (len(self.local_devices), *slices[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.per_replica, slices)
+
+    def divide(self, whole: Any) -> Any:
+        def own_rows(rows: Any) -> Any:
+            size = rows.shape[0] // self.num_replicas
+            first = self.local_replicas[0] * size
+            return rows[first : first + len(self.local_replicas) * size]
+
+        return jax.device_put(jax.tree.map(own_rows, whole), self.per_replica)
+
+    def whole_of(self, divided: Callable[[], jax.Array]) -> np.ndarray:
+        """See `Placement.whole_of`. No program is compiled for it."""
+        own = np.asarray(divided())
+        if not self.spans_processes:
+            return own
+        parts = self._group.ask_all(lambda: np.asarray(divided()).tobytes())
+        rows = [np.frombuffer(part, own.dtype).reshape(-1, *own.shape[1:]) for part in parts]
+        return np.concatenate(rows)
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donate: Sequence[int] = (),
+        name: str = "a program",
+        unchanged: Unchanged | None = None,
+    ) -> Callable[..., Any]:
+        """See `Placement.program`.
+
+        A program with `unchanged` may still be on its way when the call returns: whoever calls it
+        asks the group. One without is waited for, and run again where it had no effect; its result
+        is one array, the same on all replicas.
+        """
+        specs = specs_of_each(in_specs)
+
+        def transaction(num_replicas: int) -> Transaction:
+            if isinstance(unchanged, StepsInALoop):
+                return Transaction(function, REPLICA_AXIS, num_replicas, is_a_loop=True)
+            return Transaction(function, REPLICA_AXIS, num_replicas, unchanged)
+
+        def compile_for(num_replicas: int) -> jax.stages.Wrapped:
+            if num_replicas == len(self.local_devices):
+                return self.jitted(function, specs, out_specs, donate)
+            return self.jitted(
+                transaction(num_replicas),
+                (_OWN, *specs),
+                (_OWN, _OWN, out_specs),
+                (0, *(place + 1 for place in donate)),
+            )
+
+        return ElasticProgram(compile_for, self._group, name, is_waited_for=unchanged is None)
+
+
+class ElasticProgram:
+    """A program of the replicas of a group: one for each number of them.
+
+    Args:
+        compile_for: Returns the program for a number of replicas. Where there are others than this
+            worker's, it takes a ticket and returns the next one, twice.
+        group: What it is launched in.
+        name: What it is called in messages.
+        is_waited_for: Whether a call returns when it is known that the program has taken effect.
+    """
+
+    def __init__(
+        self,
+        compile_for: Callable[[int], jax.stages.Wrapped],
+        group: ElasticGroup,
+        name: str,
+        is_waited_for: bool,
+    ):
+        self._compile_for = functools.cache(compile_for)
+        self._group = group
+        self._name = name
+        self._is_waited_for = is_waited_for
+        #: By the number of replicas: what is called, and what was compiled to be.
+        self._called: dict[int, Callable[..., Any]] = {}
+        self._prepared: dict[int, Callable[..., Any]] = {}
+        self._preparing = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        if not self._is_waited_for:
+            return self._launch(args)
+        return self._group.answer(lambda: self._launch(args), _packed, self._unpacked)
+
+    def _launch(self, args: Sequence[Any]) -> Any:
+        placement = self._group.placement
+        with placement.launch_lock:
+            count = placement.num_replicas
+            program = self._called.get(count)
+            if program is None:
+                self._group.tell("compile")
+                with self._preparing:
+                    program = self._prepared.get(count) or self._compile_for(count)
+                self._called[count] = program
+            launch = self._group.launch if placement.spans_processes else self._group.launch_alone
+            self._group.tell("read" if self._is_waited_for else "step")
+            results = launch(program, args, self._name)
+            self._group.tell("exchange")
+            return results
+
+    def _unpacked(self, packed: bytes) -> jax.Array:
+        header, _, data = packed.partition(b"\n")
+        dtype, shape = json.loads(header)
+        return self._group.placement.bring(np.frombuffer(data, jnp.dtype(dtype)).reshape(shape))
+
+    def prepare(self, num_replicas: int, *args: Any) -> None:
+        """Compiles the program for a number of replicas, in any thread.
+
+        Args:
+            num_replicas: How many there will be.
+            args: The shapes and dtypes of the arguments.
+        """
+        local = len(self._group.placement.local_devices)
+        if num_replicas > local:
+            ticket = jax.ShapeDtypeStruct((local, len(Ticket)), np.uint32)
+            args = (ticket, *args)
+        program = self._compile_for(num_replicas)
+        lowered = program.lower(*args)
+
+        def call(*given: Any) -> Any:
+            try:
+                return compiled(*given)
+            except (TypeError, ValueError):  # an argument lies elsewhere than was expected
+                self._called[num_replicas] = program
+                return program(*given)
+
+        with self._preparing:
+            compiled = lowered.compile()
+            self._prepared[num_replicas] = call
+
+
+def _packed(result: jax.Array) -> bytes:
+    """Returns a mirrored array for another worker."""
+    value = np.asarray(result.addressable_data(0))
+    return json.dumps([value.dtype.name, value.shape]).encode() + b"\n" + value.tobytes()

@@ -1,0 +1,404 @@
+"""The register of an elastic job: a small service in the process that starts the workers.
+
+It carries out what `roster` decides. A worker connects to it, says the job's secret, and stays
+connected; who closes the connection, or is silent, is lost. Strangers are not answered.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hmac
+import logging
+import math
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+from unison.runtime.elastic.lines import Line
+from unison.runtime.elastic.protocol import BEAT, Member, Message
+from unison.runtime.elastic.roster import Drop, Effect, Limits, Report, Roster, Tell, Wake
+
+logger = logging.getLogger("unison")
+
+#: Seconds in which who connects has to say who it is, and how many may be about to.
+_SECONDS_TO_SPEAK = 5.0
+_MOST_STRANGERS = 64
+
+#: Seconds for which a connection that is to be closed stays, if the other end does not read.
+_SECONDS_TO_READ = 1.0
+
+#: How the job ends if the register has a mistake.
+_FAILED = 1
+
+
+class Register:
+    """Decides which workers compute together; a context manager with a thread of its own.
+
+    Args:
+        min_workers: With fewer, the job does not go on.
+        max_workers: With more, some wait until one is lost.
+        host: The address at which it listens: that of this machine's own processes, unless others
+            are to come.
+        port: The port; 0: a free one.
+        token: The job's secret, which each worker has to know.
+        heartbeat_timeout: Seconds of silence after which a worker is lost, and in which it is to
+            stop when the group changes.
+        wait: Seconds for which too few workers wait for others before the job ends, and in which a
+            group is to make headway while it is formed.
+        start_timeout: Seconds after which the job begins with those who are there.
+        on_event: Is told what happens, in the register's thread: a dictionary whose `event` is
+            "came", "proposed", "started", "interrupted", "lost", "leaving", "done", "benched",
+            "refused" or "ended".
+        slots: How many workers the supervisor starts at first, in the slots 0, 1, ...; by default
+            `max_workers`. The job begins when each of them is there or known to be lost.
+
+    Attributes:
+        address: Where it listens, as host:port.
+
+    Raises:
+        OSError: It cannot listen there.
+    """
+
+    def __init__(
+        self,
+        min_workers: int,
+        max_workers: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str,
+        heartbeat_timeout: float,
+        wait: float,
+        start_timeout: float,
+        on_event: Callable[[dict[str, Any]], None],
+        slots: int | None = None,
+    ):
+        if not 1 <= min_workers <= max_workers:
+            raise ValueError(
+                "Expected 1 <= min_workers <= max_workers. Received: "
+                f"min_workers={min_workers}, max_workers={max_workers}."
+            )
+        if not token:
+            raise ValueError("Expected a token that nobody guesses. Received: an empty one.")
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self._listener.setblocking(False)
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"{shown}:{self._listener.getsockname()[1]}"
+        self._token = token.encode()
+        self._silence = heartbeat_timeout
+        self._on_event = on_event
+        self._roster = Roster(
+            Limits(
+                min_workers=min_workers,
+                max_workers=max_workers,
+                slots=max_workers if slots is None else slots,
+                answer=heartbeat_timeout,
+                wait=wait,
+                start=start_timeout,
+            )
+        )
+        self._guests: set[_Guest] = set()
+        self._workers: dict[str, _Guest] = {}
+        self._timers: dict[str, float] = {}
+        self._wishes: collections.deque[Callable[[], None]] = collections.deque()
+        self._has_ended = threading.Event()
+        self._is_closing = False
+        self._is_carrying_out = False
+        self._ear, self._bell = socket.socketpair()
+        for end in (self._ear, self._bell):
+            end.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="unison-register", daemon=True)
+        self._thread.start()
+
+    # For the supervisor, from any thread
+
+    @property
+    def outcome(self) -> tuple[int, str] | None:
+        """The exit code of the job and the reason, once it has ended."""
+        return self._roster.outcome
+
+    def lost(self, slot: int) -> None:
+        """Notes that the process in a slot has ended; to be called before another is started."""
+        self._wish(lambda: self._roster.ended(slot))
+
+    def end(self, code: int, why: str) -> None:
+        """Ends the job: every worker's next `Membership.regroup` raises `Ended`."""
+        self._wish(lambda: self._roster.end(code, why))
+
+    def wait(self, timeout: float) -> int | None:
+        """Returns the exit code of the job; None if it has not ended within `timeout` seconds."""
+        self._has_ended.wait(timeout)
+        return None if self.outcome is None else self.outcome[0]
+
+    def close(self) -> None:
+        """Ends the service. Workers that still compute find that it is gone."""
+        self._is_closing = True
+        self._ring()
+        self._thread.join(5.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # In the register's thread
+
+    def _wish(self, wish: Callable[[], None]) -> None:
+        self._wishes.append(wish)
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full, so it wakes anyway; or closed
+            self._bell.send(b"!")
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._look()
+        except Exception:
+            logger.exception("The register has failed.")
+            self._roster.end(_FAILED, "the register has failed")
+        finally:
+            self._has_ended.set()
+            self._see_off()
+            for own in (self._selector, self._listener, self._ear, self._bell):
+                own.close()
+
+    def _see_off(self) -> None:
+        """Closes the connections, once the workers have read what they were told."""
+        self._workers.clear()
+        last = time.monotonic() + _SECONDS_TO_READ
+        for guest in list(self._guests):
+            guest.closes_at = last
+            self._attend(guest)
+        while self._guests and time.monotonic() < last:
+            for key, events in self._selector.select(BEAT):
+                if isinstance(key.data, _Guest):
+                    self._serve(key.data, events)
+                else:
+                    self._selector.unregister(key.fileobj)
+        for guest in self._guests:
+            guest.line.close()
+
+    def _look(self) -> None:
+        """Waits until something happens, and does what follows from it."""
+        begin = time.monotonic()
+        for key, events in self._selector.select(self._seconds_to_sleep(begin)):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._ear:
+                with contextlib.suppress(OSError):
+                    self._ear.recv(4096)
+            else:
+                self._serve(key.data, events)
+        now = time.monotonic()
+        if now - begin > BEAT + self._silence / 2:
+            self._forgive(now - begin)
+        # After what was heard: a process may have said something before it ended.
+        while self._wishes:
+            self._wishes.popleft()()
+            self._carry_out()
+        self._miss(now)
+        for timer in list(self._timers):
+            if self._timers.get(timer, math.inf) <= now:
+                del self._timers[timer]
+                self._roster.wake(timer)
+                self._carry_out()
+        self._carry_out()
+
+    def _seconds_to_sleep(self, now: float) -> float:
+        return max(min([BEAT, *(when - now for when in self._timers.values())]), 0.0)
+
+    def _forgive(self, seconds: float) -> None:
+        """Counts nothing as late for the time in which this process itself was stopped."""
+        for guest in self._guests:
+            guest.heard_at = min(guest.heard_at + seconds, time.monotonic())
+        self._timers = {timer: when + seconds for timer, when in self._timers.items()}
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                guest = _Guest(Line(self._listener.accept()[0]), time.monotonic())
+                self._guests.add(guest)
+                self._selector.register(guest.line.connection, selectors.EVENT_READ, guest)
+                strangers = [other for other in self._guests if other.id is None]
+                if len(strangers) > _MOST_STRANGERS:
+                    self._close(min(strangers, key=lambda other: other.heard_at), "a stranger")
+
+    def _serve(self, guest: _Guest, events: int) -> None:
+        if guest not in self._guests:  # its connection was closed because of another one
+            return
+        if events & selectors.EVENT_WRITE:
+            guest.line.go_on()
+        why = "its connection has closed"
+        try:
+            for message in guest.line.hear() if events & selectors.EVENT_READ else ():
+                self._obey(guest, message)
+                self._carry_out()
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"it has said what no worker says ({type(error).__name__}: {error})"
+            guest.line.is_open = False
+        self._attend(guest, why)
+
+    def _attend(self, guest: _Guest, why: str = "it does not read what it is told") -> None:
+        """Closes a connection that has ended, and waits for the other end of one that has not."""
+        if guest not in self._guests:
+            return
+        if not guest.line.is_open:
+            self._close(guest, why)
+            return
+        writes = selectors.EVENT_WRITE if guest.line.has_more_to_say else 0
+        self._selector.modify(guest.line.connection, selectors.EVENT_READ | writes, guest)
+        if guest.closes_at is not None and not writes:
+            # To close it now would take from the other end what it has not read yet.
+            guest.line.say_no_more()
+
+    def _close(self, guest: _Guest, why: str) -> None:
+        self._guests.discard(guest)
+        self._selector.unregister(guest.line.connection)
+        guest.line.close()
+        if guest.id is not None and self._workers.get(guest.id) is guest:
+            del self._workers[guest.id]
+            self._roster.gone(guest.id, why)
+            self._carry_out()
+
+    def _miss(self, now: float) -> None:
+        """Closes the connections of those who have been silent for too long."""
+        for guest in list(self._guests):
+            if guest.id is None and now - guest.heard_at > _SECONDS_TO_SPEAK:
+                self._close(guest, "a stranger")
+            elif guest.closes_at is not None and now > guest.closes_at:
+                self._close(guest, "it is to go")
+            elif guest.id is not None and now - guest.heard_at > self._silence:
+                self._close(guest, f"nothing was heard of it for {self._silence:g} s")
+
+    def _obey(self, guest: _Guest, message: Message) -> None:
+        """Does what follows from what a worker says.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no worker of ours.
+        """
+        guest.heard_at = time.monotonic()
+        id_, what, roster = guest.id, message["is"], self._roster
+        if id_ is None:
+            self._greet(guest, message)
+        elif self._workers.get(id_) is not guest:
+            pass  # it has been told to go
+        elif what == "beat":
+            state = _step(message["step"]), str(message["doing"])
+            if guest.state != state:
+                guest.state = state
+                roster.advanced(id_)
+            self._tell(guest, {"is": "beat"})
+        elif what == "ready":
+            step = _step(message["step"])
+            roster.ready(id_, _number(message["view"]), step, bool(message["is_open"]))
+        elif what == "formed":
+            roster.formed(id_, _number(message["view"]))
+        elif what == "open":
+            roster.opened(id_, bool(message["is_open"]))
+        elif what == "suspect":
+            accused = [str(other) for other in message["accused"]]
+            roster.suspect(id_, _number(message["view"]), accused, str(message["about"]))
+        elif what == "leaving":
+            roster.leaving(id_)
+        elif what == "done":
+            roster.done(id_)
+        else:
+            raise ValueError(what)
+
+    def _greet(self, guest: _Guest, message: Message) -> None:
+        """Makes a stranger that knows the secret a worker."""
+        told = str(message["token"]).encode()
+        if message["is"] != "hello" or not hmac.compare_digest(told, self._token):
+            raise ValueError("a stranger")
+        member = Member(
+            id=str(message["id"]),
+            name=str(message["name"]),
+            host=str(message["host"]),
+            address=str(message["address"]),
+            replicas=_number(message["replicas"]),
+        )
+        slot, software = message["slot"], dict(message["software"])
+        if (before := self._workers.get(member.id)) is not None:
+            self._close(before, "it has come anew")
+        guest.id = member.id
+        self._workers[member.id] = guest
+        self._roster.hello(member, None if slot is None else _number(slot), software)
+
+    def _carry_out(self) -> None:
+        """Does what the roster wants."""
+        roster = self._roster
+        if self._is_carrying_out:  # what is wanted now comes after what was wanted before
+            return
+        self._is_carrying_out = True
+        while roster.effects:
+            effects, roster.effects = roster.effects, []
+            for effect in effects:
+                self._do(effect)
+        self._is_carrying_out = False
+        if roster.outcome is not None:
+            self._has_ended.set()
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Tell):
+            if (guest := self._workers.get(effect.worker)) is not None:
+                self._tell(guest, effect.message)
+        elif isinstance(effect, Drop):
+            if (guest := self._workers.pop(effect.worker, None)) is not None:
+                guest.closes_at = time.monotonic() + _SECONDS_TO_READ
+                self._attend(guest)
+        elif isinstance(effect, Wake):
+            if effect.seconds is None:
+                self._timers.pop(effect.timer, None)
+            else:
+                self._timers[effect.timer] = time.monotonic() + effect.seconds
+        elif isinstance(effect, Report):
+            try:
+                self._on_event(effect.event)
+            except Exception:
+                logger.exception("What was to be told of the event %s failed.", effect.event)
+
+    def _tell(self, guest: _Guest, message: Message) -> None:
+        guest.line.say(message)
+        if guest.line.has_more_to_say:
+            self._attend(guest)
+
+
+class _Guest:
+    """Who is connected.
+
+    Attributes:
+        line: The connection.
+        heard_at: When something was heard last.
+        id: Which process it is; None: a stranger.
+        closes_at: When the connection is closed at the latest; None: it is not to be.
+        state: What it has said that it does.
+    """
+
+    def __init__(self, line: Line, now: float):
+        self.line = line
+        self.heard_at = now
+        self.id: str | None = None
+        self.closes_at: float | None = None
+        self.state: tuple[int | None, str] | None = None
+
+
+def _number(value: Any) -> int:
+    """Returns a value that must be a number from zero."""
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"expected a number, received {value!r}")
+    return value
+
+
+def _step(value: Any) -> int | None:
+    return None if value is None else _number(value)

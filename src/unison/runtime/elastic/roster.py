@@ -1,0 +1,653 @@
+"""How the register decides: a state machine without sockets and without a clock.
+
+It is told what happens (a method each), and answers with effects: what to tell whom, whose
+connection to close, and when to be woken. `register` carries them out; the tests explore all that
+can happen (tests/single/test_elastic_model.py). The rules and their reasons are in
+docs/elastic_protocol.md.
+
+What makes it safe are three facts that it keeps about the last view that was started:
+
+- `last`: its members. A step of it is complete only when all of them have committed it.
+- `is_over`: whether one of them is known to compute in it no more, so that no step of it can become
+  complete any more. No other view is proposed before.
+- `holders`: the processes whose state has all steps that are complete: its members, and whoever has
+  formed a view since. What others call their step does not count. A view is proposed only with a
+  holder in it, or when none can come any more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from unison.runtime.elastic.protocol import (
+    DONE,
+    LEFT_BY_NOTICE,
+    REFUSED,
+    TOO_FEW_WORKERS,
+    Member,
+    Message,
+)
+
+#: Seconds for which newcomers are awaited who may be taken together.
+TOGETHER = 0.2
+
+#: After so many views in a row that came to nothing, somebody is left out.
+MOST_FRUITLESS = 2
+
+
+class Limits(NamedTuple):
+    """What a job asks for.
+
+    Attributes:
+        min_workers: With fewer, the job does not go on.
+        max_workers: With more, some wait until one is lost.
+        slots: How many processes the supervisor starts, in the slots 0, 1, ...
+        answer: Seconds for a worker to say that it has stopped.
+        wait: Seconds for which too few workers wait for others, and in which a view is to make
+            headway while it is formed.
+        start: Seconds for the workers to come at the start.
+    """
+
+    min_workers: int
+    max_workers: int
+    slots: int
+    answer: float
+    wait: float
+    start: float
+
+
+class Phase(enum.Enum):
+    """What the group does."""
+
+    #: It is not known yet which workers start the job.
+    STARTING = "starting"
+    #: There is no view: who was in the last one is to say that it has stopped.
+    GATHERING = "gathering"
+    #: A view is proposed; its members connect and take over the state.
+    FORMING = "forming"
+    #: The members of a view compute.
+    ACTIVE = "active"
+    #: The job has ended.
+    ENDED = "ended"
+
+
+class Tell(NamedTuple):
+    """A message for a worker."""
+
+    worker: str
+    message: Message
+
+
+class Drop(NamedTuple):
+    """The connection to a worker is to be closed, once what it was told is on its way."""
+
+    worker: str
+
+
+class Wake(NamedTuple):
+    """`Roster.wake` is to be called; an earlier wish of the same name is void. None: never."""
+
+    timer: str
+    seconds: float | None
+
+
+class Report(NamedTuple):
+    """Something that people may want to know."""
+
+    event: dict[str, Any]
+
+
+Effect = Tell | Drop | Wake | Report
+
+
+@dataclasses.dataclass
+class Worker:
+    """A process that is connected.
+
+    Attributes:
+        member: Who it is.
+        slot: Which of the supervisor's processes it is.
+        arrival: When it came, among all.
+        is_welcome: Whether it has been told how it begins.
+        view: The number of the last view that was proposed to it; 0 if none.
+        is_awaited: Whether the next view waits for its word that it has stopped.
+        is_ready: Whether it has stopped and waits for the next view.
+        step: What it says of its state.
+        is_open: Whether others could take part in what its program is doing.
+        has_formed: Whether it has formed the proposed view.
+        is_leaving: Whether it is to end soon.
+        is_done: Whether its program has ended well.
+    """
+
+    member: Member
+    slot: int | None
+    arrival: int
+    is_welcome: bool = False
+    view: int = 0
+    is_awaited: bool = False
+    is_ready: bool = False
+    step: int | None = None
+    is_open: bool = False
+    has_formed: bool = False
+    is_leaving: bool = False
+    is_done: bool = False
+
+
+class Roster:
+    """Who computes together.
+
+    Attributes:
+        phase: What the group does.
+        number: The number of the last view that was proposed.
+        members: Its members' ids.
+        workers: Who is connected, by id.
+        nominal: With how many workers the job began; None before it does.
+        outcome: The job's exit code and the reason, once it has ended.
+        effects: What is to be done; whoever carries it out empties the list.
+    """
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self.phase = Phase.STARTING
+        self.number = 0
+        self.members: tuple[str, ...] = ()
+        self.workers: dict[str, Worker] = {}
+        self.nominal: int | None = None
+        self.outcome: tuple[int, str] | None = None
+        self.effects: list[Effect] = []
+        #: See the top of this file; ids, with their slots.
+        self.last: dict[str, int | None] = {}
+        self.is_over = True
+        self.holders: dict[str, int | None] = {}
+        self._software: Mapping[str, Any] | None = None
+        self._arrivals = 0
+        self._lost_slots: set[int] = set()
+        self._is_finishing = False  # a member of the last view is done
+        self._timers: set[str] = set()
+        #: The greatest step with which the last view was proposed, whether it came to an end
+        #: because it did not work, and how many have, in a row, without a step in between.
+        self._base: int | None = None
+        self._has_failed = False
+        self._fruitless = 0
+        #: Who has been accused, by whom, since the last step.
+        self._accused: dict[str, set[str]] = {}
+        #: Who is left out for a time, and how often each has been.
+        self._benched: set[str] = set()
+        self._times_benched: dict[str, int] = {}
+        self._wake("start", limits.start)
+
+    # What happens
+
+    def hello(self, member: Member, slot: int | None, software: Mapping[str, Any]) -> None:
+        """A process has come that is not connected: for the first time, or again."""
+        if slot is not None:  # the supervisor starts a process only where none is left
+            self._end_all_in(slot, other_than=member.id)
+        worker = Worker(member, slot, self._arrivals)
+        self._arrivals += 1
+        if self.outcome is not None:
+            self._refuse(worker, *self.outcome)
+            return
+        if self._software is not None and self._software != software:
+            why = f"other software than the job's: {dict(software)}, not {dict(self._software)}"
+            self._refuse(worker, REFUSED, why)
+            return
+        self._software = software
+        self.workers[member.id] = worker
+        if slot is not None:
+            self._lost_slots.discard(slot)
+        self._report("came", worker=member.name)
+        if self.phase is Phase.STARTING:
+            self._begin_if_complete()
+        else:
+            self._go_on()
+
+    def ready(self, id_: str, view: int, step: int | None, is_open: bool) -> None:
+        """A worker computes no more in `view`, has the state of `step`, and awaits the next."""
+        worker = self.workers.get(id_)
+        if worker is None or not worker.is_welcome or worker.view != view:
+            return
+        worker.is_ready, worker.is_awaited = True, False
+        worker.step, worker.is_open = step, is_open
+        if id_ in self.last:
+            self.is_over = True
+        if step is None:
+            self.holders.pop(id_, None)
+        if worker.is_leaving:
+            self._let_go(worker)
+        elif self._is_member(id_):
+            self._interrupt(f"{worker.member.name} has asked for it")
+        else:
+            self._go_on()
+
+    def formed(self, id_: str, view: int) -> None:
+        """A worker has formed the proposed view, and has its state."""
+        worker = self.workers.get(id_)
+        if worker is None or self.phase is not Phase.FORMING or worker.view != view:
+            return
+        if view != self.number:
+            return
+        worker.has_formed = True
+        self.holders[id_] = worker.slot
+        if all(self.workers[member].has_formed for member in self.members):
+            self._start()
+
+    def opened(self, id_: str, is_open: bool) -> None:
+        """A worker's program has come to where others can take part, or away from there."""
+        if id_ in self.workers:
+            self.workers[id_].is_open = is_open
+            self._go_on()
+
+    def advanced(self, id_: str) -> None:
+        """A worker that forms a view has come on with it."""
+        if self.phase is Phase.FORMING and self._is_member(id_):
+            self._wake("form", self._limits.wait)
+
+    def suspect(self, id_: str, view: int, accused: Iterable[str], about: str) -> None:
+        """A worker says that the view does not work."""
+        if self._is_member(id_) and view == self.number:
+            for other in accused:
+                self._accused.setdefault(other, set()).add(id_)
+            self._has_failed = True
+            self._interrupt(f"{self.workers[id_].member.name}: {about}")
+
+    def leaving(self, id_: str) -> None:
+        """A worker is to end soon."""
+        worker = self.workers.get(id_)
+        if worker is None or worker.is_leaving:
+            return
+        worker.is_leaving, worker.is_awaited = True, False
+        self._report("leaving", worker=worker.member.name)
+        if worker.is_ready:
+            self._let_go(worker)
+        elif self._is_member(id_):
+            self._interrupt(f"{worker.member.name} leaves")
+        else:
+            self._go_on()
+
+    def done(self, id_: str) -> None:
+        """A worker's program has ended well."""
+        worker = self.workers.get(id_)
+        if worker is None or worker.is_done:
+            return
+        worker.is_done, worker.is_awaited, worker.is_ready = True, False, False
+        self._report("done", worker=worker.member.name)
+        self._is_finishing |= id_ in self.last
+        self._forget(id_)
+        if self.phase is Phase.FORMING and self._is_member(id_):
+            self._interrupt(f"{worker.member.name} is done")
+        else:
+            self._go_on()
+
+    def gone(self, id_: str, why: str) -> None:
+        """A worker's connection has closed, or it has been silent for too long."""
+        if id_ in self.workers:
+            self._remove(id_, why)
+            self._go_on()
+
+    def ended(self, slot: int) -> None:
+        """The process in a slot has ended: the supervisor has seen it."""
+        self._lost_slots.add(slot)
+        self._end_all_in(slot)
+        if self.phase is Phase.STARTING:
+            self._begin_if_complete()
+        else:
+            self._go_on()
+
+    def wake(self, timer: str) -> None:
+        """The time has come for which an effect `Wake` has asked."""
+        self._timers.discard(timer)
+        if timer == "start":
+            self._start_is_late()
+        elif timer == "answer":
+            self._answer_is_late()
+        elif timer == "form" and self.phase is Phase.FORMING:
+            for id_ in self.members:
+                if not self.workers[id_].has_formed:
+                    self._accused.setdefault(id_, set()).add("")
+            self._has_failed = True
+            self._interrupt(f"it has not come on for {self._limits.wait:g} s")
+        elif timer == "together" and self.phase is Phase.ACTIVE:
+            names = [worker.member.name for worker in self._newcomers()]
+            if names:
+                self._interrupt(f"{', '.join(names)} {'joins' if len(names) == 1 else 'join'}")
+        elif timer == "short" and self.phase is Phase.GATHERING:
+            self._end_as_too_few()
+        elif timer.startswith("bench "):
+            self._benched.discard(timer.removeprefix("bench "))
+            self._go_on()
+
+    def end(self, code: int, why: str) -> None:
+        """The job has ended, or is to."""
+        if self.outcome is not None:
+            return
+        self.outcome = (code, why)
+        self.phase = Phase.ENDED
+        self._report("ended", code=code, why=why)
+        for worker in self.workers.values():
+            if not worker.is_done:
+                self._tell(worker.member.id, "end", code=code, why=why)
+        for timer in sorted(self._timers):
+            self._wake(timer, None)
+
+    # The start
+
+    def _begin_if_complete(self) -> None:
+        known = self._lost_slots | {worker.slot for worker in self.workers.values()}
+        count = len(self.workers)
+        if count >= self._limits.max_workers or (
+            count >= self._limits.min_workers and known >= set(range(self._limits.slots))
+        ):
+            self._begin()
+
+    def _begin(self) -> None:
+        self.nominal = min(len(self.workers), self._limits.max_workers)
+        self.phase = Phase.GATHERING
+        self._go_on()
+
+    def _start_is_late(self) -> None:
+        if self.phase is Phase.STARTING and len(self.workers) >= self._limits.min_workers:
+            self._begin()
+        elif self.phase is Phase.STARTING:
+            self.end(
+                TOO_FEW_WORKERS,
+                f"{self._limits.min_workers} workers are needed to begin, and within "
+                f"{self._limits.start:g} s {_count(self.workers.values())} came",
+            )
+        elif self.phase is Phase.GATHERING and not self.last:
+            self._expel(f"it has not begun within {self._limits.start:g} s")
+
+    def _welcome(self) -> None:
+        """Tells those who wait for it how they begin."""
+        starting = sum(worker.is_welcome for worker in self.workers.values())
+        for worker in sorted(self.workers.values(), key=_at_start):
+            is_joining = bool(self.last)
+            if worker.is_welcome or (not is_joining and self.phase is not Phase.GATHERING):
+                continue
+            if not is_joining:
+                if starting == self._limits.max_workers:
+                    break
+                starting += 1
+                worker.is_awaited = True
+                self._wake("start", self._limits.start)
+            worker.is_welcome = True
+            self._tell(worker.member.id, "welcome", nominal=self.nominal, is_joining=is_joining)
+
+    # From one view to the next
+
+    def _go_on(self) -> None:
+        """Does what can be done now."""
+        if self.outcome is not None or self.phase is Phase.STARTING:
+            return
+        self._welcome()
+        self._send_away()
+        if self._is_finishing and not self.holders:
+            self.end(DONE, "all workers are done")
+        elif self.phase is Phase.ACTIVE and self._newcomers():
+            if "together" not in self._timers:
+                self._wake("together", TOGETHER)
+        elif self.phase is Phase.GATHERING:
+            if any(worker.is_awaited for worker in self.workers.values()):
+                return
+            if self._has_failed:
+                self._has_failed = False
+                self._note_failure()
+            candidates = self._candidates()
+            if self._may_begin(candidates):
+                self._propose(candidates)
+            elif "short" not in self._timers:
+                self._wake("short", self._limits.wait)
+
+    def _candidates(self) -> list[Worker]:
+        """Returns who can be in the next view, in its order."""
+        able = self._able()
+        place = {id_: place for place, id_ in enumerate(self.members)}
+
+        def order(worker: Worker) -> tuple[Any, ...]:
+            id_ = worker.member.id
+            since = (worker.arrival,) if self.last else _at_start(worker)
+            return id_ not in self.holders, place.get(id_, len(place)), since
+
+        insiders = [worker for worker in able if worker.member.id in self.holders]
+        if self._is_finishing or not all(worker.is_open for worker in insiders):
+            able = insiders
+        return sorted(able, key=order)[: self._limits.max_workers]
+
+    def _able(self) -> list[Worker]:
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.is_ready and worker.member.id not in self._benched
+        ]
+
+    def _may_begin(self, candidates: list[Worker]) -> bool:
+        """Whether a view of these keeps all that is complete, and is the only one that computes."""
+        is_enough = len(candidates) >= (1 if self._is_finishing else self._limits.min_workers)
+        has_state = any(worker.member.id in self.holders for worker in candidates)
+        return is_enough and self.is_over and (has_state or not self.holders)
+
+    def _propose(self, candidates: list[Worker]) -> None:
+        self.number += 1
+        self.members = tuple(worker.member.id for worker in candidates)
+        self.phase = Phase.FORMING
+        steps = [w.step if w.member.id in self.holders else None for w in candidates]
+        self._base = max((step for step in steps if step is not None), default=None)
+        source = None if self._base is None else steps.index(self._base)
+        for worker in candidates:
+            worker.view = self.number
+            worker.is_ready = worker.has_formed = False
+            self._tell(
+                worker.member.id,
+                "view",
+                number=self.number,
+                members=[other.member._asdict() for other in candidates],
+                steps=steps,
+                source=source,
+            )
+        self._wake("answer", None)
+        self._wake("short", None)
+        self._wake("form", self._limits.wait)
+        names = [worker.member.name for worker in candidates]
+        self._report("proposed", view=self.number, workers=names, step=self._base)
+
+    def _start(self) -> None:
+        self.phase = Phase.ACTIVE
+        self.last = {id_: self.workers[id_].slot for id_ in self.members}
+        self.holders = dict(self.last)
+        self.is_over = False
+        self._wake("form", None)
+        self._wake("start", None)
+        for id_ in self.members:
+            self._tell(id_, "start", number=self.number)
+        names = [self.workers[id_].member.name for id_ in self.members]
+        self._report("started", view=self.number, workers=names, step=self._base)
+        self._go_on()
+
+    def _interrupt(self, why: str) -> None:
+        """Ends the present view, and asks its members to stop."""
+        self.phase = Phase.GATHERING
+        self._report("interrupted", view=self.number, why=why)
+        for id_ in self.members:
+            worker = self.workers.get(id_)
+            if worker is None or worker.is_done:
+                continue
+            self._tell(id_, "interrupt", view=self.number, why=why)
+            worker.is_awaited = not worker.is_ready and not worker.is_leaving
+        for timer in ("form", "together"):
+            self._wake(timer, None)
+        self._wake("answer", self._limits.answer)
+        self._go_on()
+
+    def _newcomers(self) -> list[Worker]:
+        """Returns those for whom the active view is to be interrupted."""
+        here = [worker for worker in map(self.workers.get, self.members) if worker is not None]
+        if self._is_finishing or not all(worker.is_open for worker in here):
+            return []
+        room = max(self._limits.max_workers - len(here), 0)
+        return sorted(self._able(), key=lambda worker: worker.arrival)[:room]
+
+    def _send_away(self) -> None:
+        """Ends those who come back at a place of their program where nobody can join."""
+        if not self.last or not self.holders:
+            return
+        for id_, worker in list(self.workers.items()):
+            if worker.is_ready and not worker.is_open and id_ not in self.holders:
+                why = "the others have gone on without it, and it cannot join them where it is"
+                self._refuse(worker, REFUSED, why)
+                del self.workers[id_]
+
+    def _note_failure(self) -> None:
+        """After views that came to nothing, leaves somebody out for a time."""
+        steps = [
+            worker.step
+            for worker in self.workers.values()
+            if worker.is_ready and worker.member.id in self.holders and worker.step is not None
+        ]
+        if max(steps, default=None) != self._base:
+            self._fruitless = 0
+            self._accused = {}
+        self._fruitless += 1
+        if self._fruitless < MOST_FRUITLESS:
+            return
+        here = [id_ for id_ in self.members if id_ in self.workers and self.workers[id_].is_ready]
+        if len(here) > 1:
+            self._bench(self._culprit(here))
+        self._fruitless = 0
+        self._accused = {}
+
+    def _culprit(self, here: list[str]) -> str:
+        """Returns who is most likely the one without whom a view would work.
+
+        If a link is broken, both ends may be at fault: newcomers first, as the others have worked
+        before; then who is accused by most; then who came last.
+        """
+        involved = set(self._accused).union(*self._accused.values())
+        place = {id_: place for place, id_ in enumerate(here)}
+
+        def guilt(id_: str) -> tuple[bool, int, int]:
+            return id_ not in self.holders, len(self._accused.get(id_, ())), place[id_]
+
+        return max([id_ for id_ in here if id_ in involved] or here, key=guilt)
+
+    def _bench(self, id_: str) -> None:
+        self._benched.add(id_)
+        times = self._times_benched[id_] = self._times_benched.get(id_, 0) + 1
+        seconds = self._limits.answer * 2 ** min(times, 10)
+        self._wake(f"bench {id_}", seconds)
+        self._report("benched", worker=self.workers[id_].member.name, seconds=seconds)
+
+    # Who goes
+
+    def _is_member(self, id_: str) -> bool:
+        """Whether a worker is in the present view, proposed or active."""
+        has_view = self.phase in (Phase.FORMING, Phase.ACTIVE)
+        return has_view and id_ in self.members and id_ in self.workers
+
+    def _remove(self, id_: str, why: str) -> None:
+        """Counts a worker as lost; it may come anew."""
+        was_member = self._is_member(id_)
+        worker = self.workers.pop(id_)
+        self._drop(id_)
+        if worker.is_done or self.outcome is not None:
+            return
+        self._report("lost", worker=worker.member.name, slot=worker.slot, why=why)
+        if was_member:
+            self._fruitless = 0
+            self._interrupt(f"{worker.member.name} is lost: {why}")
+
+    def _let_go(self, worker: Worker) -> None:
+        """Ends the part of a worker that has said that it leaves, and has stopped."""
+        id_ = worker.member.id
+        self._tell(id_, "end", code=LEFT_BY_NOTICE, why="it has said that it is to end soon")
+        del self.workers[id_]
+        self._drop(id_)
+        self._forget(id_)
+        self._go_on()
+
+    def _answer_is_late(self) -> None:
+        """Goes on without those who have not stopped, if anybody could."""
+        could_go_on = [id_ for id_, worker in self.workers.items() if worker.is_ready]
+        if self.holders:
+            could_go_on = [id_ for id_ in could_go_on if id_ in self.holders]
+        if could_go_on:
+            self._expel(f"it has not stopped within {self._limits.answer:g} s")
+        elif any(worker.is_awaited for worker in self.workers.values()):
+            self._wake("answer", self._limits.answer)  # they compile, or save, all of them
+
+    def _expel(self, why: str) -> None:
+        """Counts those as lost on whose word all others wait."""
+        for id_ in [id_ for id_, worker in self.workers.items() if worker.is_awaited]:
+            self._remove(id_, why)
+        self._go_on()
+
+    def _end_all_in(self, slot: int, other_than: str | None = None) -> None:
+        """Notes that the processes have ended that were in a slot."""
+        known = self.last | self.holders
+        for id_ in [id_ for id_ in known if known[id_] == slot and id_ != other_than]:
+            self._forget(id_)
+        for id_ in [id_ for id_, worker in self.workers.items() if worker.slot == slot]:
+            self._remove(id_, "its process has ended")
+
+    def _forget(self, id_: str) -> None:
+        """Notes that a process computes no more, and that its state is gone."""
+        self.holders.pop(id_, None)
+        if id_ in self.last:
+            self.is_over = True
+
+    def _refuse(self, worker: Worker, code: int, why: str) -> None:
+        self._tell(worker.member.id, "end", code=code, why=why)
+        self._drop(worker.member.id)
+        self._report("refused", worker=worker.member.name, why=why)
+
+    def _end_as_too_few(self) -> None:
+        if self._is_finishing:
+            self.end(DONE, "all workers are done that are left")
+            return
+        able, candidates = self._able(), self._candidates()
+        if len(candidates) >= self._limits.min_workers:
+            why = (
+                "no worker that is left has the state, and those that had it may still compute: "
+                "their connections are lost, but nobody has seen their processes end"
+            )
+        elif len(able) >= self._limits.min_workers:
+            why = (
+                f"{_count(able)} workers are here, but those that have the state are at a place of "
+                "their program where nobody can join"
+            )
+        else:
+            why = (
+                f"{self._limits.min_workers} workers are needed to go on, and there "
+                f"{'is' if len(able) == 1 else 'are'} {_count(able)}"
+            )
+        self.end(TOO_FEW_WORKERS, f"{why} (after {self._limits.wait:g} s)")
+
+    # Effects
+
+    def _tell(self, id_: str, what: str, **fields: Any) -> None:
+        self.effects.append(Tell(id_, {"is": what} | fields))
+
+    def _drop(self, id_: str) -> None:
+        self.effects.append(Drop(id_))
+
+    def _wake(self, timer: str, seconds: float | None) -> None:
+        if seconds is None and timer not in self._timers:
+            return
+        self._timers.discard(timer)
+        if seconds is not None:
+            self._timers.add(timer)
+        self.effects.append(Wake(timer, seconds))
+
+    def _report(self, event: str, **fields: Any) -> None:
+        self.effects.append(Report({"event": event} | fields))
+
+
+def _at_start(worker: Worker) -> tuple[Any, ...]:
+    """Sorts by slot; those without one come last, in the order of their arrival."""
+    return worker.slot is None, worker.slot or 0, worker.arrival
+
+
+def _count(workers: Iterable[Worker]) -> str:
+    names = sorted(worker.member.name for worker in workers)
+    return f"{len(names)} ({', '.join(names)})" if names else "none"

@@ -1,0 +1,161 @@
+"""The folder of an elastic job: what outlives its processes.
+
+- `lock`: held by the supervisor; two cannot run one job.
+- `workers.lock`: held as long as a worker lives, also without a supervisor.
+- `token`: the secret by which workers are known; only its owner can read it.
+- `address`: where the register listens, or listened last.
+- `events.jsonl`: what happened, one JSON object a line.
+- `state`: what the workers saved when the job was interrupted; gone when it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from unison.errors import UnavailableError
+
+#: The files that a supervisor has open.
+_KEPT_OPEN = ("lock", "workers.lock", "events.jsonl")
+
+#: Seconds between two tries to get a lock.
+_LOOK_EVERY = 0.1
+
+
+class JobFolder:
+    """The folder of a job that this process runs, from the start of a `with` block to its end.
+
+    Args:
+        path: Where it is; made if need be. None: a temporary one, which goes at the end unless
+            there is a state in it.
+        patience: Seconds for the last workers of an earlier run of the job to end.
+        on_wait: Called when there are such workers.
+
+    Raises:
+        UnavailableError: Another process runs the job, workers of an earlier one do not end, or
+            others can read the token.
+
+    Examples:
+        >>> with JobFolder(None) as folder:
+        ...     folder.note({"event": "started", "worker": 0})
+        ...     folder.has_state
+        False
+    """
+
+    def __init__(
+        self, path: str | None, patience: float = 0.0, on_wait: Callable[[], None] = lambda: None
+    ):
+        self.is_temporary = path is None
+        self.path = Path(tempfile.mkdtemp(prefix="unison-job-") if path is None else path).resolve()
+        self._patience = patience
+        self._on_wait = on_wait
+        self._end = contextlib.ExitStack()
+        self._journal = -1
+        #: What the workers' processes keep open.
+        self.workers_lock = -1
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undoing:
+            if self.is_temporary:
+                undoing.callback(self._remove)
+            try:
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock, self.workers_lock, self._journal = (
+                    self._opened(name, undoing) for name in _KEPT_OPEN
+                )
+            except OSError as error:
+                raise UnavailableError(
+                    message=f"Cannot keep a job in {self.path}: {error}. Give another --folder."
+                ) from error
+            if not _locked(lock, 0.0):
+                raise UnavailableError(
+                    message=f"Another `unison run` runs the job of {self.path}. Wait for its end, "
+                    "add workers to it with --join, or give another --folder."
+                )
+            if not _locked(self.workers_lock, 0.0):
+                self._on_wait()
+                if not _locked(self.workers_lock, self._patience):
+                    raise UnavailableError(
+                        message=f"Workers of an earlier run of the job of {self.path} have not "
+                        f"ended within {self._patience:g} s. End them, or give another --folder."
+                    )
+            self._end = undoing.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.close()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the workers have saved a state from which the job can go on."""
+        return (self.path / "state").exists()
+
+    def token(self) -> str:
+        """Returns the secret by which workers are known; an earlier run's, if there was one.
+
+        Raises:
+            UnavailableError: Others can read it.
+        """
+        path = self.path / "token"
+        with contextlib.suppress(FileExistsError):
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(made, "w") as file:
+                file.write(secrets.token_hex(16))
+        about = path.stat()
+        if about.st_mode & 0o077 or about.st_uid != os.geteuid():
+            raise UnavailableError(
+                message=f"Expected a file that only its owner can read (mode 0600). Received: "
+                f"{path} with mode {about.st_mode & 0o777:04o}. Remove it: a new one is made."
+            )
+        token = path.read_text().strip()
+        if not token:
+            raise UnavailableError(message=f"{path} is empty. Remove it: a new one is made.")
+        return token
+
+    def publish(self, address: str) -> None:
+        """Writes down where the register listens."""
+        new = self.path / "address.new"
+        new.write_text(address + "\n")
+        new.replace(self.path / "address")
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Adds a line to the journal; a full disk does not end the job."""
+        line = json.dumps({"time": round(time.time(), 3), **event}) + "\n"
+        with contextlib.suppress(OSError):
+            os.write(self._journal, line.encode())
+
+    def forget_state(self) -> None:
+        """Removes the saved state: the job is done, and begins anew if it is started again."""
+        (self.path / "state").unlink(missing_ok=True)
+
+    def _opened(self, name: str, undoing: contextlib.ExitStack) -> int:
+        opened = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        undoing.callback(os.close, opened)
+        return opened
+
+    def _remove(self) -> None:
+        if not self.has_state:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _locked(file: int, seconds: float) -> bool:
+    """Whether this process has got the lock of an open file within `seconds`."""
+    last = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= last:
+                return False
+            time.sleep(_LOOK_EVERY)
+        else:
+            return True

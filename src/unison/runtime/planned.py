@@ -1,0 +1,280 @@
+"""A placement on devices that are described but not there: it compiles programs, and runs none.
+
+Everything up to the compiled program goes as it does on real devices: variables are made, a
+global batch is divided, a step is traced and lowered for the replicas. What would lie on the
+devices is only described (`PlannedArray`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from unison.runtime import devices
+from unison.runtime.placement import Placement, Unchanged, specs_of_each
+from unison.runtime.precision import device_dtype
+from unison.runtime.tpu.slices import slice_of
+
+#: Arrays of at most so many bytes keep their values, so that a program can look at its learning
+#: rate; larger ones take no memory, and read as zeros.
+_LARGEST_KEPT = 2**16
+
+_thread = threading.local()
+
+
+class NotRunHereError(RuntimeError):
+    """A program was to run on devices that are not there."""
+
+
+class PlannedProgram(NamedTuple):
+    """A program that has been lowered for the devices of a `PlannedPlacement`.
+
+    Attributes:
+        name: What it is called in messages.
+        lowered: What can be compiled.
+        arguments: What it is called with: a tuple of trees of `jax.ShapeDtypeStruct`s with their
+            shardings.
+        target: The name of the devices.
+        num_replicas: How many replicas they are.
+    """
+
+    name: str
+    lowered: jax.stages.Lowered
+    arguments: tuple[Any, ...]
+    target: str
+    num_replicas: int
+
+
+class ProgramPlanned(BaseException):  # no error, and no `except Exception` takes it
+    """Leaves a program where a step would run for the first time.
+
+    Attributes:
+        program: That step.
+        state: The bytes on each device of what stays between steps, by what it is; empty if
+            nobody said.
+        examples: The examples of the global batch; None if nobody said.
+    """
+
+    def __init__(self, program: PlannedProgram):
+        super().__init__(program.name)
+        self.program = program
+        self.state: dict[str, int] = {}
+        self.examples: int | None = None
+
+
+class PlannedArray:
+    """An array as it would lie on the devices.
+
+    Args:
+        value: Any array; its values are kept if it is small.
+        sharding: How it would lie.
+        shape: Its shape, if that is another than the value's, which is then repeated.
+    """
+
+    def __init__(self, value: Any, sharding: NamedSharding, shape: tuple[int, ...] | None = None):
+        self.shape = tuple(np.shape(value)) if shape is None else shape
+        self.dtype = device_dtype(jnp.result_type(value))
+        self.sharding = sharding
+        self.ndim = len(self.shape)
+        self.size = int(np.prod(self.shape))
+        self.nbytes = self.size * self.dtype.itemsize
+        self._value = np.zeros((), self.dtype)
+        if self.nbytes <= _LARGEST_KEPT:
+            self._value = np.asarray(value, self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = np.broadcast_to(self._value, self.shape)
+        return whole.astype(dtype or self.dtype, copy=bool(copy))
+
+    def __repr__(self) -> str:
+        return f"PlannedArray({self.dtype}{list(self.shape)}, {self.sharding.spec})"
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
+
+    def addressable_data(self, index: int) -> np.ndarray:
+        """Returns the whole array: a copy of one that is mirrored."""
+        del index
+        return np.asarray(self)
+
+    @property
+    def addressable_shards(self) -> Sequence[Any]:
+        """Returns the slices of one that is spread."""
+        whole = np.asarray(self)
+        slices = [(slice(start, start + 1),) for start in range(len(whole))]
+        return [_Shard(index, whole[index]) for index in slices]
+
+    def is_deleted(self) -> bool:
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+    index: tuple[slice, ...]
+    data: np.ndarray
+
+
+class PlannedPlacement(Placement):
+    """The replicas of devices that are described but not there.
+
+    Values are kept by this process, for all replicas; a program is lowered where it would run,
+    and then `NotRunHereError` raised, or, inside `planning`, `ProgramPlanned`.
+
+    Args:
+        replica_devices: As for `Placement`.
+        target: What the devices are called in messages.
+        cores_per_replica: As for `Placement`.
+    """
+
+    def __init__(
+        self, replica_devices: Sequence[jax.Device], target: str, cores_per_replica: int = 1
+    ):
+        devices.prepare_backend()  # of the CPU, which traces
+        super().__init__(replica_devices, cores_per_replica=cores_per_replica)
+        self.target = target
+        self.local_replicas = tuple(range(self.num_replicas))
+        host = jax.local_devices(backend="cpu")[0]
+        self.local_devices = (host,) * self.num_replicas
+        self.spans_processes = len({device.process_index for device in self.devices}) > 1
+        self.shares_first_copy = False
+        self.launch_lock = contextlib.nullcontext()
+
+    __hash__ = Placement.__hash__
+
+    def mirror(self, value: Any) -> Any:
+        return PlannedArray(value, self.mirrored)
+
+    bring = mirror
+
+    def first_copy(self, kept: Any) -> jax.Array:
+        with jax.ensure_compile_time_eval():
+            return jnp.asarray(np.asarray(kept), dtype=kept.dtype)
+
+    def holds(self, array: jax.Array) -> bool:
+        del array
+        return True  # whatever is an argument is only described
+
+    def spread(self, stacked: Any) -> Any:
+        return jax.tree.map(self._sharded, stacked)
+
+    def divide(self, whole: Any) -> Any:
+        return self.spread(whole)
+
+    def _sharded(self, rows: Any) -> PlannedArray:
+        if isinstance(rows, PlannedArray):
+            return rows
+        return PlannedArray(rows, self.per_replica)
+
+    def assemble(self, slices: Sequence[Any]) -> Any:
+        shape = (self.num_replicas, *slices[0].shape[1:])
+        return PlannedArray(slices[0], self.per_replica, shape)
+
+    def repeat(self, value: Any) -> Any:
+        value = np.asarray(value)
+        return PlannedArray(value, self.per_replica, (self.num_replicas, *value.shape))
+
+    def slices(self, stacked: Any) -> tuple[Any, ...]:
+        return tuple(jnp.asarray(shard.data[0]) for shard in stacked.addressable_shards)
+
+    def whole_of(self, divided: Callable[[], Any]) -> np.ndarray:
+        return np.asarray(divided())
+
+    def of_first_process(self, value: Any) -> Any:
+        return value
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donate: Sequence[int] = (),
+        name: str = "a program",
+        unchanged: Unchanged | None = None,
+    ) -> Callable[..., Any]:
+        del unchanged
+        compiled = self.jitted(function, in_specs, out_specs, donate)
+        shardings = jax.tree.map(
+            functools.partial(NamedSharding, self.mesh), specs_of_each(in_specs)
+        )
+
+        def launch(*args: Any) -> Any:
+            if not getattr(_thread, "is_planning", False):
+                raise NotRunHereError(
+                    f"Expected the devices of {self.target} to run {name}. Received: a process "
+                    "without them, whose strategy only compiles. Ask unison.planning.plan_fit or "
+                    "plan_run (or the command `unison plan`) what the step will take there; to "
+                    "run it, start this program on that machine with a strategy that is told no "
+                    "topology; to run it here, use MirroredStrategy()."
+                )
+            described = tuple(
+                jax.tree.map(_described, _of_each(sharding, arg), arg)
+                for sharding, arg in zip(shardings, args, strict=True)
+            )
+            lowered = compiled.lower(*described)
+            raise ProgramPlanned(
+                PlannedProgram(name, lowered, described, self.target, self.num_replicas)
+            )
+
+        return launch
+
+
+def _of_each(sharding: Any, tree: Any) -> Any:
+    """Returns `sharding`, which may stand for a whole tree, for each leaf of `tree`."""
+    if isinstance(sharding, NamedSharding):
+        return jax.tree.map(lambda _: sharding, tree)
+    return sharding
+
+
+def _described(sharding: NamedSharding, leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, PlannedArray):
+        return leaf.aval
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Inside, a program that would run on a `PlannedPlacement` raises `ProgramPlanned`."""
+    before = getattr(_thread, "is_planning", False)
+    _thread.is_planning = True
+    try:
+        yield
+    finally:
+        _thread.is_planning = before
+
+
+def placement_on(
+    replica_devices: Sequence[jax.Device],
+    home: SingleDeviceSharding | None = None,
+    cores_per_replica: int = 1,
+) -> Placement:
+    """Returns a placement on devices: a `PlannedPlacement` where they are only described.
+
+    Args:
+        replica_devices: As for `Placement`.
+        home: Likewise.
+        cores_per_replica: Likewise.
+
+    Raises:
+        ValueError: Central storage is asked for on devices that are only described.
+    """
+    described = slice_of(replica_devices[0])
+    if described is None:
+        return Placement(replica_devices, home, cores_per_replica)
+    if home is not None:
+        raise ValueError(
+            f"Expected a strategy whose variables are on the devices of {described}, for which "
+            f"programs are only compiled. Received: variables in central storage, {home}. Use "
+            "MirroredStrategy or TPUStrategy."
+        )
+    return PlannedPlacement(replica_devices, described, cores_per_replica)

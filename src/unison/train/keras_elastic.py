@@ -1,0 +1,532 @@
+"""Keras' loops in a group of workers that may change: training goes on with those who are there.
+
+When the group changes, the steps that have not taken effect are run again, by the workers of the
+next group: Keras' loop and the callbacks see nothing of it. Each worker takes its part of the same
+global batches, so no example is left out or used twice. A worker that comes to a running job enters
+`fit` where the others are, with all that a backup holds (see `unison.train.keras_backup`).
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from unison.cells import Cell, Layout, VariableAggregation
+from unison.data import count_examples
+from unison.errors import InternalError
+from unison.keras.step import CompiledStep
+from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
+from unison.runtime.elastic import ElasticGroup, GroupChanged
+from unison.runtime.elastic.options import PER_REPLICA_BATCH
+from unison.train.archive import SUFFIX
+from unison.train.checkpoint import Checkpoint
+from unison.train.keras_backup import Batches, forget_backups
+from unison.train.keras_callbacks import give_states, states_of
+from unison.train.rebatching import Rebatched
+
+#: Batches that are cut already when the group changes: those of a group of steps on its way, one
+#: that waits, and one ahead.
+_SETTLED_AFTER = 40
+
+#: Compiles what may be needed.
+_compiling = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="unison-compile")
+
+#: Where a state is written and read that goes to another worker: in memory, where there is such a
+#: place.
+_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@functools.cache
+def teach_regrouping() -> None:
+    """Lets the models of strategies whose workers may change train on when they do."""
+    trainer_made.append(_attach)
+
+
+def _attach(trainer: ReplicaTrainer) -> None:
+    group = trainer.strategy.group
+    if group is not None:
+        ElasticLoops(trainer, group)
+
+
+class ElasticLoops:
+    """Runs the steps of a model's loops in a group that may change.
+
+    Args:
+        trainer: The model's trainer.
+        group: The group.
+    """
+
+    def __init__(self, trainer: ReplicaTrainer, group: ElasticGroup):
+        self._trainer = trainer
+        self._model = trainer.model
+        self._group = group
+        self._place: _Place | None = None
+        self._latest_step: CompiledStep | None = None
+        #: The metrics' arrays when they were looked at last, for whether somebody has set them.
+        self._seen_metrics: list[jax.Array] = []
+        self._seen_running: Any = None
+        #: How many `fit`s there were, and where a later one is to go on.
+        self._fits = 0
+        self._later: dict[str, Any] | None = None
+        #: What has been prepared, or is there: steps by the size of the group.
+        self._prepared: set[tuple[CompiledStep, int, bool]] = set()
+        trainer.run_step = self._run
+        trainer.settle = self._settle
+        trainer.callbacks.append(_Fit(self))
+        vars(self._model)["fit"] = self._in_place(self._model.fit)
+
+    def _in_place(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `model.fit`, which knows where it is."""
+
+        @functools.wraps(fit)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            before, self._place = self._place, _Place()
+            self._catch_batches(self._place)
+            self._group.recover = self.recover
+            try:
+                return fit(*args, **kwargs)
+            finally:
+                self._place = before
+
+        return wrapped
+
+    def _catch_batches(self, place: _Place) -> None:
+        """Gets hold of the batches of the loop that begins, by which Keras builds the model."""
+        build = vars(self._model)["_symbolic_build"]
+
+        def building(iterator: Any = None, **kwargs: Any) -> Any:
+            vars(self._model)["_symbolic_build"] = build
+            if iterator is not None:
+                if self._group.options.keep == PER_REPLICA_BATCH:
+                    self._cut_anew(iterator, place)
+                place.batches = Batches(iterator)
+            return build(iterator=iterator, **kwargs)
+
+        vars(self._model)["_symbolic_build"] = building
+
+    def _cut_anew(self, epochs: Any, place: _Place) -> None:
+        """Has Keras' `EpochIterator` give batches that grow and shrink with the group."""
+        make = epochs._get_iterator
+
+        def new_pass() -> Iterator[Any]:
+            if place.resumes_sizes:
+                place.resumes_sizes = False
+            else:
+                place.begin_sizes(self._group)
+            return Rebatched(make(), place.sizes)
+
+        reset = epochs.reset
+
+        def reset_without_number() -> None:
+            reset()
+            epochs._num_batches = None  # nobody knows how many there will be
+
+        vars(epochs).update(_get_iterator=new_pass, reset=reset_without_number)
+        reset_without_number()
+
+    def _scale_learning_rate(self, before: int) -> None:
+        """Makes the learning rate that for this number of replicas, which was `before`."""
+        factor = self._group.options.learning_rate
+        now, at_start = self._group.placement.num_replicas, self._group.replicas_at_start
+        if factor is None or before == now:
+            return
+        optimizer = self._model.optimizer
+        if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            raise TypeError(
+                "ElasticOptions.learning_rate multiplies a learning rate that is a number. "
+                f"Received: an optimizer with a {type(optimizer._learning_rate).__name__}. Let the "
+                "schedule depend on strategy.num_replicas_in_sync instead, or leave the one or the "
+                "other out."
+            )
+        rate = float(optimizer.learning_rate) * factor(now, at_start) / factor(before, at_start)
+        optimizer.learning_rate = rate
+
+    # -- what the callback of `fit` says ---------------------------------------------------
+
+    def begin(self, epochs: int) -> None:
+        """Enters the group, or takes over what an earlier run of the job has kept."""
+        place = self._place
+        if place is None:
+            return
+        place.others = self._trainer.callbacks_of_fit
+        self._fits += 1
+        if self._group.is_joining:
+            self._group.regroup(self, is_open=True)
+        elif self._later is not None and self._later["fit"] == self._fits:
+            place.set_state(self._later)
+            self._later = None
+        elif self._group.resume(self):
+            place.restored = [variable.numpy() for variable in self._model.metrics_variables]
+        else:
+            return
+        if place.fit > self._fits:  # this one was over
+            self._later = place.state
+            self._model._initial_epoch = epochs
+            return
+        forget_backups(place.others)
+        self._scale_learning_rate(place.num_replicas)
+        self._model._initial_epoch = epochs if place.has_stopped else place.epoch
+        if place.batches is not None and place.data is not None:
+            place.batches.resume(place)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Takes note of the epoch; one that others have begun goes on where they are."""
+        place = self._place
+        if place is None:
+            return
+        place.epoch = epoch
+        restored, place.restored = place.restored, []
+        if place.batch:  # an epoch begins by forgetting the metrics of the last one
+            pairs = zip(self._model.metrics_variables, restored, strict=False)
+            for variable, value in pairs:
+                variable.assign(value)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Takes note that an epoch is over."""
+        self._group.open(False)
+        place = self._place
+        if place is not None:
+            place.epoch, place.batch = epoch + 1, 0
+            if place.batches is not None:
+                place.batches.end_epoch()
+
+    # -- what is handed to another worker --------------------------------------------------
+
+    @property
+    def can_be_resumed(self) -> bool:
+        return self._place is not None
+
+    def pack(self) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="unison-", dir=_FOLDER) as folder:
+            path = self._checkpoint().write(os.path.join(folder, "state"))
+            with open(path + SUFFIX, "rb") as file:
+                return file.read()
+
+    def unpack(self, packed: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="unison-", dir=_FOLDER) as folder:
+            path = os.path.join(folder, "state")
+            with open(path + SUFFIX, "wb") as file:
+                file.write(packed)
+            self._checkpoint().read(path).expect_partial()
+        if self._place is not None:
+            give_states(self._place.others, self._place.callbacks)
+
+    def _checkpoint(self) -> Checkpoint:
+        parts: dict[str, Any] = {"model": self._model, "metrics": list(self._model.metrics)}
+        seeds = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
+        if seeds is not None:
+            parts["seeds"] = seeds
+        if self._place is not None:
+            parts["place"] = self._place
+        return Checkpoint(**parts)
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _run(self, step: CompiledStep, batch: Any, may_wait: bool) -> int:
+        place = self._place
+        self._latest_step = step
+        if place is not None and step.trains:
+            place.batch += 1
+        self._group.open(place is not None and step.trains)
+        self._look_at_metrics(step)
+        self._latest_step = step
+        if not step.trains:
+            self._group.tell("evaluate")
+        try:
+            count = self._trainer.run_once(step, batch, may_wait)
+            self._group.settle(1)
+            self._prepare(step, batch, may_wait)
+            return count
+        except GroupChanged:
+            self._recover(step)
+            return count_examples(jax.tree.leaves(batch))
+
+    def _prepare(self, step: CompiledStep, batch: Any, may_wait: bool) -> None:
+        """Has a step compiled, meanwhile, for the group without one of its workers."""
+        placement = self._group.placement
+        fewer = placement.num_replicas - len(placement.local_replicas)
+        key = step, placement.num_replicas, may_wait
+        if fewer <= 0 or key in self._prepared or not self._group.launched:
+            return
+        self._prepared.add(key)
+        running = self._trainer.running
+        assert running is not None
+        compile_it = step.prepare(running.state, batch, may_wait, fewer)
+        if compile_it is not None:
+            _compiling.submit(compile_it)
+
+    def _settle(self) -> None:
+        while True:
+            running = self._trainer.running
+            if running is None or running.step is None:
+                return
+            try:
+                running.step.finish(running.state)
+                self._group.settle(0)
+                break
+            except GroupChanged:
+                self._recover(running.step)
+        self._seen_metrics = self._metrics_arrays()
+        self._tell_state(self._trainer.running)
+
+    def recover(self) -> None:
+        """Goes on in the next group, wherever in a loop this worker is."""
+        running = self._trainer.running
+        if running is not None and running.step is not None:
+            self._recover(running.step)
+            return
+        self._group.settle_all()
+        at_rest = self._trainer.state_at_rest if running is not None else contextlib.nullcontext
+        with at_rest():
+            self._enter_next_group(self._latest_step, is_open=False)
+
+    def _recover(self, step: CompiledStep) -> None:
+        """Goes on in the next group, with what had no effect in this one."""
+        again: collections.deque[Any] = collections.deque()
+        while True:
+            again.extendleft(reversed(self._regroup(step, len(again))))
+            try:
+                while again:
+                    self._trainer.run_once(step, again.popleft(), self._trainer.steps_may_wait)
+                self._group.settle(1)
+                return
+            except GroupChanged:
+                continue
+
+    def _regroup(self, step: CompiledStep, more: int) -> list[Any]:
+        """Enters the next group; returns the batches of the steps that had no effect.
+
+        Args:
+            step: What runs.
+            more: The number of batches to be run again after those.
+        """
+        place = self._place
+        self._group.settle_all()
+        batches = step.take_back()
+        is_open = False
+        if place is not None and step.trains:
+            place.undone = more + len(batches)
+            is_open = place.can_be_entered and not self._group.was_cut
+        self._tell_state(self._trainer.running)
+        with self._trainer.state_at_rest():
+            passed = self._enter_next_group(step, is_open)
+        self._seen_running = self._trainer.running
+        self._tell_state(self._trainer.running)
+        if passed > len(batches):
+            raise InternalError(
+                message=f"The others have gone on by {passed} steps, of which this worker has the "
+                f"batches of {len(batches)} only."
+            )
+        if place is not None:
+            # Another one's place does not count what is run again here.
+            place.batch += place.undone - passed if passed and step.trains else 0
+            place.undone = 0
+        return batches[passed:]
+
+    def _enter_next_group(self, step: CompiledStep | None, is_open: bool) -> int:
+        """Enters the next group with the state at rest; returns how many steps others are ahead."""
+        place, group = self._place, self._group
+        replicas, before = group.placement.num_replicas, group.step
+        if place is not None:
+            place.num_replicas = replicas
+        self._collect_metrics(step)
+        outcome = group.regroup(self, is_open)
+        if outcome.has_taken_over and step is not None:
+            step.know_metrics([_of_any_copy(cell) for cell in self._trainer.metrics_cells()])
+            replicas = replicas if place is None else place.num_replicas
+        self._scale_learning_rate(replicas)
+        if outcome.place:
+            self._clear_sums()
+        if place is not None:
+            place.change_sizes(group)
+        return group.step - before if outcome.has_taken_over else 0
+
+    def _tell_state(self, running: Running | None) -> None:
+        """Tells those who look on what the state is that is equal on all workers."""
+        if running is not None:
+            pairs = [*zip(running.cells, running.state, strict=True)]
+            arrays = [array for cell, array in pairs if cell.layout is Layout.MIRRORED]
+            self._group.tell("state", digest=functools.partial(_digest, arrays), of=len(pairs))
+
+    # -- metrics ---------------------------------------------------------------------------
+
+    def _metrics_arrays(self) -> list[jax.Array]:
+        """Returns the metrics' arrays in the state of the running loop."""
+        running = self._trainer.running
+        count = len(self._trainer.metrics_cells())
+        return [] if running is None or not count else running.state[-count:]
+
+    def _look_at_metrics(self, step: CompiledStep) -> None:
+        """Forgets what the metrics were over all replicas, where somebody has set them since."""
+        running = self._trainer.running
+        if running is self._seen_running:
+            return
+        self._seen_running = running
+        pairs = zip(self._metrics_arrays(), self._seen_metrics, strict=False)
+        if not self._seen_metrics or any(now is not then for now, then in pairs):
+            step.forget_metrics()
+
+    def _collect_metrics(self, step: CompiledStep | None) -> None:
+        """Gives this worker what all have counted.
+
+        What a lost one has counted is in what the last step has told everybody.
+        """
+        num_replicas = self._group.placement.num_replicas
+        if step is not None:
+            step.settled()
+        for place, cell in enumerate(self._trainer.metrics_cells()):
+            if cell.layout is not Layout.LOCAL:
+                continue
+            copies = np.stack(cell.copies())
+            if step is not None and step.known_metrics is not None:
+                total = np.asarray(step.known_metrics[place].addressable_data(0))
+            else:  # nothing was counted since they were set, so all copies are equal
+                total = copies[0] * num_replicas if _is_sum(cell) else copies[0]
+            copies[:] = total
+            if _is_sum(cell):
+                copies[1:] = 0
+            cell.put(cell.placement.spread(copies))
+
+    def _clear_sums(self) -> None:
+        """Leaves what all have counted to the first member."""
+        for cell in self._trainer.metrics_cells():
+            if cell.layout is Layout.LOCAL and _is_sum(cell):
+                cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
+
+
+class _Place:
+    """Where in `fit` a worker is.
+
+    Attributes:
+        epoch: The epoch.
+        batch: How many of its batches have been run.
+        undone: How many of those have not taken effect.
+        batches: The batches of `fit`.
+        data: Where these are.
+        others: The callbacks.
+        callbacks: What they remember.
+        has_stopped: Whether one of them has ended the training.
+        num_replicas: With how many replicas the state has come about.
+        sizes: From which batch of the pass on they are of what size, where they grow and shrink
+            with the group: the factors to what the data gives.
+        fit: Which `fit` of the program this is.
+        restored: The metrics' variables, as an earlier run of the job has kept them.
+        state: What `set_state` was given.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.batch = 0
+        self.undone = 0
+        self.batches: Batches | None = None
+        self.data: Any = None
+        self.others: list[Any] = []
+        self.callbacks: dict[str, Any] = {}
+        self.has_stopped = False
+        self.num_replicas = 0
+        self.sizes: list[tuple[int, float]] = []
+        self.resumes_sizes = False
+        self.fit = 0
+        self.restored: list[np.ndarray] = []
+        self.state: dict[str, Any] = {}
+        #: The step at which the group changed last, and the factor before.
+        self._changed: tuple[int, float] | None = None
+
+    def begin_sizes(self, group: ElasticGroup) -> None:
+        """A pass begins: its batches are those of the group, or, soon, of the next."""
+        now = _factor(group)
+        self.sizes.clear()
+        if self._changed is not None and self._changed[0] == group.step:
+            self.sizes += [(0, self._changed[1]), (_SETTLED_AFTER, now)]
+        else:
+            self.sizes.append((0, now))
+
+    def change_sizes(self, group: ElasticGroup) -> None:
+        """The group has changed: so will batches that nobody has cut yet."""
+        if not self.sizes:
+            return
+        self._changed = group.step, self.sizes[-1][1]
+        taken = 0 if self.batches is None else self.batches.state()["taken"]
+        self.sizes.append((taken - self.undone + _SETTLED_AFTER, _factor(group)))
+
+    @property
+    def can_be_entered(self) -> bool:
+        """Whether a newcomer finds the way to the batch that is next."""
+        return self.batches is not None and self.batches.state()["taken"] >= self.undone
+
+    def get_state(self) -> dict[str, Any]:
+        data = None
+        if self.batches is not None:
+            data = self.batches.state()
+            data["taken"] = max(data["taken"] - self.undone, 0)
+            # The batches that follow are those of the pass.
+            data["now"] = None if data["taken"] else data["begun"]
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch - self.undone,
+            "data": data,
+            "callbacks": states_of(self.others),
+            "num_replicas": self.num_replicas,
+            "sizes": [list(pair) for pair in self.sizes],
+            "fit": self.fit,
+            "has_stopped": any(each.model.stop_training for each in self.others),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.epoch, self.batch, self.data = state["epoch"], state["batch"], state["data"]
+        self.callbacks, self.has_stopped = state["callbacks"], state["has_stopped"]
+        self.num_replicas, self.fit, self.state = state["num_replicas"], state["fit"], state
+        self.sizes[:] = [(int(start), float(factor)) for start, factor in state["sizes"]]
+        self.resumes_sizes = bool(self.sizes)
+
+
+class _Fit(keras.callbacks.Callback):
+    """Tells the loops how far `fit` has come."""
+
+    def __init__(self, loops: ElasticLoops):
+        super().__init__()
+        self._loops = loops
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        self._loops.begin(self.params["epochs"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._loops.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._loops.end_epoch(epoch)
+
+
+def _digest(arrays: Sequence[jax.Array]) -> str:
+    own = hashlib.sha256()
+    for array in arrays:
+        own.update(np.asarray(array.addressable_data(0)).tobytes())
+    return own.hexdigest()[:16]
+
+
+def _of_any_copy(cell: Cell) -> np.ndarray:
+    """Returns what all have counted, on a worker that has it."""
+    return cell.copies()[0]
+
+
+def _factor(group: ElasticGroup) -> float:
+    """Returns how large a batch is, compared with the beginning, where each replica's stays."""
+    return group.placement.num_replicas / group.replicas_at_start
+
+
+def _is_sum(cell: Cell) -> bool:
+    return cell.reading_aggregation is VariableAggregation.SUM

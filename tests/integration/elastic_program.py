@@ -1,0 +1,164 @@
+"""A training whose workers are lost, for the tests of elastic jobs.
+
+    python elastic_program.py fit|loop [NAME=VALUE ...]
+
+Its state accounts for every example: `seen` counts how often each has been used. At the end it
+prints what there is, as JSON.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+import unison
+from unison.data import Dataset
+
+KIND = sys.argv[1]
+GIVEN = dict(pair.split("=", 1) for pair in sys.argv[2:])
+EXAMPLES = int(GIVEN.get("examples", 120))
+BATCH = int(GIVEN.get("batch", 10))
+EPOCHS = int(GIVEN.get("epochs", 3))
+#: Seconds that each step takes at least; without, and without the next, steps may be run together.
+SLOW = float(GIVEN.get("slow", 0.0))
+#: With fewer replicas, steps wait for more, some time.
+FULL = int(GIVEN.get("full", 0))
+#: Where checkpoints are written; none without.
+FOLDER = GIVEN.get("folder")
+
+strategy = unison.MultiWorkerMirroredStrategy()
+numbers = np.random.default_rng(0)
+features = numbers.standard_normal((EXAMPLES, 8)).astype(np.float32)
+labels = (features @ numbers.standard_normal((8, 1)) > 0).astype(np.float32)
+ids = np.arange(EXAMPLES, dtype=np.int32)
+keras.utils.set_random_seed(1)
+keras.config.disable_traceback_filtering()
+
+
+class Counting(keras.layers.Layer):
+    """Passes features on, and counts in the state that is trained whose they are."""
+
+    def build(self, shapes):
+        self.seen = self.add_weight(
+            shape=(EXAMPLES,),
+            initializer="zeros",
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+            aggregation="only_first_replica",  # all compute the same: the sum over all
+            name="seen",
+        )
+
+    def call(self, inputs, training=False):
+        values, numbers = inputs
+        if training:
+            own = keras.ops.sum(keras.ops.one_hot(numbers, EXAMPLES), axis=0)
+            self.seen.assign(self.seen + unison.get_replica_context().all_reduce("SUM", own))
+        return values
+
+
+def report(weights, seen, history=None):
+    weights = [np.asarray(array) for array in weights]
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest()
+    flat = np.concatenate([array.reshape(-1) for array in weights]).astype(float).tolist()
+    counts = np.asarray(seen).astype(int).tolist()
+    told = {"digest": digest, "weights": flat, "seen": counts, "history": history}
+    print("REPORT", json.dumps(told), flush=True)
+
+
+patience = float(GIVEN.get("patience", 40))
+
+
+def pause():
+    """Gives those time to come back that were lost, which ends the present view."""
+    global patience
+    time.sleep(SLOW)
+    while strategy.num_replicas_in_sync < FULL and patience > 0 and not strategy.group.is_over:
+        time.sleep(0.02)
+        patience -= 0.02
+
+
+class Watching(keras.callbacks.Callback):
+    def __init__(self, counting):
+        super().__init__()
+        self.counting = counting
+        if SLOW or FULL:
+            self.on_train_batch_end = lambda batch, logs=None: pause()
+
+    def on_epoch_end(self, epoch, logs=None):
+        unison.testing.record_examples(epoch, np.asarray(self.counting.seen))
+
+
+def fit():
+    with strategy.scope():
+        counting = Counting()
+        inputs = keras.Input((8,), name="features"), keras.Input((), dtype="int32", name="ids")
+        hidden = keras.layers.Dense(4, activation="tanh")(counting(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(
+            optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+            loss=keras.losses.BinaryCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    callbacks = [Watching(counting)]
+    if FOLDER is not None:
+        callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(FOLDER, "backup")))
+        callbacks.append(keras.callbacks.ModelCheckpoint(os.path.join(FOLDER, "last.keras")))
+    history = model.fit(
+        (features, ids),
+        labels,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        validation_data=((features[:30], ids[:30]), labels[:30]),
+        verbose=0,
+        callbacks=callbacks,
+    )
+    weights = [weight for weight in model.get_weights() if weight.shape != (EXAMPLES,)]
+    report(weights, counting.seen, {k: [*map(float, v)] for k, v in history.history.items()})
+
+
+def loop():
+    with strategy.scope():
+        equal = unison.VariableAggregation.ONLY_FIRST_REPLICA
+        weights = unison.Variable(np.full((8, 1), 0.1, np.float32), aggregation=equal)
+        seen = unison.Variable(
+            np.zeros(EXAMPLES, np.float32), aggregation=unison.VariableAggregation.SUM
+        )
+
+    def loss(weights, values, labels):
+        logits = values @ weights
+        return jnp.sum(jax.nn.softplus(logits) - labels * logits)
+
+    def step(batch):
+        values, labels, numbers = batch
+        own = jax.grad(loss)(jnp.asarray(weights), values, labels)
+        total = unison.get_replica_context().all_reduce("SUM", own)
+        weights.assign_sub(0.5 / BATCH * total)
+        seen.assign_add(jnp.sum(jax.nn.one_hot(numbers, EXAMPLES), axis=0))
+
+    @unison.elastic.run
+    def train(state):
+        dataset = Dataset.from_tensor_slices((features, labels, ids)).shuffle(50, seed=3)
+        batches = strategy.experimental_distribute_dataset(dataset.batch(BATCH))
+        while state.epoch < EPOCHS:
+            for batch in state.iterate(batches):
+                strategy.run(step, (batch,))
+                state.commit()
+                pause()
+            unison.testing.record_examples(state.epoch, np.asarray(seen))
+            state.epoch += 1
+            state.commit()
+
+    train(unison.elastic.State(epoch=0, weights=weights, seen=seen))
+    report([weights], seen)
+
+
+{"fit": fit, "loop": loop}[KIND]()

@@ -1,0 +1,173 @@
+"""Trainings whose workers are killed, stopped, cut off or told to go, and come back.
+
+Whatever happens, the training ends with the weights of one to which nothing did, and each example
+of each epoch is used once. The faults are public: `unison.testing`. Random ones are in tests/soak.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+
+import elastic_training
+from elastic_training import require_the_same_training, sizes, train, train_alone
+from unison.testing import Fault
+
+pytestmark = pytest.mark.timeout(elastic_training.SECONDS + 60)
+
+#: 12 steps of training and 3 of validation in each epoch; without `slow`, those of one group are
+#: one step where the shares of a batch are equal.
+FIT = ("fit", "epochs=4")
+STEPWISE = (*FIT, "slow=0.01")
+LOOP = ("loop", "epochs=4")
+
+#: Keeps a job going until those are back that were started again.
+WAITING = "full=3"
+
+
+@functools.cache
+def alone(*given):
+    return train_alone(*given)
+
+
+def test_a_batch_more_or_less_would_show():
+    weights = np.array(alone(*FIT)["weights"])
+    other = train_alone(*FIT, "examples=130")["weights"]
+    assert np.abs(weights - other).max() > 100 * elastic_training.ROUND_OFF
+
+
+def test_workers_are_killed_with_steps_on_their_way_until_one_is_left():
+    faults = [Fault("kill", 0, 20, "exchange"), Fault("kill", 2, 35, "step")]
+    outcome = train(3, faults, *STEPWISE, restarts=0)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 1
+    assert sizes(outcome) == [3, 2, 1]
+    assert outcome.exit_codes == {0: ["SIGKILL"], 1: ["exit code 0"], 2: ["SIGKILL"]}
+
+
+def test_several_are_killed_at_once_with_many_steps_in_one():
+    faults = [Fault("kill", 0, 30, "exchange"), Fault("kill", 1, 30, "exchange")]
+    outcome = train(3, faults, *FIT, restarts=0)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 1
+
+
+def test_workers_that_are_killed_come_back_and_take_part():
+    faults = [Fault("kill", 1, 22, "commit"), Fault("kill", 0, 40, "exchange")]
+    outcome = train(3, faults, *FIT, "slow=0.02", WAITING)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 3
+    assert sizes(outcome)[0] == sizes(outcome)[-1] == 3
+    assert min(sizes(outcome)) == 2
+    assert outcome.exit_codes[1] == ["SIGKILL", "exit code 0"]
+
+
+def test_workers_are_killed_when_they_start_and_when_they_compile():
+    faults = [
+        Fault("kill", 0, phase="start", occurrence=2),
+        Fault("kill", 1, phase="compile"),
+        Fault("kill", 2, phase="compile", occurrence=3),
+    ]
+    outcome = train(3, faults, *FIT, "slow=0.02", WAITING)
+    outcome.assert_fired()
+    require_the_same_training(outcome, alone(*FIT))
+
+
+def test_workers_are_killed_when_they_evaluate_and_when_they_read_the_metrics():
+    faults = [Fault("kill", 0, 24, "evaluate", 2), Fault("kill", 2, 38, "read", 3)]
+    outcome = train(3, faults, *STEPWISE, restarts=0)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 1
+
+
+def test_workers_are_killed_when_they_write_a_checkpoint(tmp_path):
+    faults = [Fault("kill", 0, 20, "checkpoint"), Fault("kill", 1, 36, "checkpoint")]
+    outcome = train(3, faults, *STEPWISE, f"folder={tmp_path}", restarts=0)
+    outcome.assert_fired()
+    require_the_same_training(outcome, alone(*FIT))
+
+
+def test_workers_are_killed_while_the_others_recover():
+    # One is lost, another one while the next group forms, and the first one, come back, again.
+    faults = [
+        Fault("kill", 1, 24, "exchange"),
+        Fault("kill", 2, 24, "recovery", 3),
+        Fault("kill", 1, 0, "recovery", 4),
+    ]
+    outcome = train(3, faults, *FIT, "slow=0.02", WAITING)
+    outcome.assert_fired()
+    require_the_same_training(outcome, alone(*FIT))
+
+
+def test_a_worker_that_hangs_is_left_out_and_one_that_comes_to_is_taken_in_again():
+    faults = [Fault("stop", 1, 24), Fault("stop", 2, 30, "exchange", seconds=4.0)]
+    outcome = train(3, faults, *FIT, "slow=0.02", "full=2", heartbeat_timeout=2.0)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 2
+    assert sizes(outcome)[0] == 3
+
+
+def test_a_worker_that_is_told_to_end_leaves_at_a_step_boundary():
+    outcome = train(3, [Fault("terminate", 2, 24)], *STEPWISE, restarts=0)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 2
+    assert sizes(outcome) == [3, 2]
+    assert outcome.exit_codes[2] == ["exit code 143"]
+
+
+def test_a_slow_worker_stays_and_an_error_of_the_program_ends_the_job():
+    faults = [Fault("slow", 1, 20, seconds=1.0), Fault("exception", 0, 30)]
+    outcome = train(2, faults, *STEPWISE, "full=2")
+    outcome.assert_fired()
+    outcome.assert_ended(1)
+    outcome.assert_sound()
+    assert sizes(outcome)[0] == 2
+    assert any("InjectedError" in line for line in outcome.output(0))
+
+
+def test_with_too_few_workers_the_job_stops_and_goes_on_when_it_is_started_again(tmp_path):
+    options = {"min_workers": 2, "restarts": 0, "wait": 1.0, "folder": tmp_path / "job"}
+    first = train(2, [Fault("kill", 0, 30)], *STEPWISE, **options)
+    first.assert_fired()
+    first.assert_ended(77)
+    first.assert_sound()
+    second = train(2, [], *FIT, **options)
+    assert len(require_the_same_training(second, alone(*FIT))) == 2
+
+
+def test_a_loop_of_ones_own_goes_on_from_the_last_commit():
+    faults = [Fault("kill", 0, 20, "exchange"), Fault("kill", 2, 30, "commit")]
+    outcome = train(3, faults, *LOOP, "slow=0.02", WAITING)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*LOOP))) == 3
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    monkeypatch.syspath_prepend(str(elastic_training.ROOT))
+    from benchmarks import namespaces
+
+    if reason := namespaces.what_is_missing():
+        pytest.skip(f"No hosts can be made here: {reason}.")
+    with namespaces.hosts(4) as made:
+        yield made
+
+
+def test_of_a_network_that_is_cut_only_one_side_goes_on(hosts):
+    outcome = train(
+        3,
+        [Fault("cut", 1, 20, "exchange")],
+        *FIT,
+        "slow=0.02",
+        "full=3",
+        "patience=8",
+        min_workers=2,
+        restarts=0,
+        heartbeat_timeout=2.0,
+        hosts=[host.command for host in hosts],
+        listen=hosts[0].address,
+        wait=4.0,
+    )
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 2
+    assert sizes(outcome)[-2:] == [3, 2]  # two may have begun before the third came
