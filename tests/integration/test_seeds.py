@@ -29,7 +29,8 @@ AGGREGATION_METHODS = {
     "DEFAULT": (("001", (32, 35)), [1.999, -0.999], [1.999, -0.999]),
     "TREE": (("001", (37, 40)), [1.974702, -0.982459], [1.970391, -0.974702]),
 }
-# Not yet: 003 lines 59-65 (a TPU).
+# With the model and the data of the program before it.
+TPU_FIT = ("003", (35, 45), (48, 51), (59, 65))
 
 with_seeds = pytest.mark.skipif(
     not SEEDS.is_dir(), reason=f"the seeds are not beside this checkout: no folder {SEEDS}"
@@ -260,3 +261,30 @@ def test_lost_indentation_is_found_again():
     """
     lines = [line for line in textwrap.dedent(lost).splitlines() if line]
     assert reindent(lines) == textwrap.dedent(found)
+
+
+@with_seeds
+@with_mnist
+def test_the_tpu_program_says_without_a_tpu_how_to_compile_for_one():
+    program = "global_batch_size = 512\n" + LOADING + read_sample(*TPU_FIT)
+    finished = run_program(program, env={"KERAS_BACKEND": "jax"}, timeout=100)
+    assert finished.returncode == 1
+    error = finished.stderr.splitlines()[-1]
+    assert "NoTPUError: Expected a TPU on this machine" in error
+    assert "unison plan --target v5e:2x4 SCRIPT" in error
+
+
+@with_seeds
+@with_mnist
+def test_the_tpu_program_is_compiled_for_a_tpu(tmp_path):
+    pytest.importorskip("libtpu", reason="libtpu, which compiles for TPUs, has no wheel here")
+    program, plan = tmp_path / "program.py", tmp_path / "plan.json"
+    program.write_text("global_batch_size = 512\n" + LOADING + read_sample(*TPU_FIT))
+    arguments = ["plan", "--target", "v5e:2x4", "--json", str(plan), str(program)]
+    finished = run_program(
+        f"import sys; from unison.cli import main; sys.exit(main({arguments!r}))", timeout=110
+    )
+    assert finished.returncode == 0, finished.stderr
+    told = json.loads(plan.read_text())
+    assert (told["num_replicas"], told["memory"]["batch"]) == (8, 64 * (784 * 4 + 1))
+    assert [(one["kind"], one["runs"]) for one in told["collectives"]] == [("all-reduce", 1)]

@@ -12,6 +12,7 @@ from unison.strategies.context import (
 from unison.strategies.mirrored import MirroredStrategy
 from unison.strategies.multi_worker import MultiWorkerMirroredStrategy
 from unison.strategies.one_device import OneDeviceStrategy
+from unison.strategies.tpu import TPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
@@ -20,6 +21,7 @@ __all__ = [
     "OneDeviceStrategy",
     "ReplicaContext",
     "Strategy",
+    "TPUStrategy",
     "ValueContext",
     "get_replica_context",
     "get_strategy",

@@ -50,9 +50,6 @@ ADVICE = {
     "tf.config.experimental.set_device_policy": "JAX refuses to mix devices silently",
     "tf.config.experimental.get_synchronous_execution": _ASYNC,
     "tf.config.experimental.set_synchronous_execution": _ASYNC,
-    "tf.config.experimental_connect_to_cluster": (
-        "state the cluster in TF_CONFIG: a multi-worker strategy connects to it"
-    ),
     "tf.config.experimental_connect_to_host": (
         "state the cluster in TF_CONFIG: a multi-worker strategy connects to it"
     ),
@@ -226,7 +223,7 @@ ADVICE = {
     "tf.test": "use pytest and numpy.testing",
     "tf.tools": "nothing in Unison needs it",
     "tf.tpu.XLAOptions": "pass compiler options to jax.jit",
-    "tf.tpu.experimental": "use tf.distribute.TPUStrategy, and jax.devices() for the topology",
+    "tf.tpu.experimental": "use tf.distribute.TPUStrategy, and jax.devices() for the cores",
     "tf.tpu.experimental.embedding": _TPU_EMBEDDING,
     "tf.types": "use jax.Array, or typing's protocols",
     "tf.variable_creator_scope": "wrap the function that creates the variables",

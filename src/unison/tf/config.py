@@ -17,8 +17,12 @@ from typing import Any, NamedTuple
 import jax
 
 from unison.runtime import device_strings, devices
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers import ClusterResolver, SimpleClusterResolver
 from unison.runtime.devices import BackendStartedError
 from unison.runtime.private_jax import backend_is_started
+from unison.runtime.process_group import training_tasks
+from unison.runtime.tpu.system import connect
 from unison.tf.missing import names_missing_from, namespace
 
 __getattr__ = names_missing_from(__name__)
@@ -243,6 +247,46 @@ def _set_inter_op_parallelism_threads(num_threads: int) -> None:
 def _get_inter_op_parallelism_threads() -> int:
     """What `set_inter_op_parallelism_threads` was given; 0 by default."""
     return _inter_op_threads
+
+
+def experimental_connect_to_cluster(
+    cluster_spec_or_resolver: ClusterSpec | ClusterResolver,
+    job_name: str = "localhost",
+    task_index: int = 0,
+    protocol: str | None = None,
+    make_master_device_default: bool = True,
+    cluster_device_filters: Any = None,
+) -> None:
+    """Makes this process the task of a cluster that it is, and waits for the others.
+
+    In a cluster of one task, and in one whose training tasks it is not among, nothing is done.
+
+    Args:
+        cluster_spec_or_resolver: The cluster; a resolver also names this process's task.
+        job_name: The job of this process, where a `ClusterSpec` is given.
+        task_index: Its index in the job, likewise.
+        protocol: Accepted for TensorFlow's sake, as are the following.
+        make_master_device_default: Likewise.
+        cluster_device_filters: Likewise.
+
+    Raises:
+        TypeError: That is neither a cluster nor a resolver.
+        RuntimeError: JAX has started already.
+        UnavailableError: The others did not come.
+
+    TF: `tf.config.experimental_connect_to_cluster`.
+    """
+    del protocol, make_master_device_default, cluster_device_filters
+    given = cluster_spec_or_resolver
+    if isinstance(given, ClusterSpec):
+        given = SimpleClusterResolver(given, task_type=job_name, task_id=task_index)
+    if not isinstance(given, ClusterResolver):
+        raise TypeError(
+            "`cluster_spec_or_resolver` must be a `ClusterSpec` or a `ClusterResolver`. "
+            f"Received: {given!r}"
+        )
+    if (given.task_type, given.task_id) in training_tasks(given.cluster_spec()):
+        connect(given)
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:

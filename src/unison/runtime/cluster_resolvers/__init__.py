@@ -16,6 +16,7 @@ from unison.runtime.cluster_resolvers.resolver import (
 )
 from unison.runtime.cluster_resolvers.slurm import SlurmClusterResolver
 from unison.runtime.cluster_resolvers.tf_config import TFConfigClusterResolver
+from unison.runtime.cluster_resolvers.tpu import TPUClusterResolver
 
 __all__ = [
     "AutomaticClusterResolver",
@@ -29,5 +30,6 @@ __all__ = [
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TPUClusterResolver",
     "UnionClusterResolver",
 ]

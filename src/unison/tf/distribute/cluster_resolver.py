@@ -7,6 +7,7 @@ from unison.runtime.cluster_resolvers import (
     SimpleClusterResolver,
     SlurmClusterResolver,
     TFConfigClusterResolver,
+    TPUClusterResolver,
 )
 from unison.runtime.cluster_resolvers import ExecutableLocation as KubernetesExecutableLocation
 from unison.runtime.cluster_resolvers import UnionClusterResolver as UnionResolver
@@ -20,10 +21,8 @@ __all__ = [
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TPUClusterResolver",
     "UnionResolver",
 ]
 
-__getattr__ = names_missing_from(
-    __name__,
-    {"TPUClusterResolver": "MirroredStrategy() trains on all TPU cores of this machine"},
-)
+__getattr__ = names_missing_from(__name__)

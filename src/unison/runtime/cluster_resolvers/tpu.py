@@ -1,0 +1,106 @@
+"""The cluster of the machines of a TPU, by the name that TensorFlow gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers.cloud_tpu import CloudTPUClusterResolver
+from unison.runtime.cluster_resolvers.resolver import ClusterResolver
+from unison.runtime.private_jax import backend_is_started
+
+
+class TPUClusterResolver(ClusterResolver):
+    """The TPU that this process runs on: that of its Cloud TPU VM, or of the VM's whole slice.
+
+    TensorFlow reaches a TPU over the network, by a name or an address; JAX runs on the machines of
+    the TPU. So any name means the TPU of this machine, and the machines of a slice are found by
+    what Google tells each of them (see `CloudTPUClusterResolver`). Nothing is started or asked of
+    others until the resolver is used.
+
+    Args:
+        tpu: `"local"` for the cores of this machine only; otherwise any name or address.
+        zone: Accepted for TensorFlow's sake, as are the following: Google is not asked by name.
+        project: Likewise.
+        job_name: Likewise; the machines are tasks of the job `worker`.
+        coordinator_name: Likewise.
+        coordinator_address: Likewise.
+        credentials: Likewise.
+        service: Likewise.
+        discovery_url: Likewise.
+
+    Raises:
+        RuntimeError: The machine belongs to several slices.
+
+    Examples:
+        >>> TPUClusterResolver(tpu="local").cluster_spec().jobs
+        []
+
+    TF: `tf.distribute.cluster_resolver.TPUClusterResolver`.
+    """
+
+    environment = "google"
+    task_type: str | None = "worker"
+    task_id: int | None = 0
+
+    def __init__(
+        self,
+        tpu: str | None = None,
+        zone: str | None = None,
+        project: str | None = None,
+        job_name: str = "worker",
+        coordinator_name: str | None = None,
+        coordinator_address: str | None = None,
+        credentials: str = "default",
+        service: Any = None,
+        discovery_url: str | None = None,
+    ):
+        del zone, project, job_name, coordinator_name, coordinator_address
+        del credentials, service, discovery_url
+        if tpu is not None and not isinstance(tpu, str):
+            raise TypeError(f"tpu must be a name, an address or 'local'. Received: {tpu!r}")
+        self.tpu = tpu or ""
+        self.is_local = tpu == "local"
+        self._cluster = ClusterSpec({})
+        if not self.is_local and CloudTPUClusterResolver.is_here():
+            found = CloudTPUClusterResolver()
+            hosts = found.cluster_spec().job_tasks("worker")
+            self._cluster = ClusterSpec({"worker": hosts} if len(hosts) > 1 else {})
+            self.task_id = found.task_id
+
+    @staticmethod
+    def connect(
+        tpu: str | None = None, zone: str | None = None, project: str | None = None
+    ) -> TPUClusterResolver:
+        """Returns a resolver whose TPU has been started.
+
+        Raises:
+            NoTPUError: There is no TPU here.
+        """
+        from unison.runtime.tpu.system import initialize_tpu_system
+
+        resolver = TPUClusterResolver(tpu, zone, project)
+        initialize_tpu_system(resolver)
+        return resolver
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the machines of the slice; no task where this one is alone."""
+        return self._cluster
+
+    def get_job_name(self) -> str | None:
+        return self.task_type
+
+    def get_master(self) -> str:
+        return self.master()
+
+    def num_accelerators(self) -> dict[str, int]:
+        """Returns how many TPU cores this machine has, once the devices have been started."""
+        if not backend_is_started():
+            return {}
+        cores = [device for device in jax.local_devices() if device.platform == "tpu"]
+        return {"TPU": len(cores)} if cores else {}
+
+    def __repr__(self) -> str:
+        return f"TPUClusterResolver(tpu={self.tpu!r})"

@@ -1,0 +1,207 @@
+"""`TPUStrategy`: synchronous training on the cores of a TPU, or a plan of it without one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from unison.data.distribution.input_workers import workers_of_cluster
+from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
+from unison.runtime.placement import Placement, prime_factors
+from unison.runtime.process_group import TIMEOUT
+from unison.runtime.tpu.slices import describe_slice
+from unison.runtime.tpu.system import tpu_devices
+from unison.runtime.tpu.topology import DeviceAssignment, coordinates_of
+from unison.strategies.base import Strategy
+
+#: Tells the strategies of a process apart, which all processes make in the same order.
+_strategies = itertools.count()
+
+
+class TPUStrategy(Strategy):
+    """One replica a TPU core, or a block of cores; every variable has an equal copy on each.
+
+    Args:
+        tpu_cluster_resolver: Names the TPU. Default: a `TPUClusterResolver`, this machine's.
+        experimental_device_assignment: Which cores compute which replica. Default: each core one.
+        experimental_spmd_xla_partitioning: Accepted for TensorFlow's sake: what the cores of a
+            replica divide is always one program.
+        topology: The name of a slice, such as `"v5e:2x4"`, that is not here: steps are compiled
+            for it (see `unison.planning`), and running one is refused.
+        sharded_update: Whether each replica updates its part of large weights, and keeps that part
+            of the optimizer's state, in Keras' training. The same bytes travel, in two collectives.
+
+    Raises:
+        NoTPUError: There is no TPU here, and no topology was named.
+        UnknownSliceError: There is no slice of that name; the message lists those that there are.
+        MissingTPULibraryError: libtpu, which compiles for TPUs, is not installed.
+        ValueError: A topology and a resolver were given; or the cores of a replica are not all on
+            one machine.
+
+    Examples:
+        ```
+        strategy = unison.TPUStrategy(topology="v5e:2x4")
+        with strategy.scope():
+            model = build_and_compile_model()
+        plan = unison.planning.plan_fit(model, images, labels)
+        ```
+
+    TF: `tf.distribute.TPUStrategy`.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: ClusterResolver | None = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+        *,
+        topology: str | None = None,
+        sharded_update: bool = False,
+    ):
+        del experimental_spmd_xla_partitioning
+        assignment = experimental_device_assignment
+        if assignment is not None and not isinstance(assignment, DeviceAssignment):
+            raise TypeError(
+                "experimental_device_assignment must be a DeviceAssignment, such as "
+                f"DeviceAssignment.build(topology, ...). Received: {assignment!r}"
+            )
+        if topology is not None and tpu_cluster_resolver is not None:
+            raise ValueError(
+                "Expected a TPU to run on, tpu_cluster_resolver, or one to compile for, topology. "
+                f"Received: both, {tpu_cluster_resolver!r} and {topology!r}."
+            )
+        if topology is None:
+            self.cluster_resolver = tpu_cluster_resolver or TPUClusterResolver()
+            cores = tpu_devices(self.cluster_resolver)
+        else:
+            cores = list(describe_slice(topology).devices)
+        if assignment is not None:
+            cores = _assigned(cores, assignment)
+        cores_per_replica = 1 if assignment is None else assignment.num_cores_per_replica
+        super().__init__(cores, cores_per_replica=cores_per_replica)
+        self.placement.shards_update = sharded_update
+        if self.placement.spans_processes and jax.process_count() > 1:
+            self.input_workers = workers_of_cluster(
+                jax.process_count(), jax.process_index(), f"TPU {next(_strategies)}", TIMEOUT
+            )
+
+    def experimental_split_to_logical_devices(
+        self, tensor: jax.Array, partition_dimensions: Sequence[int]
+    ) -> jax.Array:
+        """Divides an array, and what is computed from it, between the cores of its replica.
+
+        Args:
+            tensor: An array in a function that `run` calls.
+            partition_dimensions: Into how many parts each axis is divided; their product is the
+                number of cores of a replica.
+
+        Raises:
+            ValueError: That is no division of this array between these cores.
+
+        TF: `tf.distribute.TPUStrategy.experimental_split_to_logical_devices`.
+        """
+        parts = tuple(partition_dimensions)
+        cores = self.placement.cores_per_replica
+        if len(parts) != tensor.ndim:
+            raise ValueError(
+                "Length of `partition_dimensions` must equal to the rank of `tensor.shape` "
+                f"({tensor.ndim}). Received len(partition_dimensions)={len(parts)}."
+            )
+        for axis, (size, count) in enumerate(zip(tensor.shape, parts, strict=True)):
+            if count < 1 or size % count:
+                raise ValueError(
+                    f"Tensor shape at `partition_dimensions[{axis}]` must be divisible by "
+                    f"corresponding value specified by `partition_dimensions` ({count}). "
+                    f"Received: {size}."
+                )
+        if math.prod(parts) != cores:
+            raise ValueError(
+                "The product of `partition_dimensions` should be the same as the number of "
+                f"logical devices (={cores}). Received `partition_dimensions`={list(parts)}, and "
+                f"their product is {math.prod(parts)}."
+            )
+        return _constrained(tensor, _spec(parts, self.placement), self.placement)
+
+    def experimental_replicate_to_logical_devices(self, tensor: jax.Array) -> jax.Array:
+        """Gives every core of a replica a whole copy of an array.
+
+        TF: `tf.distribute.TPUStrategy.experimental_replicate_to_logical_devices`.
+        """
+        return _constrained(tensor, PartitionSpec(), self.placement)
+
+    def experimental_assign_to_logical_device(
+        self, tensor: jax.Array, logical_device_id: int
+    ) -> jax.Array:
+        """Returns the array: XLA's programs are the same on all cores of a replica.
+
+        Args:
+            tensor: An array.
+            logical_device_id: One of the cores.
+
+        Raises:
+            ValueError: There is no such core.
+
+        TF: `tf.distribute.TPUStrategy.experimental_assign_to_logical_device`.
+        """
+        cores = self.placement.cores_per_replica
+        if not 0 <= logical_device_id < cores:
+            raise ValueError(
+                f"`logical_core_id` to assign must be lower then total number of logical devices "
+                f"per replica. Received: logical device id {logical_device_id} but there are only "
+                f"total of {cores} logical devices in replica."
+            )
+        return tensor
+
+
+def _assigned(cores: Sequence[jax.Device], assignment: DeviceAssignment) -> list[jax.Device]:
+    """Returns the cores of the replicas, those of a replica, and of a machine, together.
+
+    Raises:
+        ValueError: A replica's cores are on several machines, or one is not in the TPU.
+    """
+    at = {coordinates_of(core): core for core in cores}
+    replicas = []
+    for places in assignment.core_assignment.tolist():
+        missing = [place for place in places if tuple(place) not in at]
+        if missing:
+            raise ValueError(
+                f"Expected cores of this TPU, which has {len(cores)}. Received: an assignment with "
+                f"{missing[0]}. Build it from this TPU's topology."
+            )
+        own = [at[tuple(place)] for place in places]
+        machines = sorted({core.process_index for core in own})
+        if len(machines) > 1:
+            raise ValueError(
+                "Expected the cores of a replica on one machine, which feeds them. Received: "
+                f"{places}, on the machines {machines}. Choose a computation_shape that fits into "
+                "the chips of one machine."
+            )
+        replicas.append(own)
+    replicas.sort(key=lambda own: own[0].process_index)
+    return [core for own in replicas for core in own]
+
+
+def _spec(parts: Sequence[int], placement: Placement) -> PartitionSpec:
+    """Returns the mesh axes along which an array is divided: those with the right product."""
+    axes = list(zip(placement.mesh.axis_names[1:], placement.mesh.devices.shape[1:], strict=True))
+    entries = []
+    for count in parts:
+        chosen = []
+        for factor in prime_factors(count):
+            axis = next(axis for axis in axes if axis[1] == factor)
+            axes.remove(axis)
+            chosen.append(axis[0])
+        entries.append(tuple(chosen) or None)
+    return PartitionSpec(*entries)
+
+
+def _constrained(tensor: Any, spec: PartitionSpec, placement: Placement) -> Any:
+    if placement.cores_per_replica == 1 or not isinstance(tensor, jax.core.Tracer):
+        return tensor
+    return lax.with_sharding_constraint(tensor, spec)
