@@ -10,7 +10,7 @@ Importing this package starts no backend and changes nothing in another library.
 import importlib
 import sys
 
-from unison import compression, saving, train
+from unison import compression, elastic, parameter_server, saving, testing, train
 from unison.cells import VariableAggregation, VariableSynchronization
 from unison.collectives import (
     AggregationMethod,
@@ -25,7 +25,9 @@ from unison.collectives import (
 from unison.data.dataset import when_made
 from unison.functions import Function
 from unison.module import Module
+from unison.parameter_server import ParameterServerStrategy
 from unison.runtime.devices import set_logical_cpu_devices
+from unison.runtime.elastic import is_elastic_worker
 from unison.slices import IndexedSlices
 from unison.strategies import (
     CentralStorageStrategy,
@@ -34,6 +36,7 @@ from unison.strategies import (
     OneDeviceStrategy,
     ReplicaContext,
     Strategy,
+    TPUStrategy,
     ValueContext,
     get_replica_context,
     get_strategy,
@@ -57,10 +60,12 @@ __all__ = [
     "Module",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "TPUStrategy",
     "ValueContext",
     "Variable",
     "VariableAggregation",
@@ -70,13 +75,16 @@ __all__ = [
     "all_reduce",
     "broadcast",
     "compression",
+    "elastic",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "parameter_server",
     "reduce",
     "saving",
     "set_logical_cpu_devices",
+    "testing",
     "train",
 ]
 
@@ -89,6 +97,8 @@ class _KerasOnDemand:
             importlib.import_module("unison.keras")
             importlib.import_module("unison.train.keras_backup").teach_backups()
             importlib.import_module("unison.saving.keras_files").teach_saving()
+            if is_elastic_worker():
+                importlib.import_module("unison.train.keras_elastic").teach_regrouping()
 
     def closed(self) -> None:
         fails_anyway = sys.exc_info()[0] is not None

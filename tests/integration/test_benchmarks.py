@@ -335,3 +335,26 @@ def test_wrong_options_are_refused_before_anything_starts(arguments):
     finished = run_benchmarks(*arguments)
     assert finished.returncode == 2
     assert "error" in finished.stderr
+
+
+def test_what_a_lost_worker_costs_is_told_from_the_steps_that_were_done(benchmarks):
+    from benchmarks.contestants.recovery import outcome
+    from benchmarks.steps_done import Step
+
+    work = benchmarks.workloads.RecoveryWork(workers=2, seconds_before=0.0)
+    killed = Step(1, 7, 10.0)
+    before = [Step(worker, number, 3.0 + number) for number in (5, 6) for worker in (0, 1)]
+    # The survivor is a little later with the step that the lost one did last.
+    last = [Step(1, 7, 9.9), Step(0, 7, 10.1)]
+    goes_on = [Step(0, 8, 11.5), Step(0, 9, 11.6), Step(1, 10, 14.0)]
+    value, facts = outcome(work, killed, [*before, *last, *goes_on])
+    assert value == pytest.approx(1500)
+    assert facts == pytest.approx(
+        {"done again": 0, "new step s": 1.5, "all back s": 4.0, "ms/step": 1000}
+    )
+    again = [Step(worker, number, 8.0 + number) for number in (6, 7, 8) for worker in (0, 1)]
+    value, facts = outcome(work, killed, [*before, *last, *again])
+    assert value == pytest.approx(4000)
+    assert facts == pytest.approx(
+        {"done again": 2, "new step s": 6.0, "all back s": 4.0, "ms/step": 1000}
+    )

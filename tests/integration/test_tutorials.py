@@ -105,7 +105,6 @@ def test_text_features():
     assert numbers_after("Evaluation accuracy:", printed)[0] > 0.8
 
 
-@pytest.mark.skip(reason="issue 7 brings ParameterServerStrategy and ClusterCoordinator")
 def test_parameter_server_training(tmp_path):
     printed = printed_by("parameter_server_training", tmp_path)
     assert "shards: 2 [(4, 16384), (4, 16384)]" in printed

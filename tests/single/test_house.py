@@ -40,7 +40,10 @@ FLOORS = (
     "keras",
     "train",
     "saving",
+    "planning",
+    "elastic",
     "parameter_server",
+    "testing",
     "unison",  # the public face: __init__.py
     "cli",
     "tf",

@@ -53,7 +53,7 @@ def test_a_public_name_is_there_or_says_what_to_use_instead(path):
         (tf, "signal", "jax.numpy.fft"),
         (tf.nn, "ctc_loss", "optax.ctc_loss"),
         (tf.strings, "to_hash_bucket_strong", "to_hash_bucket_fast"),
-        (tf.config, "experimental_connect_to_cluster", "TF_CONFIG"),
+        (tf.config, "experimental_connect_to_host", "TF_CONFIG"),
         (tf.config.experimental, "get_device_policy", "JAX"),
         (tf.random, "uniform_candidate_sampler", "tf.random"),
         (tf.io, "decode_proto", "Dataset.map"),

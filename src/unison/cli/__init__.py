@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import unison
-from unison.cli import demo, run
+from unison.cli import demo, plan, run
 from unison.cli.errors import CommandError
 
 __all__ = ["main"]
@@ -52,5 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     demo.add_command(commands)
+    plan.add_command(commands)
     run.add_command(commands)
     return parser

@@ -6,16 +6,14 @@ import argparse
 import contextlib
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
+from unison.cli import elastic, elastic_options, parameter_servers
 from unison.cli.errors import CommandError
+from unison.cli.ray_places import on_ray, script_on_this_machine
 from unison.cli.recipes import RECIPES, Asked, local_environments
+from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
 from unison.runtime.addresses import LOOPBACK
 from unison.runtime.launching import (
@@ -23,14 +21,9 @@ from unison.runtime.launching import (
     Job,
     ProcessWorker,
     Program,
-    RayNodes,
-    Room,
     Start,
     worker_environments,
 )
-
-#: The colours of the workers' names, in turn.
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 #: What shells report for a program that Ctrl-C has ended.
 _INTERRUPTED = 128 + signal.SIGINT
@@ -89,6 +82,8 @@ def add_command(commands: Any) -> None:
         choices=sorted(RECIPES),
         help="start nothing, and print how to start the workers there",
     )
+    elastic_options.add_arguments(parser)
+    parameter_servers.add_arguments(parser)
     parser.add_argument("--no-color", action="store_true", help="print without colours")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program")
@@ -104,6 +99,10 @@ def _run(options: argparse.Namespace) -> int:
         print(RECIPES[options.env](_asked(options)), end="")
         return 0
     try:
+        if elastic_options.is_elastic(options):
+            return elastic.run(options)
+        if parameter_servers.is_asked(options):
+            return parameter_servers.run(options)
         with contextlib.ExitStack() as places:
             return _Run(*_placed(options, places), options.no_color).wait(options.timeout)
     except (ImportError, UnavailableError) as error:
@@ -114,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     for name, number, least in (
-        ("-n", options.workers, 1),
+        ("-n", options.workers, 0 if elastic_options.may_start_nobody(options) else 1),
         ("--devices-per-worker", options.devices_per_worker, 1),
         ("--cpus-per-worker", options.cpus_per_worker, 1),
         ("--gpus-per-worker", options.gpus_per_worker, 0),
@@ -132,6 +131,8 @@ def _check(options: argparse.Namespace) -> None:
             raise CommandError(f"{name} is for Ray clusters. Give --address, or leave it out.")
     if options.address is not None and options.host is not None:
         raise CommandError("--host is for workers on this machine: leave it out with --address.")
+    elastic_options.check(options)
+    parameter_servers.check(options)
 
 
 def _asked(options: argparse.Namespace) -> Asked:
@@ -148,19 +149,14 @@ def _placed(
     options: argparse.Namespace, places: contextlib.ExitStack
 ) -> tuple[list[Program], Start]:
     """Returns what the workers run, and how each is started."""
-    script = ["-m", options.script] if options.module else [options.script]
     if options.address is None:
-        environments = local_environments(_asked(options))
+        script = script_on_this_machine(options)
         start: Start = ProcessWorker
+        environments = local_environments(_asked(options))
     else:
-        folder = os.getcwd()
-        if not options.module:
-            folder, name = os.path.split(os.path.abspath(options.script))
-            script = [name]
-        room = Room(options.workers, options.cpus_per_worker, options.gpus_per_worker)
-        nodes = places.enter_context(RayNodes(options.address, room, folder))
-        environments = worker_environments(nodes.cluster, options.devices_per_worker, nodes.cores)
+        script, nodes = on_ray(options, places, options.workers)
         start = nodes.start
+        environments = worker_environments(nodes.cluster, options.devices_per_worker, nodes.cores)
     return [Program(["-u", *script, *options.arguments], own) for own in environments], start
 
 
@@ -170,21 +166,18 @@ class _Run:
     def __init__(self, programs: list[Program], start: Start, no_color: bool):
         self._programs = programs
         self._start = start
-        plain = True if no_color else None  # None: as NO_COLOR says
-        self._output = Console(highlight=False, soft_wrap=True, no_color=plain)
-        self._messages = Console(stderr=True, highlight=False, soft_wrap=True, no_color=plain)
+        self._terminal = Terminal(no_color)
         self._interrupts = 0
-        self._lock = threading.Lock()
 
     def wait(self, timeout: float | None) -> int:
         """Runs the job and returns the exit code."""
-        job = Job(self._programs, self._show, start=self._start)
+        job = Job(self._programs, self._terminal.show, start=self._start)
         with job, self._interrupting(job):
             try:
-                with self._progress(job):
+                with self._terminal.progress(job, len(self._programs)):
                     failure = job.wait(timeout)
             except TimeoutError as error:
-                self._messages.print(f"unison run: {error}", style="bold red", markup=False)
+                self._terminal.complain(f"unison run: {error}")
                 return 124
         if self._interrupts:
             return _INTERRUPTED
@@ -192,26 +185,12 @@ class _Run:
             self._explain(failure)
         return 0 if failure is None else failure.exit_code
 
-    def _show(self, worker: int, line: str) -> None:
-        if not self._output.is_terminal:
-            with self._lock:
-                print(f"[worker {worker}] {line}", flush=True)
-            return
-        name = (f"[worker {worker}] ", _COLOURS[worker % len(_COLOURS)])
-        self._output.print(Text.assemble(name, Text.from_ansi(line)))
-
     def _explain(self, failure: Failure) -> None:
         others = len(self._programs) - 1
         ended = f"; the other {'workers were' if others > 1 else 'one was'} ended" if others else ""
-        self._messages.print(f"unison run: {failure}{ended}", style="bold red", markup=False)
+        self._terminal.complain(f"unison run: {failure}{ended}")
         for line in failure.last_lines:
-            self._messages.print(line, markup=False)
-
-    def _progress(self, job: Job) -> contextlib.AbstractContextManager[object]:
-        """Shows, in a terminal, how many workers run and for how long."""
-        if not self._output.is_terminal:
-            return contextlib.nullcontext()
-        return self._output.status(_Progress(job, len(self._programs)))
+            self._terminal.say(line)
 
     @contextlib.contextmanager
     def _interrupting(self, job: Job) -> Iterator[None]:
@@ -233,16 +212,3 @@ class _Run:
         finally:
             signal.signal(signal.SIGINT, before[0])
             signal.signal(signal.SIGTERM, before[1])
-
-
-class _Progress:
-    """The line at the foot of the terminal."""
-
-    def __init__(self, job: Job, workers: int):
-        self._job = job
-        self._workers = workers
-        self._begin = time.monotonic()
-
-    def __rich__(self) -> str:
-        seconds = time.monotonic() - self._begin
-        return f"{self._job.running} of {self._workers} workers run, {seconds:.0f} s"

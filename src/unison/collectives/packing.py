@@ -53,7 +53,12 @@ def all_reduce_packed(
 
 def takes_several_buffers(axis_name: str) -> bool:
     """Whether an all-reduce takes tensors from where they are: those of a dtype need no buffer."""
-    return axis_name == REPLICA_AXIS and shared_memory_of(placement_in_scope().devices) is not None
+    if axis_name != REPLICA_AXIS:
+        return False
+    placement = placement_in_scope()
+    if placement.is_elastic:
+        return placement.spans_processes
+    return shared_memory_of(placement.devices) is not None
 
 
 def reduce_packed(

@@ -18,12 +18,14 @@ from unison.data import (
     InputOptions,
     InputReplicationMode,
 )
+from unison.parameter_server import ParameterServerStrategy, Server
 from unison.strategies import (
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ReplicaContext,
     Strategy,
+    TPUStrategy,
     get_replica_context,
     get_strategy,
     has_strategy,
@@ -31,11 +33,7 @@ from unison.strategies import (
 )
 from unison.strategies.context import experimental_set_strategy
 from unison.strategies.extended import StrategyExtended
-from unison.tf.distribute import cluster_resolver, experimental
-from unison.tf.distribute.experimental import (
-    NO_PARAMETER_SERVERS,
-    ON_TPUS,
-)
+from unison.tf.distribute import cluster_resolver, coordinator, experimental
 from unison.tf.missing import names_missing_from
 from unison.values import DistributedValues
 
@@ -52,13 +50,17 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "cluster_resolver",
+    "coordinator",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
@@ -69,12 +71,7 @@ __all__ = [
 
 __getattr__ = names_missing_from(
     __name__,
-    {
-        "ParameterServerStrategy": NO_PARAMETER_SERVERS,
-        "Server": NO_PARAMETER_SERVERS,
-        "TPUStrategy": ON_TPUS,
-        "coordinator": NO_PARAMETER_SERVERS,
-    },
+    {},
 )
 
 

@@ -22,6 +22,7 @@ from unison.keras import text_input
 from unison.keras.scope import ENTRY_POINTS
 from unison.keras.stateful_step import STATE_OF_STEPS
 from unison.tf.keras import layers, old_models, old_optimizers, old_saving, utils
+from unison.tf.keras.sharded_weights import weights_by_shards
 
 #: Keras' own layers of these names need TensorFlow.
 _OWN_LAYERS = ("Hashing", "IntegerLookup", "StringLookup", "TextVectorization")
@@ -41,6 +42,7 @@ def patch_keras() -> None:
     keras.Variable.__init__ = old_models.init_starting_devices(keras.Variable.__init__)
     for owner in (keras.layers.Layer, keras.metrics.Metric):
         owner.add_weight = old_models.method_adding_weights(owner)
+    keras.layers.Layer.weights = weights_by_shards(keras.layers.Layer.weights)
     for tensors in ("input", "output"):
         setattr(keras.layers.Layer, f"{tensors}_shape", old_models.ShapeOf(tensors))
     # Where it is defined: Keras tells a program's own `compile` by comparing with that.

@@ -1,0 +1,200 @@
+"""`unison run --ps`: a program with workers and parameter servers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from unison.cli.errors import CommandError
+from unison.cli.terminal import Terminal
+from unison.runtime.addresses import LOOPBACK
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.devices import available_cores
+from unison.runtime.launching import ProcessWorker, Program, RayNodes, Room, Start
+from unison.runtime.launching.environments import cluster_on_this_machine
+from unison.runtime.launching.server_jobs import (
+    SERVING,
+    ParameterServerJob,
+    Task,
+    task_environment,
+    tasks_of,
+)
+from unison.runtime.launching.workers import OnLine, Worker
+
+#: The colours of the tasks' names, in turn.
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of jobs with parameter servers."""
+    group = parser.add_argument_group(
+        "parameter servers",
+        "SCRIPT runs once, as the coordinator; workers and servers serve it until it ends",
+    )
+    group.add_argument("--ps", type=int, metavar="S", help="how many parameter servers to start")
+    group.add_argument(
+        "--ps-checkpoints",
+        metavar="FOLDER",
+        help="where servers write their variables every 10 seconds; a server that is lost then "
+        "comes back with them (default: the job ends with it)",
+    )
+
+
+def is_asked(options: argparse.Namespace) -> bool:
+    """Whether a job with parameter servers is asked for."""
+    return options.ps is not None
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses what cannot be had.
+
+    Raises:
+        CommandError: It says what, and the mend.
+    """
+    if options.ps is None:
+        if options.ps_checkpoints is not None:
+            raise CommandError("--ps-checkpoints is for jobs with parameter servers: give --ps.")
+        return
+    if options.ps < 1:
+        raise CommandError(f"Expected at least 1 for --ps. Received: {options.ps}")
+    if options.env is not None:
+        raise CommandError("--env has no recipe for parameter servers. Leave it out.")
+    if getattr(options, "min_workers", None) is not None:
+        raise CommandError(
+            "--min-workers is for jobs without parameter servers: with --ps, lost workers are "
+            "started again anyway. Leave it out."
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the job and returns the exit code.
+
+    Raises:
+        CommandError: It cannot be had.
+        UnavailableError: The Ray cluster cannot be reached.
+        ImportError: Ray is not installed, and asked for.
+    """
+    workers = options.workers or 1
+    with contextlib.ExitStack() as places:
+        cluster, start, threads = _placed(options, workers, places)
+        return _run(options, cluster, start, threads)
+
+
+def _placed(
+    options: argparse.Namespace, workers: int, places: contextlib.ExitStack
+) -> tuple[ClusterSpec, Start, int]:
+    """Returns the cluster, what starts its tasks, and with how many threads they compute."""
+    tasks = workers + options.ps
+    if options.address is None:
+        try:
+            there = cluster_on_this_machine(tasks, options.host or LOOPBACK)
+        except OSError as error:
+            raise CommandError(
+                f"Cannot listen on {options.host}: {error}. Give an address of this machine."
+            ) from error
+        start: Start = ProcessWorker
+        threads = max(1, available_cores() // workers)
+    else:
+        room = Room(tasks, options.cpus_per_worker, options.gpus_per_worker)
+        folder = os.getcwd()
+        if not options.module:
+            folder = os.path.dirname(os.path.abspath(options.script))
+        nodes = places.enter_context(RayNodes(options.address, room, folder))
+        there, threads = nodes.cluster, nodes.cores
+
+        def start(index: int, program: Program, on_line: OnLine) -> Worker:
+            # The chief is here: it reaches the others, and nobody has to reach it.
+            if index == 0:
+                return ProcessWorker(index, program, on_line)
+            return nodes.start(index - 1, program, on_line)
+
+    addresses = [there.task_address("worker", index) for index in range(tasks)]
+    return ClusterSpec({"worker": addresses[:workers], "ps": addresses[workers:]}), start, threads
+
+
+def _run(options: argparse.Namespace, cluster: ClusterSpec, start: Start, threads: int) -> int:
+    tasks = tasks_of(cluster)
+    checkpoints = options.ps_checkpoints
+    if checkpoints is not None:
+        checkpoints = os.path.abspath(checkpoints)
+        os.makedirs(checkpoints, exist_ok=True)
+    key = secrets.token_hex(32)
+    script = ["-m", options.script] if options.module else [options.script]
+    folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script))
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    programs = []
+    for task in tasks:
+        environment = task_environment(cluster, task, key, threads, checkpoints)
+        if task.job == "chief":
+            arguments = ["-u", *script, *options.arguments]
+        else:
+            # The modules beside the program: a dataset's function may need them.
+            arguments, environment["PYTHONPATH"] = ["-u", "-m", SERVING], path
+        programs.append(Program(arguments, environment))
+    terminal = _TerminalWithTasks(options.no_color, tasks)
+    job = ParameterServerJob(
+        programs,
+        tasks,
+        terminal.show,
+        start,
+        restarts_servers=checkpoints is not None,
+        say=lambda line: terminal.say(f"unison run: {line}"),
+    )
+    interrupts: list[int] = []
+    with job, _interrupting(job, interrupts):
+        try:
+            with terminal.progress(job, len(tasks)):
+                failure = job.wait(options.timeout)
+        except TimeoutError as error:
+            terminal.complain(f"unison run: {error}")
+            return 124
+    if interrupts:
+        return 128 + signal.SIGINT
+    if failure is None:
+        return 0
+    terminal.complain(f"unison run: the program has ended ({failure.how})")
+    for line in failure.last_lines:
+        terminal.say(line)
+    return failure.exit_code
+
+
+class _TerminalWithTasks(Terminal):
+    """A terminal where lines begin with the names of tasks."""
+
+    def __init__(self, no_color: bool, tasks: list[Task]):
+        super().__init__(no_color)
+        self._tasks = tasks
+
+    def show(self, worker: int, line: str) -> None:
+        name = f"[{self._tasks[worker]}] "
+        if not self._output.is_terminal:
+            with self._lock:
+                print(f"{name}{line}", flush=True)
+            return
+        colour = _COLOURS[worker % len(_COLOURS)]
+        self._output.print(Text.assemble((name, colour), Text.from_ansi(line)))
+
+
+@contextlib.contextmanager
+def _interrupting(job: ParameterServerJob, interrupts: list[int]) -> Iterator[None]:
+    """Passes Ctrl-C on to the tasks; the second time, they are killed."""
+
+    def interrupted(number: int, frame: object) -> None:
+        interrupts.append(number)
+        job.signal(signal.SIGINT if len(interrupts) == 1 else signal.SIGKILL)
+
+    def terminated(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = (signal.signal(signal.SIGINT, interrupted), signal.signal(signal.SIGTERM, terminated))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])

@@ -1,0 +1,244 @@
+"""`RemoteCell`: a variable whose value is on parameter servers.
+
+To everything above it is a cell of one replica, whose stored array has to be fetched. Programs that
+run in the coordinator's own process fetch it before and bring it back after; what the coordinator
+schedules runs on workers, which fetch and push by themselves (see `programs`).
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.cells import Cell, Layout, VariableSynchronization
+from unison.parameter_server.partitioners import Partitioner
+from unison.parameter_server.store import Shard, Store
+from unison.runtime.placement import Placement
+from unison.runtime.precision import array_type
+
+
+class RemotePlacement(Placement):
+    """Where a strategy's variables are: on servers, and for a program on the coordinator's device.
+
+    Args:
+        device: The coordinator's device.
+        store: The servers.
+        partitioner: Says into how many shards a variable is divided. Default: none is.
+    """
+
+    def __init__(self, device: jax.Device, store: Store, partitioner: Partitioner | None):
+        super().__init__([device])
+        self.store = store
+        self._partitioner = partitioner
+        self._bytes = [0] * len(store.addresses)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        #: The shards of cells that are gone, which the servers may still have.
+        self.dropped: collections.deque[tuple[Shard, ...]] = collections.deque()
+        #: All cells that have a value.
+        self.cells: weakref.WeakSet[RemoteCell] = weakref.WeakSet()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def shards_for(self, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[Shard, ...]:
+        """Returns where a new variable is kept.
+
+        It is beside a variable of its shape that its name begins with (an optimizer's slot beside
+        what it is for), else on the servers that have least.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            beside = self._related(name, shape)
+            if beside is not None:
+                bounds = [(shard.server, shard.start, shard.stop) for shard in beside.shards]
+            else:
+                bounds = self._bounds(name, shape, dtype)
+            row_bytes = int(np.prod(shape[1:])) * jnp.dtype(dtype).itemsize
+            for server, start, stop in bounds:
+                self._bytes[server] += max(1, stop - start) * row_bytes
+        return tuple(
+            Shard(server, f"{number}/{part}", start, stop)
+            for part, (server, start, stop) in enumerate(bounds)
+        )
+
+    def forget_dropped(self) -> None:
+        """Has the servers free what the cells took that are gone."""
+        while self.dropped:
+            self.store.forget(self.dropped.popleft())
+
+    def _related(self, name: str, shape: tuple[int, ...]) -> RemoteCell | None:
+        wanted = _plain(name)
+        found = [
+            cell
+            for cell in self.cells
+            if cell.aval.shape == shape and shape and _plain(cell.name) in wanted
+        ]
+        return max(found, key=lambda cell: len(cell.name), default=None)
+
+    def _bounds(self, name: str, shape: tuple[int, ...], dtype: Any) -> list[tuple[int, int, int]]:
+        rows = shape[0] if shape else 1
+        count = 1
+        if self._partitioner is not None and shape:
+            counts = list(self._partitioner(shape, dtype, 0))
+            if len(counts) != len(shape) or any(number != 1 for number in counts[1:]):
+                raise ValueError(
+                    "A variable_partitioner divides variables along their first axis. Received: "
+                    f"{counts} for variable {name!r} of shape {shape}"
+                )
+            count = max(1, min(counts[0], rows))
+        servers = sorted(range(len(self._bytes)), key=lambda server: self._bytes[server])
+        # As TensorFlow divides: the first shards have one row more.
+        small, larger = divmod(rows, count)
+        bounds = []
+        start = 0
+        for part in range(count):
+            stop = start + small + (part < larger)
+            bounds.append((servers[part % len(servers)], start, stop))
+            start = stop
+        return bounds
+
+
+def _plain(name: str) -> str:
+    return name.partition(":")[0].replace("/", "_")
+
+
+class RemoteCell(Cell):
+    """The one copy of a variable, on the servers; see `Cell`."""
+
+    __slots__ = ("_dtype", "_remote", "_shape", "shards")
+
+    def __init__(self, placement: Placement, value: Any, **annotations: Any):
+        #: Where the rows are; empty until there is a value.
+        self.shards: tuple[Shard, ...] = ()
+        self._remote = placement
+        self._shape: tuple[int, ...] = ()
+        self._dtype: Any = None
+        super().__init__(placement, value, **annotations)
+        if self.layout is Layout.LOCAL:
+            self.layout = Layout.MIRRORED
+
+    @property
+    def remote(self) -> RemotePlacement:
+        """The servers' placement."""
+        assert isinstance(self._remote, RemotePlacement)
+        return self._remote
+
+    def _place(self, value: Any) -> Any:
+        """Brings `value` to the servers; what stays here is its description."""
+        array = np.asarray(value)
+        if not self.shards:
+            self._shape, self._dtype = array.shape, array.dtype
+            self.shards = self.remote.shards_for(self.name, array.shape, array.dtype)
+            self.remote.forget_dropped()
+            self.remote.store.create(self.shards, array)
+            self.remote.cells.add(self)
+            # The collector runs anywhere, also where somebody talks to the servers: no message now.
+            weakref.finalize(self, self.remote.dropped.append, self.shards).atexit = False
+            self._describe()
+            return self._array
+        if array.shape != self._shape:
+            raise ValueError(
+                f"Variable {self.name!r} on parameter servers keeps its shape {self._shape}. "
+                f"Received: shape {array.shape}"
+            )
+        self.remote.store.assign(self.shards, array.astype(self._dtype, copy=False))
+        return self._array
+
+    def _describe(self) -> None:
+        self._array = jax.ShapeDtypeStruct(self._shape, self._dtype)  # type: ignore[assignment]
+
+    @property
+    def aval(self) -> Any:
+        return array_type(self._shape, self._dtype)
+
+    def clone(self) -> Cell:
+        return type(self)(
+            self.placement,
+            self.numpy(),
+            synchronization=self.synchronization,
+            aggregation=self.aggregation,
+            name=self.name,
+        )
+
+    @property
+    def combines_writes(self) -> bool:
+        return False
+
+    def stored(self) -> jax.Array:
+        if self._array is None:
+            return super().stored()
+        with jax.ensure_compile_time_eval():  # also where somebody else's function is traced
+            return jnp.asarray(self._fetched(), dtype=self._dtype)
+
+    def take(self) -> jax.Array:
+        return self.stored()
+
+    def copy_later(self, copy: Callable[[], None]) -> None:
+        """Calls `copy` at once: workers may change the value at any time."""
+        copy()
+
+    def put(self, array: jax.Array | None) -> None:
+        if array is None:
+            return  # a loop that holds the state: the servers keep theirs
+        if not isinstance(array, jax.ShapeDtypeStruct):
+            self._place(array)
+
+    def keep(self, array: jax.Array) -> jax.Array:
+        return array
+
+    def read(self) -> jax.Array | None:
+        return None if self._array is None else self._concrete(self.stored())
+
+    def _whole(self) -> jax.Array:
+        return self.stored()
+
+    def _fetched(self) -> np.ndarray:
+        return self.remote.store.read([self.shards])[0]
+
+    def numpy(self) -> np.ndarray:
+        if self._array is None:
+            super().stored()
+        return np.array(self._fetched())
+
+    def combine(self, stored: jax.Array) -> np.ndarray:
+        return np.asarray(stored)
+
+    def copies(self) -> list[np.ndarray]:
+        return [self.numpy()]
+
+    def assign(self, value: Any) -> None:
+        self._is_initialized = True
+        self._place(value)
+
+    def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
+        self._place(function(self.stored()))
+
+    def update_each(
+        self, values: Sequence[jax.Array], function: Callable[[jax.Array, jax.Array], jax.Array]
+    ) -> None:
+        (value,) = values
+        self._place(function(self.stored(), value))
+
+    def shard(self) -> None:
+        """Does nothing: what is divided is said by the partitioner."""
+
+    def localize(self) -> None:
+        """Does nothing: there is one copy."""
+
+    @property
+    def is_on_read(self) -> bool:
+        return self.synchronization is VariableSynchronization.ON_READ
+
+
+RemotePlacement.cell_kind = RemoteCell

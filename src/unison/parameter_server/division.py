@@ -1,0 +1,558 @@
+"""What of a scheduled program a worker computes, and what the servers do.
+
+A training step reads variables, computes gradients, and updates variables by them. Updates belong
+to the servers: an optimizer's slots then never leave them, and an update is made of the value that
+is there when it arrives (`x += 1` of two workers adds 2). So the traced program is cut into two,
+where least has to cross: for an optimizer, that is the gradients.
+
+A table that the program only looks rows up in (`gather`), and whose gradient is made of rows
+(`scatter-add` on zeros), is pulled and pushed by rows. The program then computes with the few rows
+that a batch touches, in place of the table: every operation in between works row by row, so that
+it does not see the difference. What it adds to one row twice is one row's sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from unison.equations import evaluate, inlined_body, is_collective
+from unison.parameter_server.cut import cheapest_cut
+
+#: Operations that compute every element of the result of the same element of the operands.
+_ELEMENTWISE = frozenset(
+    "abs add add_any and cbrt ceil clamp convert_element_type copy copy_p cos div eq erf exp exp2 "
+    "expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul ne neg nextafter "
+    "not or pow rem round rsqrt select_n sign sin sqrt square sub tan tanh xor".split()
+)
+#: Those that combine elements of one operand.
+_REDUCING = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or argmax".split())
+#: Those of zeros that give zeros, whatever else they take.
+_OF_ZEROS = frozenset(
+    "abs convert_element_type copy copy_p integer_pow mul neg sign sqrt square".split()
+)
+
+#: Constants up to this many elements may be on both sides.
+_SMALL = 1024
+
+
+@dataclasses.dataclass
+class Table:
+    """A variable of which the worker sees only the rows that it looks up.
+
+    Attributes:
+        cell: The index of its input.
+        lookups: The traced indices of the rows, each of shape `(..., 1)`.
+        count: How many rows these look up at most.
+        clips: For each of `lookups`, whether indices beyond the table mean its last row.
+    """
+
+    cell: int
+    lookups: list[Any]
+    count: int
+    clips: list[bool]
+
+
+@dataclasses.dataclass
+class Update:
+    """What servers compute for variables that are divided in the same way.
+
+    Attributes:
+        crossing: The traced values that the worker pushes.
+        rows: For each of them, whether it has the variables' rows.
+        cells: The indices of the inputs that it looks at.
+        outputs: The indices of the outputs that it gives.
+        equations: What it computes.
+        table: The table of whose rows it updates those that are pushed; None: all.
+    """
+
+    crossing: list[Any]
+    rows: list[bool]
+    cells: list[int]
+    outputs: list[int]
+    equations: list[jex.JaxprEqn]
+    table: Table | None = None
+
+
+@dataclasses.dataclass
+class Division:
+    """A divided program.
+
+    Attributes:
+        jaxpr: The whole program, without calls.
+        remaining: The indices of the outputs that the worker gives.
+        updates: What the servers compute.
+        tables: What is pulled by rows.
+        pulled: The indices of the cells that the worker looks at as wholes.
+        dense_lookups: Those in which it looks up rows, and yet needs all of them.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    remaining: list[int]
+    updates: list[Update]
+    tables: list[Table]
+    pulled: list[int]
+    dense_lookups: list[int] = dataclasses.field(default_factory=list)
+
+
+def inlined(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Returns the program with the bodies of its calls in their places."""
+
+    def run(*inputs: Any) -> list[Any]:
+        return _run(program, inputs)
+
+    return jax.make_jaxpr(run)(*program.in_avals)
+
+
+def _run(program: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    values = dict(zip(program.jaxpr.invars, inputs, strict=True))
+    values.update(zip(program.jaxpr.constvars, program.consts, strict=True))
+    read = _reading(values)
+    for equation in program.jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        body = inlined_body(equation)
+        outputs: Sequence[Any]
+        if body is not None:
+            outputs = _run(body, operands)
+        elif names_the_replicas(equation):
+            outputs = _of_one_replica(equation, operands)
+        else:
+            outputs = evaluate(equation, operands)
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in program.jaxpr.outvars]
+
+
+def names_the_replicas(equation: jex.JaxprEqn) -> bool:
+    """Whether the operation asks which replica this is, or for what the others have."""
+    return equation.primitive.name == "axis_index" or is_collective(equation)
+
+
+def _of_one_replica(equation: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Returns the results of a collective operation where there is one replica."""
+    name = equation.primitive.name
+    if name == "axis_index":
+        return [jnp.zeros((), jnp.int32)]
+    if name == "all_gather" and not equation.params["tiled"]:
+        dimension = equation.params["all_gather_dimension"]
+        return [jnp.expand_dims(operand, dimension) for operand in operands]
+    return operands  # sums, means, maxima of one; parts of what is divided by one
+
+
+def _reading(values: dict[Any, Any]) -> Callable[[Any], Any]:
+    return lambda atom: atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+
+class Divider:
+    """Divides one program.
+
+    Args:
+        program: Maps the cells' values, then all else, to results and then new values of cells.
+        bounds: For every cell, its shards: the server, the first row, and the row behind the last.
+        written: The indices of the cells that the last outputs are for.
+    """
+
+    def __init__(
+        self,
+        program: jex.ClosedJaxpr,
+        bounds: Sequence[tuple[tuple[int, int, int], ...]],
+        written: Sequence[int],
+    ):
+        self._program = inlined(program)
+        self._jaxpr = self._program.jaxpr
+        self._bounds = list(bounds)
+        self._written = list(written)
+        self._first_output = len(self._jaxpr.outvars) - len(written)
+        self._makers = {
+            variable: equation for equation in self._jaxpr.eqns for variable in equation.outvars
+        }
+        self._cell_of = {self._jaxpr.invars[cell]: cell for cell in range(len(bounds))}
+        self._consts = set(self._jaxpr.constvars)
+        self._needs: dict[Any, tuple[int, bool]] = {}
+        for cell in range(len(bounds)):
+            self._needs[self._jaxpr.invars[cell]] = (1 << cell, False)
+        for variable in self._jaxpr.invars[len(bounds) :]:
+            self._needs[variable] = (0, True)
+        for equation in self._jaxpr.eqns:
+            cells, others = 0, False
+            for variable in _variables(equation.invars):
+                more, other = self._needs.get(variable, (0, False))
+                cells, others = cells | more, others or other
+            for variable in equation.outvars:
+                self._needs[variable] = (cells, others)
+
+    def divide(self) -> Division:
+        """Returns the division."""
+        candidates = self._looked_up()
+        updates: list[Update] = []
+        for key, outputs in self._groups(candidates).items():
+            updates += self._update(key, outputs)
+        at_home = {output for update in updates for output in update.outputs}
+        remaining = [i for i in range(len(self._jaxpr.outvars)) if i not in at_home]
+        tables = []
+        dense = []
+        for table in candidates:
+            own = self._by_rows(table, remaining, updates)
+            if own is None:
+                dense.append(table.cell)
+                continue
+            tables.append(table)
+            for update in own:
+                update.table = table
+        needed = self.worker_equations(remaining, updates)[1]
+        by_rows = {table.cell for table in tables}
+        pulled = [
+            cell
+            for cell in range(len(self._bounds))
+            if self._jaxpr.invars[cell] in needed and cell not in by_rows
+        ]
+        return Division(self._program, remaining, updates, tables, pulled, dense)
+
+    # -- cutting --------------------------------------------------------------------------------
+
+    def _groups(self, candidates: Sequence[Table]) -> dict[Any, list[int]]:
+        """Returns the outputs that are for cells which may be updated together."""
+        looked_up = {self._bounds[table.cell] for table in candidates}
+        groups: dict[Any, list[int]] = {}
+        for place, cell in enumerate(self._written):
+            bounds = self._bounds[cell]
+            by_rows = len(bounds) > 1 or bounds in looked_up
+            key = bounds if by_rows else bounds[0][0]
+            groups.setdefault(key, []).append(self._first_output + place)
+        return groups
+
+    def _is_in_group(self, cell: int, key: Any) -> bool:
+        bounds = self._bounds[cell]
+        return bounds == key or (len(bounds) == 1 and bounds[0][0] == key)
+
+    def _update(self, key: Any, outputs: Sequence[int]) -> list[Update]:
+        """Returns the updates that give `outputs`, of cells of one group."""
+        by_rows = isinstance(key, tuple)
+        rows = key[-1][2] if by_rows else None
+        home = {v for v, cell in self._cell_of.items() if self._is_in_group(cell, key)}
+        targets = [self._jaxpr.outvars[output] for output in outputs]
+        before: dict[Any, list[Any]] = {}
+        sources = []
+        waiting = [atom for atom in targets if isinstance(atom, jex.Var)]
+        while waiting:
+            variable = waiting.pop()
+            if variable in before or variable in home or self._is_known(variable):
+                continue
+            maker = self._makers.get(variable)
+            if maker is None or not _can_be_at_home(maker, rows):
+                before[variable] = []
+                sources.append(variable)
+                continue
+            before[variable] = [
+                operand
+                for operand in _variables(maker.invars)
+                if operand not in home and not self._is_known(operand)
+            ]
+            waiting += before[variable]
+        ends = [v for v in targets if isinstance(v, jex.Var) and v in before]
+        cut = cheapest_cut(before, self._costs(before, sources), sources, set(ends))
+        return self._components(outputs, cut, home, rows)
+
+    def _is_known(self, variable: Any) -> bool:
+        return variable in self._consts and math.prod(variable.aval.shape) <= _SMALL
+
+    def _costs(self, nodes: Iterable[Any], sources: Collection[Any]) -> dict[Any, int]:
+        """Returns what it costs to compute each value at the worker and push it."""
+        pulled_anyway = 0
+        for output in self._jaxpr.outvars[: self._first_output]:
+            if isinstance(output, jex.Var):
+                pulled_anyway |= self._needs.get(output, (0, False))[0]
+        for source in sources:
+            cells, is_of_worker = self._needs.get(source, (0, True))
+            if is_of_worker:
+                pulled_anyway |= cells
+        costs = {}
+        for node in nodes:
+            extra = self._needs.get(node, (0, False))[0] & ~pulled_anyway
+            pulls = sum(
+                _bytes(self._jaxpr.invars[cell].aval)
+                for cell in range(len(self._bounds))
+                if extra >> cell & 1
+            )
+            costs[node] = _bytes(node.aval) + pulls + 1
+        return costs
+
+    def _components(
+        self, outputs: Sequence[int], cut: set[Any], home: set[Any], rows: int | None
+    ) -> list[Update]:
+        """Returns one update for outputs that share what is at home; without rows, one for all."""
+        parts: list[tuple[list[int], set[Any]]] = []
+        for output in outputs:
+            looked_at = self._home_part([output], cut, home)[1] & home
+            cell = self._jaxpr.invars[self._written[output - self._first_output]]
+            own, shared = [output], looked_at | {cell}
+            apart = []
+            for other, others in parts:
+                if rows is None or others & shared:
+                    own, shared = other + own, shared | others
+                else:
+                    apart.append((other, others))
+            parts = [*apart, (own, shared)]
+        updates = []
+        for own, _ in parts:
+            equations, seen = self._home_part(own, cut, home)
+            crossing = [variable for variable in seen if variable in cut]
+            crossing = sorted(crossing, key=str)
+            with_rows = (
+                self._with_rows(equations, [self._jaxpr.outvars[o] for o in own])
+                if rows is not None
+                else set()
+            )
+            cells = sorted(self._cell_of[variable] for variable in seen & home)
+            is_rows = [variable in with_rows for variable in crossing]
+            updates.append(Update(crossing, is_rows, cells, sorted(own), equations))
+        return updates
+
+    def _home_part(
+        self, outputs: Sequence[int], cut: set[Any], home: set[Any]
+    ) -> tuple[list[jex.JaxprEqn], set[Any]]:
+        """Returns the equations that give `outputs` of `cut` and `home`, and all values in them."""
+        seen: set[Any] = set()
+        makers: dict[int, jex.JaxprEqn] = {}
+        waiting = list(_variables(self._jaxpr.outvars[output] for output in outputs))
+        while waiting:
+            variable = waiting.pop()
+            if variable in seen:
+                continue
+            seen.add(variable)
+            if variable in cut or variable in home or self._is_known(variable):
+                continue
+            maker = self._makers[variable]
+            makers[id(maker)] = maker
+            waiting += _variables(maker.invars)
+        return [equation for equation in self._jaxpr.eqns if id(equation) in makers], seen
+
+    @staticmethod
+    def _with_rows(equations: Sequence[jex.JaxprEqn], outputs: Sequence[Any]) -> set[Any]:
+        """Returns which values have the variables' rows, given that the outputs have them."""
+        found = {atom for atom in outputs if isinstance(atom, jex.Var)}
+        for equation in reversed(equations):
+            (output,) = equation.outvars
+            if output not in found:
+                continue
+            for operand in _variables(equation.invars):
+                if _passes_rows(equation, operand):
+                    found.add(operand)
+        return found
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def _looked_up(self) -> list[Table]:
+        """Returns the cells in which rows are looked up, fewer than there are."""
+        found: dict[int, Table] = {}
+        like: dict[Any, int] = {
+            variable: cell for variable, cell in self._cell_of.items() if variable.aval.shape
+        }
+        for equation in self._jaxpr.eqns:
+            name = equation.primitive.name
+            operand = equation.invars[0] if equation.invars else None
+            if not isinstance(operand, jex.Var) or operand not in like:
+                continue
+            if name in ("convert_element_type", "copy", "copy_p"):
+                like[equation.outvars[0]] = like[operand]
+            elif name == "gather" and _is_of_rows(equation):
+                cell = like[operand]
+                table = found.setdefault(cell, Table(cell, [], 0, []))
+                indices = equation.invars[1]
+                if isinstance(indices, jex.Var) and indices not in table.lookups:
+                    table.lookups.append(indices)
+                    table.count += math.prod(_shape(indices))
+                    table.clips.append("CLIP" in str(equation.params["mode"]).upper())
+        return [
+            table
+            for table in found.values()
+            if 0 < table.count < _shape(self._jaxpr.invars[table.cell])[0]
+            and not any(self._needs.get(i, (0, False))[0] >> table.cell & 1 for i in table.lookups)
+        ]
+
+    def _by_rows(
+        self, table: Table, remaining: Sequence[int], updates: Sequence[Update]
+    ) -> list[Update] | None:
+        """Returns the updates that can be made by rows; None: the worker needs the whole table."""
+        equations, _ = self.worker_equations(remaining, updates)
+        rows = self.row_values(table, equations)
+        if rows is None:
+            return None
+        if any(self._jaxpr.outvars[output] in rows for output in remaining):
+            return None
+        own = []
+        for update in updates:
+            crossing = [variable in rows for variable in update.crossing]
+            if any(crossing) or table.cell in update.cells:
+                if crossing != update.rows:
+                    return None
+                own.append(update)
+        return own
+
+    def row_values(self, table: Table, equations: Sequence[jex.JaxprEqn]) -> set[Any] | None:
+        """Returns the worker's values with the table's rows; None: something sees them all."""
+        variable = self._jaxpr.invars[table.cell]
+        shape = variable.aval.shape
+        rows = {variable}
+        vanishing: set[Any] = set()
+        for equation in equations:
+            operands = set(_variables(equation.invars))
+            name = equation.primitive.name
+            output = equation.outvars[0]
+            if (
+                name == "scatter-add"
+                and equation.invars[1] in table.lookups
+                and _is_of_rows(equation)
+                and self._is_zero(equation.invars[0], shape)
+            ):
+                rows.add(output)
+                vanishing.add(output)
+                continue
+            if not operands & rows:
+                continue
+            if (
+                name == "gather"
+                and equation.invars[0] in rows
+                and operands - rows <= {*table.lookups}
+            ):
+                continue
+            if name in _ELEMENTWISE and _shape(output)[:1] == shape[:1]:
+                rows.add(output)
+                is_zero = operands & vanishing if name == "mul" else operands <= vanishing
+                if is_zero and (name in _OF_ZEROS or name in ("add", "add_any", "sub")):
+                    vanishing.add(output)
+                continue
+            if name == "reduce_sum" and operands <= vanishing:
+                continue
+            return None
+        return rows
+
+    def _is_zero(self, variable: Any, shape: tuple[int, ...]) -> bool:
+        if isinstance(variable, jex.Literal) or variable.aval.shape != shape:
+            return False
+        maker = self._makers.get(variable)
+        if maker is None or maker.primitive.name != "broadcast_in_dim":
+            return False
+        scalar = maker.invars[0]
+        return isinstance(scalar, jex.Literal) and not _shape(scalar) and scalar.val == 0
+
+    def worker_equations(
+        self, remaining: Sequence[int], updates: Sequence[Update]
+    ) -> tuple[list[jex.JaxprEqn], set[Any]]:
+        """Returns what the worker computes, and all values in it."""
+        wanted = [self._jaxpr.outvars[output] for output in remaining]
+        wanted += [variable for update in updates for variable in update.crossing]
+        return equations_for(self._jaxpr.eqns, wanted)
+
+
+def equations_for(
+    equations: Sequence[jex.JaxprEqn], wanted: Iterable[Any]
+) -> tuple[list[jex.JaxprEqn], set[Any]]:
+    """Returns the equations that give `wanted`, and all values in them."""
+    seen = set(_variables(wanted))
+    needed = []
+    for equation in reversed(equations):
+        if equation.effects or not seen.isdisjoint(equation.outvars):
+            needed.append(equation)
+            seen.update(_variables(equation.invars))
+    return needed[::-1], seen
+
+
+def evaluated(
+    equations: Sequence[jex.JaxprEqn],
+    values: dict[Any, Any],
+    wanted: Sequence[Any],
+    has_rows: Collection[Any] = (),
+    rows: Any = None,
+) -> list[Any]:
+    """Returns `wanted`, computed by `equations` of `values`, which it adds to.
+
+    Values in `has_rows` have `rows` rows, instead of those that they were traced with.
+    """
+    read = _reading(values)
+    for equation in equations:
+        operands = [read(atom) for atom in equation.invars]
+        output = equation.outvars[0]
+        if output in has_rows and equation.primitive.name == "broadcast_in_dim":
+            shape = (rows, *_shape(output)[1:])
+            dimensions = equation.params["broadcast_dimensions"]
+            values[output] = lax.broadcast_in_dim(operands[0], shape, dimensions)
+        else:
+            values.update(zip(equation.outvars, evaluate(equation, operands), strict=True))
+    return [
+        jnp.asarray(read(atom), atom.aval.dtype)  # of a literal, it is the bare number
+        for atom in wanted
+    ]
+
+
+def rows_within(equations: Sequence[jex.JaxprEqn], outputs: Sequence[Any]) -> set[Any]:
+    """Returns which values in an update have the variables' rows."""
+    return Divider._with_rows(equations, outputs)
+
+
+def _can_be_at_home(equation: jex.JaxprEqn, rows: int | None) -> bool:
+    """Whether servers may compute an operation; with `rows`, on some rows alone."""
+    name = equation.primitive.name
+    if name in _ELEMENTWISE:
+        return not equation.effects
+    shape = _shape(equation.outvars[0])
+    if name == "broadcast_in_dim":
+        if rows is None:
+            return True
+        dimensions = equation.params["broadcast_dimensions"]
+        operand = _shape(equation.invars[0])
+        keeps_rows = bool(dimensions) and dimensions[0] == 0 and operand[0] == shape[0]
+        return shape[:1] == (rows,) and (keeps_rows or 0 not in dimensions)
+    if name in _REDUCING:
+        return rows is None or 0 not in equation.params["axes"]
+    return rows is None and name in ("reshape", "squeeze", "expand_dims", "iota")
+
+
+def _passes_rows(equation: jex.JaxprEqn, operand: Any) -> bool:
+    """Whether `operand` has rows where the result of the equation has."""
+    name = equation.primitive.name
+    (output,) = equation.outvars
+    if name in _ELEMENTWISE:
+        return _shape(operand) == _shape(output)
+    if name == "broadcast_in_dim":
+        dimensions = equation.params["broadcast_dimensions"]
+        return bool(dimensions) and dimensions[0] == 0 and _shape(operand)[0] > 1
+    return name in _REDUCING
+
+
+def _is_of_rows(equation: jex.JaxprEqn) -> bool:
+    """Whether a `gather` or `scatter-add` takes or adds whole rows, by one index each."""
+    numbers = equation.params["dimension_numbers"]
+    shape = _shape(equation.invars[0])
+    if equation.primitive.name == "gather":
+        return (
+            tuple(numbers.start_index_map) == (0,)
+            and tuple(numbers.collapsed_slice_dims) == (0,)
+            and not numbers.operand_batching_dims
+            and tuple(equation.params["slice_sizes"]) == (1, *shape[1:])
+        )
+    return (
+        tuple(numbers.scatter_dims_to_operand_dims) == (0,)
+        and tuple(numbers.inserted_window_dims) == (0,)
+        and not numbers.operand_batching_dims
+        and len(numbers.update_window_dims) == len(shape) - 1
+    )
+
+
+def _variables(atoms: Iterable[Any]) -> list[Any]:
+    return [atom for atom in atoms if not isinstance(atom, jex.Literal)]
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = atom.aval.shape
+    return shape
+
+
+def _bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize

@@ -1,0 +1,277 @@
+"""Keras' `fit` on parameter servers: its steps are functions that the coordinator schedules."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from unison.data import Dataset, InputContext
+from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
+from unison.keras.trainer import ReplicaTrainer
+from unison.parameter_server.coordinator import ClusterCoordinator, PerWorkerIterator
+from unison.parameter_server.strategy import ParameterServerStrategy
+
+import keras  # isort: skip
+
+
+class ParameterServerTrainer(ReplicaTrainer):
+    """Trains a model whose variables are on servers, on the workers.
+
+    Args:
+        model: The model. Its `fit` and `evaluate` are replaced, on this object only.
+        strategy: The strategy in whose scope it was created.
+    """
+
+    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy):
+        super().__init__(model, strategy)
+        self._evaluate_here = model.evaluate
+        self._steps: dict[str, tuple[Any, Callable[..., None]]] = {}
+        vars(model).update(fit=self.fit, evaluate=self.evaluate)
+
+    @property
+    def _coordinator(self) -> ClusterCoordinator:
+        assert isinstance(self.strategy, ParameterServerStrategy)
+        return ClusterCoordinator(self.strategy)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+    ) -> keras.callbacks.History:
+        """Trains the model on the workers; see `keras.Model.fit`.
+
+        Every worker makes the dataset for itself and takes batches of its own; an epoch is
+        `steps_per_epoch` steps of all workers together. Callbacks get logs at the ends of epochs.
+
+        Raises:
+            ValueError: `steps_per_epoch` is missing, or an argument has no meaning here.
+        """
+        if validation_split or class_weight is not None:
+            raise ValueError(
+                "fit() on parameter servers takes validation_data, and sample weights in the "
+                f"dataset. Received: validation_split={validation_split}, "
+                f"class_weight={class_weight}"
+            )
+        x = _maker_of(x)
+        data, steps = _data_and_steps(x, y, sample_weight, batch_size, shuffle)
+        steps = steps_per_epoch or steps
+        if steps is None:
+            raise ValueError(
+                "fit() on parameter servers needs steps_per_epoch: the workers take batches of "
+                "datasets of their own, and nobody sees them all. Received: None"
+            )
+        model = self.model
+        self._build_for_data(data)
+        iterator = iter(self._coordinator.create_per_worker_dataset(data))
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            verbose = 2 if verbose == "auto" else verbose
+            callbacks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0,
+                verbose=verbose,
+                epochs=epochs,
+                steps=steps,
+                model=model,
+            )
+        model.stop_training = False
+        callbacks.on_train_begin()
+        initial_epoch = model._initial_epoch or initial_epoch
+        logs: dict[str, Any] = {}
+        for epoch in range(initial_epoch, epochs):
+            model.reset_metrics()
+            callbacks.on_epoch_begin(epoch)
+            for step in range(0, steps, model.steps_per_execution):
+                last = min(step + model.steps_per_execution, steps)
+                callbacks.on_train_batch_begin(step)
+                self._schedule("train_step", iterator, last - step)
+                callbacks.on_train_batch_end(last - 1)
+            self._coordinator.join()
+            logs = self._logs()
+            if validation_data is not None and (epoch + 1) % validation_freq == 0:
+                result = self._validate(validation_data, validation_steps, validation_batch_size)
+                logs |= {f"val_{name}": value for name, value in result.items()}
+            callbacks.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
+        callbacks.on_train_end(logs)
+        history: keras.callbacks.History = model.history
+        return history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Evaluates the model; see `keras.Model.evaluate`.
+
+        With a function of a dataset (`DatasetCreator`), the workers do it, together `steps` steps.
+        Other data are evaluated in this process, every example once.
+        """
+        x = _maker_of(x)
+        if not callable(x):
+            return self._evaluate_here(
+                x,
+                y,
+                batch_size=batch_size,
+                verbose=verbose,
+                sample_weight=sample_weight,
+                steps=steps,
+                callbacks=callbacks,
+                return_dict=return_dict,
+                **kwargs,
+            )
+        if steps is None:
+            raise ValueError("evaluate() with a function of a dataset needs steps. Received: None")
+        self._build_for_data(x)
+        model = self.model
+        model.reset_metrics()
+        iterator = iter(self._coordinator.create_per_worker_dataset(x))
+        for step in range(0, steps, model.steps_per_execution):
+            count = min(model.steps_per_execution, steps - step)
+            self._schedule("test_step", iterator, count)
+        self._coordinator.join()
+        logs = self._logs()
+        return logs if return_dict else [logs[name] for name in logs]
+
+    def _validate(self, data: Any, steps: int | None, batch_size: int | None) -> dict[str, Any]:
+        x, y, weight = data, None, None
+        if isinstance(data, list | tuple):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        result: dict[str, Any] = self.evaluate(
+            x,
+            y,
+            sample_weight=weight,
+            batch_size=batch_size,
+            steps=steps,
+            verbose=0,
+            return_dict=True,
+        )
+        return result
+
+    def _logs(self) -> dict[str, Any]:
+        """Returns what the metrics on the servers say."""
+        found = jax.tree.map(np.asarray, self.model.get_metrics_result())
+        return {
+            name: float(value) if np.ndim(value) == 0 else value for name, value in found.items()
+        }
+
+    def _build_for_data(self, data: Any) -> None:
+        """Makes what the model still lacks, by a batch that the coordinator reads."""
+        model = self.model
+        optimizer = model.optimizer
+        is_built = all(layer.built for layer in model._flatten_layers())
+        parts = (model._compile_metrics, model._compile_loss, optimizer)
+        if is_built and all(part is None or part.built for part in parts):
+            return
+        batch = next(iter(data() if callable(data) else data))
+        model._symbolic_build(data_batch=batch)
+        if optimizer is not None and not optimizer.built:
+            with self.strategy.scope():
+                optimizer.build(model.trainable_variables)
+
+    def _schedule(self, name: str, iterator: PerWorkerIterator, count: int) -> None:
+        """Schedules one execution of `count` steps."""
+        model = self.model
+        compiled = (model.optimizer, model._compile_metrics, model._compile_loss)
+        key = f"{name} {count}"
+        known, function = self._steps.get(key, (None, None))
+        if function is None or any(a is not b for a, b in zip(known or (), compiled, strict=True)):
+            function = self._execution(name, count)
+            self._steps[key] = (compiled, function)
+        self._coordinator.schedule(function, args=(iterator,))
+
+    def _execution(self, name: str, count: int) -> Callable[[Iterator[Any]], None]:
+        """Returns a function that runs `count` steps, for workers."""
+        step = getattr(self.model, name)
+        assigns = is_stateful(step)
+        groups = STATE_OF_STEPS[name]
+
+        def one_step(batch: Any) -> None:
+            if assigns:
+                step(batch)
+                return
+            variables = [self._variables(group) for group in groups]
+            state = tuple([variable.value for variable in members] for members in variables)
+            _, new = step(state, batch)
+            changed = zip(
+                itertools.chain.from_iterable(variables),
+                itertools.chain.from_iterable(state),
+                itertools.chain.from_iterable(new),
+                strict=True,
+            )
+            for variable, before, after in changed:
+                if after is not before:
+                    variable.assign(after)
+
+        def execution(batches: Iterator[Any]) -> None:
+            for _ in range(count):
+                self.strategy.run(one_step, args=(next(batches),))
+
+        return execution
+
+    def _variables(self, group: str) -> list[keras.Variable]:
+        if group == "optimizer_variables":
+            optimizer = self.model.optimizer
+            return [] if optimizer is None else list(optimizer.variables)
+        return list(getattr(self.model, group))
+
+
+def _maker_of(data: Any) -> Any:
+    """Returns the function of no arguments that a `DatasetCreator` stands for; else `data`."""
+    make = getattr(data, "dataset_fn", None)
+    return data if make is None else lambda: make(InputContext())
+
+
+def _data_and_steps(
+    x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool
+) -> tuple[Any, int | None]:
+    """Returns data for the workers, and how many steps an epoch of them has, if that is known."""
+    is_dataset = callable(x) or (isinstance(x, Iterable) and not _is_of_arrays(x))
+    if is_dataset:
+        if y is not None or sample_weight is not None or batch_size is not None:
+            raise ValueError(
+                "A dataset has its targets, weights and batches in it. Received: y, sample_weight "
+                "or batch_size beside it."
+            )
+        return x, None
+    examples = tuple(part for part in (x, y, sample_weight) if part is not None)
+    batch_size = batch_size or 32
+    count = len(jax.tree.leaves(examples)[0])
+    dataset = Dataset.from_tensor_slices(examples)
+    if shuffle:
+        dataset = dataset.shuffle(count)
+    # Whole batches: workers pass over the data at their own pace.
+    return dataset.repeat().batch(min(batch_size, count)), -(-count // batch_size)
+
+
+def _is_of_arrays(x: Any) -> bool:
+    leaves = jax.tree.leaves(x)
+    return isinstance(x, dict | list | tuple | np.ndarray | jax.Array) and all(
+        hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in leaves
+    )

@@ -1,0 +1,605 @@
+"""A scheduled function as programs: what a worker runs, and the updates that servers run.
+
+The coordinator traces a function once for each shape of what it gets, as `strategy.run` does, and
+divides it (see `division`). What travels is compiled code (StableHLO, by `jax.export`) with a
+description in numbers and text: no Python, nothing that is unpickled.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from unison.cells import Cell, Layout, has_cell, live_cells
+from unison.equations import evaluate
+from unison.lifting import Lift
+from unison.parameter_server.cells import RemoteCell, RemotePlacement
+from unison.parameter_server.division import (
+    Divider,
+    Division,
+    Table,
+    Update,
+    equations_for,
+    evaluated,
+    rows_within,
+)
+from unison.parameter_server.store import Shard
+from unison.program import tracing_contexts
+from unison.program.control_flow import VALUE_WANTED, ControlFlowError
+from unison.runtime.placement import REPLICA_AXIS
+from unison.runtime.precision import array_type, device_dtype
+
+logger = logging.getLogger("unison")
+
+_numbers = itertools.count()
+_thread = threading.local()
+
+#: Odd, so that distinct workers get distinct seeds modulo 2**32.
+_STREAM_STRIDE = 0x85EBCA6B
+
+#: The shape and dtype of an array in a batch, as a message has them.
+Kind = tuple[str, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSpec:
+    """What an iterator on a worker gives next.
+
+    Attributes:
+        structure: The structure, as `described` gives it.
+        kinds: The shape and dtype of every leaf.
+    """
+
+    structure: str
+    kinds: tuple[Kind, ...]
+
+
+class WantsBatchError(Exception):
+    """A function takes more batches of iterators than it was known to take.
+
+    Attributes:
+        counts: How many it takes, by the iterators' numbers.
+    """
+
+    def __init__(self, counts: dict[int, int]):
+        super().__init__(counts)
+        self.counts = counts
+
+
+class _Batches:
+    """The batches that a function being traced takes, as tracers.
+
+    To see how many there will be, the trace goes on where there are more: with the last one again.
+    """
+
+    def __init__(self, batches: dict[int, list[Any]]):
+        self._batches = batches
+        self._taken: collections.Counter[int] = collections.Counter()
+
+    def take(self, iterator: int) -> Any:
+        place = self._taken[iterator]
+        self._taken[iterator] += 1
+        known = self._batches.get(iterator)
+        if not known:
+            raise self.wanted()
+        return known[min(place, len(known) - 1)]
+
+    def wanted(self) -> WantsBatchError:
+        counts = {iterator: len(own) for iterator, own in self._batches.items()}
+        return WantsBatchError({**counts, **self._taken})
+
+    def check(self) -> None:
+        """Raises the error if there were more than was known."""
+        if any(n > len(self._batches.get(iterator, ())) for iterator, n in self._taken.items()):
+            raise self.wanted()
+
+
+def next_batch(iterator: int) -> Any:
+    """Returns what stands for the next batch of an iterator, in a scheduled function.
+
+    Raises:
+        RuntimeError: No scheduled function is being traced.
+    """
+    batches = getattr(_thread, "batches", None)
+    if batches is None:
+        raise RuntimeError(
+            "The iterator of a per-worker dataset gives batches on the workers only. Pass it to "
+            "coordinator.schedule(fn, args=(iterator,)), and call next(iterator) in fn."
+        )
+    return batches.take(iterator)
+
+
+def is_tracing() -> bool:
+    """Whether this thread traces a scheduled function."""
+    return getattr(_thread, "batches", None) is not None
+
+
+@dataclasses.dataclass
+class ServerProgram:
+    """An update as the servers get it.
+
+    Attributes:
+        number: The program's number.
+        data: What `jax.export` wrote.
+        inputs: For every shard, the keys of what it looks at.
+        outputs: For every shard, the keys of what it writes.
+        whole_inputs: Which inputs have no rows.
+        shards: The shards.
+    """
+
+    number: int
+    data: bytes
+    inputs: list[list[str]]
+    outputs: list[list[str]]
+    whole_inputs: list[int]
+    shards: Sequence[Shard]
+
+
+@dataclasses.dataclass
+class WorkerProgram:
+    """A scheduled function as a worker gets it.
+
+    Attributes:
+        number: The program's number.
+        data: The main program, as `jax.export` wrote it.
+        lookups: The program that computes the rows to look up; empty if there are no tables.
+        description: All else that the worker must know.
+        structure: The structure of the function's result.
+    """
+
+    number: int
+    data: bytes
+    lookups: bytes
+    description: dict[str, Any]
+    structure: Any
+
+
+@dataclasses.dataclass
+class _Trace:
+    jaxpr: Any
+    cells: list[Cell]
+    structure: Any
+    written: list[Cell]
+
+
+class Tracer:
+    """Makes programs of functions.
+
+    Args:
+        placement: Where the variables are.
+        in_scope: Makes the context in which functions are traced.
+        install: Brings an update to the servers.
+    """
+
+    def __init__(
+        self,
+        placement: RemotePlacement,
+        in_scope: Callable[[], Any],
+        install: Callable[[ServerProgram], None],
+    ):
+        self._placement = placement
+        self._in_scope = in_scope
+        self._install = install
+        #: How many programs have been made; a steady state does not change it.
+        self.trace_count = 0
+
+    def make(
+        self,
+        call: Callable[[list[Any]], Any],
+        arguments: Sequence[Any],
+        batches: dict[int, list[BatchSpec]],
+    ) -> WorkerProgram:
+        """Makes the program of a function.
+
+        Args:
+            call: Calls it, given an array for every argument that is one.
+            arguments: Shapes and dtypes of these arrays.
+            batches: What the iterators that it takes give: as many batches as it takes.
+
+        Raises:
+            WantsBatchError: It takes more of them.
+            ValueError: It touches a variable that is not on the servers.
+            TypeError: It returns something that is no array.
+        """
+        trace = self._trace(call, arguments, batches, may_create=True)
+        self.trace_count += 1
+        divider = Divider(
+            trace.jaxpr,
+            [_bounds(cell) for cell in trace.cells],
+            [trace.cells.index(cell) for cell in trace.written],
+        )
+        division = divider.divide()
+        self._check_owned(trace, division)
+        for cell in division.dense_lookups:
+            logger.warning(
+                "Rows are looked up in variable %r, but the function or its optimizer needs all "
+                "of it: whole tables travel. Keep norms and other uses of whole tables out of the "
+                "step, or take an optimizer that updates every element for itself.",
+                trace.cells[cell].name,
+            )
+        return self._exported(divider, division, trace, len(arguments), batches)
+
+    # -- tracing --------------------------------------------------------------------------------
+
+    def _trace(
+        self,
+        call: Callable[[list[Any]], Any],
+        arguments: Sequence[Any],
+        batches: dict[int, list[BatchSpec]],
+        may_create: bool,
+    ) -> _Trace:
+        cells = live_cells(self._placement)
+        lift: Lift | None = None
+        structure: Any = None
+
+        def traced(values: list[Any], arrays: list[Any], leaves: list[Any]) -> Any:
+            nonlocal lift, structure
+            *own_arrays, worker = arrays
+            # Every worker draws from a random stream of its own.
+            shifts = {
+                cell: _stream_shift(worker, cell.aval)
+                for cell in cells
+                if cell.layout is Layout.STREAM and isinstance(cell, RemoteCell)
+            }
+            seen = dict(zip(cells, values, strict=True))
+            seen |= {cell: seen[cell] + shift for cell, shift in shifts.items()}
+            lift = Lift(
+                self._placement,
+                seen,
+                takes_new_cells=may_create,
+                replica_id=0,
+            )
+            left = iter(leaves)
+            taken = {
+                iterator: [
+                    restored(spec.structure, [next(left) for _ in spec.kinds]) for spec in own
+                ]
+                for iterator, own in batches.items()
+            }
+            with contextlib.ExitStack() as stack:
+                given = _Batches(taken)
+                stack.enter_context(_tracing(given, worker))
+                stack.enter_context(lift.active())
+                stack.enter_context(self._in_scope())
+                for context in tracing_contexts:
+                    stack.enter_context(context(lift))
+                result = call(own_arrays)
+                given.check()
+                result = jax.tree.map(
+                    lambda leaf: lift.read(leaf.cell) if has_cell(leaf) else _as_result(leaf),
+                    result,
+                    is_leaf=has_cell,
+                )
+                new = [
+                    value - shifts[cell] if cell in shifts else value
+                    for cell, value in lift.results().items()
+                ]
+            leaves, structure = jax.tree.flatten(result)
+            return leaves, new
+
+        kinds = [_aval(kind) for own in batches.values() for spec in own for kind in spec.kinds]
+        make = jax.make_jaxpr(traced, axis_env=[(REPLICA_AXIS, 1)])
+        try:
+            worker = array_type((), np.dtype(np.int32))
+            jaxpr = make([cell.aval for cell in cells], [*arguments, worker], kinds)
+        except VALUE_WANTED as error:
+            raise ControlFlowError(error) from error
+        assert lift is not None
+        if may_create and not set(live_cells(self._placement)) <= set(cells):
+            return self._trace(call, arguments, batches, may_create=False)
+        return _Trace(jaxpr, cells, structure, list(lift.written))
+
+    def _check_owned(self, trace: _Trace, division: Division) -> None:
+        touched = {*division.pulled, *(cell for u in division.updates for cell in u.cells)}
+        cells = [*(trace.cells[index] for index in touched), *trace.written]
+        for cell in cells:
+            if not isinstance(cell, RemoteCell) or cell.remote is not self._placement:
+                raise ValueError(
+                    f"Variable {cell.name!r} was not created in the scope of the strategy that "
+                    "schedules this function: the workers cannot reach it. Create it (its layer, "
+                    "metric or optimizer) inside `with strategy.scope():`."
+                )
+
+    # -- exporting ------------------------------------------------------------------------------
+
+    def _exported(
+        self,
+        divider: Divider,
+        division: Division,
+        trace: _Trace,
+        num_arguments: int,
+        batches: dict[int, list[BatchSpec]],
+    ) -> WorkerProgram:
+        jaxpr = division.jaxpr.jaxpr
+        consts = dict(zip(jaxpr.constvars, division.jaxpr.consts, strict=True))
+        pulled = [jaxpr.invars[cell] for cell in division.pulled]
+        inputs = jaxpr.invars[len(trace.cells) :]
+        updates = [self._server_program(update, trace, division) for update in division.updates]
+        for program in updates:
+            self._install(program)
+        equations, _ = divider.worker_equations(division.remaining, division.updates)
+        results = [jaxpr.outvars[output] for output in division.remaining]
+        wanted = [*results, *(v for update in division.updates for v in update.crossing)]
+        # A table's values have the rows that are looked up, one for each lookup at most.
+        rows_of = [divider.row_values(table, equations) or set() for table in division.tables]
+
+        def values_for(arrays: Sequence[Any], whole: Sequence[Any]) -> dict[Any, Any]:
+            return {
+                **consts,
+                **dict(zip(pulled, whole, strict=True)),
+                **dict(zip(inputs, arrays, strict=True)),
+            }
+
+        def main(arrays: list, whole: list, rows: list, places: list) -> list:
+            values = values_for(arrays, whole)
+            has_rows: dict[Any, int] = {}
+            found = iter(places)
+            for table, own, held in zip(division.tables, rows_of, rows, strict=True):
+                values[jaxpr.invars[table.cell]] = held
+                has_rows.update(dict.fromkeys(own, table.count))
+                for variable in table.lookups:
+                    values[variable] = next(found)
+            return _evaluated_with_rows(equations, values, wanted, has_rows, set(values))
+
+        indices = [variable for table in division.tables for variable in table.lookups]
+        need_values = not equations_for(jaxpr.eqns, indices)[1].isdisjoint(pulled)
+
+        def lookups(arrays: list, whole: list) -> list:
+            values = {**consts, **dict(zip(inputs, arrays, strict=True))}
+            values.update(zip(pulled if need_values else (), whole, strict=True))
+            needed, _ = equations_for(jaxpr.eqns, indices)
+            found = evaluated(needed, values, indices)
+            return _clipped(division.tables, found, jaxpr)
+
+        array_avals = [variable.aval for variable in inputs]
+        whole_avals = [variable.aval for variable in pulled]
+        row_avals = []
+        place_avals = []
+        for table in division.tables:
+            aval = jaxpr.invars[table.cell].aval
+            row_avals.append(array_type((table.count, *aval.shape[1:]), aval.dtype))
+            place_avals += [_like(variable.aval) for variable in table.lookups]
+        data = _serialized(main, _likes(array_avals), _likes(whole_avals), row_avals, place_avals)
+        find = b""
+        if division.tables:
+            seen = whole_avals if need_values else []
+            find = _serialized(lookups, _likes(array_avals), _likes(seen))
+        description = {
+            "lookups_need_values": need_values,
+            "arguments": num_arguments,
+            "batches": [[iterator, len(own)] for iterator, own in batches.items()],
+            "results": len(results),
+            "pulled": [_described(trace.cells[cell]) for cell in division.pulled],
+            "tables": [
+                {
+                    "shards": _described(trace.cells[table.cell]),
+                    "rows": table.count,
+                    "lookups": [list(variable.aval.shape) for variable in table.lookups],
+                }
+                for table in division.tables
+            ],
+            "updates": [
+                {
+                    "program": program.number,
+                    "shards": [dataclasses.astuple(shard) for shard in program.shards],
+                    "rows": update.rows,
+                    "table": None if update.table is None else division.tables.index(update.table),
+                }
+                for update, program in zip(division.updates, updates, strict=True)
+            ],
+        }
+        return WorkerProgram(next(_numbers), data, find, description, trace.structure)
+
+    def _server_program(self, update: Update, trace: _Trace, division: Division) -> ServerProgram:
+        jaxpr = division.jaxpr.jaxpr
+        consts = dict(zip(jaxpr.constvars, division.jaxpr.consts, strict=True))
+        outputs = [jaxpr.outvars[output] for output in update.outputs]
+        homes = [jaxpr.invars[cell] for cell in update.cells]
+        first = len(jaxpr.outvars) - len(trace.written)
+        written = [trace.written[output - first] for output in update.outputs]
+        owner = written[0]
+        assert isinstance(owner, RemoteCell)
+        is_by_rows = update.table is not None or len(owner.shards) > 1
+        has_rows: set[Any] = set()
+        if is_by_rows:
+            has_rows = rows_within(update.equations, outputs) | set(homes)
+
+        def run(pushed: list, values: list) -> list:
+            known = {
+                **consts,
+                **dict(zip(update.crossing, pushed, strict=True)),
+                **dict(zip(homes, values, strict=True)),
+            }
+            rows = next(
+                (known[v].shape[0] for v in [*update.crossing, *homes] if v in has_rows), None
+            )
+            new = evaluated(update.equations, known, outputs, has_rows, rows)
+            return [
+                value
+                if not is_by_rows or (value.ndim and value.shape[0] == rows)
+                # The same for all rows: a constant, or what was pushed once.
+                else jnp.broadcast_to(value[:1] if value.ndim else value, (rows, *value.shape[1:]))
+                for value in new
+            ]
+
+        size: Any = export.symbolic_shape("rows")[0] if is_by_rows else None
+
+        def aval(variable: Any) -> Any:
+            if variable not in has_rows:
+                return _like(variable.aval)
+            return array_type((size, *variable.aval.shape[1:]), variable.aval.dtype)
+
+        data = _serialized(run, [aval(v) for v in update.crossing], [aval(v) for v in homes])
+        looked_at = [trace.cells[cell] for cell in update.cells]
+        shards = range(len(owner.shards))
+        return ServerProgram(
+            next(_numbers),
+            data,
+            [[cell.shards[part].key for cell in looked_at] for part in shards],  # type: ignore[attr-defined]
+            [[cell.shards[part].key for cell in written] for part in shards],  # type: ignore[attr-defined]
+            [place for place, home in enumerate(homes) if home not in has_rows],
+            owner.shards,
+        )
+
+
+def _evaluated_with_rows(
+    equations: Sequence[Any],
+    values: dict[Any, Any],
+    wanted: Sequence[Any],
+    has_rows: dict[Any, int],
+    given: set[Any],
+) -> list[Any]:
+    """Returns `wanted`, where values in `has_rows` have that many rows, and `given` are known."""
+    for equation in equations:
+        output = equation.outvars[0]
+        if output in given:
+            continue
+        if output in has_rows and equation.primitive.name == "scatter-add":
+            # The zeros that rows are added to may be those of several tables.
+            zeros = jnp.zeros((has_rows[output], *output.aval.shape[1:]), output.aval.dtype)
+            added = [zeros, *(values[atom] for atom in equation.invars[1:])]
+            values[output] = evaluate(equation, added)[0]
+        else:
+            evaluated([equation], values, ())
+    return evaluated((), values, wanted)
+
+
+def _clipped(tables: Sequence[Table], found: Sequence[Any], jaxpr: Any) -> list[Any]:
+    left = iter(found)
+    indices = []
+    for table in tables:
+        last = jaxpr.invars[table.cell].aval.shape[0] - 1
+        for clips in table.clips:
+            index = next(left)
+            indices.append(jnp.clip(index, 0, last) if clips else index)
+    return indices
+
+
+@contextlib.contextmanager
+def _tracing(batches: _Batches, worker: Any) -> Iterator[None]:
+    outer = getattr(_thread, "batches", None), getattr(_thread, "worker", None)
+    _thread.batches, _thread.worker = batches, worker
+    try:
+        yield
+    finally:
+        _thread.batches, _thread.worker = outer
+
+
+def traced_worker_index() -> Any:
+    """Returns what stands for the worker's index in a scheduled function; None outside."""
+    return getattr(_thread, "worker", None)
+
+
+def _stream_shift(worker: Any, aval: Any) -> Any:
+    """Returns what distinguishes a worker's random stream: an offset of the seed."""
+    seed = (worker.astype(jnp.uint32) * jnp.uint32(_STREAM_STRIDE)).astype(aval.dtype)
+    return jnp.stack([seed, jnp.zeros_like(seed)])
+
+
+def _serialized(function: Callable[..., Any], *avals: Any) -> bytes:
+    try:
+        exported = export.export(jax.jit(function, keep_unused=True))(*avals)
+        return bytes(exported.serialize())
+    except (NotImplementedError, ValueError) as error:
+        raise ValueError(
+            "A scheduled function runs in other processes, as a compiled program. This one cannot "
+            f"be sent: {error}. Leave out what calls back into Python (jax.debug.print, "
+            "pure_callback)."
+        ) from error
+
+
+def _as_result(leaf: Any) -> jax.Array:
+    try:
+        return jnp.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "A scheduled function must return arrays, numbers and variables, in any nesting: they "
+            f"come from another process. Received: {leaf!r} of type {type(leaf).__name__}."
+        ) from error
+
+
+def _bounds(cell: Cell) -> tuple[tuple[int, int, int], ...]:
+    if not isinstance(cell, RemoteCell):
+        return ((-1, 0, 1),)
+    return tuple((shard.server, shard.start, shard.stop) for shard in cell.shards)
+
+
+def _described(cell: Cell) -> list[tuple]:
+    assert isinstance(cell, RemoteCell)
+    return [dataclasses.astuple(shard) for shard in cell.shards]
+
+
+def _like(aval: Any) -> Any:
+    return array_type(aval.shape, aval.dtype)
+
+
+def _likes(avals: Sequence[Any]) -> list[Any]:
+    return [_like(aval) for aval in avals]
+
+
+def _aval(kind: Kind) -> Any:
+    dtype, shape = kind
+    return array_type(shape, device_dtype(dtype))
+
+
+# -- structures -----------------------------------------------------------------------------
+
+
+def described(tree: Any) -> tuple[Any, list[np.ndarray]]:
+    """Returns the structure of a batch in lists and text, and its leaves.
+
+    Raises:
+        TypeError: A leaf is no array of numbers, or the structure has other nodes than
+            dictionaries, lists, tuples and None.
+    """
+    leaves: list[np.ndarray] = []
+
+    def describe(node: Any) -> Any:
+        if node is None:
+            return None
+        if isinstance(node, dict):
+            return {"dict": [[key, describe(node[key])] for key in sorted(node)]}
+        if isinstance(node, list | tuple):
+            kind = "list" if isinstance(node, list) else "tuple"
+            return {kind: [describe(child) for child in node]}
+        array = np.asarray(node)
+        if array.dtype.kind in "OSU":
+            raise TypeError(
+                "A batch for a scheduled function must be of numbers; text has no place in a "
+                "compiled program. Turn it into numbers in the dataset (`map` with StringLookup, "
+                f"say). Received: an array of dtype {array.dtype}."
+            )
+        leaves.append(array)
+        return "leaf"
+
+    return describe(tree), leaves
+
+
+def restored(structure: Any, leaves: Sequence[Any]) -> Any:
+    """Returns the tree of `structure`, a text, with `leaves`."""
+    left = iter(leaves)
+
+    def restore(node: Any) -> Any:
+        if node is None:
+            return None
+        if node == "leaf":
+            return next(left)
+        ((kind, children),) = node.items()
+        if kind == "dict":
+            return {key: restore(child) for key, child in children}
+        restored_children = [restore(child) for child in children]
+        return restored_children if kind == "list" else tuple(restored_children)
+
+    return restore(json.loads(structure))

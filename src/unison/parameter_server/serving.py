@@ -1,0 +1,257 @@
+"""`Server`: a worker or parameter server of a cluster, in this process.
+
+`python -m unison.parameter_server` is one that finds its place in `TF_CONFIG`; it is what `unison
+run --ps` starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from unison.errors import OpError, UnavailableError
+from unison.parameter_server.messages import Connection, Message, accept, listen
+from unison.parameter_server.programs import traced_worker_index
+from unison.parameter_server.servers import VariableServer
+from unison.parameter_server.store import Store
+from unison.parameter_server.workers import ClosureWorker
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
+
+logger = logging.getLogger("unison")
+
+#: The environment variables with the folder for servers' snapshots, and the seconds between two.
+CHECKPOINTS_VARIABLE = "UNISON_PS_CHECKPOINTS"
+CHECKPOINT_SECONDS_VARIABLE = "UNISON_PS_CHECKPOINT_SECONDS"
+
+_thread = threading.local()
+
+
+def current_worker_index() -> Any:
+    """Returns the index of the worker that a scheduled function, or a dataset's, runs on.
+
+    In a scheduled function it is an array of the program; outside of both it is None.
+
+    TF: `tf.distribute.coordinator.experimental_get_current_worker_index`.
+    """
+    traced = traced_worker_index()
+    return getattr(_thread, "worker", None) if traced is None else traced
+
+
+class Server:
+    """Serves a task of a cluster: keeps variables (`ps`), or runs functions (`worker`).
+
+    It serves in threads of this process, at the task's address only, from when it is made. Who
+    connects must know this user's key (see `messages.key`).
+
+    Args:
+        server_or_cluster_def: The cluster: a `ClusterSpec`, or a dictionary as it takes.
+        job_name: The job of the task. Default: as `TF_CONFIG` says.
+        task_index: Its index.
+        protocol: Accepted for TensorFlow's sake.
+        config: Likewise.
+        start: Whether it serves at once.
+
+    Raises:
+        OSError: It cannot listen at its address.
+        ValueError: There is no such task.
+
+    TF: `tf.distribute.Server`.
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Any = None,
+        start: bool = True,
+    ):
+        del protocol, config
+        self._cluster = ClusterSpec(server_or_cluster_def)
+        task = _task_in_environment()
+        self.job_name = job_name or task.get("type", "worker")
+        self.task_index = int(task.get("index", 0) if task_index is None else task_index)
+        self._address = self._cluster.task_address(self.job_name, self.task_index)
+        self._ended = threading.Event()
+        self._failure: UnavailableError | None = None
+        folder = os.environ.get(CHECKPOINTS_VARIABLE)
+        self._variables = VariableServer(
+            pathlib.Path(folder) / f"ps-{self.task_index}.snapshot"
+            if folder and self.job_name == "ps"
+            else None
+        )
+        self._listening: list[socket.socket] = []
+        if start:
+            self.start()
+
+    @property
+    def target(self) -> str:
+        """Where it serves, as TensorFlow writes it."""
+        return f"grpc://{self._address}"
+
+    @property
+    def server_def(self) -> dict[str, Any]:
+        """What it serves."""
+        return {
+            "cluster": self._cluster.as_dict(),
+            "job_name": self.job_name,
+            "task_index": self.task_index,
+        }
+
+    def start(self) -> None:
+        """Begins to serve."""
+        if self._listening or self.job_name not in ("ps", "worker"):
+            return
+        try:
+            self._listening = listen(self._address)
+        except OSError as error:
+            raise OSError(
+                f"{self.job_name} {self.task_index} cannot listen at {self._address}: {error}. Is "
+                "another process there, or is it none of this machine's addresses?"
+            ) from error
+        for listener in self._listening:
+            threading.Thread(
+                target=self._accept, args=(listener,), name=f"unison-{self.job_name}", daemon=True
+            ).start()
+        if self._variables.writes_snapshots:
+            threading.Thread(target=self._keep, name="unison-snapshots", daemon=True).start()
+
+    def _keep(self) -> None:
+        """Writes snapshots every so often."""
+        every = float(os.environ.get(CHECKPOINT_SECONDS_VARIABLE) or 10.0)
+        while not self._ended.is_set():
+            self._variables.wants_snapshot.wait(every)
+            self._variables.wants_snapshot.clear()
+            try:
+                self._variables.write_snapshot()
+            except OSError as error:
+                logger.warning("ps %d cannot write its snapshot: %s", self.task_index, error)
+
+    def join(self) -> None:
+        """Serves until the coordinator has ended.
+
+        Raises:
+            UnavailableError: The coordinator has gone without saying goodbye.
+        """
+        self._ended.wait()
+        self.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Serves nobody any more."""
+        self._ended.set()
+        for listener in self._listening:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in `accept`
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._ended.is_set():
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._serve, args=(sock,), name=f"unison-{self.job_name}", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        connection: Connection | None = None
+        hello: Message | None = None
+        said_goodbye = False
+        try:
+            connection = Connection(sock, is_server=True)
+            hello = accept(connection)
+            if hello["role"] == "pulse":
+                while True:
+                    connection.receive()
+                    connection.send("alive")
+            if self.job_name == "ps":
+                said_goodbye = self._serve_variables(connection)
+            else:
+                self._serve_functions(connection, hello)
+                said_goodbye = True
+        except UnavailableError:
+            pass  # the other end has gone; what that means is said below
+        except (PermissionError, RuntimeError) as error:
+            logger.warning("%s %d: %s", self.job_name, self.task_index, error)
+        finally:
+            if connection is None:
+                sock.close()
+            else:
+                connection.close()
+        if hello is not None and hello["role"] == "coordinator":
+            if not said_goodbye:
+                self._failure = UnavailableError(
+                    message=f"The coordinator has gone, so {self.job_name} {self.task_index} ends."
+                )
+            self._ended.set()
+
+    def _serve_variables(self, connection: Connection) -> bool:
+        """Answers until the other end goes; returns whether it says goodbye."""
+        self._variables.connections.append(connection)
+        while True:
+            message = connection.receive()
+            if message.kind == "goodbye":
+                return True
+            try:
+                kind, arrays, fields = self._variables.answer(message)
+            except Exception as error:
+                connection.send("error", text=f"{type(error).__name__}: {error}")
+            else:
+                connection.send(kind, arrays, **fields)
+
+    def _serve_functions(self, connection: Connection, hello: Message) -> None:
+        _thread.worker = hello["worker"]
+        store = Store(hello["servers"], hello["patience"], "worker", hello["job"])
+        with contextlib.closing(store):
+            ClosureWorker(connection, store, hello["worker"], batches_of).serve()
+
+
+def batches_of(pickled: bytes) -> Any:
+    """Returns an iterator over the batches of the dataset that a pickled function makes.
+
+    Args:
+        pickled: Bytes whose signature has been checked.
+    """
+    return iter(dataset_of(cloudpickle.loads(pickled)))
+
+
+def dataset_of(maker: Any) -> Any:
+    """Returns the dataset that a function makes; a dataset is returned as it is."""
+    # A `tf.function` would be compiled on trial; a dataset is made by Python.
+    maker = getattr(maker, "python_function", maker)
+    return maker() if callable(maker) and not hasattr(maker, "__iter__") else maker
+
+
+def _task_in_environment() -> Mapping[str, Any]:
+    found = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    task: Mapping[str, Any] = found.get("task", {})
+    return task
+
+
+def main() -> None:
+    """Serves the task of `TF_CONFIG` until the coordinator has ended."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    task = config["task"]
+    try:
+        Server(config["cluster"], task["type"], task["index"]).join()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OpError as error:
+        # What `unison run` takes for a process that only misses another one.
+        print(f"UnavailableError: {error}", file=sys.stderr)
+        sys.exit(LOST_ANOTHER_EXIT_CODE)

@@ -1,0 +1,412 @@
+"""`ClosureWorker`: runs scheduled functions, on batches of its own.
+
+For each call it takes the batches, pulls what the program looks at from the servers, runs it, and
+pushes what the servers' updates need. It reports a call as done only when all servers have applied
+its push; a call that is run again elsewhere has the same number, by which servers know that they
+have applied it already.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import queue
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from unison.errors import OutOfRangeError, UnavailableError
+from unison.parameter_server.messages import Connection, Message, operand
+from unison.parameter_server.programs import described
+from unison.parameter_server.store import Request, ServerLostError, Shard, Store, Wanted
+
+#: The dtype of rows' numbers.
+_INDEX = np.dtype(np.int64)
+
+
+class _Program:
+    """A program, ready to run; see `WorkerProgram`."""
+
+    def __init__(self, message: Message):
+        about = message["description"]
+        self.number: int = message["program"]
+        self.run = _loaded(message.arrays[0])
+        self.lookups = _loaded(message.arrays[1]) if about["tables"] else None
+        self.batches: list[tuple[int, int]] = [(i, n) for i, n in about["batches"]]
+        #: Whether which rows are looked up depends on the values of variables.
+        self.lookups_need_values: bool = about["lookups_need_values"]
+        self.num_results: int = about["results"]
+        self.pulled = [_shards(shards) for shards in about["pulled"]]
+        self.tables = [
+            (_shards(table["shards"]), table["rows"], table["lookups"]) for table in about["tables"]
+        ]
+        self.updates = [
+            (update["program"], _shards(update["shards"]), update["rows"], update["table"])
+            for update in about["updates"]
+        ]
+
+
+class _Input:
+    """The batches of an iterator; it looks as far ahead as a function needs."""
+
+    def __init__(self, batches: Iterator[Any]):
+        self._batches = batches
+        self._ahead: collections.deque[tuple[str, list[np.ndarray]]] = collections.deque()
+        self._failure: Exception | None = None
+
+    def peek(self, count: int) -> list[tuple[str, list[np.ndarray]]]:
+        """Returns the next batches, and keeps them.
+
+        Raises:
+            StopIteration: There are not as many.
+        """
+        while len(self._ahead) < count:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                batch = next(self._batches)
+            except Exception as error:
+                self._failure = error  # it may have been raised to a look ahead
+                raise
+            if isinstance(batch, _Streamed):
+                self._ahead.append((batch.structure, batch.leaves))
+            else:
+                structure, leaves = described(batch)
+                self._ahead.append((json.dumps(structure), leaves))
+        return [self._ahead[place] for place in range(count)]
+
+    def drop(self, count: int) -> None:
+        for _ in range(count):
+            self._ahead.popleft()
+
+
+class ClosureWorker:
+    """Runs what the coordinator schedules here.
+
+    Args:
+        connection: To the coordinator.
+        store: The servers.
+        index: This worker's.
+        make_batches: Makes the batches of a dataset's function that has come as signed bytes.
+    """
+
+    def __init__(self, connection: Connection, store: Store, index: int, make_batches: Any):
+        self._connection = connection
+        self._store = store
+        self._index = index
+        self._make_batches = make_batches
+        self._inputs: dict[int, _Input] = {}
+        self._programs: dict[str, _Program] = {}
+        self._asked: queue.Queue[Message | Exception] = queue.Queue()
+        self._answers: queue.Queue[Message | Exception] = queue.Queue()
+        #: The next call, if what it wants to see has come with the answer to the last push.
+        self._ready: _Call | None = None
+        #: How many batches of each iterator a function takes, as far as is known.
+        self._takes: dict[int, dict[int, int]] = {}
+
+    def serve(self) -> None:
+        """Does what the coordinator asks for until it says goodbye or goes.
+
+        Raises:
+            UnavailableError: It has gone without saying so.
+        """
+        threading.Thread(target=self._listen, name="unison-listener", daemon=True).start()
+        while True:
+            message = self._asked.get()
+            if isinstance(message, Exception):
+                raise message
+            if message.kind == "goodbye":
+                return
+            try:
+                self._handle(message)
+            except ServerLostError as error:
+                self._ready = None
+                self._on_lost_server(error)
+            except StopIteration:
+                self._fail(OutOfRangeError(message="The worker's dataset has no further batch."))
+            except UnavailableError:
+                raise
+            except Exception as error:
+                self._fail(error)
+
+    def _listen(self) -> None:
+        """Sorts what comes into what is asked for, and answers to what this worker has asked."""
+        while True:
+            try:
+                message = self._connection.receive()
+            except UnavailableError as error:
+                self._asked.put(error)
+                self._answers.put(error)
+                return
+            is_asked = message.kind in ("run", "dataset", "streamed dataset", "goodbye")
+            (self._asked if is_asked else self._answers).put(message)
+
+    def _ask(self, kind: str, **fields: Any) -> Message:
+        """Asks the coordinator, and returns its answer."""
+        self._connection.send(kind, **fields)
+        answer = self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.kind == "error":
+            raise RuntimeError(answer["text"])
+        return answer
+
+    def _on_lost_server(self, error: ServerLostError) -> None:
+        """Tells the coordinator, after waiting for the server if it may come back."""
+        with contextlib.suppress(ServerLostError):
+            self._store.reconnect(error.server)
+        self._connection.send("server lost", server=error.server, why=error.why)
+
+    def _fail(self, error: Exception) -> None:
+        code = getattr(error, "error_code", None)
+        text = f"{type(error).__name__}: {error}"
+        self._connection.send(
+            "failed",
+            text=text,
+            code=code,
+            kind_of_error=type(error).__name__,
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+    def _handle(self, message: Message) -> None:
+        if message.kind == "run":
+            self._run(message)
+        elif message.kind == "dataset":
+            batches = self._make_batches(self._connection.verified(message.arrays[0]))
+            self._inputs[message["iterator"]] = _Input(batches)
+            self._connection.send("done")
+        elif message.kind == "streamed dataset":
+            self._inputs[message["iterator"]] = _Input(self._streamed(message["iterator"]))
+            self._connection.send("done")
+        else:
+            raise ValueError(f"A worker knows no message {message.kind!r}.")
+
+    def _streamed(self, iterator: int) -> Iterator[Any]:
+        """Yields the batches of a dataset that the coordinator iterates over."""
+        while True:
+            answer = self._ask("next", iterator=iterator)
+            if answer.kind == "end":
+                return
+            yield _Streamed(answer["structure"], answer.arrays)
+
+    # -- running --------------------------------------------------------------------------------
+
+    def _run(self, message: Message) -> None:
+        call, self._ready = self._ready, None
+        if call is None or call.message is not message:
+            call = self._call(message)
+            self._see(call)
+        program = call.program
+        running = program.run(call.arrays, call.dense, call.rows, call.places)
+        for iterator, count in program.batches:
+            self._inputs[iterator].drop(count)
+        following = self._following(message)  # while the program runs
+        outputs = jax.device_get(running)
+        pushes = self._pushes(call, outputs[program.num_results :])
+        wanted = None if following is None else following.wanted
+        found = self._store.push(pushes, wanted) if pushes or wanted is not None else None
+        if following is not None and found is not None:
+            following.take(found)
+            self._ready = following
+        self._connection.send("done", outputs[: program.num_results], program=program.number)
+
+    def _call(self, message: Message) -> _Call:
+        """Returns a call with its batches, and the rows that it looks up, if they are known."""
+        program, leaves = self._program_for(message["function"], message["iterators"])
+        arrays = self._operands(message, leaves)
+        call = _Call(message, program, arrays)
+        if not program.lookups_need_values:
+            call.look_up([])
+        return call
+
+    def _see(self, call: _Call) -> None:
+        """Pulls what a call wants to see."""
+        if call.program.lookups_need_values:
+            dense, _ = self._store.pull(Wanted(call.program.pulled))
+            call.look_up([operand(array) for array in dense])
+        call.take(self._store.pull(call.wanted))
+
+    def _following(self, message: Message) -> _Call | None:
+        """Returns the next call, if it is there and may see the variables after this one's push."""
+        if not self._asked.queue:
+            return None
+        following = self._asked.queue[0]
+        is_like = isinstance(following, Message) and following.kind == "run"
+        if not is_like or following["function"] != message["function"]:
+            return None
+        try:
+            specs, leaves, _ = self._upcoming(following["function"], following["iterators"])
+        except Exception:  # it will come again when it is run
+            return None
+        program = self._programs.get(specs)
+        if program is None or program.lookups_need_values:
+            return None
+        arrays = self._operands(following, leaves)
+        call = _Call(following, program, arrays)
+        call.look_up([])
+        return call
+
+    def _operands(self, message: Message, leaves: list[np.ndarray]) -> list[Any]:
+        """Returns what a program gets: arguments, this worker's index, batches."""
+        return [operand(a) for a in (*message.arrays, np.asarray(self._index, np.int32), *leaves)]
+
+    def _upcoming(
+        self, function: int, iterators: Sequence[int]
+    ) -> tuple[str, list[np.ndarray], list[Any]]:
+        """Returns by what the program for the next batches is found, their leaves, and kinds."""
+        takes = self._takes.setdefault(function, dict.fromkeys(iterators, 1))
+        specs = []
+        leaves: list[np.ndarray] = []
+        for iterator, count in takes.items():
+            for structure, own in self._inputs[iterator].peek(count):
+                specs.append([iterator, structure, [[leaf.dtype.name, leaf.shape] for leaf in own]])
+                leaves += own
+        return json.dumps([function, specs]), leaves, specs
+
+    def _program_for(
+        self, function: int, iterators: Sequence[int]
+    ) -> tuple[_Program, list[np.ndarray]]:
+        """Returns the program for the batches that come next, and their leaves."""
+        while True:
+            key, leaves, specs = self._upcoming(function, iterators)
+            if key in self._programs:
+                return self._programs[key], leaves
+            answer = self._ask("program", function=function, batches=specs)
+            if answer.kind == "take more":
+                counts = {int(iterator): count for iterator, count in answer["counts"].items()}
+                self._takes[function].update(counts)
+            elif answer.kind == "cancel":
+                raise RuntimeError("The coordinator could not make a program for this call.")
+            else:
+                self._programs[key] = _Program(answer)
+
+    def _pushes(self, call: _Call, crossing: Sequence[np.ndarray]) -> dict[int, Request]:
+        """Returns what is pushed to each server."""
+        left = iter(crossing)
+        about: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
+        arrays: dict[int, list[np.ndarray]] = collections.defaultdict(list)
+        for number, shards, has_rows, table in call.program.updates:
+            own = [next(left) for _ in has_rows]
+            for part, shard in enumerate(shards):
+                about[shard.server].append(
+                    {
+                        "program": number,
+                        "shard": part,
+                        "has_rows": table is not None,
+                        "pushed_rows": has_rows,
+                    }
+                )
+                pushed = arrays[shard.server]
+                if table is None:
+                    taken = slice(shard.start, shard.stop)
+                else:
+                    ids = call.touched[table]
+                    first, end = np.searchsorted(ids, (shard.start, shard.stop))
+                    taken = slice(first, end)
+                    pushed.append(ids[taken] - shard.start)
+                is_whole = table is None and len(shards) == 1
+                pushed += [
+                    array[taken] if rows and not is_whole else array
+                    for array, rows in zip(own, has_rows, strict=True)
+                ]
+        fields = {"closure": call.message["closure"], "settled": call.message["settled"]}
+        return {
+            server: ("push", arrays[server], {**fields, "updates": updates})
+            for server, updates in about.items()
+        }
+
+
+class _Call:
+    """A call, and what it sees.
+
+    Args:
+        message: What asks for it.
+        program: What it runs.
+        arrays: Its arguments and batches.
+    """
+
+    def __init__(self, message: Message, program: _Program, arrays: list[Any]):
+        self.message = message
+        self.program = program
+        self.arrays = arrays
+        #: For every table, the rows that it touches, in order.
+        self.touched: list[np.ndarray] = []
+        #: For every lookup, the places of its rows among these.
+        self.places: list[Any] = []
+        self.dense: list[Any] = []
+        self.rows: list[np.ndarray] = []
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it wants to see of the variables."""
+        program = self.program
+        tables = zip(program.tables, self.touched, strict=True)
+        return Wanted(
+            [] if self.dense else program.pulled, [(shards, ids) for (shards, _, _), ids in tables]
+        )
+
+    def look_up(self, dense: list[Any]) -> None:
+        """Finds the rows that it looks up.
+
+        Args:
+            dense: The variables that it sees whole, if the rows depend on them.
+        """
+        program = self.program
+        if program.lookups is None:
+            return
+        self.dense = dense
+        found = iter([np.asarray(array) for array in program.lookups(self.arrays, dense)])
+        for shards, _, shapes in program.tables:
+            unique, where = _unique([next(found) for _ in shapes], shards[-1].stop)
+            self.touched.append(unique)
+            self.places += [operand(place) for place in where]
+
+    def take(self, found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
+        """Takes what it wanted to see."""
+        dense, looked_up = found
+        self.dense = self.dense or [operand(array) for array in dense]
+        for (_, count, _), held in zip(self.program.tables, looked_up, strict=True):
+            padded = np.zeros((count, *held.shape[1:]), held.dtype)
+            padded[: len(held)] = held
+            self.rows.append(padded)
+
+
+@dataclasses.dataclass
+class _Streamed:
+    """A batch that has come from the coordinator; see `described`."""
+
+    structure: str
+    leaves: list[np.ndarray]
+
+
+def _unique(indices: Sequence[np.ndarray], rows: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the distinct rows that are looked up, and for each lookup its places among them.
+
+    What is beyond the table is beyond the places, too: the program's lookups know what to do.
+    """
+    flat = np.concatenate([array.reshape(-1) for array in indices]).astype(_INDEX)
+    inside = (flat >= 0) & (flat < rows)
+    ids, where = np.unique(flat[inside], return_inverse=True)
+    places = np.full(flat.shape, len(flat), np.int32)
+    places[inside] = where
+    found = []
+    start = 0
+    for array in indices:
+        found.append(places[start : start + array.size].reshape(array.shape).astype(array.dtype))
+        start += array.size
+    return ids, found
+
+
+def _shards(described_shards: Sequence[Sequence[Any]]) -> list[Shard]:
+    return [Shard(*shard) for shard in described_shards]
+
+
+def _loaded(data: np.ndarray) -> Any:
+    return jax.jit(export.deserialize(bytearray(data.tobytes())).call)

@@ -1,0 +1,307 @@
+"""Workers, servers and coordinators in processes of their own, which are killed and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import unison
+from subprocess_program import SOURCE
+from unison.cli import main
+from unison.errors import UnavailableError
+from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers import SimpleClusterResolver
+
+KEY = "cd" * 32
+SECONDS = 60
+
+
+def free_addresses(count):
+    with contextlib.ExitStack() as sockets:
+        made = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in made]
+
+
+class Cluster:
+    """Workers and servers as processes, which are killed at the end."""
+
+    def __init__(self, workers, servers, **environment):
+        addresses = free_addresses(workers + servers)
+        self.spec = ClusterSpec({"worker": addresses[:workers], "ps": addresses[workers:]})
+        self._environment = environment
+        self.processes = {}
+        for job, count in (("worker", workers), ("ps", servers)):
+            for index in range(count):
+                self.start(job, index)
+
+    def environment(self, job, index):
+        config = {"cluster": self.spec.as_dict(), "task": {"type": job, "index": index}}
+        return {
+            **os.environ,
+            "TF_CONFIG": json.dumps(config),
+            "UNISON_KEY": KEY,
+            "JAX_PLATFORMS": "cpu",
+            "NPROC": "1",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", str(SOURCE)),
+            **self._environment,
+        }
+
+    def start(self, job, index):
+        self.processes[job, index] = subprocess.Popen(
+            [sys.executable, "-m", "unison.parameter_server"],
+            env=self.environment(job, index),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def send(self, number, job, index):
+        self.processes[job, index].send_signal(number)
+
+    def kill(self, job, index):
+        self.send(signal.SIGKILL, job, index)
+        self.processes[job, index].wait(SECONDS)
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait(SECONDS)
+            process.stderr.close()
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("UNISON_KEY", KEY)
+
+
+@pytest.fixture
+def start():
+    with contextlib.ExitStack() as ending:
+
+        def started(workers, servers, **environment):
+            cluster = Cluster(workers, servers, **environment)
+            ending.callback(cluster.close)
+            strategy = ParameterServerStrategy(
+                SimpleClusterResolver(cluster.spec), timeout_seconds=SECONDS
+            )
+            coordinator = ClusterCoordinator(strategy)
+            ending.callback(coordinator.end)
+            return cluster, strategy, coordinator
+
+        yield started
+
+
+def counters(strategy):
+    """Two variables on two servers, and a function that adds to both."""
+    with strategy.scope():
+        first = unison.Variable(np.zeros(1000, np.float32))
+        second = unison.Variable(np.zeros(1000, np.float32))
+    assert first.cell.shards[0].server != second.cell.shards[0].server
+
+    def add(x):
+        first.assign_add(x * jnp.ones(1000))
+        second.assign_add(x * jnp.ones(1000))
+        return x
+
+    return first, second, add
+
+
+def until(condition, what):
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def test_calls_of_killed_workers_count_once(start):
+    cluster, strategy, coordinator = start(2, 2)
+    first, second, add = counters(strategy)
+    values = []
+    for kill in range(2):
+        values += [coordinator.schedule(add, args=(1.0,)) for _ in range(150)]
+        until(lambda value=values[150 * kill + 40]: value.is_ready, "calls are run")
+        cluster.kill("worker", kill % 2)
+        cluster.start("worker", kill % 2)
+    coordinator.join()
+    assert np.all(first.numpy() == 300)
+    assert np.all(second.numpy() == 300)
+    assert all(float(value.fetch()) == 1.0 for value in values)
+    # The last one is used again: alone, it does all there is to do.
+    until(lambda: not coordinator._workers[1].is_lost, "worker 1 comes back")
+    cluster.kill("worker", 0)
+    coordinator.schedule(add, args=(2.0,))
+    coordinator.join()
+    assert np.all(first.numpy() == 302)
+
+
+def test_a_stopped_worker_is_given_up_and_its_late_push_does_not_count(start):
+    cluster, strategy, coordinator = start(2, 2)
+    first, second, add = counters(strategy)
+    for _ in range(20):
+        coordinator.schedule(add, args=(1.0,))
+    coordinator.join()
+    strategy.timeout_seconds = 3
+    values = [coordinator.schedule(add, args=(1.0,)) for _ in range(200)]
+    until(lambda: values[30].is_ready, "calls are run")
+    cluster.send(signal.SIGSTOP, "worker", 0)
+    coordinator.join()
+    cluster.send(signal.SIGCONT, "worker", 0)
+    for _ in range(20):
+        coordinator.schedule(add, args=(1.0,))
+    coordinator.join()
+    assert np.all(first.numpy() == 240)
+    assert np.all(second.numpy() == 240)
+
+
+def test_a_killed_server_ends_the_job_with_an_error_that_names_it(start):
+    cluster, strategy, coordinator = start(1, 2)
+    _, _, add = counters(strategy)
+    coordinator.schedule(add, args=(1.0,))
+    coordinator.join()
+    cluster.kill("ps", 1)
+    value = coordinator.schedule(add, args=(1.0,))
+    with pytest.raises(UnavailableError, match=r"Parameter server 1 .* is lost"):
+        coordinator.join()
+    with pytest.raises(UnavailableError):
+        value.fetch()
+
+
+def test_a_killed_server_comes_back_from_its_snapshot(start, tmp_path, caplog):
+    cluster, strategy, coordinator = start(
+        2, 2, UNISON_PS_CHECKPOINTS=str(tmp_path), UNISON_PS_CHECKPOINT_SECONDS="0.2"
+    )
+    first, second, add = counters(strategy)
+    for _ in range(50):
+        coordinator.schedule(add, args=(1.0,))
+    coordinator.join()
+    time.sleep(1)  # a snapshot is written
+    lost, kept = (first, second) if first.cell.shards[0].server == 1 else (second, first)
+    cluster.kill("ps", 1)
+    cluster.start("ps", 1)
+    for _ in range(50):
+        coordinator.schedule(add, args=(1.0,))
+    coordinator.join()
+    assert np.all(kept.numpy() == 100)
+    assert np.all(lost.numpy() == 100)  # nothing came after the snapshot
+    assert "is back, as it was after 50 updates" in caplog.text
+    assert "at most 0 are lost" in caplog.text
+
+
+COORDINATOR = """
+import time, unison
+from unison.parameter_server import *
+strategy = ParameterServerStrategy()
+coordinator = ClusterCoordinator(strategy)
+with strategy.scope():
+    total = unison.Variable(0.0)
+coordinator.schedule(lambda: total.assign_add(1.0))
+coordinator.join()
+print("ready", flush=True)
+time.sleep(100)
+"""
+
+
+def test_workers_and_servers_end_with_a_killed_coordinator():
+    cluster = Cluster(1, 1)
+    coordinator = subprocess.Popen(
+        [sys.executable, "-c", COORDINATOR],
+        env=cluster.environment("chief", 0),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert coordinator.stdout.readline() == "ready\n"
+        coordinator.kill()
+        for process in cluster.processes.values():
+            assert process.wait(SECONDS) == 75
+            assert "The coordinator has gone" in process.stderr.read()
+    finally:
+        coordinator.kill()
+        coordinator.wait(SECONDS)
+        coordinator.stdout.close()
+        cluster.close()
+
+
+PROGRAM = """
+import sys
+import jax.numpy as jnp
+import unison
+from beside import batches
+from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy
+
+strategy = ParameterServerStrategy()
+coordinator = ClusterCoordinator(strategy)
+with strategy.scope():
+    total = unison.Variable(0.0)
+iterator = iter(coordinator.create_per_worker_dataset(batches))
+
+
+def step(own):
+    strategy.run(lambda x: total.assign_add(x.sum()), args=(next(own),))
+
+
+for _ in range(20):
+    coordinator.schedule(step, args=(iterator,))
+coordinator.join()
+print("total", float(total))
+if len(sys.argv) > 1:
+    raise SystemExit(int(sys.argv[1]))
+"""
+
+
+COMMAND = [sys.executable, "-c", "from unison.cli import main; raise SystemExit(main())"]
+
+
+def run(folder, *arguments):
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "beside.py").write_text(
+        "import numpy as np\n\ndef batches():\n    while True:\n        yield np.ones(3, 'f4')\n"
+    )
+    return subprocess.run(
+        [*COMMAND, "run", "--workers=2", "--ps=2", str(folder / "program.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(SOURCE))},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def test_unison_run_starts_workers_and_servers(tmp_path):
+    finished = run(tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "[chief] total 60.0" in finished.stdout
+
+
+def test_unison_run_ends_as_its_program(tmp_path):
+    finished = run(tmp_path, "3")
+    assert finished.returncode == 3
+    assert "exit code 3" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ps", "0"], "at least 1 for --ps"),
+        (["--ps-checkpoints", "folder"], "give --ps"),
+        (["--ps", "1", "--min-workers", "1"], "--min-workers"),
+        (["--ps", "1", "--env", "slurm"], "no recipe for parameter servers"),
+    ],
+)
+def test_options_that_mean_nothing_together_are_refused(options, said, tmp_path, capsys):
+    (tmp_path / "program.py").touch()
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["run", *options, str(tmp_path / "program.py")]))
+    assert ended.value.code != 0
+    assert said in capsys.readouterr().err

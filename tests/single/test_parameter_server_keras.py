@@ -1,0 +1,157 @@
+"""Keras models whose variables are on parameter servers."""
+
+import keras
+import numpy as np
+import pytest
+
+import unison
+import unison.tf as tf
+from parameter_server_threads import clusters
+from unison.data import Dataset
+from unison.parameter_server import FixedShardsPartitioner
+
+
+@pytest.fixture(autouse=True)
+def own_key(monkeypatch):
+    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
+
+
+@pytest.fixture
+def started():
+    with clusters() as start:
+        yield start
+
+
+def examples(count=64):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 4)).astype("float32")
+    return x, (x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32"))
+
+
+def compiled(optimizer="sgd", **options):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    model.compile(optimizer, loss="mse", metrics=["mae"], **options)
+    return model
+
+
+def test_fit_with_one_worker_equals_fit_on_one_device(started):
+    x, y = examples()
+    dataset = Dataset.from_tensor_slices((x, y)).batch(16).repeat()
+    with unison.OneDeviceStrategy("CPU:0").scope():
+        model = compiled("adam")
+    expected = model.fit(dataset, epochs=3, steps_per_epoch=4, verbose=0).history
+    strategy, _ = started(servers=2)
+    with strategy.scope():
+        model_on_servers = compiled("adam")
+    history = model_on_servers.fit(dataset, epochs=3, steps_per_epoch=4, verbose=0).history
+    assert history.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5)
+    for own, other in zip(model_on_servers.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model_on_servers.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        model_on_servers.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_several_workers_train_with_callbacks_and_validation(started, tmp_path):
+    x, y = examples()
+    strategy, coordinator = started(workers=2, partitioner=FixedShardsPartitioner(2), servers=2)
+    with strategy.scope():
+        model = compiled(keras.optimizers.SGD(0.05), steps_per_execution=5)
+    before, _ = model.evaluate(x, y, verbose=0)
+    epochs = []
+    history = model.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=4,
+        steps_per_epoch=20,
+        validation_data=(x, y),
+        verbose=0,
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(tmp_path / "model.keras"),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(logs)),
+        ],
+    ).history
+    assert [set(logs) for logs in epochs] == [{"loss", "mae", "val_loss", "val_mae"}] * 4
+    assert history["val_loss"][-1] < 0.2 * before
+    assert int(model.optimizer.iterations) == 80
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(
+        loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-4, atol=1e-5
+    )
+    assert coordinator.trace_count == 1
+
+
+def test_a_dataset_creator_trains_and_evaluates_on_the_workers(started):
+    x, y = examples()
+    strategy, _ = started(workers=2)
+
+    def make(context):
+        batch_size = context.get_per_replica_batch_size(16)
+        return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch_size)
+
+    creator = tf.keras.utils.experimental.DatasetCreator(make)
+    with strategy.scope():
+        model = compiled()
+    history = model.fit(creator, epochs=2, steps_per_epoch=10, verbose=0)
+    assert history.history["loss"][1] < history.history["loss"][0]
+    on_workers = model.evaluate(creator, steps=8, return_dict=True, verbose=0)
+    assert on_workers.keys() == {"loss", "mae"}
+    with pytest.raises(ValueError, match="needs steps"):
+        model.evaluate(creator)
+
+
+def test_a_step_that_assigns_runs_on_the_workers(started):
+    class Model(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    x, y = examples()
+    strategy, _ = started()
+    with strategy.scope():
+        model = Model()
+        model.compile("sgd", loss="mse")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16).repeat()
+    before = model.evaluate(x, y, verbose=0)
+    model.fit(dataset, epochs=1, steps_per_epoch=30, verbose=0)
+    assert model.evaluate(x, y, verbose=0) < before
+
+
+def test_fit_without_a_number_of_steps_is_refused(started):
+    x, y = examples()
+    strategy, _ = started()
+    with strategy.scope():
+        model = compiled()
+    dataset = Dataset.from_tensor_slices((x, y)).batch(16)
+    with pytest.raises(ValueError, match="needs steps_per_epoch"):
+        model.fit(dataset)
+    with pytest.raises(ValueError, match="validation_split"):
+        model.fit(x, y, validation_split=0.5)
+
+
+def test_layers_list_the_shards_of_their_weights(started):
+    strategy, _ = started(servers=2, partitioner=FixedShardsPartitioner(2))
+    with strategy.scope():
+        layer = keras.layers.Embedding(7, 3)
+        layer.build()
+    assert [tuple(weight.shape) for weight in layer.weights] == [(4, 3), (3, 3)]
+    layer.set_weights([np.ones((4, 3)), np.zeros((3, 3))])
+    np.testing.assert_array_equal(layer.embeddings.numpy().sum(axis=1), [3, 3, 3, 3, 0, 0, 0])
