@@ -142,15 +142,19 @@ class ElasticLoops:
         if factor is None or before == now:
             return
         optimizer = self._model.optimizer
-        if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            raise TypeError(
-                "ElasticOptions.learning_rate multiplies a learning rate that is a number. "
-                f"Received: an optimizer with a {type(optimizer._learning_rate).__name__}. Let the "
-                "schedule depend on strategy.num_replicas_in_sync instead, or leave the one or the "
-                "other out."
-            )
         rate = float(optimizer.learning_rate) * factor(now, at_start) / factor(before, at_start)
         optimizer.learning_rate = rate
+
+    def _require_a_rate(self) -> None:
+        """Raises a TypeError where the learning rate is to be scaled, and is no number."""
+        rate = getattr(self._model.optimizer, "_learning_rate", None)
+        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        if is_schedule and self._group.options.learning_rate is not None:
+            raise TypeError(
+                "elastic.Options.learning_rate multiplies a learning rate that is a number. "
+                f"Received: an optimizer with a {type(rate).__name__}. Let the schedule depend on "
+                "strategy.num_replicas_in_sync instead, or leave the one or the other out."
+            )
 
     # -- what the callback of `fit` says ---------------------------------------------------
 
@@ -159,8 +163,10 @@ class ElasticLoops:
         place = self._place
         if place is None:
             return
+        self._require_a_rate()
         place.others = self._trainer.callbacks_of_fit
         self._fits += 1
+        place.fit = self._fits
         if self._group.is_joining:
             self._group.regroup(self, is_open=True)
         elif self._later is not None and self._later["fit"] == self._fits:
@@ -472,9 +478,14 @@ class _Place:
             data["taken"] = max(data["taken"] - self.undone, 0)
             # The batches that follow are those of the pass.
             data["now"] = None if data["taken"] else data["begun"]
+        epoch, batch = self.epoch, self.batch - self.undone
+        if self.batches is not None and batch and self.batches.has_ended(batch - 1):
+            # Of an epoch without a batch that is left, Keras would make an error.
+            epoch, batch = epoch + 1, 0
+            data = self.batches.state() | {"taken": 0, "looks_ahead": False}
         return {
-            "epoch": self.epoch,
-            "batch": self.batch - self.undone,
+            "epoch": epoch,
+            "batch": batch,
             "data": data,
             "callbacks": states_of(self.others),
             "num_replicas": self.num_replicas,
