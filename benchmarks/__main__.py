@@ -228,9 +228,9 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
 
 
 def _limits(work: Work) -> Limits:
-    if isinstance(work, RecoveryWork):
-        of_job = work.seconds + 30
-        return Limits(start=of_job, round=of_job)
+    if isinstance(work, RecoveryWork):  # whose jobs have a limit, and each waits for all others
+        of_all = sum(entry.takes_part_in(work) for entry in ENTRIES) * (work.seconds + 30)
+        return Limits(start=of_all, round=of_all)
     return Limits()
 
 

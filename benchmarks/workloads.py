@@ -426,9 +426,7 @@ def checkpoint_workloads(folder: str, quick: bool) -> list[Work]:
     return [CheckpointWork(size, folder) for size in ((1,) if quick else _MEGABYTES_SAVED)]
 
 
-def recovery_workloads(
-    models: Iterable[str], batches: Iterable[int], quick: bool
-) -> list[Work]:
+def recovery_workloads(models: Iterable[str], batches: Iterable[int], quick: bool) -> list[Work]:
     """A loss, and what it costs to be prepared for one."""
     works: list[Work] = [RecoveryWork(2 if quick else 3, 0.0 if quick else _SECONDS_BEFORE_LOSS)]
     return works + [

@@ -35,7 +35,7 @@ class Loop:
     def __init__(self, tf: Any, strategy: Any, work: TrainingWork):
         with strategy.scope():
             self.model = model_of(work)
-            adam = optimizer()
+            self.optimizer = adam = optimizer()
             adam.build(self.model.trainable_variables)
 
         def step(images: Any, labels: Any) -> Any:

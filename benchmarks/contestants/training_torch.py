@@ -28,7 +28,7 @@ def fused(work: TrainingWork) -> Contestant:
 def _training(work: TrainingWork, gradient_as_bucket_view: bool, fused: bool) -> Contestant:
     torch.set_num_threads(1)
     own = cluster.from_environment()
-    model: nn.Module = _model(work)
+    model: nn.Module = model_of(work)
     if own.size > 1:
         join(own)
         model = nn.parallel.DistributedDataParallel(
@@ -60,7 +60,8 @@ def join(own: cluster.Cluster) -> None:
     torch.distributed.init_process_group("gloo", rank=own.rank, world_size=own.size)
 
 
-def _model(work: TrainingWork) -> nn.Sequential:
+def model_of(work: TrainingWork) -> nn.Sequential:
+    """Returns the model, with the parameters that all begin with."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(WIDTHS[work.model]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]

@@ -15,7 +15,7 @@ from benchmarks.protocol import Contestant
 from benchmarks.workloads import TrainingWork
 from unison import tf
 
-_VERSIONS = {
+VERSIONS = {
     "jax": jax.__version__,
     "keras": keras.__version__,
     "unison": unison.__version__,
@@ -25,18 +25,14 @@ _VERSIONS = {
 def custom_loop(work: TrainingWork) -> Contestant:
     strategy = unison.MultiWorkerMirroredStrategy()
     loop = Loop(tf, strategy, work)
-    [rank] = strategy.placement.local_replicas
-    batches = [
-        tuple(_on_device(strategy, part) for part in batch)
-        for batch in training_examples.batches_of(work, rank)
-    ]
+    batches = batches_on_device(strategy, work)
 
     def train() -> None:
         for images, labels in batches:
             loss = loop.step(images, labels)
         jax.block_until_ready(strategy.experimental_local_results(loss))
 
-    return Training(work, train, loop.parameters, _VERSIONS)
+    return Training(work, train, loop.parameters, VERSIONS)
 
 
 def fit(work: TrainingWork) -> Contestant:
@@ -53,7 +49,16 @@ def fit(work: TrainingWork) -> Contestant:
     def parameters() -> list[Any]:
         return [variable.numpy() for variable in model.trainable_variables]
 
-    return Training(work, train, parameters, _VERSIONS)
+    return Training(work, train, parameters, VERSIONS)
+
+
+def batches_on_device(strategy: unison.Strategy, work: TrainingWork) -> list[tuple[Any, ...]]:
+    """Returns this process's part of every batch, as distributed values."""
+    [rank] = strategy.placement.local_replicas
+    return [
+        tuple(_on_device(strategy, part) for part in batch)
+        for batch in training_examples.batches_of(work, rank)
+    ]
 
 
 def _on_device(strategy: unison.Strategy, part: Any) -> Any:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from unison.errors import InvalidArgumentError
 from unison.runtime.elastic import faults as injection
@@ -235,19 +235,19 @@ class _Job:
             env={**os.environ, **environment, HISTORY_VARIABLE: str(self._place / "history")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,  # apart: in one pipe, the lines of both could be mixed
             text=True,
             errors="replace",
             start_new_session=True,
         )
         self._commands.append(process)
-        reader = threading.Thread(target=self._read, args=(process, worker), daemon=True)
-        reader.start()
-        self._readers.append(reader)
+        for output in (process.stdout, process.stderr):
+            reader = threading.Thread(target=self._read, args=(output, worker), daemon=True)
+            reader.start()
+            self._readers.append(reader)
 
-    def _read(self, process: subprocess.Popen[str], worker: int | None) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
+    def _read(self, output: IO[str], worker: int | None) -> None:
+        for line in output:
             told = _LINE.fullmatch(line.rstrip("\n"))
             if told is None:
                 self._lines.append((None, line.rstrip("\n")))
