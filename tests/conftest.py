@@ -19,3 +19,7 @@ os.environ.setdefault(
     " --xla_cpu_use_fusion_emitters=false"
     " --xla_cpu_parallel_codegen_split_count=1",
 )
+
+#: Programs that tests run: importing them starts a training, or does without the package's own
+#: imports.
+collect_ignore = ["integration/elastic_program.py", "integration/elastic_worker.py"]

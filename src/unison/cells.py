@@ -328,7 +328,7 @@ class Cell:
         with LAUNCH_LOCK:
             array = self.stored()
             if self.layout is Layout.LOCAL:
-                return _copies(array)
+                return _copies(array, self.placement.cores_per_replica)
             return [np.array(self.combine(array)) for _ in self.placement.local_devices]
 
     def require_common_value(self) -> None:
@@ -489,9 +489,9 @@ def has_cell(value: Any) -> bool:
     return isinstance(getattr(value, "cell", None), Cell)
 
 
-def _copies(stored: jax.Array) -> list[np.ndarray]:
+def _copies(stored: jax.Array, cores_per_replica: int) -> list[np.ndarray]:
     # By NumPy: a variable may be read while somebody else's function is traced.
-    return [np.array(shard)[0] for shard in shards_in_order(stored)]
+    return [np.array(shard)[0] for shard in shards_in_order(stored, cores_per_replica)]
 
 
 def _accumulator(dtype: Any) -> Any:

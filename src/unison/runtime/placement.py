@@ -264,7 +264,7 @@ class Placement:
         """Returns the values of this process's replicas, each on its device, of an array placed by
         `spread`.
         """
-        return tuple(shard[0] for shard in shards_in_order(stacked))
+        return tuple(shard[0] for shard in shards_in_order(stacked, self.cores_per_replica))
 
     def whole(self, divided: jax.Array) -> np.ndarray:
         """Returns all slices, or rows, of an array placed by `spread` or `divide`.
@@ -419,15 +419,17 @@ def memory_of(device: jax.Device) -> SingleDeviceSharding:
     return SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
 
 
-def shards_in_order(array: jax.Array) -> list[jax.Array]:
-    """Returns the local single-device pieces of `array`, ordered by their leading index."""
+def shards_in_order(array: jax.Array, cores_per_replica: int = 1) -> list[jax.Array]:
+    """Returns the local single-device pieces of `array`, ordered by their leading index.
+
+    Of the equal pieces on the cores of a replica, there is one.
+    """
 
     def start(shard: Any) -> int:
         return shard.index[0].start or 0 if shard.index else 0
 
-    # Of the equal pieces on the cores of a replica, one is enough.
-    pieces = {start(shard): shard.data for shard in reversed(array.addressable_shards)}
-    return [pieces[place] for place in sorted(pieces)]
+    pieces = sorted(array.addressable_shards, key=start)  # of an empty array, all start at 0
+    return [piece.data for piece in pieces[::cores_per_replica]]
 
 
 @contextlib.contextmanager
