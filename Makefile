@@ -30,7 +30,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m soak tests/soak
+	$(BIN)/python -m pytest -m soak tests
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

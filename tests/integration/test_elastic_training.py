@@ -62,6 +62,7 @@ def test_workers_that_are_killed_come_back_and_take_part():
     assert outcome.exit_codes[1] == ["SIGKILL", "exit code 0"]
 
 
+@pytest.mark.soak  # its restarts take minutes where cores are few
 def test_workers_are_killed_when_they_start_and_when_they_compile():
     faults = [
         Fault("kill", 0, phase="start", occurrence=2),

@@ -58,6 +58,7 @@ def test_fit_with_one_worker_equals_fit_on_one_device(started):
     )
 
 
+@pytest.mark.soak  # workers that are threads of one process wait long for each other on few cores
 def test_several_workers_train_with_callbacks_and_validation(started, tmp_path):
     x, y = examples()
     strategy, coordinator = started(workers=2, partitioner=FixedShardsPartitioner(2), servers=2)
