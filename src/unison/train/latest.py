@@ -9,6 +9,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
+import jax
+
 from unison.errors import DataLossError, NotFoundError, OpError
 from unison.runtime import process_group
 from unison.runtime.process_group import all_gather_json
@@ -71,6 +73,8 @@ def agreed_checkpoint(latest: str | None) -> str | None:
         DataLossError: Some see checkpoints, and there is none that all of them see.
         DeadlineExceededError: A process did not come.
     """
+    if not (jax.distributed.is_initialized() or process_group.is_elastic()):
+        return latest  # without starting JAX
     if process_group.count() == 1:
         return latest
     name = None if latest is None else os.path.basename(latest)
