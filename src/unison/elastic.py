@@ -7,8 +7,6 @@ again, where the state was committed last, whenever the group of workers has cha
 from __future__ import annotations
 
 import functools
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -19,8 +17,8 @@ from unison.cells import Cell, live_cells
 from unison.data import DistributedDataset, DistributedIterator
 from unison.runtime.elastic import ElasticOptions as Options
 from unison.runtime.elastic import GroupChanged, elastic_group
-from unison.train.archive import SUFFIX
 from unison.train.checkpoint import Checkpoint
+from unison.train.handover import packed, unpack
 
 __all__ = ["GroupChanged", "Options", "State", "run"]
 
@@ -190,17 +188,10 @@ class State:
         return True
 
     def pack(self) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="unison-") as folder:
-            path = self._checkpoint.write(os.path.join(folder, "state"))
-            with open(path + SUFFIX, "rb") as file:
-                return file.read()
+        return packed(self._checkpoint)
 
-    def unpack(self, packed: bytes) -> None:
-        with tempfile.TemporaryDirectory(prefix="unison-") as folder:
-            path = os.path.join(folder, "state")
-            with open(path + SUFFIX, "wb") as file:
-                file.write(packed)
-            self._checkpoint.read(path).expect_partial()
+    def unpack(self, held: bytes) -> None:
+        unpack(self._checkpoint, held)
         self._keep(counts=False)
 
     # -- what is kept ----------------------------------------------------------------------

@@ -13,8 +13,6 @@ import concurrent.futures
 import contextlib
 import functools
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,8 +27,8 @@ from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
 from unison.runtime.elastic import ElasticGroup, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
-from unison.train.archive import SUFFIX
 from unison.train.checkpoint import Checkpoint
+from unison.train.handover import packed, unpack
 from unison.train.keras_backup import Batches, forget_backups
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.rebatching import Rebatched
@@ -41,10 +39,6 @@ _SETTLED_AFTER = 40
 
 #: Compiles what may be needed.
 _compiling = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="unison-compile")
-
-#: Where a state is written and read that goes to another worker: in memory, where there is such a
-#: place.
-_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @functools.cache
@@ -214,17 +208,10 @@ class ElasticLoops:
         return self._place is not None
 
     def pack(self) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="unison-", dir=_FOLDER) as folder:
-            path = self._checkpoint().write(os.path.join(folder, "state"))
-            with open(path + SUFFIX, "rb") as file:
-                return file.read()
+        return packed(self._checkpoint())
 
-    def unpack(self, packed: bytes) -> None:
-        with tempfile.TemporaryDirectory(prefix="unison-", dir=_FOLDER) as folder:
-            path = os.path.join(folder, "state")
-            with open(path + SUFFIX, "wb") as file:
-                file.write(packed)
-            self._checkpoint().read(path).expect_partial()
+    def unpack(self, held: bytes) -> None:
+        unpack(self._checkpoint(), held)
         if self._place is not None:
             give_states(self._place.others, self._place.callbacks)
 

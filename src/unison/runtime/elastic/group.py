@@ -76,7 +76,7 @@ class SharedState(Protocol):
         """Returns the state, for `unpack` on another worker."""
         ...
 
-    def unpack(self, packed: bytes) -> None:
+    def unpack(self, held: bytes) -> None:
         """Takes over the state of another worker."""
         ...
 
@@ -87,12 +87,10 @@ class Regrouped(NamedTuple):
     Attributes:
         place: Its place among the members; the first one has been in the group before.
         has_taken_over: Whether it got its state from another worker.
-        seconds: How long it took.
     """
 
     place: int
     has_taken_over: bool
-    seconds: float
 
 
 class ElasticGroup:
@@ -412,9 +410,8 @@ class ElasticGroup:
             self.tell("view", members=ids, member=ids[view.own], has_taken_over=has_taken_over)
             self.is_joining = False
             logger.debug("View %d with steps %s", view.number, view.steps)
-            seconds = time.monotonic() - begin
-            self._say(view, seconds)
-            return Regrouped(view.own, has_taken_over, seconds)
+            self._say(view, time.monotonic() - begin)
+            return Regrouped(view.own, has_taken_over)
 
     def regroup_alone(self) -> None:
         """Enters the next group, where there is no state that others could need."""
