@@ -22,6 +22,7 @@ from unison.parameter_server import (
     read_rows,
     shards_of,
 )
+from unison.parameter_server.store import ServerLostError
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
 
@@ -462,6 +463,20 @@ def test_a_push_that_comes_again_is_not_applied_again(started):
     after = total.numpy()
     assert np.all(after == after[0])
     assert after[0] <= 2
+
+
+def test_an_answer_beside_that_of_a_lost_server_is_not_taken_for_the_next_one(started):
+    strategy, _ = started(servers=2)
+    store = strategy.store
+    with strategy.scope():
+        variable = unison.Variable(np.ones(3, np.float32))
+    (shard,) = variable.cell.shards
+    lost = 1 - shard.server
+    store._connections[lost].close()
+    status = ("status", (), {})
+    with pytest.raises(ServerLostError, match=f"Parameter server {lost}"):
+        store.ask({shard.server: status, lost: status})
+    np.testing.assert_array_equal(variable.numpy(), np.ones(3))
 
 
 def test_variables_on_servers_are_saved_and_restored(started, tmp_path):

@@ -194,26 +194,31 @@ class Store:
             RuntimeError: One of them answers with an error.
         """
         answers = {}
+        lost: list[ServerLostError] = []
         with self._lock:
+            asked = []
             for server, (kind, arrays, fields) in requests.items():
-                with self._naming(server):
+                with self._noting(server, lost):
                     self._connections[server].send(kind, arrays, **fields)
-            for server in requests:
-                with self._naming(server):
+                    asked.append(server)
+            # All are heard, also if one is lost: an answer left behind would be the next one's.
+            for server in asked:
+                with self._noting(server, lost):
                     answers[server] = self._connections[server].receive()
+        if lost:
+            raise lost[0]
         for server, answer in answers.items():
             if answer.kind == "error":
                 raise RuntimeError(f"Parameter server {server}: {answer['text']}")
         return answers
 
     @contextlib.contextmanager
-    def _naming(self, server: int) -> Any:
+    def _noting(self, server: int, lost: list[ServerLostError]) -> Any:
+        """Adds a server that is lost meanwhile to `lost`."""
         try:
             yield
-        except ServerLostError:
-            raise
         except UnavailableError as error:
-            raise ServerLostError(server, self.addresses[server], error) from error
+            lost.append(ServerLostError(server, self.addresses[server], error))
 
     def ask_all(self, kind: str, **fields: Any) -> dict[int, Message]:
         """Asks all servers the same."""
