@@ -125,7 +125,7 @@ def test_a_stopped_worker_is_named_when_the_limit_has_passed(program, victim):
 
 
 def test_a_stuck_worker_is_named_and_ended():
-    culprit, survivor = run("one_loops", timeout=5.0)
+    culprit, survivor = run("one_loops", timeout=8.0)
     assert re.match(
         rf"DeadlineExceededError: {name_of(0)} has kept {name_of(1)} waiting for \d+ s in "
         r"operation \d+ .*\. Its last word: operation \d+ \(run of train_step\), for",
@@ -133,6 +133,9 @@ def test_a_stuck_worker_is_named_and_ended():
     ), survivor.output
     assert culprit.exit_code == LOST_ANOTHER_EXIT_CODE
     assert "The others have given up on this worker" in culprit.output
+    # Before, the survivor has asked where it is.
+    assert "has kept the others waiting for" in survivor.output
+    assert re.search(r"line \d+, in looping", survivor.output), survivor.output
 
 
 def test_a_worker_that_exits_early_is_named_at_once():

@@ -22,7 +22,8 @@ from unison.runtime import liveness, process_group
 from unison.runtime.liveness.relay import Relay
 from unison.runtime.liveness.sockets import listening, shut_down
 from unison.runtime.liveness.star import Star
-from unison.runtime.liveness.verdict import Finding, Operation, Watch
+from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
+from unison.runtime.liveness.verdict import Finding, Late, Operation, Watch
 
 NAMES = ["worker 0 (a:1)", "worker 1 (b:1)", "worker 2 (c:1)"]
 STEP = Operation("run of step", "takes float32[2]")
@@ -99,6 +100,48 @@ def test_one_that_comes_on_slowly_is_not_stuck():
         for worker in (1, 2):
             watched.hear(worker, beat(second // 8), float(second))
         assert watched.look(50, "", float(second)) is None
+
+
+def looked(stragglers, until, late, is_first=True, pace=1.0):
+    """Looks once a second, at workers that are late since second 10."""
+    for second in range(until + 1):
+        each = late if second > 10 else []
+        stragglers.look(int(min(second, 10) / pace), each, is_first, float(second))
+
+
+def test_one_that_is_late_is_asked_where_it_is_after_some_times_the_usual():
+    said = []
+    late = [Late(2, 9, 10.0, "operation 9 (run of step)")]
+    looked(Stragglers(NAMES, said.append), 20, late)
+    assert said == []  # an operation takes a second here
+    looked(Stragglers(NAMES, said.append), 16, late, pace=0.1)
+    assert said == [{"is": "where", "worker": 2}]
+    looked(Stragglers(NAMES, said.append), 30, late, is_first=False)
+    assert len(said) == 1  # another one asks
+
+
+def test_one_that_is_late_is_reported_once_with_its_stack(caplog):
+    caplog.set_level("INFO", "unison")
+    stragglers = Stragglers(NAMES, lambda message: None)
+    late = [Late(2, 9, 10.0, "operation 9 (run of step)")]
+    looked(stragglers, 16, late, pace=0.1)
+    stragglers.hear(2, where_the_program_is(), 17.0)
+    stragglers.hear(2, where_the_program_is(), 18.0)
+    stragglers.look(100, late, True, 18.0)
+    (report,) = caplog.messages
+    assert report.startswith(
+        "worker 2 (c:1) has kept the others waiting for 7.0 s (an operation usually takes: 0.1 s). "
+        "Its last word: operation 9 (run of step)."
+    )
+    assert "in test_one_that_is_late_is_reported_once_with_its_stack" in report
+    stragglers.look(101, [], True, 20.0)
+    assert caplog.messages[1:] == ["worker 2 (c:1) goes on after 10.0 s"]
+
+
+def test_one_that_is_late_and_does_not_answer_is_reported_as_stopped(caplog):
+    looked(Stragglers(NAMES, lambda message: None), 20, [Late(1, 9, 10.0, "sleep")], pace=0.1)
+    (report,) = caplog.messages
+    assert report.endswith("Its last word: sleep.\nIt does not say where it is: it is stopped.")
 
 
 def test_one_that_says_nothing_is_silent_after_the_limit():

@@ -84,6 +84,23 @@ class Finding:
         return UnavailableError(message=f"{name} {self.about}{here}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Late:
+    """A worker that is behind this one, and does not come on.
+
+    Attributes:
+        worker: Which one.
+        count: How many operations it has begun.
+        since: Since when this one waits, by its own clock.
+        doing: What it does, in words.
+    """
+
+    worker: int
+    count: int
+    since: float
+    doing: str
+
+
 @dataclasses.dataclass
 class _Known:
     """What is known of another worker.
@@ -237,6 +254,22 @@ class Watch:
                 f"{self._last_of(self._known[worker], now)}",
             )
         return None
+
+    def late(self) -> list[Late]:
+        """Returns the workers that were behind this one at the last look."""
+        return [
+            Late(worker, known.count, known.behind_since, known.doing)
+            for worker, known in self._known.items()
+            if known.behind_since is not None and not (known.has_left or known.is_gone)
+        ]
+
+    def is_first_of(self, count: int) -> bool:
+        """Whether no worker with a lower index has begun as many operations."""
+        return all(
+            known.count < count or known.has_left or known.is_gone
+            for worker, known in self._known.items()
+            if worker < self._own
+        )
 
     def compare(self, number: int, own: Operation) -> Finding | None:
         """Compares this worker's operation of a number with what others have said of theirs."""

@@ -27,6 +27,7 @@ import jax
 from unison.errors import OpError
 from unison.runtime.liveness.sockets import Address, shut_down
 from unison.runtime.liveness.star import Star
+from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
 from unison.runtime.liveness.verdict import BEAT, REMEMBERED, Finding, Operation, Watch
 
 #: How a process ends that has to end because another one is lost.
@@ -85,6 +86,7 @@ class Liveness:
         self._limit = limit
         self._star = Star(own, connections)
         self._watch = Watch(names, own, limit, time.monotonic())
+        self._stragglers = Stragglers(names, self._star.say)
         self._latest = _Begun(0, None, time.monotonic())
         #: The latest operations, by number.
         self._operations: dict[int, Operation] = {}
@@ -291,15 +293,27 @@ class Liveness:
             now = time.monotonic()
             for worker, message in heard:
                 self._declare(self._watch.hear(worker, message, now))
+                self._hear_of_stragglers(worker, message or {}, now)
             self._answer()
             # The beats of a thousand workers do not each need a look at all of them.
             if is_due or any(not message or message.get("is") != "beat" for _, message in heard):
                 self._declare(self._watch.look(self._latest.number, self.doing(), now))
+                self._look_for_stragglers(now)
             self._declare(self._watch.compare_latest(self._operations.get))
             with self._changed:
                 self._changed.notify_all()
             if self._failure is not None and now > self._failed_at + _GRACE:
                 self._end_if_stuck()
+
+    def _look_for_stragglers(self, now: float) -> None:
+        count = self._latest.number
+        self._stragglers.look(count, self._watch.late(), self._watch.is_first_of(count), now)
+
+    def _hear_of_stragglers(self, worker: int, message: Mapping[str, Any], now: float) -> None:
+        if message.get("is") == "where" and message["worker"] == self._own:
+            self._star.say({"is": "stack", "stack": where_the_program_is()})
+        elif message.get("is") == "stack":
+            self._stragglers.hear(worker, message["stack"], now)
 
     def _beat(self, now: float) -> None:
         since = self._latest.at if self._waiting_for is None else self._waiting_for[1]
