@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import jax
 
-from unison.runtime import devices, liveness
+from unison.runtime import devices, liveness, logs
 from unison.runtime.addresses import split_address
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster import ClusterSpec
@@ -114,6 +114,7 @@ def join_cluster(
         cluster_detection_method="deactivate",
     )
     _timeout = timeout
+    logs.say_who(f"{task_type} {task_id}")
     watcher = liveness.start(names, place, connections, timeout)
     atexit.register(_leave)
     _tell_of_errors()

@@ -24,6 +24,7 @@ from unison.data import (
     distribute_from_function,
 )
 from unison.program import ProgramCache
+from unison.runtime import logs
 from unison.runtime.elastic import ElasticGroup
 from unison.runtime.placement import Placement
 from unison.runtime.planned import placement_on
@@ -117,6 +118,7 @@ class Strategy:
         cores_per_replica: int = 1,
         group: ElasticGroup | None = None,
     ):
+        logs.show_what_is_asked_for()
         #: The workers whose replicas these are, where they may change while the program runs.
         self.group = group
         if group is None:

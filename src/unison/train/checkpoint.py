@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +39,8 @@ from unison.train.snapshot import Snapshot
 from unison.train.status import CheckpointLoadStatus, InitializationOnlyStatus
 from unison.train.tensor_bundle import TensorBundle
 from unison.variables import Variable
+
+logger = logging.getLogger("unison")
 
 #: Where the folder of a saved model has its variables; it can be restored, too.
 _OF_A_SAVED_MODEL = os.path.join("variables", "variables")
@@ -202,6 +206,7 @@ class Checkpoint(Tracked):
     ) -> str:
         _require_known_values()
         options = options or CheckpointOptions()
+        begun = time.monotonic()
         with self._saving_alone():
             writing = begin_writing(path, path + SUFFIX, cells_of(self._root, self._parts))
             snapshot = Snapshot(self._copies if options.is_async else {})
@@ -221,6 +226,8 @@ class Checkpoint(Tracked):
                     is_writer = writing.finish(write)
                 finally:
                     snapshot.forget()
+                if is_writer:
+                    _log_written(path, arrays, time.monotonic() - begun)
                 if then is not None:
                     then(path, is_writer)
                 for call in options.experimental_write_callbacks or ():
@@ -263,7 +270,9 @@ class Checkpoint(Tracked):
         archive = open_checkpoint(path)
         is_tensorflows = isinstance(archive, TensorBundle)
         parts = parts_as_tensorflow_names(self._parts) if is_tensorflows else self._parts
-        return CheckpointLoadStatus(Restoration(archive, self._root, parts, others))
+        status = CheckpointLoadStatus(Restoration(archive, self._root, parts, others))
+        logger.info("checkpoint %s is restored", path)
+        return status
 
     def restore(
         self, save_path: str | os.PathLike | None, options: Any = None
@@ -290,6 +299,17 @@ class Checkpoint(Tracked):
             return parts_of(owner)
         own = {name: part for name, part in parts_of(self).items() if name != "root"}
         return own if owner is self else parts_of(owner) | own
+
+
+def _log_written(path: str, arrays: dict[str, np.ndarray], seconds: float) -> None:
+    mebibytes = sum(array.nbytes for array in arrays.values()) / 2**20
+    logger.info(
+        "checkpoint %s is written: %d variables, %.1f MiB, %.2f s after it was asked for",
+        path,
+        len(arrays),
+        mebibytes,
+        seconds,
+    )
 
 
 def _wide(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,0 +1,68 @@
+"""`UNISON_LOG`: lets a program show what happens in it.
+
+Everything that the package has to say goes to the logger "unison" of Python's `logging`: warnings;
+at INFO one line for each event that matters (somebody joins, leaves or is late, groups form again,
+checkpoints are written and restored); at DEBUG decisions (what is compiled, what runs step by step,
+how collectives travel). A program may configure that logger as any other. Where it does not, Python
+shows the warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+#: The environment variable that names the level from which on messages are shown.
+VARIABLE = "UNISON_LOG"
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+logger = logging.getLogger("unison")
+
+
+def show_what_is_asked_for() -> None:
+    """Shows the messages of the level that `UNISON_LOG` names, each with time and worker.
+
+    Strategies and servers call it when they are made. Without the variable it does nothing.
+
+    Raises:
+        ValueError: There is no such level.
+    """
+    level = os.environ.get(VARIABLE, "").lower()
+    if not level:
+        return
+    if level not in _LEVELS:
+        raise ValueError(
+            f"{VARIABLE} must be one of {', '.join(_LEVELS)}. Received: {os.environ[VARIABLE]!r}"
+        )
+    logger.setLevel(level.upper())
+    if not any(isinstance(handler, _ToStandardError) for handler in logger.handlers):
+        logger.addHandler(_ToStandardError())
+        logger.propagate = False  # else a program that shows everything would show these twice
+
+
+def say_who(name: str) -> None:
+    """Has the messages of this process begin with its name from now on."""
+    global _name
+    _name = name
+
+
+class _ToStandardError(logging.StreamHandler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Formatter())
+
+
+class _Formatter(logging.Formatter):
+    """The time to a millisecond, the level unless it is INFO, who says it, and what."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        who = f"{_name}: " if _name else ""
+        said = logging.Formatter.format(self, record)
+        return f"{at}.{int(record.msecs):03} unison {who}{level}{said}"
+
+
+_name = ""
