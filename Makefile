@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# What `make bench` measures: one contest or several, as `python -m benchmarks --help` lists them.
+WHAT := fit run memory aggregation data workers all_reduce shares checkpoint recovery weak_scaling
+RESULTS := benchmarks/results
+
 .PHONY: help demo test lint types soak docs bench clean
 
 help:
@@ -11,7 +15,8 @@ help:
 	@echo "make test    install, lint, check types, run the tests and the documentation's examples"
 	@echo "make soak    the long tests that 'make test' leaves out"
 	@echo "make docs    build the documentation into site/"
-	@echo "make bench   measure against hand-written JAX and the peers that are installed"
+	@echo "make bench   install the peers, measure beside them, write $(RESULTS)/RESULTS.md;"
+	@echo "             hours: make bench WHAT=fit ARGS='--rounds 3' measures one contest"
 	@echo "make clean   remove the environment and everything built"
 
 demo: $(VENV)/.installed-demo
@@ -36,7 +41,14 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/python -m benchmarks
+	-$(BIN)/python -m benchmarks.peers .peers
+	@# 1: a contestant has failed, as the page will say.
+	mkdir -p $(RESULTS)
+	for what in $(WHAT); do \
+	  $(BIN)/python -m benchmarks $$what --peers .peers --json $(RESULTS)/$$what.json $(ARGS) \
+	    || [ $$? -eq 1 ] || exit; \
+	done
+	$(BIN)/python -m benchmarks.results $(RESULTS)
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

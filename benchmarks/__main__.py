@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from benchmarks import examples, machine, namespaces, scaling, tables, workloads
+from benchmarks import examples, machine, namespaces, peers, scaling, tables, workloads
 from benchmarks.contestants import ENTRIES, FAMILIES, PEERS, Entry
 from benchmarks.driver import Limits, Result, measure
 from benchmarks.namespaces import THIS_MACHINE, Host, Link
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     of_others = ("fit", "run", "memory", "aggregation", "data", "all_reduce", "shares")
-    contests = (*of_others, "checkpoint", "recovery", *_TRAINING, "all")
+    contests = (*of_others, "checkpoint", "recovery", "parameter_servers", *_TRAINING, "all")
     add("what", nargs="?", choices=contests, default="all")
     add("--model", choices=_models("all"), help="only this model (default: all)")
     add(
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--batch", default="64,256,1024", metavar="N,N", help="global batches (%(default)s)")
     add("--megabits", type=int, metavar="N", help="only links of this rate in `network`")
+    add("--scaling", action="store_true", help="more workers and servers in `parameter_servers`")
     add("--rounds", type=int, metavar="N", help=f"rounds of each contestant ({_ROUNDS})")
     add(
         "--contestants",
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,NAME",
         help="who takes part (%(default)s)",
     )
+    add("--peers", type=pathlib.Path, metavar="FOLDER", help="what `benchmarks.peers` has made")
     add("--tf-python", metavar="PATH", help="an interpreter that has TensorFlow and Keras 3")
     add("--grain-python", metavar="PATH", help="an interpreter that has Grain")
     add("--orbax-python", metavar="PATH", help="an interpreter that has JAX and Orbax")
@@ -134,6 +136,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(f"--model of `{options.what}`: {', '.join(known)}. Received: {options.model}")
     if options.megabits is not None and (options.what != "network" or options.megabits < 1):
         parser.error(f"--megabits: 1 or more, for `network`. Received: {options.megabits}")
+    if options.scaling and options.what != "parameter_servers":
+        parser.error("--scaling: for `parameter_servers`")
     if options.what == "network" and (reason := namespaces.what_is_missing()):
         parser.error(f"`network` needs network namespaces, and {reason}.")
     if options.rounds is not None and options.rounds < 1:
@@ -149,7 +153,10 @@ def _models(what: str) -> tuple[str, ...]:
 
 
 def _peer_python(options: argparse.Namespace, peer: str) -> str | None:
-    return getattr(options, f"{peer}_python")
+    if (named := getattr(options, f"{peer}_python")) or options.peers is None:
+        return named
+    made = peers.python_of(options.peers, peer)
+    return None if made is None else str(made)
 
 
 def _interpreters(options: argparse.Namespace, works: Sequence[Work]) -> dict[str, str]:
@@ -222,6 +229,10 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
         works += workloads.checkpoint_workloads(folder, options.quick)
     if options.what in ("recovery", "all"):
         works += workloads.recovery_workloads(trained, options.batch, options.quick)
+    if options.what == "parameter_servers" and options.scaling:
+        works += workloads.server_scaling_workloads(options.quick)
+    elif options.what in ("parameter_servers", "all"):
+        works += workloads.server_workloads(options.quick)
     if options.what in ("weak_scaling", "all"):
         works += workloads.weak_scaling_workloads(trained, options.quick)
     return works

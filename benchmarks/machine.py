@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 import platform
@@ -30,4 +31,5 @@ def description() -> dict[str, str | int]:
         "cores": cores(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "day": datetime.date.today().isoformat(),
     }

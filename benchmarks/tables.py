@@ -70,8 +70,12 @@ def to_dictionary(results: Iterable[Result], machine: dict[str, Any]) -> dict[st
 
 def _workload(result: Result) -> dict[str, Any]:
     medians = {name: statistics.median(r) for name, r in speed_ratios(result).items()}
+    work = result.work
     return {
-        "work": {**to_json(result.work), "unit": result.work.unit},
+        "name": work.name,
+        "unit": work.unit,
+        "higher_is_better": work.higher_is_better,
+        "work": to_json(work),
         "rounds": {
             name: [dataclasses.asdict(done) for done in rounds]
             for name, rounds in result.rounds.items()

@@ -22,6 +22,8 @@ from benchmark_runs import ROOT, command, run_benchmarks
 def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     import benchmarks.driver
+    import benchmarks.peers
+    import benchmarks.results
     import benchmarks.scaling
     import benchmarks.tables
 
@@ -41,7 +43,7 @@ def worker_processes(driver):
     return found
 
 
-def test_fit_is_measured_beside_a_hand_written_loop(tmp_path):
+def test_fit_is_measured_beside_a_hand_written_loop(benchmarks, tmp_path):
     written = tmp_path / "deep" / "fit.json"
     finished = run_benchmarks(
         "fit",
@@ -62,6 +64,24 @@ def test_fit_is_measured_beside_a_hand_written_loop(tmp_path):
     for rounds in workload["rounds"].values():
         assert all(done["value"] > 0 and done["peak_rss"] > 0 for done in rounds)
         assert rounds[-1]["facts"]["loss"] < 3
+    page, plot = benchmarks.results.write(written.parent)
+    assert plot.read_text().startswith("<?xml")
+    text = page.read_text()
+    assert "## fit" in text
+    assert "![How many times as fast Unison is](fit.svg)" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| hand |")]
+    ratio = workload["unison_times_as_fast_as"]["hand"]
+    assert row.split("|")[4].startswith(f" {ratio:.2f} (")
+
+
+def test_an_environment_of_a_peer_counts_once_all_of_it_is_installed(benchmarks, tmp_path):
+    assert benchmarks.peers.python_of(tmp_path, "grain") is None
+    (tmp_path / "grain").mkdir()
+    stamp = tmp_path / "grain" / "installed-packages.txt"
+    stamp.write_text("grain==0.0.1\n")
+    assert benchmarks.peers.python_of(tmp_path, "grain") is None
+    stamp.write_text("\n".join(benchmarks.peers.PACKAGES["grain"]))
+    assert benchmarks.peers.python_of(tmp_path, "grain") == tmp_path / "grain" / "bin" / "python"
 
 
 def test_run_is_measured_with_one_variable_and_with_twenty(tmp_path):
