@@ -225,3 +225,15 @@ def test_a_block_inside_an_admonition_is_dedented():
 
 def test_a_block_in_another_language_is_not_collected():
     assert blocks_of("```bash\nmake test\n```\n```pycon\n>>> 1\n```\n") == []
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = [
+        message
+        for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+        for message in re.findall(r"`([^`]+)`", row)
+    ]
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    assert len(messages) > 20
+    assert [message for message in messages if message not in source] == []
