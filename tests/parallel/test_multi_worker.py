@@ -128,6 +128,50 @@ def test_all_workers_start_with_the_first_ones_values():
     assert first[0] == [5.0, 5.0, 5.0]
 
 
+def looking():
+    """Small steps, of which the workers look at others, and at another pace."""
+    import time
+
+    import jax
+    import keras
+
+    import unison
+
+    index = jax.process_index
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.002)
+
+    strategy = unison.MultiWorkerMirroredStrategy()
+
+    def batches():
+        for step in range(60):
+            time.sleep(0.01 * index())
+            yield np.full((64, 32), step % 5, np.float32), np.ones((64, 1), np.float32)
+
+    with strategy.scope():
+        layers = [keras.layers.Dense(256, activation="relu"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((32,)), *layers])
+        model.compile("adam", "mse", metrics=["mae"])
+    losses = []
+    for verbose, callbacks in ((2, []), (2 * (1 - index()), []), (0, [Looks()] * index())):
+        history = model.fit(
+            unison.data.Dataset.from_generator(batches),
+            epochs=2,
+            verbose=verbose,
+            callbacks=callbacks,
+        )
+        losses += history.history["loss"]
+    return losses
+
+
+def test_workers_may_look_at_different_steps():
+    first, second = launch(looking, 2, timeout=SECONDS, on_line=lambda *line: None)
+    assert first == second
+    assert len(first) == 6
+
+
 def diverging(is_keras):
     """Gives worker 1 another value than worker 0, and runs steps that look."""
     import jax

@@ -36,6 +36,11 @@ class StepLogs(dict):
         self._metric_results = metric_results
         self._computed = False
 
+    @property
+    def step_is_waiting(self) -> bool:
+        """Whether looking at the logs would make steps run that wait for others."""
+        return not self._computed and self._step.is_waiting
+
     def _compute(self) -> None:
         if self._computed:
             return

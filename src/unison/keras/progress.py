@@ -108,6 +108,8 @@ class ReplicaProgbar(keras.callbacks.ProgbarLogger):
     def __init__(self, trainer: ReplicaTrainer):
         super().__init__()
         self._trainer = trainer
+        placement = trainer.strategy.placement
+        self._has_several_workers = placement.spans_processes or placement.is_elastic
         self._begin: tuple[float, int] | None = None
         self._shown = 0.0
         self._rate: float | None = None
@@ -149,6 +151,9 @@ class ReplicaProgbar(keras.callbacks.ProgbarLogger):
         self.seen = batch + 1
         now = time.perf_counter()
         if self._begin is not None and now - self._shown < _INTERVAL:
+            return
+        # Steps that wait run on all workers at once, who do not all look at the same time.
+        if self._has_several_workers and logs.step_is_waiting:
             return
         logs = dict(logs.items())  # waits for the step
         now = self._shown = time.perf_counter()
@@ -208,6 +213,14 @@ class StepCallbacks(keras.callbacks.CallbackList):
         self._train_end = self._overriding("on_train_batch_end", "on_batch_end")
         self._test_begin = self._overriding("on_test_batch_begin")
         self._test_end = self._overriding("on_test_batch_end")
+        self._may_wait = {
+            "train": not (self._train_begin or self._train_end),
+            "test": not (self._test_begin or self._test_end),
+        }
+        if trainer.strategy.placement.spans_processes:
+            # The same steps must run together on all workers, also where one has more callbacks.
+            of_all = all_gather_json(self._may_wait, "Whether callbacks look at every step")
+            self._may_wait = {kind: all(own[kind] for own in of_all) for kind in self._may_wait}
 
     def _configure_async_dispatch(self, callbacks: Any) -> None:
         self._async_train = self._async_test = self._async_predict = False
@@ -226,13 +239,13 @@ class StepCallbacks(keras.callbacks.CallbackList):
         super().on_train_begin(logs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._trainer.steps_may_wait = not (self._train_begin or self._train_end)
+        self._trainer.steps_may_wait = self._may_wait["train"]
         super().on_epoch_begin(epoch, logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
         if not self.params:
             self.set_params({**self._fixed_params, "steps": self._trainer.steps_per_epoch})
-        self._trainer.steps_may_wait = not (self._test_begin or self._test_end)
+        self._trainer.steps_may_wait = self._may_wait["test"]
         super().on_test_begin(logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
