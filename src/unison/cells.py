@@ -18,12 +18,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from unison.runtime.devices import LAUNCH_LOCK
-from unison.runtime.placement import Placement, shards_in_order
+from unison.runtime.placement import (
+    REPLICA_AXIS,
+    WHOLE,
+    Placement,
+    shards_in_order,
+    with_replicas_at,
+)
 from unison.runtime.precision import array_type
 
 logger = logging.getLogger("unison")
+
+#: How replicas divide the rows of a value.
+_BY_ROWS = PartitionSpec(REPLICA_AXIS)
 
 _live: weakref.WeakSet[Cell] = weakref.WeakSet()
 _live_lock = threading.Lock()
@@ -86,7 +96,7 @@ class Layout(enum.Enum):
     MIRRORED = "mirrored"
     #: One array with a leading replica axis: the copies differ.
     LOCAL = "local"
-    #: One array whose first axis is divided between the devices: each has its rows only.
+    #: One array, an axis of which is divided between the replicas: each has its part only.
     SHARDED = "sharded"
     #: Mirrored, but a random stream: a replica sees it offset by its index (see `Lift`).
     STREAM = "stream"
@@ -105,6 +115,7 @@ class Cell:
         divergent_aggregation: How copies are combined when read, once replicas have written
             different values to a cell without aggregation. Default: the first copy is read, and
             a warning says so.
+        placed_as: The name by which the placement's rules divide it. Default: its own.
     """
 
     __slots__ = (
@@ -115,8 +126,10 @@ class Cell:
         "_exposed",
         "_is_initialized",
         "aggregation",
+        "division",
         "layout",
         "name",
+        "placed_as",
         "placement",
         "serial_number",
         "synchronization",
@@ -140,8 +153,12 @@ class Cell:
         name: str,
         stream: bool = False,
         divergent_aggregation: VariableAggregation | None = None,
+        placed_as: str | None = None,
     ):
         self.placement = placement
+        self.placed_as = name if placed_as is None else placed_as
+        #: How the devices divide a copy that is mirrored or sharded.
+        self.division = WHOLE
         self.synchronization = synchronization
         self.aggregation = aggregation
         self.name = name
@@ -169,16 +186,35 @@ class Cell:
             aggregation=self.aggregation,
             name=self.name,
             divergent_aggregation=self._divergent_aggregation,
+            placed_as=self.placed_as,
         )
         with LAUNCH_LOCK:
             cell._is_initialized = True
             cell.layout = self.layout
+            cell.division = self.division
             cell._array = self._concrete(jnp.copy(self.stored()))
         return cell
 
     @property
     def is_on_read(self) -> bool:
         return self.synchronization is VariableSynchronization.ON_READ
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a device has only a part of the value."""
+        return self.layout is not Layout.LOCAL and any(self.division)
+
+    @property
+    def divided_axis(self) -> int:
+        """The axis that the replicas divide."""
+        return self.division.index(REPLICA_AXIS)
+
+    def shard_at(self, stage: int, shape: tuple[int, ...]) -> None:
+        """Divides a new cell between the replicas, if they divide what a stage of ZeRO names."""
+        division = self.placement.division_at(stage, self.placed_as, shape)
+        if REPLICA_AXIS in division:
+            self.division = self.placement.division_of(self.placed_as, shape)
+            self.shard(division.index(REPLICA_AXIS))
 
     @property
     def is_alone(self) -> bool:
@@ -198,7 +234,7 @@ class Cell:
         if self.is_on_read or self.aggregation is VariableAggregation.NONE:
             return False
         holds_statistics = self._divergent_aggregation is not None
-        return self.layout is Layout.MIRRORED or (
+        return self.layout in (Layout.MIRRORED, Layout.SHARDED) or (
             self.layout is Layout.LOCAL and not holds_statistics
         )
 
@@ -285,7 +321,7 @@ class Cell:
     def _whole(self) -> jax.Array:
         """Returns the value of copies that are equal, or of their parts."""
         array = self.stored()
-        if self.layout is Layout.SHARDED:
+        if self.is_divided:
             return jnp.asarray(self.placement.whole(array), dtype=array.dtype)
         self._exposed = self.placement.shares_first_copy
         return self.placement.first_copy(array)
@@ -306,7 +342,7 @@ class Cell:
 
     def _combined(self, stored: Callable[[], jax.Array]) -> np.ndarray:
         """Returns the copies as one value; asks for them again where workers are lost meanwhile."""
-        if self.layout is Layout.SHARDED:
+        if self.is_divided:
             return self.placement.whole_of(stored)
         if self.layout is not Layout.LOCAL:
             return np.asarray(stored().addressable_data(0))
@@ -425,9 +461,11 @@ class Cell:
         """Returns copies of `value` in the cell's layout."""
         if self.layout is Layout.LOCAL:
             return self._concrete(self.placement.repeat(value))
-        if self.layout is Layout.SHARDED:
+        if self.layout is Layout.MIRRORED:
+            self.division = self.placement.division_of(self.placed_as, np.shape(value))
+        if self.division == _BY_ROWS:
             return self._concrete(self.placement.divide(jnp.copy(value)))
-        return self._concrete(self.placement.mirror(value))
+        return self._concrete(self.placement.mirror(value, self.division))
 
     def _concrete(self, array: jax.Array) -> jax.Array:
         if isinstance(array, jax.core.Tracer):
@@ -438,12 +476,13 @@ class Cell:
             )
         return array
 
-    def shard(self) -> None:
-        """Divides the rows of a mirrored cell, which must be divisible, between the devices.
+    def shard(self, axis: int = 0) -> None:
+        """Divides an axis of a mirrored cell, which must be divisible, between the replicas.
 
         The one copy of central storage stays whole.
         """
         if self.layout is Layout.MIRRORED and self.placement.home is None:
+            self.division = with_replicas_at(axis, self.division)
             self._change_layout(Layout.SHARDED)
 
     def localize(self) -> None:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
+from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import broadcast, sum_over_replicas
@@ -268,7 +269,7 @@ class Lift:
 
     def _diverges(self, cell: Cell) -> bool:
         """Whether a write that is not combined leaves equal copies different."""
-        if cell.layout is not Layout.MIRRORED or cell.is_alone:
+        if cell.layout not in (Layout.MIRRORED, Layout.SHARDED) or cell.is_alone:
             return False
         if self._writer is _Writer.EACH_COPY:
             return not self._copies_get_equal_values
@@ -337,7 +338,7 @@ def enter_replica(cell: Cell, stored: jax.Array) -> jax.Array:
     if cell.layout is Layout.LOCAL:
         return stored[0]
     if cell.layout is Layout.SHARDED:
-        return lax.all_gather(stored, REPLICA_AXIS, tiled=True)
+        return all_parts(stored, cell.division)
     return stored + _stream_offset(stored) if cell.layout is Layout.STREAM else stored
 
 
@@ -346,14 +347,52 @@ def leave_replica(cell: Cell, value: jax.Array) -> jax.Array:
     if cell.layout is Layout.LOCAL:
         return value[None]
     if cell.layout is Layout.SHARDED:
-        return own_rows(value)
+        return own_part(value, cell.division)
     return value - _stream_offset(value) if cell.layout is Layout.STREAM else value
 
 
-def own_rows(value: jax.Array) -> jax.Array:
-    """Returns this replica's part of `value`, whose rows are divided between the replicas."""
-    rows = value.shape[0] // lax.axis_size(REPLICA_AXIS)
-    return lax.dynamic_slice_in_dim(value, lax.axis_index(REPLICA_AXIS) * rows, rows)
+def own_part(value: jax.Array, division: PartitionSpec) -> jax.Array:
+    """Returns this replica's part of `value`, which the devices divide by `division`."""
+    axis = division.index(REPLICA_AXIS)
+    size = value.shape[axis] // lax.axis_size(REPLICA_AXIS)
+    return lax.dynamic_slice_in_dim(value, lax.axis_index(REPLICA_AXIS) * size, size, axis)
+
+
+def all_parts(part: jax.Array, division: PartitionSpec) -> jax.Array:
+    """Returns the whole of what the devices divide by `division`, from the replicas' parts."""
+    axis = division.index(REPLICA_AXIS)
+
+    def gather(part: jax.Array) -> jax.Array:
+        return lax.all_gather(part, REPLICA_AXIS, axis=axis, tiled=True)
+
+    return _on_each_core(gather, division)(part)
+
+
+def part_of_sum(value: jax.Array, division: PartitionSpec) -> jax.Array:
+    """Returns this replica's part of the sum of `value` over the replicas."""
+    axis = division.index(REPLICA_AXIS)
+
+    def scatter(value: jax.Array) -> jax.Array:
+        return lax.psum_scatter(value, REPLICA_AXIS, scatter_dimension=axis, tiled=True)
+
+    return _on_each_core(scatter, division)(value)
+
+
+def _on_each_core(
+    function: Callable[[jax.Array], jax.Array], division: PartitionSpec
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns `function`, computed by each core of a replica for what it has by `division`.
+
+    XLA would bring the parts of all cores together first: of a collective over the replicas that
+    is no sum, it does not know that the cores can do it each for itself.
+    """
+    of_cores = PartitionSpec(*(None if entry == REPLICA_AXIS else entry for entry in division))
+    axes = {name for entry in of_cores if entry for name in jax.tree.leaves(entry)}
+    if not axes:
+        return function
+    return jax.shard_map(
+        function, in_specs=of_cores, out_specs=of_cores, axis_names=axes, check_vma=False
+    )
 
 
 def _stream_offset(state: jax.Array) -> jax.Array:

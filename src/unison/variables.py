@@ -12,13 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.cells import Cell, VariableAggregation, VariableSynchronization, has_cell
+from unison.cells import (
+    Cell,
+    Layout,
+    VariableAggregation,
+    VariableSynchronization,
+    has_cell,
+)
 from unison.collectives import all_gather, broadcast
 from unison.lifting import current_lift, outside_the_program
 from unison.names import current_name_scope
 from unison.reads import note_read
 from unison.runtime.device_strings import canonical_name
-from unison.runtime.placement import placement_in_scope
+from unison.runtime.placement import WEIGHTS, placement_in_scope
 from unison.runtime.precision import device_dtype
 from unison.runtime.private_jax import constant_value, let_jax_take
 from unison.slices import Index, IndexedSlices, batch_index, nd_index, row_index, updated
@@ -124,6 +130,9 @@ class Variable:
                 aggregation=aggregation,
                 name=name,
             )
+            is_fixed = isinstance(sizes, tuple) and None not in sizes
+            if self.trainable and is_fixed and self._cell.layout is Layout.MIRRORED:
+                self._cell.shard_at(WEIGHTS, self._cell.aval.shape)
         lift = current_lift()
         if lift is not None:
             lift.created.append(self._cell)

@@ -43,12 +43,26 @@ def unpack(buffer: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def all_reduce_packed(
-    tensors: Sequence[jax.Array], axis_name: str = REPLICA_AXIS
+    tensors: Sequence[jax.Array], axis_name: str = REPLICA_AXIS, most_bytes: float = math.inf
 ) -> list[jax.Array]:
-    """Returns the sums over the replicas of `tensors`, with one all-reduce a dtype."""
-    if takes_several_buffers(axis_name):
+    """Returns the sums over the replicas of `tensors`, with one all-reduce a dtype.
+
+    Args:
+        tensors: The tensors.
+        axis_name: The mesh axis of the replicas.
+        most_bytes: What one all-reduce takes, but for a single larger tensor.
+    """
+    if not takes_several_buffers(axis_name):
+        return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name), most_bytes)
+    if most_bytes == math.inf:
         return lax.psum(list(tensors), axis_name)
-    return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name))
+    summed = list(tensors)
+    for indices in share_buffers(tensors, most_bytes):
+        for index, total in zip(
+            indices, lax.psum([tensors[index] for index in indices], axis_name), strict=True
+        ):
+            summed[index] = total
+    return summed
 
 
 def takes_several_buffers(axis_name: str) -> bool:
@@ -56,6 +70,8 @@ def takes_several_buffers(axis_name: str) -> bool:
     if axis_name != REPLICA_AXIS:
         return False
     placement = placement_in_scope()
+    if placement.rules is not None:
+        return True  # in one buffer, every core would need the parts of all the others
     if placement.is_elastic:
         return placement.spans_processes
     return shared_memory_of(placement.devices) is not None

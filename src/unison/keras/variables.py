@@ -8,6 +8,7 @@ saving, `numpy()`) goes on working, and its annotations mean what they mean in T
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,10 +17,17 @@ import jax.numpy as jnp
 import keras
 from keras.src.backend.common import global_state
 
-from unison.cells import Cell, VariableAggregation, VariableSynchronization
+from unison.cells import (
+    Cell,
+    Layout,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from unison.lifting import Lift, current_lift
-from unison.runtime.placement import Placement
+from unison.runtime.placement import OPTIMIZER, WEIGHTS, Placement
 from unison.stepping import needs_python
+
+_thread = threading.local()
 
 
 class ReplicatedVariable(keras.Variable):
@@ -77,7 +85,8 @@ def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cel
     synchronization = VariableSynchronization(variable.synchronization)
     if synchronization is VariableSynchronization.NONE:
         synchronization = VariableSynchronization.AUTO
-    return Cell(
+    reference = getattr(_thread, "reference", None)
+    cell = Cell(
         placement,
         value,
         synchronization=synchronization,
@@ -85,7 +94,21 @@ def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cel
         name=variable.path,
         stream=variable.name == "seed_generator_state",
         divergent_aggregation=_aggregation_of_statistics(variable),
+        placed_as=reference,
     )
+    if cell.layout is Layout.MIRRORED and (reference is not None or variable.trainable):
+        cell.shard_at(WEIGHTS if reference is None else OPTIMIZER, tuple(variable.shape))
+    return cell
+
+
+@contextlib.contextmanager
+def placed_as(reference: keras.Variable) -> Iterator[None]:
+    """Inside, new variables are divided as `reference` is: an optimizer's slots of a weight."""
+    _thread.reference = reference.path
+    try:
+        yield
+    finally:
+        _thread.reference = None
 
 
 def annotate(

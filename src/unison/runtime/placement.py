@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,17 @@ from unison.runtime.shared_memory import shared_memory_of
 
 REPLICA_AXIS = "replica"
 
-#: The prefix of the mesh axes along which the cores of one replica lie.
+#: The prefix of the mesh axes along which the cores of one replica lie, if nobody named them.
 CORE_AXIS = "core"
+
+#: The stages of ZeRO from which the replicas divide an optimizer's state, and the weights.
+OPTIMIZER, WEIGHTS = 1, 3
+
+#: What has fewer elements, replicas do not divide so: to gather it costs more than it takes.
+_SMALLEST_DIVIDED = 2**10
+
+#: How a whole copy lies: on every device.
+WHOLE = PartitionSpec()
 
 
 class StepsInALoop:
@@ -35,6 +45,16 @@ class StepsInALoop:
 Unchanged = Callable[[Sequence[Any], Any], Any] | StepsInALoop
 
 _scope = threading.local()
+
+
+class PartitionRules(Protocol):
+    """Says how the cores of a replica divide variables; see `unison.partitioning`."""
+
+    def division_of(self, name: str, shape: tuple[int, ...]) -> PartitionSpec:
+        """Returns the mesh axes that divide the axes of a variable."""
+
+    def warn_of_unmatched(self) -> None:
+        """Warns, once, of rules that no variable has matched so far."""
 
 
 class Placement:
@@ -53,9 +73,10 @@ class Placement:
     Args:
         replica_devices: One device a replica, without repetition; those of a process together.
         home: Where the one copy of a mirrored value is kept. Default: every device keeps one.
-        cores_per_replica: How many devices compute a replica together. There are that many for
-            each in `replica_devices`, one after the other, all of one process. XLA divides what a
-            replica computes between them as the program says (`lax.with_sharding_constraint`).
+        core_axes: The sizes, by name, of the mesh of devices that compute a replica together.
+            There are that many for each in `replica_devices`, one after the other, all of one
+            process. XLA divides what a replica computes between them as the variables are divided
+            (`division_of`), and as the program says (`lax.with_sharding_constraint`).
     """
 
     #: The class of the variables' cells, where they are kept in a way of their own.
@@ -65,8 +86,10 @@ class Placement:
         self,
         replica_devices: Sequence[jax.Device],
         home: SingleDeviceSharding | None = None,
-        cores_per_replica: int = 1,
+        core_axes: Mapping[str, int] | None = None,
     ):
+        core_axes = dict(core_axes or {})
+        cores_per_replica = math.prod(core_axes.values())
         #: The replicas' devices: of a replica of several cores, the first.
         self.devices = tuple(replica_devices[::cores_per_replica])
         self.home = home
@@ -83,11 +106,16 @@ class Placement:
         #: Whether replicas update parts of large weights, as `unison.keras.sharded_update` does;
         #: None: where it was measured to win.
         self.shards_update: bool | None = None
+        #: What of a model's state the replicas divide: see `ModelParallelStrategy`.
+        self.zero = 0
+        #: Says how the cores of a replica divide a variable, by its name and shape. Default: each
+        #: has a copy.
+        self.rules: PartitionRules | None = None
         #: This process's devices.
         self.local_devices = tuple(self.devices[replica] for replica in self.local_replicas)
         #: Whether other processes have replicas as well.
         self.spans_processes = len(self.local_replicas) < self.num_replicas
-        self.mesh = _mesh_of(self.cores, cores_per_replica)
+        self.mesh = _mesh_of(self.cores, core_axes)
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
         #: Whether what `first_copy` returns shares its buffer with the kept array.
@@ -103,7 +131,7 @@ class Placement:
         return (
             isinstance(other, Placement)
             and self.cores == other.cores
-            and self.cores_per_replica == other.cores_per_replica
+            and self.mesh.shape_tuple == other.mesh.shape_tuple
             and self.home == other.home
         )
 
@@ -119,7 +147,42 @@ class Placement:
         """Whether the replicas are those of a group of workers that may change."""
         return False
 
-    def mirror(self, value: Any) -> jax.Array:
+    def division_of(self, name: str, shape: tuple[int, ...]) -> PartitionSpec:
+        """Returns how the cores of a replica divide the variable `name`.
+
+        Raises:
+            ValueError: They cannot.
+        """
+        return WHOLE if self.rules is None else self.rules.division_of(name, shape)
+
+    def division_at(self, stage: int, name: str, shape: tuple[int, ...]) -> PartitionSpec:
+        """Returns how all devices divide what is kept of the weight `name`, or of its slots.
+
+        Args:
+            stage: The stage of ZeRO from which the replicas divide it: `OPTIMIZER`, `WEIGHTS`.
+            name: The weight's.
+            shape: Its shape.
+        """
+        division = self.division_of(name, shape)
+        is_small = math.prod(shape) < _SMALLEST_DIVIDED
+        axis = self.axis_for_replicas(name, shape)
+        if self.zero < stage or is_small or axis is None or self.num_replicas == 1:
+            return division
+        return with_replicas_at(axis, division)
+
+    def axis_for_replicas(self, name: str, shape: tuple[int, ...]) -> int | None:
+        """Returns the first axis of a variable that the replicas can divide, None if none.
+
+        It is one that the cores of a replica do not divide.
+        """
+        division = self.division_of(name, shape)
+        entries = (*division, *(None,) * (len(shape) - len(division)))
+        for axis, (size, entry) in enumerate(zip(shape, entries, strict=True)):
+            if entry is None and size and size % self.num_replicas == 0:
+                return axis
+        return None
+
+    def mirror(self, value: Any, division: PartitionSpec = WHOLE) -> jax.Array:
         """Returns `value` with a whole copy on every device, or with the one at home.
 
         The copies are the placement's own: the result never shares a buffer with `value`, so a
@@ -127,10 +190,19 @@ class Placement:
 
         Args:
             value: An array; on several processes, the same on each.
+            division: How the devices divide the copy instead, if they do.
         """
         if isinstance(value, jax.Array):
             value = jnp.copy(value)
+        if any(division):
+            return self._divided(value, NamedSharding(self.mesh, division))
         return self.bring(value) if self.home is None else jax.device_put(value, self.home)
+
+    def _divided(self, value: Any, sharding: NamedSharding) -> jax.Array:
+        if not self.spans_processes:
+            return jax.device_put(value, sharding)
+        whole = np.asarray(value)
+        return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
     def lend(self, kept: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns arrays for a program: those that are kept at home with a copy on every device.
@@ -314,6 +386,8 @@ class Placement:
                 its effect or raises.
         """
         del unchanged
+        if self.rules is not None:
+            self.rules.warn_of_unmatched()
         memory = shared_memory_of(self.devices)
         if memory is not None:
             function = memory.program(function)
@@ -346,8 +420,8 @@ class Placement:
         mapped = jax.shard_map(
             function,
             mesh=self.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
+            in_specs=jax.tree.map(_over_replicas, in_specs),
+            out_specs=jax.tree.map(_over_replicas, out_specs),
             axis_names={REPLICA_AXIS},
             check_vma=False,
         )
@@ -355,7 +429,7 @@ class Placement:
         shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), in_specs)
         out_shardings = None
         if self.cores_per_replica > 1:
-            # What leaves a program is whole on every core, however the program divided it.
+            # What leaves a program lies as it says, however the program divided it.
             out_shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), out_specs)
         return jax.jit(
             mapped,
@@ -379,17 +453,43 @@ class Placement:
             return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
 
 
-def _mesh_of(cores: Sequence[jax.Device], cores_per_replica: int) -> Mesh:
-    """Returns the devices as a mesh: an axis of replicas, and one for each prime factor of the
-    cores of a replica, so that any way to divide a value between them has axes to name.
+def _mesh_of(cores: Sequence[jax.Device], core_axes: Mapping[str, int]) -> Mesh:
+    """Returns the devices as a mesh: an axis of replicas, and those of the cores of a replica.
 
     The axes are automatic: inside `shard_map`, that of the replicas is manual anyway, and outside,
     ordinary jnp operations on mirrored arrays then need no sharding annotations.
     """
-    factors = prime_factors(cores_per_replica)
-    names = (REPLICA_AXIS, *(f"{CORE_AXIS}{place}" for place in range(len(factors))))
-    grid = np.array(cores).reshape(-1, *factors)
+    names = (REPLICA_AXIS, *core_axes)
+    grid = np.array(cores).reshape(-1, *core_axes.values())
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _over_replicas(spec: PartitionSpec) -> PartitionSpec:
+    """Returns how the replicas divide what they and their cores divide by `spec`."""
+    return PartitionSpec(*(REPLICA_AXIS if entry == REPLICA_AXIS else None for entry in spec))
+
+
+def with_replicas_at(axis: int, division: PartitionSpec) -> PartitionSpec:
+    """Returns `division` with the replicas dividing an axis that nobody else does.
+
+    Examples:
+        >>> with_replicas_at(1, PartitionSpec("model"))
+        P('model', 'replica')
+    """
+    entries = [*division, *(None,) * (axis + 1 - len(division))]
+    entries[axis] = REPLICA_AXIS
+    return PartitionSpec(*entries)
+
+
+def unnamed_core_axes(count: int) -> dict[str, int]:
+    """Returns the axes of `count` cores: one for each prime factor, so that any way to divide a
+    value between them has axes to name.
+
+    Examples:
+        >>> unnamed_core_axes(6)
+        {'core0': 2, 'core1': 3}
+    """
+    return {f"{CORE_AXIS}{place}": size for place, size in enumerate(prime_factors(count))}
 
 
 def prime_factors(number: int) -> list[int]:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from unison.data.distribution.input_workers import workers_of_cluster
 from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
-from unison.runtime.placement import Placement, prime_factors
+from unison.runtime.placement import Placement, prime_factors, unnamed_core_axes
 from unison.runtime.process_group import TIMEOUT
 from unison.runtime.tpu.slices import describe_slice
 from unison.runtime.tpu.system import tpu_devices
@@ -84,7 +84,7 @@ class TPUStrategy(Strategy):
         if assignment is not None:
             cores = _assigned(cores, assignment)
         cores_per_replica = 1 if assignment is None else assignment.num_cores_per_replica
-        super().__init__(cores, cores_per_replica=cores_per_replica)
+        super().__init__(cores, core_axes=unnamed_core_axes(cores_per_replica))
         self.placement.shards_update = sharded_update
         if self.placement.spans_processes and jax.process_count() > 1:
             self.input_workers = workers_of_cluster(

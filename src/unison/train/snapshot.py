@@ -113,7 +113,7 @@ class _Copy:
 def _copy(cell: Cell, stored: jax.Array, value: np.ndarray) -> None:
     if cell.layout is Layout.LOCAL:
         value[...] = cell.combine(stored)
-    elif cell.layout is Layout.SHARDED:
+    elif cell.is_divided:
         for shard in stored.addressable_shards:
             value[shard.index] = _host_view(shard.data)
     else:

@@ -1,0 +1,183 @@
+"""`ModelParallelStrategy`: replicas that are several devices each, and that divide their state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from unison.partitioning import PartitionRules, map_named
+from unison.pipelining import PACKED, STAGE_AXIS
+from unison.runtime import device_strings
+from unison.runtime.placement import OPTIMIZER, WEIGHTS
+from unison.runtime.tpu.slices import describe_slice
+from unison.strategies.base import Strategy
+from unison.variables import Variable
+
+#: The name of the mesh axis along which the replicas lie.
+BATCH_AXIS = "batch"
+
+
+class ModelParallelStrategy(Strategy):
+    """Divides variables, and the computation with them, between the devices of each replica.
+
+    The mesh axis `"batch"` is that of the replicas: each computes its part of the global batch, as
+    under `MirroredStrategy`. The other axes are the devices of one replica. Rules say which of them
+    divides which axis of a variable; XLA divides the computation accordingly, and adds the
+    communication (tensor parallelism).
+
+    Args:
+        devices: All devices: strings as TensorFlow writes them (`"GPU:0"`), `jax.Device`s, or their
+            number. Default: as many as the mesh takes, accelerators if there are any.
+        mesh: The sizes of the mesh axes, by name, such as `{"batch": 2, "model": 4}`. Of `"batch"`,
+            the default is as many as there are devices for. Neighbours along the last axis are
+            neighbours among the devices.
+        rules: For names of variables, the mesh axes that divide them: see
+            `unison.partitioning.PartitionRules`; or a `keras.distribution.LayoutMap`. What no rule
+            names, each device has whole; but the stages of a `unison.keras.Pipeline` are divided
+            along an axis `"stage"`.
+        zero: What the replicas divide between them, of Keras models (Rajbhandari et al. 2020,
+            "ZeRO"): 0: nothing. 1: the optimizer's state. 2: gradients as well: they are
+            reduce-scattered rather than all-reduced. 3: the weights, too, which are gathered for
+            use.
+        topology: The name of a TPU slice, such as `"v5e:2x4"`, that is not here: steps are compiled
+            for it (see `unison.planning`), and running one is refused.
+
+    Raises:
+        ValueError: The mesh takes more devices than there are, or not all; or a rule names an axis
+            that it has not.
+
+    Examples:
+        >>> import unison
+        >>> strategy = unison.ModelParallelStrategy(
+        ...     mesh={"batch": 2, "model": 2}, rules={"dense.*/kernel": (None, "model")}
+        ... )
+        >>> strategy.num_replicas_in_sync, strategy.mesh_shape
+        (2, {'batch': 2, 'model': 2})
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | str | int | None = None,
+        *,
+        mesh: Mapping[str, int],
+        rules: Mapping[str, Any] | None = None,
+        zero: int = 0,
+        topology: str | None = None,
+    ):
+        if zero not in range(4):
+            raise ValueError(f"Expected a stage of ZeRO, 0 to 3. Received: zero={zero!r}")
+        if topology is not None and devices is not None:
+            raise ValueError(
+                "Expected devices to run on, or a topology to compile for. Received: both, "
+                f"{devices!r} and {topology!r}."
+            )
+        if topology is not None:
+            there = list(describe_slice(topology).devices)
+        else:
+            there = device_strings.select_devices(devices)
+        chooses = devices is None and topology is None
+        #: The sizes of the mesh axes, by name.
+        self.mesh_shape = _completed(mesh, len(there), chooses)
+        core_axes = {name: size for name, size in self.mesh_shape.items() if name != BATCH_AXIS}
+        stages = {f"{PACKED}$": (STAGE_AXIS,)} if STAGE_AXIS in core_axes else {}
+        parsed = PartitionRules(rules or {}, core_axes, stages)
+        super().__init__(there[: math.prod(self.mesh_shape.values())], core_axes=core_axes)
+        if rules or stages:
+            self.placement.rules = parsed
+        self.placement.zero = zero
+        self.placement.shards_update = zero > 0
+
+    def predicted_bytes(self, weights: Any, slots: int = 2) -> dict[str, int]:
+        """Returns what weights and an optimizer's state take on each device, by shapes and rules.
+
+        Args:
+            weights: A Keras model's `trainable_variables`; or arrays, or `jax.ShapeDtypeStruct`s,
+                by name.
+            slots: How many values like a weight the optimizer keeps: of Adam, 2.
+
+        Examples:
+            >>> import jax, unison
+            >>> strategy = unison.ModelParallelStrategy(
+            ...     mesh={"batch": 2, "model": 2}, rules={"kernel": (None, "model")}, zero=1
+            ... )
+            >>> strategy.predicted_bytes({"kernel": jax.ShapeDtypeStruct((64, 64), "float32")})
+            {'weights': 8192, 'optimizer': 8192}
+        """
+        if not isinstance(weights, Mapping):
+            weights = {weight.path: weight for weight in weights}
+
+        def total(stage: int) -> int:
+            return sum(
+                math.prod(
+                    NamedSharding(
+                        self.placement.mesh,
+                        self.placement.division_at(stage, name, tuple(weight.shape)),
+                    ).shard_shape(tuple(weight.shape))
+                )
+                * jnp.dtype(weight.dtype).itemsize
+                for name, weight in weights.items()
+            )
+
+        return {"weights": total(WEIGHTS), "optimizer": slots * total(OPTIMIZER)}
+
+    def create_variables(self, tree: Any, of_optimizer: bool = False, **options: Any) -> Any:
+        """Returns a tree of variables that start with the arrays of `tree`.
+
+        Each is named by its path, such as `"encoder/0/kernel"`, which the rules may match.
+
+        Args:
+            tree: A pytree of arrays: the parameters of a Flax or Equinox model.
+            of_optimizer: Whether they are an optimizer's state, which `zero` 1 divides.
+            options: As for `unison.Variable`: `aggregation`, ...
+
+        Examples:
+            >>> import numpy as np, unison
+            >>> strategy = unison.ModelParallelStrategy(
+            ...     mesh={"batch": 1, "model": 4}, rules={"kernel": (None, "model")}
+            ... )
+            >>> variables = strategy.create_variables({"kernel": np.ones((3, 8), "float32")})
+            >>> variables["kernel"].name
+            'kernel'
+        """
+
+        def create(name: str, leaf: Any) -> Variable:
+            variable = Variable(leaf, name=name, **options)
+            if of_optimizer:
+                variable.cell.shard_at(OPTIMIZER, variable.cell.aval.shape)
+            return variable
+
+        with self.scope():
+            return map_named(create, tree)
+
+
+def _completed(mesh: Mapping[str, int], there: int, chooses: bool) -> dict[str, int]:
+    """Returns the mesh with the replicas' axis first, for `there` devices.
+
+    Raises:
+        ValueError: It does not take them all, or more; or some may be left where it `chooses`.
+    """
+    if not isinstance(mesh, Mapping) or not all(
+        isinstance(size, int) and size > 0 for size in mesh.values()
+    ):
+        raise ValueError(
+            "Expected the sizes of the mesh axes by name, such as {'batch': 2, 'model': 4}. "
+            f"Received: {mesh!r}"
+        )
+    if "replica" in mesh:
+        raise ValueError(
+            f"Expected the replicas' mesh axis under the name {BATCH_AXIS!r}. Received: {mesh!r}"
+        )
+    per_replica = math.prod(size for name, size in mesh.items() if name != BATCH_AXIS)
+    batch = mesh.get(BATCH_AXIS, max(1, there // per_replica))
+    needed = batch * per_replica
+    if needed > there or (needed < there and not chooses):
+        raise ValueError(
+            f"Expected a mesh for the {there} devices that there are. Received: {dict(mesh)}, "
+            f"which takes {needed}. (Logical CPU devices: unison.set_logical_cpu_devices.)"
+        )
+    return {BATCH_AXIS: batch} | {n: size for n, size in mesh.items() if n != BATCH_AXIS}
