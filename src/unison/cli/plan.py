@@ -1,4 +1,4 @@
-"""`unison plan`: compiles a program's step for a TPU that is not here, and says what it takes."""
+"""`unison plan`: compiles a step for devices that are not here, and says what it takes there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,10 +18,27 @@ from rich.console import Console
 from rich.table import Table
 
 from unison.cli.errors import CommandError
-from unison.planning import DoesNotFitError, NothingToPlanError, plan_first_step
+from unison.planning import (
+    Calibration,
+    DoesNotFitError,
+    NothingToPlanError,
+    calibrate,
+    plan_first_step,
+    read_calibration,
+    target,
+)
 from unison.planning.memory import in_units
-from unison.runtime import devices
-from unison.runtime.tpu.slices import MissingTPULibraryError, UnknownSliceError, describe_slice
+from unison.planning.page import (
+    SCALING,
+    WAYS,
+    batch_that_fits,
+    plans_page,
+    rows_of_scaling,
+    rows_of_ways,
+)
+from unison.planning.step import described_target
+from unison.program.control_flow import ControlFlowError
+from unison.runtime.tpu.slices import MissingTPULibraryError
 
 #: Told to the process that plans one of several targets: where to write what it finds.
 _RESULT = "UNISON_PLAN_RESULT"
@@ -30,26 +48,40 @@ def add_command(commands: Any) -> None:
     """Adds `plan` to the subcommands of a parser."""
     parser = commands.add_parser(
         "plan",
-        help="say what a program's step takes on a TPU, without one",
+        help="say what a program's step takes on devices that are not here",
         description="Runs a program up to its first step, whichever strategy it makes, compiles "
-        "that step for a TPU slice with libtpu (pip install 'unison[tpu]'), and shows the memory "
-        "on each device, the arithmetic, and the collectives. Nothing is trained.",
+        "that step for a target, and shows the memory on each device, the arithmetic, the "
+        "collectives, the step's time on 1 to all devices, and what would make it faster or "
+        "smaller. Nothing is trained. TPU slices need libtpu (pip install 'unison[tpu]').",
     )
     parser.add_argument(
         "--target",
         action="append",
-        required=True,
-        metavar="SLICE",
-        help="a TPU slice, such as v5e:2x4; given several times, a column each",
+        default=[],
+        metavar="NAME",
+        help="a TPU slice (v5e:2x4), GPUs (h100:8, or h100:4x8: 4 machines of 8), or processes on "
+        "CPUs such as this one (cpu:4, with --calibration); given several times, a column each",
     )
+    parser.add_argument(
+        "--network",
+        metavar="LINK",
+        help="what connects machines, such as ethernet-25g-tcp (default: what they mostly have)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="measure this machine for some seconds, and write what it can do there",
+    )
+    parser.add_argument("--calibration", metavar="FILE", help="what --calibrate wrote")
     parser.add_argument("--json", metavar="FILE", help="write the plan there as well")
+    parser.add_argument("--html", metavar="FILE", help="write the plan as a page, with plots")
     parser.add_argument(
         "--thorough",
         action="store_true",
         help="compile as for a run: takes up to 20 times as long, for some percent of memory",
     )
     parser.add_argument("--no-color", action="store_true", help="print without colours")
-    parser.add_argument("script", metavar="SCRIPT", help="the program")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the program")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's arguments"
     )
@@ -57,25 +89,62 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if not pathlib.Path(options.script).is_file():
+    console = Console(no_color=options.no_color, highlight=False)
+    if options.calibrate is not None:
+        try:
+            measured = calibrate()
+        except TimeoutError as error:
+            raise CommandError(f"The machine could not be measured: {error}") from error
+        measured.write(options.calibrate)
+        console.print(_measured(measured))
+        if options.script is None:
+            return 0
+    if options.script is None or not pathlib.Path(options.script).is_file():
         raise CommandError(f"Expected a program to plan. Received: {options.script!r}, no file")
+    if not options.target:
+        raise CommandError(
+            "Expected --target, such as v5e:2x4 or h100:4x8. Received: none. See `unison plan -h`"
+        )
     try:
-        for target in options.target:
-            describe_slice(target)
-    except (UnknownSliceError, MissingTPULibraryError) as error:
+        calibration = _calibration(options)
+        for name in options.target:
+            described_target(name, options.network, calibration)
+    except (MissingTPULibraryError, ValueError) as error:
         raise CommandError(str(error)) from error
     if len(options.target) == 1:
         plans = [_plan(options)]
     else:
-        plans = [_plan_in_a_process(target, options) for target in options.target]
+        plans = [_plan_in_a_process(name, options) for name in options.target]
+    if _RESULT in os.environ:
+        pathlib.Path(os.environ[_RESULT]).write_text(json.dumps(plans[0]))
+        return 0
     if options.json is not None:
         told = plans[0] if len(plans) == 1 else plans
         pathlib.Path(options.json).write_text(json.dumps(told, indent=2) + "\n")
-    if _RESULT in os.environ:
-        pathlib.Path(os.environ[_RESULT]).write_text(json.dumps(plans[0]))
-    else:
-        Console(no_color=options.no_color, highlight=False).print(_table(plans))
+    if options.html is not None:
+        pathlib.Path(options.html).write_text(plans_page(plans), "utf-8")
+    console.print(_table(plans))
+    for plan in plans:
+        if "scaling" in plan:
+            console.print(_table_of_scaling(plan))
+            console.print(_table_of_ways(plan))
+            for line in _lines_below(plan):
+                console.print(line)
     return 0
+
+
+def _calibration(options: argparse.Namespace) -> Calibration | None:
+    path = options.calibration or options.calibrate
+    return None if path is None else read_calibration(path)
+
+
+def _measured(measured: Calibration) -> str:
+    device, link = measured.device, measured.link
+    return (
+        f"{measured.cores} cores, each {device.flops / 1e9:.0f} GFLOP/s and "
+        f"{device.memory_rate / 1e9:.1f} GB/s; between processes {link.latency * 1e6:.0f} us a "
+        f"message and {link.rate / 1e9:.2f} GB/s"
+    )
 
 
 def _plan(options: argparse.Namespace) -> dict[str, Any]:
@@ -83,14 +152,14 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
     os.environ.pop("TF_CONFIG", None)  # the plan's devices are those of all workers
     os.environ.setdefault("KERAS_BACKEND", "jax")
     jax.config.update("jax_platforms", "cpu")
-    (target,) = options.target
+    (name,) = options.target
     arguments, path = sys.argv, sys.path.copy()
     sys.argv = [options.script, *options.arguments]
     sys.path.insert(0, str(pathlib.Path(options.script).resolve().parent))
     try:
-        with devices.planned_for(describe_slice(target).devices):
+        with target(name, options.network, _calibration(options)):
             return plan_first_step(lambda: _call(options.script), options.thorough).as_dict()
-    except (DoesNotFitError, NothingToPlanError) as error:
+    except (DoesNotFitError, NothingToPlanError, ControlFlowError) as error:
         raise CommandError(str(error)) from error
     finally:
         sys.argv, sys.path[:] = arguments, path
@@ -104,19 +173,22 @@ def _call(script: str) -> None:
             raise
 
 
-def _plan_in_a_process(target: str, options: argparse.Namespace) -> dict[str, Any]:
+def _plan_in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the plan for one of several targets: each starts from a fresh program."""
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "plan.json")
-        command = [sys.executable, "-m", "unison", "plan", "--target", target]
+        command = [sys.executable, "-m", "unison", "plan", "--target", name]
         command += ["--thorough"] * options.thorough
+        command += ["--network", options.network] * (options.network is not None)
+        calibration = options.calibration or options.calibrate
+        command += ["--calibration", calibration] * (calibration is not None)
         status = subprocess.run(
             [*command, options.script, *options.arguments],
             env=os.environ | {_RESULT: str(result)},
             check=False,
         ).returncode
         if not result.is_file():
-            raise CommandError(f"The plan for {target} ended with status {status}; see above")
+            raise CommandError(f"The plan for {name} ended with status {status}; see above")
         return json.loads(result.read_text())
 
 
@@ -153,5 +225,36 @@ def _rows(plan: dict[str, Any]) -> dict[str, str]:
     rows["sent to others"] = in_units(sum(one["sent_bytes"] for one in plan["collectives"]))
     for name, seconds in plan["peak_seconds"].items():
         rows[f"{name} at peak rate"] = f"{seconds * 1e3:.3g} ms"
+    if "scaling" in plan:
+        whole = plan["scaling"][-1]
+        rows["step, estimated"] = f"{whole['seconds'] * 1e3:.3g} ms"
+        rows["efficiency, estimated"] = f"{whole['efficiency']:.0%}"
     rows["compiled in"] = f"{plan['compile_seconds']:.1f} s"
     return rows
+
+
+def _table_of_scaling(plan: dict[str, Any]) -> Table:
+    table = Table(title=f"{plan['target']}: estimated", title_justify="left")
+    for name in SCALING:
+        table.add_column(name, justify="right")
+    for row in rows_of_scaling(plan):
+        table.add_row(*row)
+    return table
+
+
+def _table_of_ways(plan: dict[str, Any]) -> Table:
+    title = f"{plan['target']}: ways to run it (*: preferred; on the wire: not exact)"
+    table = Table(title=title, title_justify="left")
+    for name in WAYS[:-1]:
+        table.add_column(name, justify="left" if name == "way" else "right")
+    for *row, _ in rows_of_ways(plan):
+        table.add_row(*row)
+    return table
+
+
+def _lines_below(plan: dict[str, Any]) -> Iterator[str]:
+    for way in plan["choices"]:
+        if way["name"] == plan["preferred"] and way["how"]:
+            yield f"{way['name']}: {way['how']}"
+    if plan["largest_batch"] is not None:
+        yield batch_that_fits(plan)

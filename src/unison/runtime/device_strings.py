@@ -14,7 +14,7 @@ import jax
 
 from unison.runtime import devices as runtime_devices
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, DeviceCountError
-from unison.runtime.tpu.slices import describe_slice, slice_of
+from unison.runtime.tpu.slices import described_with, slice_of
 
 
 class NamedDevice(Protocol):
@@ -148,8 +148,8 @@ def canonical_name(device: jax.Device) -> str:
         several = jax.process_count() > 1
         of_kind = _devices_of(device_type(device), device.process_index)
     else:
-        several = describe_slice(described).num_machines > 1
-        every = describe_slice(described).devices
+        every = described_with(device)
+        several = len({core.process_index for core in every}) > 1
         of_kind = [core for core in every if core.process_index == device.process_index]
     job = "worker" if several else "localhost"
     index = of_kind.index(device)

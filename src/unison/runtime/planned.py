@@ -11,16 +11,16 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from unison.runtime import devices
-from unison.runtime.placement import Placement, Unchanged, specs_of_each
+from unison.runtime.placement import WHOLE, Placement, Unchanged, specs_of_each
 from unison.runtime.precision import device_dtype
 from unison.runtime.tpu.slices import slice_of
 
@@ -133,26 +133,30 @@ class PlannedPlacement(Placement):
     Args:
         replica_devices: As for `Placement`.
         target: What the devices are called in messages.
-        cores_per_replica: As for `Placement`.
+        core_axes: As for `Placement`.
     """
 
     def __init__(
-        self, replica_devices: Sequence[jax.Device], target: str, cores_per_replica: int = 1
+        self,
+        replica_devices: Sequence[jax.Device],
+        target: str,
+        core_axes: Mapping[str, int] | None = None,
     ):
         devices.prepare_backend()  # of the CPU, which traces
-        super().__init__(replica_devices, cores_per_replica=cores_per_replica)
+        super().__init__(replica_devices, core_axes=core_axes)
         self.target = target
         self.local_replicas = tuple(range(self.num_replicas))
         host = jax.local_devices(backend="cpu")[0]
         self.local_devices = (host,) * self.num_replicas
         self.spans_processes = len({device.process_index for device in self.devices}) > 1
         self.shares_first_copy = False
+        self.shards_update = False
         self.launch_lock = contextlib.nullcontext()
 
     __hash__ = Placement.__hash__
 
-    def mirror(self, value: Any) -> Any:
-        return PlannedArray(value, self.mirrored)
+    def mirror(self, value: Any, division: PartitionSpec = WHOLE) -> Any:
+        return PlannedArray(value, NamedSharding(self.mesh, division))
 
     bring = mirror
 
@@ -256,25 +260,25 @@ def planning() -> Iterator[None]:
 def placement_on(
     replica_devices: Sequence[jax.Device],
     home: SingleDeviceSharding | None = None,
-    cores_per_replica: int = 1,
+    core_axes: Mapping[str, int] | None = None,
 ) -> Placement:
     """Returns a placement on devices: a `PlannedPlacement` where they are only described.
 
     Args:
         replica_devices: As for `Placement`.
         home: Likewise.
-        cores_per_replica: Likewise.
+        core_axes: Likewise.
 
     Raises:
         ValueError: Central storage is asked for on devices that are only described.
     """
     described = slice_of(replica_devices[0])
     if described is None:
-        return Placement(replica_devices, home, cores_per_replica)
+        return Placement(replica_devices, home, core_axes)
     if home is not None:
         raise ValueError(
             f"Expected a strategy whose variables are on the devices of {described}, for which "
             f"programs are only compiled. Received: variables in central storage, {home}. Use "
             "MirroredStrategy or TPUStrategy."
         )
-    return PlannedPlacement(replica_devices, described, cores_per_replica)
+    return PlannedPlacement(replica_devices, described, core_axes)

@@ -10,6 +10,7 @@ import difflib
 import functools
 import importlib.util
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,7 @@ WITHOUT_A_TPU = {
 }
 
 
-#: The name of the slice of every device that was described.
+#: The name of the slice, or the cluster, of every device that was described.
 _slices: dict[jax.Device, str] = {}
 
 
@@ -111,13 +112,23 @@ def describe_slice(name: str) -> TPUSlice:
         )
     described_devices: list[Any] = described.devices
     devices = sorted(described_devices, key=lambda device: (device.process_index, device.id))
-    _slices.update(dict.fromkeys(devices, name))
+    remember_described(name, devices)
     return TPUSlice(name, tuple(devices))
 
 
+def remember_described(name: str, described: Sequence[jax.Device]) -> None:
+    """Has devices that are not here known by the name of what they belong to."""
+    _slices.update(dict.fromkeys(described, name))
+
+
 def slice_of(device: jax.Device) -> str | None:
-    """Returns the name of the slice that a device was described with; None for a real device."""
+    """Returns the name of what a device was described with; None for a real device."""
     return _slices.get(device)
+
+
+def described_with(device: jax.Device) -> list[jax.Device]:
+    """Returns all devices of the slice, or the cluster, that a device was described with."""
+    return [other for other, name in _slices.items() if name == _slices[device]]
 
 
 def _check_name(name: str) -> None:

@@ -1,0 +1,138 @@
+"""What devices and the links between them can do: `hardware.toml`, where every source stands."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.resources
+import tomllib
+from typing import Any, NamedTuple
+
+
+class Device(NamedTuple):
+    """What computes a replica.
+
+    Attributes:
+        name: As in `hardware.toml`.
+        memory: Its bytes of memory.
+        memory_rate: Bytes per second to and from it.
+        flops: 16-bit floating-point operations per second, at most.
+        flops_32: The same of 32-bit numbers, as XLA multiplies them by default.
+        reached: Which part of these rates training steps reach.
+        is_measured: Whether the rates are those of products and of copies alone, which a step does
+            one after the other; else of whole steps, in which one hides the other.
+    """
+
+    name: str
+    memory: float
+    memory_rate: float
+    flops: float
+    flops_32: float
+    reached: float
+    is_measured: bool = False
+
+    def compute_seconds(
+        self, flops: float, bytes_accessed: float, is_16_bit: bool = False
+    ) -> float:
+        """Returns the time of a step by the roofline: the longer of arithmetic and memory, or both.
+
+        Source: Williams, Waterman, Patterson: Roofline, 2009 (doi:10.1145/1498765.1498785); the
+        arithmetic at the rate that is reached.
+
+        Args:
+            flops: Floating-point operations.
+            bytes_accessed: Bytes read and written.
+            is_16_bit: Whether most products are of 16-bit numbers.
+        """
+        rate = (self.flops if is_16_bit else self.flops_32) * self.reached
+        arithmetic, memory = flops / rate, bytes_accessed / self.memory_rate
+        return arithmetic + memory if self.is_measured else max(arithmetic, memory)
+
+
+class Link(NamedTuple):
+    """What connects devices of a machine, or machines.
+
+    Attributes:
+        name: As in `hardware.toml`.
+        rate: Bytes per second that one of them sends.
+        latency: Seconds that a message takes.
+    """
+
+    name: str
+    rate: float
+    latency: float
+
+
+class UnknownHardwareError(ValueError):
+    """There is no device, link or cluster of this name."""
+
+
+def device_named(name: str) -> Device:
+    """Returns what a device can do: of a chip that is several devices, its part.
+
+    Raises:
+        UnknownHardwareError: Nobody has stated it.
+
+    Examples:
+        >>> device_named("v5e").flops
+        197000000000000.0
+    """
+    stated = _stated("devices", name)
+    parts = stated.get("parts", 1)
+    return Device(
+        name,
+        stated["memory"] / parts,
+        stated["memory_rate"] / parts,
+        stated["flops"] / parts,
+        stated["flops_32"] / parts,
+        stated["reached"],
+    )
+
+
+def link_named(name: str) -> Link:
+    """Returns what a link carries, of data.
+
+    Raises:
+        UnknownHardwareError: There is none of this name.
+    """
+    stated = _stated("links", name)
+    return Link(name, stated["rate"] * stated["payload"], stated["latency"])
+
+
+def links_between(generation: str) -> Link:
+    """Returns what the links of a TPU's device carry, one way, all of them together."""
+    stated, link = _stated("devices", generation), _stated("links", "ici")
+    rate = stated["link_rate"] / 2 / stated["parts"] * link["payload"]
+    return Link("ici", rate, link["latency"])
+
+
+def machine_of(device: str) -> tuple[int, str, str]:
+    """Returns the devices of a machine, their link and the machine's network, as most are built."""
+    stated = _stated("devices", device)
+    return stated["per_machine"], stated["inside"], stated["network"]
+
+
+def names(table: str, kind: str | None = None) -> list[str]:
+    """Returns the names of the `"devices"` of a kind, or of the `"links"`."""
+    return [
+        name
+        for name, stated in _tables()[table].items()
+        if kind is None or stated.get("kind") == kind
+    ]
+
+
+def _stated(table: str, name: str) -> dict[str, Any]:
+    known = _tables()[table]
+    if name not in known:
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UnknownHardwareError(
+            f"Expected one of the {table} {', '.join(known)}. Received: {name!r}.{hint}"
+        )
+    return known[name]
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, dict[str, Any]]]:
+    text = importlib.resources.files("unison.planning").joinpath("hardware.toml").read_text("utf-8")
+    return tomllib.loads(text)

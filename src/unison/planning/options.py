@@ -1,0 +1,165 @@
+"""What one may ask of a strategy for a step: what time and memory it would take, and if it fits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from unison.planning.clusters import Cluster
+from unison.planning.communication import ALGORITHMS
+from unison.planning.memory import StepMemory
+from unison.planning.scaling import Exchange, Workload, best_algorithm, step_time
+
+MIB = 2**20
+_BUCKETS = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+#: How many times fewer bytes travel, of float32: see docs/compression.md.
+_COMPRESSIONS = {
+    "bfloat16": 32 / 16,
+    "int8": 32 / (8 + 32 / 256),
+    "int4": 32 / (4 + 32 / 64),
+}
+#: Into how many parts a batch is divided whose gradients are accumulated.
+_PARTS = 2
+#: A way must be so much faster to be preferred to one that asks for less.
+_WORTH = 0.98
+
+
+class Choice(NamedTuple):
+    """A way to run the step on all devices of the target.
+
+    Attributes:
+        name: What it is called.
+        how: What to write for it.
+        seconds: What the step takes.
+        efficiency: What part of that is computing.
+        memory: Bytes on each device.
+        fits: Whether a device has so many.
+        is_exact: Whether the sums are those of the plain step.
+    """
+
+    name: str
+    how: str
+    seconds: float
+    efficiency: float
+    memory: int
+    fits: bool
+    is_exact: bool = True
+
+
+class Step(NamedTuple):
+    """What is known of a step: what `choices` looks at.
+
+    Attributes:
+        workload: What a device does.
+        memory: What it takes there.
+        exchange: How the step, as it is, sums its gradients.
+        shards_update: Whether it does already.
+    """
+
+    workload: Workload
+    memory: StepMemory
+    exchange: Exchange
+    shards_update: bool
+
+
+def choices(step: Step, cluster: Cluster) -> list[Choice]:
+    """Returns ways to run a step on a cluster: as it is, and what may make it faster or smaller.
+
+    Args:
+        step: What is known of it.
+        cluster: Where it is to run.
+    """
+    size = step.workload.gradient_bytes
+    ways = [_choice("as it is", "", step, cluster, step.exchange)]
+    if not size or cluster.num_devices == 1:
+        return ways + _smaller(step, cluster)
+    algorithm = best_algorithm(size / step.exchange.compression, cluster)
+    if algorithm != step.exchange.algorithm and cluster.cores is None:
+        other = step.exchange._replace(algorithm=algorithm)
+        ways.append(_choice(f"{algorithm} instead of ring", _HOW[algorithm], step, cluster, other))
+    best = step.exchange
+    if cluster.cores is None:
+        every = [
+            step.exchange._replace(bucket_bytes=bucket, algorithm=algorithm)
+            for bucket in _BUCKETS
+            if bucket < size
+            for algorithm in ALGORITHMS
+        ]
+        best = min(every, key=lambda one: _seconds(step, cluster, one), default=best)
+        if best is not step.exchange:
+            name = f"buckets of {best.bucket_bytes // MIB:.0f} MiB, {best.algorithm}"
+            how = f"CommunicationOptions(bytes_per_pack={best.bucket_bytes:.0f})"
+            ways.append(_choice(name, how, step, cluster, best))
+    for name, factor in _COMPRESSIONS.items():
+        how = f"with_compression(optimizer, {name}())"
+        smaller = best._replace(compression=factor)
+        ways.append(
+            _choice(f"{name} on the wire", how, step, cluster, smaller)._replace(is_exact=False)
+        )
+    return ways + _smaller(step, cluster)
+
+
+def _seconds(step: Step, cluster: Cluster, exchange: Exchange) -> float:
+    return step_time(step.workload, cluster, exchange).seconds
+
+
+def preferred(ways: list[Choice]) -> Choice:
+    """Returns the way to take: it fits, is exact, and faster than those that ask for less."""
+    best = None
+    for way in sorted(ways, key=lambda way: (not way.fits, not way.is_exact)):
+        if best is None or (
+            (way.fits, way.is_exact) == (best.fits, best.is_exact)
+            and way.seconds < best.seconds * _WORTH
+        ):
+            best = way
+    assert best is not None
+    return best
+
+
+_HOW = {
+    "tree": "NCCL_ALGO=Tree",
+    "hierarchical": "NCCL sums inside machines first where it finds that faster; see NCCL_ALGO",
+}
+
+
+def _smaller(step: Step, cluster: Cluster) -> list[Choice]:
+    """Returns ways that take less memory."""
+    ways = []
+    slots = step.memory.state.get("optimizer_variables", 0)
+    n = cluster.num_devices
+    if slots and n > 1 and not step.shards_update:
+        kept = step.memory.total - round(slots * (1 - 1 / n))
+        how = "ModelParallelStrategy(zero=1), or TPUStrategy(sharded_update=True)"
+        ways.append(_choice("sharded update", how, step, cluster, step.exchange, kept))
+    in_parts = _accumulated(step.memory, _PARTS)
+    if step.memory.gradients and in_parts < step.memory.total:
+        # Every part sums its gradients: what Keras accumulates is the aggregated gradient.
+        half = step.workload._replace(seconds=step.workload.seconds / _PARTS)
+        way = _choice(
+            f"batch in {_PARTS} parts",
+            f"a batch {_PARTS} times smaller, gradient_accumulation_steps={_PARTS}",
+            step._replace(workload=half),
+            cluster,
+            step.exchange,
+            in_parts,
+        )
+        ways.append(way._replace(seconds=way.seconds * _PARTS))
+    return ways
+
+
+def _accumulated(memory: StepMemory, parts: int) -> int:
+    """Returns the bytes where the batch is in parts, and an accumulator keeps the gradients."""
+    divided = memory.batch + memory.temporaries - memory.gradients
+    return memory.total - divided + divided // parts + memory.gradients
+
+
+def _choice(
+    name: str,
+    how: str,
+    step: Step,
+    cluster: Cluster,
+    exchange: Exchange,
+    memory: int | None = None,
+) -> Choice:
+    time = step_time(step.workload, cluster, exchange)
+    taken = step.memory.total if memory is None else memory
+    return Choice(name, how, time.seconds, time.efficiency, taken, taken <= cluster.device.memory)
