@@ -1,0 +1,226 @@
+"""`Loop`: the steps of one kind, measured in three ways, one after the other.
+
+1. The pace at which they follow each other, as the program runs them. When one is done is seen by
+   a thread that waits for its result, so that the loop goes on meanwhile.
+2. How long a step takes that starts when the one before it is done.
+3. How long the replicas take to compute their parts of it alone: at the same time, and without
+   exchanging anything (see `unison.program.alone`).
+
+What the second takes longer than the third, the replicas exchange and wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jax
+
+from unison.benching.records import Record
+from unison.data import waited_seconds
+from unison.runtime.placement import Placement
+from unison.runtime.process_group import all_gather_json
+
+#: The pace is that of so many launches at least: Keras runs several small steps in one.
+_LEAST_LAUNCHES = 20
+
+#: How many launches are timed one by one.
+_SINGLE_LAUNCHES = 8
+
+#: For how many seconds replicas compute alone, and how often at least.
+_ALONE_SECONDS = 0.3
+_ALONE_RUNS = 5
+
+_LIBRARIES = ("jax", "jaxlib", "keras", "numpy", "unison")
+
+
+@dataclasses.dataclass
+class Launch:
+    """Steps that ran as one program.
+
+    Attributes:
+        steps: How many.
+        waited: The seconds that the loop had waited for its input by then.
+        resumed: When the loop went on after steps of others, and what it had waited by then; None
+            where there were none since the launch before.
+        done: When they were done; None while they are not.
+    """
+
+    steps: int
+    waited: float
+    resumed: tuple[float, float] | None = None
+    done: float | None = None
+
+
+class Loop:
+    """The steps of one kind.
+
+    Args:
+        name: What they are called.
+        placement: The replicas.
+        warmup: How many steps run before anything is measured.
+        steps: Of how many steps the pace is taken, at least.
+        watch: Has a launch's time noted when its result is there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        placement: Placement,
+        warmup: int,
+        steps: int,
+        watch: Callable[[Launch, Any], None],
+    ):
+        #: How many steps have been run.
+        self.steps = 0
+        #: How many examples the latest step had; None where that is not known.
+        self.examples: int | None = None
+        #: Whether enough steps have been run for their pace to be known.
+        self.has_pace = False
+        #: Whether all is measured.
+        self.is_known = False
+        self._name = name
+        self._placement = placement
+        self._warmup = warmup
+        self._enough = warmup + steps
+        self._watch = watch
+        self._launches: list[Launch] = []  # from the last one of the warm-up on
+        self._single: list[float] = []
+        self._alone: float | None = None
+        self._why_not: str | None = None
+        self._memory: int | None = None
+        self._last: Any = None
+        self._begin: float | None = None
+        self._is_interrupted = False
+        self._resumed: tuple[float, float] | None = None
+
+    def interrupt(self) -> None:
+        """Takes note that a step of another loop is run: its time is none of this loop's."""
+        self._is_interrupted = True
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Inside, the program calls what may launch steps."""
+        if self.has_pace:
+            jax.block_until_ready(self._last)
+        self._begin = perf_counter()
+        if self._is_interrupted:
+            self._resumed = (self._begin, waited_seconds())
+            self._is_interrupted = False
+        try:
+            yield
+        finally:
+            self._begin = None
+
+    def launched(self, steps: int, arrays: Any) -> None:
+        """Takes note of a launch; it may come later than the calls that made its steps.
+
+        Args:
+            steps: How many steps were launched.
+            arrays: What is there when they are done, and stays as it is.
+        """
+        self.steps += steps
+        self._last = arrays
+        if self.has_pace:
+            jax.block_until_ready(arrays)
+            if self._begin is not None:
+                self._single.append((perf_counter() - self._begin) / steps)
+        elif self.steps >= self._warmup:
+            launch = Launch(steps, waited_seconds(), self._resumed)
+            self._resumed = None
+            self._launches.append(launch)
+            self._watch(launch, arrays)
+            if len(self._launches) == 1:  # what has piled up while compiling is none of the pace
+                jax.block_until_ready(arrays)
+            if len(self._launches) > _LEAST_LAUNCHES and self.steps >= self._enough:
+                self.has_pace = True
+                self._memory = peak_memory()
+
+    @property
+    def is_measured_alone_next(self) -> bool:
+        """Whether all is measured but what the replicas compute alone."""
+        return len(self._single) >= _SINGLE_LAUNCHES and not self.is_known
+
+    def measure_alone(self, parts: Callable[[], Sequence[Callable[[], Any]]]) -> None:
+        """Measures how long the replicas take without the others. All workers must call.
+
+        Args:
+            parts: Returns for each of this process's replicas what computes its part of a step,
+                alone, and waits for it.
+        """
+        mine: Sequence[Callable[[], Any]] = ()
+        try:
+            mine = parts()
+            for part in mine:
+                part()  # compiles
+        except Exception as error:  # whatever a step has that makes sense together only
+            self._why_not = f"{type(error).__name__}: {error}"
+        # Then all workers compute at the same time.
+        told = all_gather_json(self._why_not, "what replicas compute alone is measured")
+        self._why_not = next(filter(None, told), None)
+        if self._why_not is None:
+            with ThreadPoolExecutor(len(mine)) as threads:
+                own = max(threads.map(_median_seconds, mine))
+            self._alone = max(all_gather_json(own, "how long replicas compute alone"))
+        self.is_known = True
+
+    def record(self) -> Record:
+        """Returns what is known; to be called when the launches have been noted."""
+        launches: list[tuple[int, float]] = []
+        waited = 0.0
+        for before, launch in itertools.pairwise(self._launches):
+            begin, waited_before = launch.resumed or (before.done, before.waited)
+            if begin is not None and launch.done is not None:
+                launches.append((launch.steps, round(launch.done - begin, 7)))
+                waited += launch.waited - waited_before
+        devices = self._placement.local_devices
+        return Record(
+            loop=self._name,
+            replicas=self._placement.num_replicas,
+            device=f"{devices[0].platform} ({devices[0].device_kind})",
+            steps=self.steps,
+            examples=self.examples,
+            launches=launches,
+            waited=waited,
+            single=self._single[1:],  # steps that ran together before are compiled once more
+            alone=self._alone,
+            why_not=self._why_not,
+            memory=self._memory or peak_memory(),
+            device_memory=peak_device_memory(devices),
+            versions={name: metadata.version(name) for name in _LIBRARIES},
+        )
+
+
+def peak_memory() -> int | None:
+    """Returns how many bytes this process has had in memory at most; None where Linux is not."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    # Unlike what `getrusage` says, it begins anew with the program.
+    lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(lines[0][1]) * 1024 if lines else None
+
+
+def peak_device_memory(devices: Sequence[jax.Device]) -> int | None:
+    """Returns how many bytes the device has used at most that used most; None: they do not tell."""
+    stats = [device.memory_stats() or {} for device in devices]
+    peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
+    return max(peaks, default=None)
+
+
+def _median_seconds(call: Callable[[], Any]) -> float:
+    seconds: list[float] = []
+    while len(seconds) < _ALONE_RUNS or sum(seconds) < _ALONE_SECONDS:
+        begin = perf_counter()
+        call()
+        seconds.append(perf_counter() - begin)
+    return statistics.median(seconds)
