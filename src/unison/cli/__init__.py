@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import unison
-from unison.cli import demo, plan, run
+from unison.cli import bench, demo, plan, run, top
 from unison.cli.errors import CommandError
 
 __all__ = ["main"]
@@ -51,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"unison {unison.__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    bench.add_command(commands)
     demo.add_command(commands)
     plan.add_command(commands)
     run.add_command(commands)
+    top.add_command(commands)
     return parser

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from unison.cli import elastic, elastic_options, parameter_servers
+from unison.cli import elastic, elastic_options, parameter_servers, top
 from unison.cli.errors import CommandError
 from unison.cli.ray_places import on_ray, script_on_this_machine
 from unison.cli.recipes import RECIPES, Asked, local_environments
@@ -84,6 +84,7 @@ def add_command(commands: Any) -> None:
     )
     elastic_options.add_arguments(parser)
     parameter_servers.add_arguments(parser)
+    top.add_option(parser)
     parser.add_argument("--no-color", action="store_true", help="print without colours")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program")
@@ -104,7 +105,13 @@ def _run(options: argparse.Namespace) -> int:
         if parameter_servers.is_asked(options):
             return parameter_servers.run(options)
         with contextlib.ExitStack() as places:
-            return _Run(*_placed(options, places), options.no_color).wait(options.timeout)
+            programs, start = _placed(options, places)
+            names = [f"worker {index}" for index in range(len(programs))]
+            monitored = places.enter_context(top.monitored(options, "workers", names))
+            job = _Run(monitored.programs(programs), start, options.no_color)
+            code = job.wait(options.timeout)
+            monitored.ended(code)
+            return code
     except (ImportError, UnavailableError) as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:  # before the workers run

@@ -1,0 +1,12 @@
+"""What a running job does, for `unison top`, a browser and Prometheus.
+
+In each worker, a `Meter` counts steps and a thread tells once a second what it has counted
+(`reporting`). The process that has started the workers hears it (`collector`), makes of it what is
+known of the job (`job`), and serves that on the loopback address as JSON, as text for Prometheus
+(`prometheus`) and as a page (`page`). `launcher` is what `unison run` has of this; `running_jobs`
+finds the jobs of this user.
+"""
+
+from unison.monitoring.reporting import report, start_if_asked
+
+__all__ = ["report", "start_if_asked"]

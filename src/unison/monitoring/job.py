@@ -1,0 +1,520 @@
+"""`WatchedJob`: what is known of a running job, from what its workers report."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import itertools
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+#: What is shown is that of so many seconds.
+WINDOW = 10.0
+
+#: A worker that has been silent for so long may be stuck, or gone.
+_SILENCE = 5.0
+
+#: A worker is a straggler that keeps the others waiting for such a part of the time, ...
+_STRAGGLES = 0.1
+
+#: ... or for so many seconds in one step.
+_STUCK = 5.0
+
+#: How many of a worker's beginnings of steps are kept, and of its reports.
+_MOST_MARKS = 1024
+_MOST_REPORTS = 64
+
+#: How many points the curves have, at most, and how many events are kept.
+MOST_POINTS = 512
+_MOST_EVENTS = 50
+
+#: How many workers are listed, at most: names come from reports.
+_MOST_WORKERS = 4096
+
+#: Characters of a text that comes from elsewhere.
+_MOST_TEXT = 500
+
+
+class Curve:
+    """Points over time, thinned out as they become many.
+
+    Examples:
+        >>> curve = Curve(4)
+        >>> for x in range(9):
+        ...     curve.add(x, x * x)
+        >>> curve.points
+        [(0, 0), (4, 16), (8, 64)]
+    """
+
+    def __init__(self, most: int = MOST_POINTS):
+        self.points: list[tuple[float, float]] = []
+        self._most = most
+        self._keeps_each = 1
+        self._seen = 0
+
+    def add(self, x: float, y: float) -> None:
+        """Adds a point; whether it is kept depends on how many there were."""
+        if self._seen % self._keeps_each == 0:
+            self.points.append((x, y))
+            if len(self.points) > self._most:
+                self.points = self.points[::2]
+                self._keeps_each *= 2
+        self._seen += 1
+
+
+class WatchedWorker:
+    """What is known of one worker.
+
+    Args:
+        name: What it is called.
+        trains: Whether it runs steps; else it serves one that does.
+    """
+
+    def __init__(self, name: str, trains: bool = True):
+        self.name = name
+        self._trains = trains
+        #: Its latest report, and when it came by this process's monotonic clock.
+        self.latest: Mapping[str, Any] | None = None
+        self.heard_at = 0.0
+        #: What the launcher knows of it: "lost", ...; None: nothing.
+        self.said: str | None = None
+        #: Its latest loss.
+        self.loss: float | None = None
+        self._reports: collections.deque[Mapping[str, Any]] = collections.deque(
+            maxlen=_MOST_REPORTS
+        )
+        #: The beginnings of its steps, since something else ran: which, and when.
+        self._marks: collections.deque[tuple[int, float, bool]] = collections.deque(
+            maxlen=_MOST_MARKS
+        )
+
+    def hear(self, told: Mapping[str, Any], now: float) -> None:
+        """Takes note of a report."""
+        if self.latest is not None and told["process"] != self.latest["process"]:
+            self._reports.clear()  # it was started again, and counts anew
+            self._marks.clear()
+        self.latest, self.heard_at = told, now
+        self.said = None
+        self._reports.append(told)
+        for step, at, has_paused in told["marks"]:
+            self._marks.append((int(step), float(at), bool(has_paused)))
+        if told["loss"] is not None:
+            self.loss = told["loss"][1]
+
+    def state(self, now: float) -> str:
+        """Says in a word what it does.
+
+        Examples:
+            >>> WatchedWorker("worker 0").state(0.0)
+            'starting'
+        """
+        if self.said is not None:
+            return self.said
+        if self.latest is None:
+            return "starting"
+        if self.latest["has_ended"]:
+            return "ended"
+        if now - self.heard_at > _SILENCE:
+            return "silent"
+        return "running" if self.latest["steps"] or not self._trains else "starting"
+
+    @property
+    def step(self) -> int:
+        """How many steps have begun; in a group that changes, how many all members have done."""
+        if self.latest is None:
+            return 0
+        position = self.latest["position"]
+        return int(self.latest["steps"] if position is None else position)
+
+    def rate(self, about: str) -> float | None:
+        """Returns by how much a count grows in a second."""
+        reports = self._in_window()
+        if len(reports) < 2:
+            return None
+        first, last = reports[0], reports[-1]
+        if first[about] is None or last[about] is None or last["now"] <= first["now"]:
+            return None
+        return float(last[about] - first[about]) / (last["now"] - first["now"])
+
+    @property
+    def input_share(self) -> float | None:
+        """For which part of the time it waits for its input."""
+        share = self.rate("waited")
+        return None if share is None else min(max(share, 0.0), 1.0)
+
+    def marks(self, since: float) -> list[tuple[int, float, bool]]:
+        """Returns the beginnings of steps after a time."""
+        return [mark for mark in self._marks if mark[1] >= since]
+
+    def step_seconds(self) -> dict[str, float] | None:
+        """Returns the median of its steps' times, and what 90 and 99 of 100 do not exceed."""
+        if not self._marks:
+            return None
+        marks = self.marks(self._marks[-1][1] - 6 * WINDOW)
+        timed = [
+            ((end - begin) / (after - before), after - before)
+            for (before, begin, _), (after, end, has_paused) in itertools.pairwise(marks)
+            if after > before and not has_paused
+        ]
+        if not timed:
+            return None
+        return {f"p{part}": quantile(timed, part / 100) for part in (50, 90, 99)}
+
+    def begin_of(self, step: int) -> float | None:
+        """Returns when a step began, between the marks beside it; None if it is not known."""
+        marks = self._marks
+        place = bisect.bisect_left(marks, step, key=lambda mark: mark[0])
+        if place == len(marks) or (place == 0 and marks[0][0] != step):
+            return None
+        after, end, has_paused = marks[place]
+        if after == step:
+            return end
+        before, begin, _ = marks[place - 1]
+        if has_paused:
+            return None
+        return begin + (end - begin) * (step - before) / (after - before)
+
+    def _in_window(self) -> list[Mapping[str, Any]]:
+        if not self._reports:
+            return []
+        last = self._reports[-1]["now"]
+        return [told for told in self._reports if told["now"] >= last - WINDOW]
+
+
+class WatchedJob:
+    """What is known of a job; any thread may ask and tell.
+
+    Args:
+        program: What the workers run, as the user has called it.
+        kind: "workers", "elastic", or "parameter servers".
+        workers: The names of those that are started at first.
+
+    Examples:
+        >>> job = WatchedJob("train.py", "workers", ["worker 0"])
+        >>> told = job.as_dict()
+        >>> told["workers"][0]["state"], told["ended"]
+        ('starting', None)
+    """
+
+    def __init__(self, program: str, kind: str, workers: Iterable[str]):
+        self._program = program
+        self._kind = kind
+        self._began = time.time()
+        self._lock = threading.Lock()
+        self._workers: dict[str, WatchedWorker] = {}
+        for name in workers:
+            self._worker(name)
+        self._losses = Curve()
+        self._rates = Curve()
+        self._rated_at = 0.0
+        self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_MOST_EVENTS)
+        self._interrupted_at: float | None = None
+        self._runs = False
+        self._recoveries = 0
+        self._last_recovery: float | None = None
+        self._ended: str | None = None
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def hear(self, told: Mapping[str, Any]) -> None:
+        """Takes note of a worker's report.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no report.
+        """
+        told = checked(told)
+        now = time.monotonic()
+        with self._lock:
+            worker = self._worker(told["worker"])
+            worker.hear(told, now)
+            if told["loss"] is not None and worker is self._of_losses():
+                step, loss = told["loss"]
+                self._losses.add(worker.step - told["steps"] + step, loss)
+            if now - self._rated_at >= 1.0:
+                self._rated_at = now
+                rate = self._examples_per_second(now)
+                if rate is not None:
+                    self._rates.add(time.time() - self._began, rate)
+
+    def happened(self, event: Mapping[str, Any], line: str | None = None) -> None:
+        """Takes note of an event of an elastic job; `line` says it in words."""
+        what, name = event["event"], event.get("worker")
+        with self._lock:
+            if line is not None:
+                self._events.append({"time": time.time(), "text": line[:_MOST_TEXT]})
+            if isinstance(name, int):
+                name = f"worker {name}"
+            if name is not None and what in ("process lost", "lost", "leaving", "refused"):
+                self._worker(str(name)).said = "lost" if "lost" in what else what
+            elif name is not None and what in ("process started", "came"):
+                self._worker(str(name)).said = None
+            if what == "interrupted" and self._runs and self._interrupted_at is None:
+                self._interrupted_at = time.monotonic()
+            elif what == "started":
+                self._runs = True
+                if self._interrupted_at is not None:
+                    self._last_recovery = time.monotonic() - self._interrupted_at
+                    self._recoveries += 1
+                    self._interrupted_at = None
+
+    def end(self, how: str) -> None:
+        """Takes note that the job is over."""
+        with self._lock:
+            self._ended = how
+
+    # -- what is known ---------------------------------------------------------------------
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns all that is known, for JSON: numbers, words, None where nothing is known."""
+        now = time.monotonic()
+        with self._lock:
+            workers = list(self._workers.values())
+            waiting = self._waiting(workers, now)
+            told = [self._told(worker, waiting, now) for worker in workers]
+            stragglers = [(w["name"], w["straggles"]) for w in told if w["straggles"]]
+            leader = max(workers, key=lambda worker: worker.step, default=None)
+            return {
+                "program": self._program,
+                "kind": self._kind,
+                "now": time.time(),
+                "seconds": time.time() - self._began,
+                "ended": self._ended,
+                "step": 0 if leader is None else leader.step,
+                "steps_per_second": None if leader is None else leader.rate("steps"),
+                "examples_per_second": self._examples_per_second(now),
+                "step_seconds": _slowest(worker["step_seconds"] for worker in told),
+                "loss": self._losses.points[-1][1] if self._losses.points else None,
+                "stragglers": [f"{name} {how}" for name, how in stragglers],
+                "recoveries": self._recoveries,
+                "last_recovery_seconds": self._last_recovery,
+                "workers": told,
+                "losses": self._losses.points,
+                "rates": self._rates.points,
+                "events": list(self._events),
+            }
+
+    def _worker(self, name: str) -> WatchedWorker:
+        if name not in self._workers:
+            if len(self._workers) >= _MOST_WORKERS:
+                raise ValueError(f"more than {_MOST_WORKERS} workers")
+            trains = self._kind != "parameter servers" or name == "chief"
+            self._workers[name] = WatchedWorker(name, trains)
+        return self._workers[name]
+
+    def _of_losses(self) -> WatchedWorker | None:
+        """Returns whose losses are shown: those of the first worker that has any."""
+        return next((w for w in self._workers.values() if w.loss is not None), None)
+
+    def _examples_per_second(self, now: float) -> float | None:
+        """Returns the rate of all replicas together, which each worker counts that trains."""
+        rates = [
+            worker.rate("examples")
+            for worker in self._workers.values()
+            if worker.state(now) == "running"
+        ]
+        return max((rate for rate in rates if rate is not None), default=None)
+
+    def _told(
+        self, worker: WatchedWorker, waiting: Mapping[str, _Waiting], now: float
+    ) -> dict[str, Any]:
+        latest = worker.latest or {}
+        is_running = worker.state(now) == "running"
+        own = waiting.get(worker.name)
+        phases = None
+        if is_running and (share := worker.input_share) is not None:
+            others = None if own is None else own.share
+            phases = {
+                "input": share,
+                "others": others,
+                "computing": 1.0 - share - (others or 0.0),
+            }
+        return {
+            "name": worker.name,
+            "process": latest.get("process"),
+            "state": worker.state(now),
+            "step": worker.step,
+            "steps_per_second": worker.rate("steps") if is_running else None,
+            "step_seconds": worker.step_seconds(),
+            "phases": phases,
+            "straggles": own.words() if own is not None and is_running else None,
+            "memory_bytes": latest.get("memory"),
+            "device_bytes": latest.get("device_memory"),
+            "sent_bytes": latest.get("sent"),
+            "sent_bytes_per_second": worker.rate("sent") if is_running else None,
+            "loss": worker.loss,
+            "silent_seconds": now - worker.heard_at if latest else None,
+        }
+
+    def _waiting(self, workers: Sequence[WatchedWorker], now: float) -> dict[str, _Waiting]:
+        """Returns who waits for whom, where all workers run the same steps together.
+
+        A step ends when the last worker that begins it has done its part; so whoever begins it
+        earlier waits for the difference at least.
+        """
+        workers = [w for w in workers if w.latest is not None and w.latest["steps"]]
+        if self._kind != "workers" or len(workers) < 2:
+            return {}
+        since = min(float((w.latest or {})["now"]) for w in workers) - WINDOW
+        after: dict[str, list[float]] = {worker.name: [] for worker in workers}
+        before: dict[str, list[float]] = {worker.name: [] for worker in workers}
+        for step, _, _ in workers[0].marks(since):
+            begins = [worker.begin_of(step) for worker in workers]
+            known = [begin for begin in begins if begin is not None]
+            if len(known) < len(workers):
+                continue
+            second, last = sorted(known)[-2:]
+            for worker, begin in zip(workers, known, strict=True):
+                before[worker.name].append(last - begin)
+                after[worker.name].append(last - second if begin == last else 0.0)
+        found = {}
+        for worker in workers:
+            name = worker.name
+            others = [other for other in workers if other is not worker]
+            found[name] = _Waiting(
+                _mean(before[name]),
+                _mean(after[name]),
+                _late(worker, others),
+                worker.rate("steps") or 0.0,
+                worker.input_share or 0.0,
+            )
+        # Who begins a step last waits for nobody: what it computes, the others do, too.
+        work = 1.0 - min(found.values(), key=lambda each: each.before).input
+        for each in found.values():
+            each.share = min(each.before * each.pace, max(0.0, 1.0 - each.input - work))
+        return found
+
+
+@dataclasses.dataclass
+class _Waiting:
+    """How a worker waits for others, and they for it.
+
+    Attributes:
+        before: How many seconds before the last worker it begins a step, in the mean.
+        after: How many seconds after all others.
+        late: For how many seconds the others have been in a step that it has not begun.
+        pace: How many steps it begins in a second.
+        input: For which part of the time it waits for its input.
+        share: For which part of the time it waits for others, about.
+    """
+
+    before: float
+    after: float
+    late: float
+    pace: float
+    input: float
+    share: float = 0.0
+
+    def words(self) -> str | None:
+        """Says how it keeps the others waiting; None if it does not.
+
+        Examples:
+            >>> _Waiting(0.0, 0.02, 0.0, pace=20.0, input=0.01).words()
+            'keeps the others waiting: it begins a step 20 ms after them, and computes'
+        """
+        if self.late > _STUCK:
+            return f"has kept the others waiting for {self.late:.0f} s"
+        if self.after * self.pace < _STRAGGLES or self.after < self.before:
+            return None
+        is_input = self.input > _STRAGGLES
+        does = f"waits for its input for {self.input:.0%} of its time" if is_input else "computes"
+        return (
+            f"keeps the others waiting: it begins a step {1e3 * self.after:.3g} ms after them, and "
+            f"{does}"
+        )
+
+
+def _slowest(times: Iterable[dict[str, float] | None]) -> dict[str, float] | None:
+    """Returns the times of the worker with the longest steps: the others may be ahead of their
+    devices, and wait for many steps at once.
+    """
+    known = [each for each in times if each is not None]
+    return max(known, key=lambda each: each["p50"], default=None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def _late(worker: WatchedWorker, others: Sequence[WatchedWorker]) -> float:
+    """Returns for how long all others have been in a step that a worker has not begun."""
+    told = worker.latest or {}
+    if told.get("has_ended"):
+        return 0.0
+    begins = [other.begin_of(told["steps"]) for other in others]
+    known = [begin for begin in begins if begin is not None]
+    if len(known) < len(others):
+        return 0.0
+    return max(0.0, max(float((w.latest or {})["now"]) for w in [worker, *others]) - max(known))
+
+
+def quantile(weighted: Iterable[tuple[float, float]], part: float) -> float:
+    """Returns what a part of the values does not exceed.
+
+    Args:
+        weighted: Values, and how often there is each; at least one.
+        part: From 0 to 1.
+
+    Examples:
+        >>> quantile([(1.0, 98), (5.0, 2)], 0.5), quantile([(1.0, 98), (5.0, 2)], 0.99)
+        (1.0, 5.0)
+    """
+    ordered = sorted(weighted)
+    left = part * sum(weight for _, weight in ordered)
+    for value, weight in ordered:
+        left -= weight
+        if left <= 0:
+            return value
+    return ordered[-1][0]
+
+
+#: What a report has: the types, and whether it may be None.
+_FIELDS: Mapping[str, tuple[type | tuple[type, ...], bool]] = {
+    "worker": (str, False),
+    "process": (int, False),
+    "now": ((int, float), False),
+    "has_ended": (bool, False),
+    "steps": (int, False),
+    "position": (int, True),
+    "examples": (int, True),
+    "waited": ((int, float), False),
+    "marks": (list, False),
+    "loss": (list, True),
+    "memory": (int, True),
+    "device_memory": (int, True),
+    "sent": (int, True),
+}
+
+
+def checked(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a report of which everything is what it should be.
+
+    Raises:
+        KeyError, TypeError, ValueError: Something is not.
+    """
+    found = {}
+    for name, (kind, may_be_none) in _FIELDS.items():
+        value = found[name] = told[name]
+        if not (isinstance(value, kind) or (value is None and may_be_none)):
+            raise TypeError(f"Expected {name} to be {kind}. Received: {value!r}")
+    found["worker"] = found["worker"][:_MOST_TEXT]
+    found["marks"] = [
+        (int(step), _finite(at), bool(has_paused))
+        for step, at, has_paused in found["marks"][:_MOST_MARKS]
+    ]
+    _finite(found["now"]), _finite(found["waited"])
+    if found["loss"] is not None:
+        step, loss = found["loss"]
+        found["loss"] = (int(step), float(loss)) if math.isfinite(float(loss)) else None
+    return found
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"Expected a number. Received: {value!r}")
+    return number

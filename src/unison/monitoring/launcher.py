@@ -1,0 +1,104 @@
+"""`Monitored`: what `unison run` does so that a job can be watched."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from unison.monitoring.collector import Collector
+from unison.monitoring.job import WatchedJob
+from unison.monitoring.reporting import TOKEN_VARIABLE, VARIABLE
+from unison.monitoring.running_jobs import RunningJob, published
+from unison.runtime.launching import Program
+from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
+
+logger = logging.getLogger("unison")
+
+
+class Monitored:
+    """A job that this process runs and that others may watch, in a `with` block.
+
+    A job that cannot be watched (nobody can listen, there is no folder) runs all the same.
+
+    Args:
+        program: What the workers run, as the user has called it.
+        kind: See `WatchedJob`.
+        workers: What the workers are called.
+        is_wanted: Whether it is to be watched at all.
+
+    Examples:
+        >>> with Monitored("train.py", "workers", ["worker 0"]) as monitored:
+        ...     programs = monitored.programs([Program(["train.py"], {})])
+        >>> json.loads(programs[0].environment["UNISON_MONITOR"])["worker"]
+        'worker 0'
+    """
+
+    def __init__(self, program: str, kind: str, workers: Sequence[str], is_wanted: bool = True):
+        self._program = program
+        self._workers = list(workers)
+        self._job = WatchedJob(program, kind, workers)
+        self._is_wanted = is_wanted
+        self._collector: Collector | None = None
+        self._end = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._is_wanted:
+            try:
+                with contextlib.ExitStack() as undoing:
+                    collector = undoing.enter_context(Collector(self._job))
+                    job = RunningJob(os.getpid(), self._program, collector.address, collector.token)
+                    undoing.enter_context(published(job))
+                    self._end = undoing.pop_all()
+                    self._collector = collector
+            except OSError as error:
+                logger.info("The job cannot be watched: %s", error)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.close()
+
+    def programs(self, programs: Sequence[Program]) -> list[Program]:
+        """Returns the workers' programs, which are told whom to report to."""
+        collector = self._collector
+        if collector is None:
+            return list(programs)
+
+        def told(program: Program, worker: str) -> Program:
+            about = {"address": collector.address, "worker": worker}
+            own = {VARIABLE: json.dumps(about), TOKEN_VARIABLE: collector.report_token}
+            return dataclasses.replace(program, environment={**program.environment, **own})
+
+        return [told(*each) for each in zip(programs, self._workers, strict=True)]
+
+    def happened(self, event: Mapping[str, Any], line: str | None) -> None:
+        """Takes note of an event of an elastic job; called in any thread."""
+        self._job.happened(event, line)
+
+    def ended(self, exit_code: int) -> None:
+        """Says how the job has ended, to those who watch."""
+        if self._collector is not None:
+            self._collector.end(_how(exit_code))
+
+
+def _how(exit_code: int) -> str:
+    """Says in words how a job has ended.
+
+    Examples:
+        >>> _how(0), _how(3), _how(137)
+        ('the job is done', 'exit code 3', 'exit code 137 (SIGKILL)')
+        >>> _how(124)
+        'exit code 124 (the time is up)'
+    """
+    if exit_code == 0:
+        return "the job is done"
+    name = " (the time is up)" if exit_code == TIMEOUT_EXIT_CODE else ""
+    if exit_code > 128:
+        with contextlib.suppress(ValueError):
+            name = f" ({signal.Signals(exit_code - 128).name})"
+    return f"exit code {exit_code}{name}"

@@ -1,0 +1,190 @@
+"""`Meter`: counts the steps of this process as they begin."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.data import waited_seconds
+from unison.program import ProgramCache
+from unison.strategies.batch_shares import examples_of
+
+#: Seconds between two beginnings of steps that are written down: of shorter steps, only the mean
+#: time of those between is known.
+_MARK_EVERY = 0.02
+
+#: How many of them are kept until they are told.
+_MOST_MARKS = 512
+
+#: In a loop of the user's own, the first function that is run so often is the step.
+_OFTEN = 3
+
+#: Seconds between two looks at the loss.
+_LOSS_EVERY = 1.0
+
+
+class Meter:
+    """Counts steps; a `unison.strategies.observing.StepObserver`.
+
+    A step costs it a microsecond or two. It never waits for a device: what it takes of a loss is
+    a copy that is on its way, and is read once it is there.
+
+    Attributes:
+        steps: How many training steps have begun.
+        examples: How many examples they had, of all replicas; None: it is not known.
+        marks: Beginnings of steps: how many had begun before, the time, and whether something else
+            has run since the mark before.
+        group: The workers that this one trains with, if they may change.
+        devices: Those of this process that compute.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.examples: int | None = None
+        self.marks: collections.deque[tuple[int, float, bool]] = collections.deque(
+            maxlen=_MOST_MARKS
+        )
+        self.group: Any = None
+        self.devices: Sequence[Any] = ()
+        self._next_mark = 0.0
+        self._has_paused = False
+        self._waited: dict[int, float] = {}
+        self._calls: dict[str, int] = {}
+        self._step_name: str | None = None
+        self._counted_steps = 0
+        self._next_loss = 0.0
+        self._loss: tuple[int, list[Any]] | None = None
+        self._sums = (0.0, 0.0)
+
+    # -- what is run -----------------------------------------------------------------------
+
+    def running(self, programs: ProgramCache) -> Callable[..., Any]:
+        """See `StepObserver`."""
+        return functools.partial(self._run, programs)
+
+    def _run(
+        self, programs: ProgramCache, function: Callable[..., Any], args: tuple, kwargs: dict
+    ) -> Any:
+        if self._is_step(getattr(function, "__qualname__", type(function).__qualname__)):
+            if self._begin():
+                self.devices = programs.placement.local_devices
+                self._count_examples((args, kwargs), programs)
+        else:
+            self._has_paused = True
+        return programs(function, args, kwargs)
+
+    def training(self, trainer: Any, trains: bool) -> Callable[..., int]:
+        """See `StepObserver`."""
+        if not trains:
+            self._has_paused = True
+            run: Callable[..., int] = trainer.run_step
+            return run
+        return functools.partial(self._train, trainer)
+
+    def _train(self, trainer: Any, step: Any, batch: Any, may_wait: bool) -> int:
+        is_marked = self._begin()
+        examples: int = trainer.run_step(step, batch, may_wait)
+        self.examples = (self.examples or 0) + examples
+        if is_marked:
+            self.group = trainer.strategy.group
+            self.devices = trainer.strategy.placement.local_devices
+            if self._loss is None and time.monotonic() >= self._next_loss:
+                self._next_loss = time.monotonic() + _LOSS_EVERY
+                self._take_loss(trainer)
+        return examples
+
+    def _begin(self) -> bool:
+        """Counts a step, and returns whether its beginning is written down."""
+        now = time.time()
+        is_marked = now >= self._next_mark
+        if is_marked:
+            self._next_mark = now + _MARK_EVERY
+            self.marks.append((self.steps, now, self._has_paused))
+            self._has_paused = False
+            self._waited[threading.get_ident()] = waited_seconds()
+        self.steps += 1
+        return is_marked
+
+    def _is_step(self, name: str) -> bool:
+        if self._step_name is not None:
+            return name == self._step_name
+        calls = self._calls[name] = self._calls.get(name, 0) + 1
+        if calls == _OFTEN:
+            self._step_name = name
+            self.steps = self._counted_steps = calls - 1
+        return calls == _OFTEN
+
+    def _count_examples(self, arguments: Any, programs: ProgramCache) -> None:
+        """Counts those of the steps since the last time as if each had as many as this one."""
+        try:
+            of_step = examples_of(arguments, programs.placement)
+        except ValueError:  # with one replica, or without a batch: only the program can tell
+            return
+        self.examples = (self.examples or 0) + of_step * (self.steps - self._counted_steps)
+        self._counted_steps = self.steps
+
+    # -- what is told ----------------------------------------------------------------------
+
+    @property
+    def waited(self) -> float:
+        """For how many seconds the steps' threads have waited for input."""
+        return sum(self._waited.values())
+
+    def loss(self) -> tuple[int, float] | None:
+        """Returns the latest loss and its step, once, as soon as it is known without waiting."""
+        taken = self._loss
+        if taken is None or not all(map(_is_ready, taken[1])):
+            return None
+        self._loss = None
+        step, arrays = taken
+        values = [float(np.sum(np.asarray(array))) for array in arrays]
+        if len(values) == 1:
+            return step, values[0]
+        half = len(values) // 2
+        total, count = sum(values[:half]), sum(values[half:])
+        before, self._sums = self._sums, (total, count)
+        if count > before[1]:  # the same epoch goes on: what has come since the last look
+            total, count = total - before[0], count - before[1]
+        return None if not count else (step, total / count)
+
+    def count_to(self, step: int) -> None:
+        """Takes note that the program counts its steps itself, and has come to `step`."""
+        if step > self.steps:
+            self.steps = step - 1
+            self._begin()
+
+    def note_loss(self, value: Any) -> None:
+        """Takes note of a loss that the program reports."""
+        self._loss = (self.steps, [value])
+
+    def _take_loss(self, trainer: Any) -> None:
+        """Has Keras' mean of the loss copied, of this process's replicas."""
+        running, model = trainer.running, trainer.model
+        tracker = next((metric for metric in model.metrics if metric.name == "loss"), None)
+        own = list(getattr(tracker, "variables", ()))
+        if running is None or len(own) != 2:  # a mean's: total and count
+            return
+        variables = model.metrics_variables
+        start = len(running.state) - len(variables)
+        arrays = []
+        for variable in own:
+            place = next(i for i, known in enumerate(variables) if known is variable)
+            shards = running.state[start + place].addressable_shards
+            arrays += [jnp.copy(shard.data) for shard in shards]
+        self._loss = (self.steps, arrays)
+
+
+def _is_ready(value: Any) -> bool:
+    """Whether a value can be read without waiting; one that was deleted never can."""
+    if not isinstance(value, jax.Array):
+        return True
+    array: Any = value  # JAX's declarations leave a method out
+    return not array.is_deleted() and bool(array.is_ready())

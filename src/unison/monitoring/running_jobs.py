@@ -1,0 +1,95 @@
+"""The running jobs of this user: a file each, which says where it is watched.
+
+The files are in a folder that only the user can enter. Who runs the job holds a lock on its file,
+so that one which has been left behind, as after SIGKILL, is known as such.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class RunningJob(NamedTuple):
+    """Where a job is watched.
+
+    Attributes:
+        process: The number of the process that runs it.
+        program: What its workers run.
+        address: Where it is watched, as host:port.
+        token: What lets one see it.
+    """
+
+    process: int
+    program: str
+    address: str
+    token: str
+
+    @property
+    def url(self) -> str:
+        """The address of its page, with the token."""
+        return f"http://{self.address}/?token={self.token}"
+
+
+def folder() -> Path:
+    """Returns this user's folder, which is made if need be.
+
+    Raises:
+        OSError: It cannot be made, or is somebody else's.
+    """
+    place = os.environ.get("XDG_RUNTIME_DIR")
+    if place and os.access(place, os.W_OK):
+        found = Path(place, "unison")
+    else:
+        found = Path(tempfile.gettempdir(), f"unison-{os.getuid()}")
+    found.mkdir(mode=0o700, exist_ok=True)
+    about = found.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise PermissionError(f"Expected a folder that only its owner can enter: {found}")
+    return found
+
+
+@contextlib.contextmanager
+def published(job: RunningJob) -> Iterator[None]:
+    """Inside, the user's other processes find the job."""
+    path = folder() / f"{job.process}-{job.address.rpartition(':')[2]}.json"
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(opened, 0)
+        os.write(opened, json.dumps(job._asdict()).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(opened)
+
+
+def running_jobs() -> list[RunningJob]:
+    """Returns the jobs that run, the oldest first; removes files that were left behind.
+
+    Raises:
+        OSError: The folder is somebody else's.
+    """
+    found = []
+    for path in folder().glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), path.open("r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append((path.stat().st_mtime, _read(json.load(file))))
+            else:
+                path.unlink(missing_ok=True)
+    return [job for _, job in sorted(found)]
+
+
+def _read(told: Mapping[str, Any]) -> RunningJob:
+    return RunningJob(
+        int(told["process"]), str(told["program"]), str(told["address"]), str(told["token"])
+    )

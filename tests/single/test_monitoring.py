@@ -1,0 +1,482 @@
+"""`unison.monitoring`: what is counted in a worker, what is made of it, and who may see it."""
+
+import base64
+import contextlib
+import hashlib
+import http.client
+import json
+import math
+import os
+import re
+import socket
+import stat
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import unison
+from monitoring_reports import told, watched
+from unison.monitoring import meter as meters
+from unison.monitoring import page, reporting, running_jobs
+from unison.monitoring.collector import Collector
+from unison.monitoring.job import Curve, WatchedJob
+from unison.monitoring.launcher import Monitored
+from unison.monitoring.meter import Meter
+from unison.monitoring.process import SentBytes
+from unison.monitoring.prometheus import exposition
+from unison.monitoring.reporting import Reporter
+from unison.runtime.launching import Program
+from unison.strategies import observing
+
+
+@pytest.fixture
+def meter(monkeypatch):
+    """A meter that looks at the steps of this process, and writes all of them down."""
+    monkeypatch.setattr(meters, "_MARK_EVERY", 0.0)
+    monkeypatch.setattr(meters, "_LOSS_EVERY", 0.0)
+    made = Meter()
+    monkeypatch.setattr(observing, "step_observer", made)
+    return made
+
+
+@pytest.fixture
+def strategy():
+    return unison.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    """The jobs of this test, and no others."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def worker_in(job, name):
+    return next(worker for worker in job.as_dict()["workers"] if worker["name"] == name)
+
+
+# -- in the worker -----------------------------------------------------------------------------
+
+
+def test_the_steps_and_examples_of_a_loop_of_the_users_own_are_counted(meter, strategy):
+    def train(x):
+        return x.sum()
+
+    def evaluate(x):
+        return x.mean()
+
+    for batch in strategy.experimental_distribute_dataset([np.ones(6, np.float32)] * 5):
+        strategy.run(train, args=(batch,))
+    strategy.run(evaluate, args=(batch,))
+    assert (meter.steps, meter.examples) == (5, 18)  # two steps before it was known to be the loop
+
+
+def test_the_pace_is_not_that_of_what_runs_between_the_steps(meter, strategy):
+    def train():
+        return jnp.ones(())
+
+    def evaluate():
+        return jnp.zeros(())
+
+    for _ in range(4):
+        strategy.run(train)
+    strategy.run(evaluate)
+    strategy.run(train)
+    assert [has_paused for *_, has_paused in meter.marks][1:] == [False, True]
+
+
+def test_the_steps_examples_and_loss_of_fit_are_counted(meter, strategy):
+    import keras
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    losses = []
+    looking = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(meter.loss())
+    )
+    x = np.arange(60, dtype=np.float32).reshape(20, 3) / 30
+    fit = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, "callbacks": [looking]}
+    history = model.fit(x, x[:, :1], **fit)
+    model.evaluate(x, x[:, :1], batch_size=5, verbose=0)
+    assert (meter.steps, meter.examples) == (4, 40)
+    assert [step for step, _ in losses] == [1, 2, 3, 4]
+    means = np.reshape([loss for _, loss in losses], (2, 2)).mean(1)
+    np.testing.assert_allclose(means, history.history["loss"], rtol=1e-5)
+    assert meter.loss() is None
+
+
+def test_a_loss_is_that_of_the_examples_since_the_last_look(meter):
+    meter._loss = (4, [np.float32(12.0), np.float32(4.0)])
+    assert meter.loss() == (4, 3.0)
+    meter._loss = (8, [np.float32(16.0), np.float32(8.0)])
+    assert meter.loss() == (8, 1.0)
+    meter._loss = (9, [np.float32(0.5), np.float32(1.0)])  # the next epoch
+    assert meter.loss() == (9, 0.5)
+
+
+def test_a_loss_that_is_not_computed_or_deleted_is_not_read(meter):
+    value = jnp.ones(())
+    meter.note_loss(value)
+    value.delete()
+    assert meter.loss() is None
+
+
+def test_a_step_costs_microseconds():
+    """No assertion on time: what it must not do is to wait for a device or to send."""
+    meter = Meter()
+    before = threading.active_count()
+    for _ in range(10_000):
+        meter._begin()
+    assert meter.steps == 10_000
+    assert len(meter.marks) < 1000
+    assert threading.active_count() == before
+
+
+def test_what_a_program_reports_itself_is_told(monkeypatch, meter):
+    reporter = Reporter("127.0.0.1:1", "token", "worker 3")
+    monkeypatch.setattr(reporting, "_reporter", reporter)
+    unison.monitoring.report(jnp.float32(0.25), step=7, examples=70)
+    gathered = reporter.gathered()
+    assert {name: gathered[name] for name in ("worker", "steps", "examples", "loss")} == {
+        "worker": "worker 3",
+        "steps": 7,
+        "examples": 70,
+        "loss": (7, 0.25),
+    }
+    assert gathered["memory"] > 2**20
+
+
+def test_without_somebody_who_watches_a_report_does_nothing():
+    unison.monitoring.report(loss=jnp.ones(()))
+
+
+def test_who_looks_at_the_steps_already_is_not_replaced(monkeypatch, meter):
+    monkeypatch.setenv(reporting.VARIABLE, json.dumps({"address": "127.0.0.1:1", "worker": "w"}))
+    monkeypatch.setenv(reporting.TOKEN_VARIABLE, "token")
+    monkeypatch.setattr(Reporter, "start", lambda self: None)
+    monkeypatch.setattr(reporting, "_reporter", None)
+    reporting.start_if_asked()
+    assert observing.step_observer is meter
+    assert reporting.VARIABLE not in os.environ  # its children are no workers
+    assert reporting.TOKEN_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("said", ["", "{}", "[]", '{"address": "x"}'])
+def test_a_variable_that_cannot_be_read_does_not_end_a_program(monkeypatch, said):
+    monkeypatch.setenv(reporting.VARIABLE, said)
+    monkeypatch.setenv(reporting.TOKEN_VARIABLE, "token")
+    monkeypatch.setattr(reporting, "_reporter", None)
+    reporting.start_if_asked()
+    assert reporting._reporter is None
+
+
+def test_a_worker_does_not_notice_that_nobody_hears_it(monkeypatch):
+    monkeypatch.setattr(reporting, "EVERY", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    reporter = Reporter(address, "token", "worker 0")
+    reporter.start()
+    reporter._thread.join(20)
+    assert not reporter._thread.is_alive()  # it has given up
+    reporter.end()
+
+
+def test_the_last_report_comes_when_the_program_ends(monkeypatch):
+    with Collector(WatchedJob("train.py", "workers", ["worker 0"])) as collector:
+        reporter = Reporter(collector.address, collector.report_token, "worker 0")
+        reporter.start()
+        monkeypatch.setattr(reporting, "_LAST_WORD", 20.0)
+        reporter.meter.count_to(5)
+        reporter.end()
+        (worker,) = collector.state()["workers"]
+    assert (worker["state"], worker["step"]) == ("ended", 5)
+
+
+def test_the_bytes_that_connections_have_sent_are_counted_also_of_closed_ones():
+    sent = SentBytes()
+    before = sent.count()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as sender:
+            receiver, _ = server.accept()
+            with receiver:
+                sender.sendall(bytes(1000))
+                assert receiver.recv(1000, socket.MSG_WAITALL)
+                first = sent.count()
+        second = sent.count()
+    assert 1000 <= first - before < 1100
+    assert second >= first
+
+
+# -- what is made of it ------------------------------------------------------------------------
+
+
+def test_rates_and_percentiles_are_those_of_the_latest_reports():
+    job = watched(
+        told(now=1000.0, steps=0, examples=0, sent=100, waited=0.0),
+        told(now=1004.0, steps=40, examples=1280, sent=500, waited=1.0),
+        workers=["worker 0"],
+    )
+    state = job.as_dict()
+    assert state["step"] == 40
+    assert state["examples_per_second"] == pytest.approx(320.0)
+    assert state["step_seconds"] == pytest.approx({"p50": 0.1, "p90": 0.1, "p99": 0.1})
+    (worker,) = state["workers"]
+    assert worker["phases"] == pytest.approx({"input": 0.25, "others": None, "computing": 0.75})
+    assert worker["sent_bytes_per_second"] == pytest.approx(100.0)
+
+
+def test_a_pause_between_steps_is_no_step():
+    marks = [[0, 10.0, False], [1, 10.1, False], [2, 60.0, True], [3, 60.1, False]]
+    job = watched(told(steps=4, marks=marks), workers=["worker 0"])
+    assert job.as_dict()["step_seconds"]["p99"] == pytest.approx(0.1)
+
+
+def test_the_worker_that_begins_steps_last_because_of_its_input_is_the_straggler():
+    late = [[step, 990.06 + step / 10, False] for step in range(100)]
+    job = watched(
+        told("worker 0", now=990.0, steps=0),
+        told("worker 1", now=990.0, steps=0, marks=[]),
+        told("worker 0", now=1000.0, steps=100),
+        told("worker 1", now=1000.0, steps=100, marks=late, waited=6.0),
+    )
+    state = job.as_dict()
+    assert state["stragglers"] == [
+        "worker 1 keeps the others waiting: it begins a step 60 ms after them, and waits for its "
+        "input for 60% of its time"
+    ]
+    assert worker_in(job, "worker 0")["phases"]["others"] == pytest.approx(0.6)
+    assert worker_in(job, "worker 1")["phases"]["others"] == 0.0
+
+
+def test_a_worker_that_does_not_come_to_the_step_of_the_others_is_the_straggler():
+    job = watched(
+        told("worker 0", now=1000.0, steps=101),
+        told("worker 1", now=1000.0, steps=100),
+        told("worker 0", now=1020.0, steps=101, marks=[]),
+        told("worker 1", now=1020.0, steps=100, marks=[]),
+    )
+    assert job.as_dict()["stragglers"] == ["worker 1 has kept the others waiting for 20 s"]
+
+
+def test_workers_that_run_alike_are_no_stragglers():
+    reports = [
+        told(f"worker {w}", now=now, steps=s) for now, s in ((990, 0), (1000, 100)) for w in (0, 1)
+    ]
+    assert watched(*reports).as_dict()["stragglers"] == []
+
+
+def test_a_worker_that_is_started_again_counts_anew():
+    job = watched(
+        told(steps=500, examples=5000, now=1000.0),
+        told(steps=10, examples=100, now=1010.0, process=2),
+        told(steps=20, examples=200, now=1011.0, process=2),
+        workers=["worker 0"],
+    )
+    assert job.as_dict()["examples_per_second"] == pytest.approx(100.0)
+
+
+def test_in_a_group_that_changes_the_step_is_that_of_all():
+    job = watched(told(steps=10, position=400), kind="elastic")
+    assert job.as_dict()["step"] == 400
+
+
+def test_a_recovery_is_from_the_interruption_to_the_next_start():
+    job = watched(told(), kind="elastic")
+    job.happened({"event": "started"}, "the job runs")
+    job.happened({"event": "process lost", "worker": 1}, "worker 1 was lost")
+    job.happened({"event": "interrupted"})
+    assert worker_in(job, "worker 1")["state"] == "lost"
+    time.sleep(0.01)
+    job.happened({"event": "started"}, "regrouped")
+    state = job.as_dict()
+    assert state["recoveries"] == 1
+    assert state["last_recovery_seconds"] >= 0.01
+    assert [event["text"] for event in state["events"]] == [
+        "the job runs",
+        "worker 1 was lost",
+        "regrouped",
+    ]
+
+
+def test_servers_and_their_workers_run_without_steps_of_their_own():
+    job = watched(told("ps 0", steps=0), kind="parameter servers", workers=["chief", "ps 0"])
+    assert worker_in(job, "ps 0")["state"] == "running"
+    assert worker_in(job, "chief")["state"] == "starting"
+
+
+def test_a_silent_worker_is_shown_as_such(monkeypatch):
+    job = watched(told(), workers=["worker 0"])
+    assert worker_in(job, "worker 0")["state"] == "running"
+    later = time.monotonic() + 6
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert worker_in(job, "worker 0")["state"] == "silent"
+
+
+def test_the_history_is_bounded():
+    job = watched(workers=["worker 0"])
+    for step in range(1, 3000):
+        job.hear(told(steps=step, loss=[step, 1 / step], marks=[[step, float(step), False]]))
+        job.happened({"event": "benched"}, "a line")
+    state = job.as_dict()
+    assert len(state["losses"]) <= 512
+    assert state["losses"][0] == (1, 1.0)
+    assert len(state["events"]) == 50
+    curve = Curve(10)
+    for x in range(100_000):
+        curve.add(x, x)
+    assert len(curve.points) <= 10
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": "many"},
+        {"now": math.nan},
+        {"marks": [[1]]},
+        {"marks": [[0, math.inf, False]]},
+        {"loss": [1]},
+        {"worker": 3},
+        {"memory": "all"},
+    ],
+)
+def test_what_is_no_report_is_refused(wrong):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        watched(told(**wrong))
+
+
+def test_a_loss_that_is_not_finite_is_no_point_of_the_curve():
+    assert watched(told(loss=[1, math.nan])).as_dict()["losses"] == []
+
+
+def test_prometheus_gets_what_is_known_and_nothing_else():
+    text = exposition(watched(told('a "worker"', steps=3, sent=12)).as_dict())
+    assert 'unison_worker_sent_bytes_total{worker="a \\"worker\\""} 12' in text.splitlines()
+    assert "None" not in text
+    sample = re.compile(r'^[a-z_]+(\{([a-z]+="([^"\\]|\\.)*",?)+\})? -?[\d.e+-]+$')
+    assert all(line.startswith("# ") or sample.match(line) for line in text.splitlines())
+
+
+# -- who may see it ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collector():
+    with Collector(watched(told())) as made:
+        yield made
+
+
+def ask(collector, path, *, token=None, method="GET", body=None, **headers):
+    connection = http.client.HTTPConnection(collector.address, timeout=20)
+    with contextlib.closing(connection):
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers
+
+
+@pytest.mark.parametrize("path", ["/", "/state.json", "/metrics", "/nowhere", "/report"])
+@pytest.mark.parametrize("token", [None, "wrong", ""])
+def test_nobody_sees_a_job_without_its_token(collector, path, token):
+    status, said, _ = ask(collector, path, token=token)
+    assert status == 403
+    assert "token" in said
+    assert "worker 0" not in said
+
+
+def test_the_token_is_taken_from_the_header_or_from_the_url(collector):
+    assert ask(collector, "/state.json", token=collector.token)[0] == 200
+    assert ask(collector, f"/state.json?token={collector.token}")[0] == 200
+
+
+def test_a_page_of_the_web_cannot_ask_under_a_name_of_its_own(collector):
+    for host in ("evil.example", "evil.example:80", f"evil.example:{collector.address[-5:]}", ""):
+        status, said, _ = ask(collector, "/state.json", token=collector.token, Host=host)
+        assert (status, "worker" in said) == (403, False)
+    port = collector.address.rpartition(":")[2]
+    status, _, _ = ask(collector, "/state.json", token=collector.token, Host=f"localhost:{port}")
+    assert status == 200
+
+
+def test_who_may_see_a_job_may_not_report_to_it_and_the_other_way_round(collector):
+    body = json.dumps(told(steps=77))
+    assert ask(collector, "/report", token=collector.token, method="POST", body=body)[0] == 403
+    assert ask(collector, "/state.json", token=collector.report_token)[0] == 403
+    assert worker_in(collector.job, "worker 0")["step"] == 10
+    report = {"token": collector.report_token, "method": "POST", "body": body}
+    assert ask(collector, "/report", **report)[0] == 204
+    assert worker_in(collector.job, "worker 0")["step"] == 77
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [("{", 400), ("[]", 400), ("[" * 100_000, 400), ("x" * (2**20 + 1), 413)]
+)
+def test_what_cannot_be_read_is_answered_and_changes_nothing(collector, body, status):
+    before = collector.job.as_dict()["workers"]
+    report = {"token": collector.report_token, "method": "POST", "body": body}
+    with contextlib.suppress(ConnectionError):  # of the long one, not all is read
+        assert ask(collector, "/report", **report)[0] == status
+    after = collector.job.as_dict()["workers"]
+    assert [worker["step"] for worker in after] == [worker["step"] for worker in before]
+
+
+def test_there_are_metrics_for_prometheus(collector):
+    status, text, headers = ask(collector, "/metrics", token=collector.token)
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert "unison_steps_total 10" in text.splitlines()
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_runs_its_own_script_only(collector):
+    status, html, headers = ask(collector, f"/?token={collector.token}")
+    assert status == 200
+    assert re.findall(r'(?:src|href)="(?!data:)', html) == []
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = headers["Content-Security-Policy"]
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert headers["Referrer-Policy"] == "no-referrer"  # the token is in the URL
+    assert "innerHTML" not in page.html()
+
+
+# -- the launcher ------------------------------------------------------------------------------
+
+
+def test_a_job_is_found_while_it_runs_by_its_user_only(own_folder):
+    with Monitored("train.py --epochs 3", "workers", ["worker 0"]):
+        (job,) = running_jobs.running_jobs()
+        assert (job.process, job.program) == (os.getpid(), "train.py --epochs 3")
+        (path,) = running_jobs.folder().iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert running_jobs.running_jobs() == []
+
+
+def test_what_a_killed_launcher_has_left_behind_is_removed():
+    left = running_jobs.folder() / "1-2.json"
+    left.write_text(json.dumps(running_jobs.RunningJob(1, "x.py", "127.0.0.1:2", "t")._asdict()))
+    assert running_jobs.running_jobs() == []
+    assert not left.exists()
+
+
+def test_a_folder_that_others_can_enter_is_not_used(own_folder):
+    (own_folder / "unison").mkdir(mode=0o755)
+    (own_folder / "unison").chmod(0o755)
+    with pytest.raises(PermissionError, match="only its owner"):
+        running_jobs.running_jobs()
+    program = Program(["train.py"], {})
+    with Monitored("train.py", "workers", ["worker 0"]) as monitored:  # it runs all the same
+        assert monitored.programs([program]) == [program]
+
+
+def test_a_job_that_is_not_to_be_watched_is_not():
+    program = Program(["train.py"], {})
+    with Monitored("train.py", "workers", ["worker 0"], is_wanted=False) as monitored:
+        assert monitored.programs([program]) == [program]
+        assert running_jobs.running_jobs() == []
+        monitored.ended(0)
