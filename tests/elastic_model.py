@@ -44,7 +44,7 @@ class Setting(NamedTuple):
         steps: How many steps a program takes.
         faults: How many faults happen, of the kinds that are given.
         kinds: "crash", "cut" (the connection is lost), "silence" (the register thinks so), "late"
-            (a timer goes off early), "suspect", "notice".
+            (a timer goes off early), "suspect", "notice", "failure" (of the program).
         restarts: How many processes the supervisor starts again.
         is_finite: Whether the programs end after their steps.
         apart: Pairs of slots whose processes cannot reach each other.
@@ -189,7 +189,7 @@ class World:
             return
         kinds = self.setting.kinds
         for process in self._processes.values():
-            for kind in ("crash", "cut", "silence", "notice"):
+            for kind in ("crash", "cut", "silence", "notice", "failure"):
                 if kind in kinds and getattr(self, f"_can_{kind}")(process):
                     move = _on(process.id, getattr(World, f"_{kind}"))
                     yield f"FAULT {process.id} {kind}", _counted(move)
@@ -287,6 +287,8 @@ class World:
             roster.leaving(id_)
         elif what == "done":
             roster.done(id_)
+        elif what == "failed":
+            roster.failed(id_, message["about"])
         self._carry_out()
 
     def _hear_down(self, process: Process) -> None:
@@ -435,6 +437,14 @@ class World:
     def _notice(self, process: Process) -> None:
         process.participant.notice()
         self._post(process)
+
+    def _can_failure(self, process: Process) -> bool:
+        return process.is_alive and process.program != "outside"
+
+    def _failure(self, process: Process) -> None:
+        process.participant.failed("an error")
+        self._post(process)
+        self._exit(process)
 
     # What follows
 

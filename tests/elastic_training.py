@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,20 @@ ENVIRONMENT = {
 }
 
 
-def train(workers: int, faults: Sequence[Fault], *given: str, **options: Any) -> Outcome:
+def train(
+    workers: int,
+    faults: Sequence[Fault],
+    *given: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> Outcome:
     """Runs the program in an elastic job."""
     return testing.run(
         PROGRAM,
         *given,
         workers=workers,
         faults=faults,
-        environment=ENVIRONMENT,
+        environment={**ENVIRONMENT, **environment},
         **{"timeout": SECONDS, **options},
     )
 
@@ -57,12 +64,17 @@ def train_alone(*given: str) -> dict[str, Any]:
         timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    (report,) = _reports([(0, line) for line in done.stdout.splitlines()])
+    (report,) = _reports(done.stdout.splitlines())
     return report
 
 
-def _reports(lines: Sequence[tuple[int | None, str]]) -> list[dict[str, Any]]:
-    return [json.loads(line[7:]) for _, line in lines if line.startswith("REPORT ")]
+def reports(outcome: Outcome) -> list[dict[str, Any]]:
+    """Returns what the workers that came to the end have reported."""
+    return _reports([line for _, line in outcome.lines])
+
+
+def _reports(lines: Sequence[str]) -> list[dict[str, Any]]:
+    return [json.loads(line[7:]) for line in lines if line.startswith("REPORT ")]
 
 
 def require_the_same_training(outcome: Outcome, alone: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -73,18 +85,18 @@ def require_the_same_training(outcome: Outcome, alone: Mapping[str, Any]) -> lis
     """
     outcome.assert_ended(0)
     outcome.assert_sound()
-    reports = _reports(outcome.lines)
-    assert reports, outcome.lines
-    for report in reports:
+    found = reports(outcome)
+    assert found, outcome.lines
+    for report in found:
         # Each example of each epoch, by its number.
         assert report["seen"] == alone["seen"]
         # Bit for bit among the workers.
-        assert report["digest"] == reports[0]["digest"]
-        assert report["history"] == reports[0]["history"]
-    np.testing.assert_allclose(reports[0]["weights"], alone["weights"], rtol=0, atol=ROUND_OFF)
+        assert report["digest"] == found[0]["digest"]
+        assert report["history"] == found[0]["history"]
+    np.testing.assert_allclose(found[0]["weights"], alone["weights"], rtol=0, atol=ROUND_OFF)
     for name, values in (alone["history"] or {}).items():
-        np.testing.assert_allclose(reports[0]["history"][name], values, rtol=0, atol=ROUND_OFF)
-    return reports
+        np.testing.assert_allclose(found[0]["history"][name], values, rtol=0, atol=ROUND_OFF)
+    return found
 
 
 def sizes(outcome: Outcome) -> list[int]:
@@ -114,6 +126,8 @@ def random_faults(seed: int, workers: int, steps: int, phases: Sequence[str]) ->
         at = 0 if phase in ("start", "compile") else step
         if phase == "start":
             occurrence = 1 + occurrence % 2
+        elif phase == "compile" and not faults:
+            occurrence = 1  # a loop may have one program, and something is to happen
         faults.append(Fault(kind, victim, at, phase, occurrence, seconds))
         if draw.random() < 0.5:  # else all at once
             step = min(step + draw.randrange(steps // 4), steps * 3 // 4)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from unison.cells import Cell, live_cells
 from unison.data import DistributedDataset, DistributedIterator
 from unison.runtime.elastic import ElasticOptions as Options
-from unison.runtime.elastic import GroupChanged, elastic_group
+from unison.runtime.elastic import Entry, GroupChanged, elastic_group
 from unison.train.checkpoint import Checkpoint
 from unison.train.handover import packed, unpack
 
@@ -74,7 +74,8 @@ class State:
         self._committed: dict[str, Any] = {}
         #: The variables' arrays at the last commit.
         self._kept: dict[Cell, jax.Array] = {}
-        self._launched = 0
+        #: How many programs there had been at the last commit.
+        self._runs = 0
 
     def __getattr__(self, name: str) -> Any:
         numbers = vars(self).get("_numbers", {})
@@ -110,10 +111,10 @@ class State:
         group = self._group
         if group is not None:
             group.settle(0)
-            if not self._keeps_copies and group.committed - self._launched > 1:
+            if not self._keeps_copies and group.runs - self._runs > 1:
                 raise RuntimeError(
                     "Expected at most one strategy.run between two commits of a State with "
-                    f"steps_are_one_program=True. Received: {group.committed - self._launched}. "
+                    f"steps_are_one_program=True. Received: {group.runs - self._runs}. "
                     "Leave that argument out."
                 )
         self._keep()
@@ -152,19 +153,24 @@ class State:
 
     # -- for `run` -------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Comes to the group, or takes over what an earlier run of the job has kept."""
+    def begin(self) -> bool:
+        """Comes to the group, or takes over what an earlier run of the job has kept.
+
+        Returns:
+            Whether the function is to be called.
+        """
         group = self._group
         if group is None:
-            return
+            return True
+        group.settle_all()
+        self._commits = group.step
+        self._keep(counts=False)
+        if group.enter(self) is Entry.EARLY:
+            return False
         group.position = lambda: self._commits
-        self._keep()
-        if group.is_joining:
-            group.regroup(self, is_open=True)
-        else:
-            group.resume(self)
         group.recover = _go_back
         group.open(True)
+        return True
 
     def go_on(self) -> None:
         """Goes back to the last commit, in the next group."""
@@ -173,7 +179,7 @@ class State:
         group.settle_all()
         self.restore()
         group.regroup(self, is_open=True)
-        self._launched = group.committed
+        self._runs = group.runs
         self._keep_copies()
 
     def end(self) -> None:
@@ -181,6 +187,8 @@ class State:
         if self._group is not None:
             self._group.settle(0)
             self._group.open(False)
+            self._group.renumber(self._commits)
+            self._group.position = self._group.count
             self._group.recover = self._group.regroup_alone
 
     @property
@@ -201,7 +209,7 @@ class State:
         self._places |= {name: each.get_state() for name, each in self._iterators.items()}
         self._committed = {"numbers": dict(self._numbers), "places": dict(self._places)}
         if self._group is not None:
-            self._launched = self._group.committed
+            self._runs = self._group.runs
         self._keep_copies()
 
     def _keep_copies(self) -> None:
@@ -235,21 +243,23 @@ class _Numbers:
         own["_places"], own["_commits"] = state["places"], state["commits"]
 
 
-def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[State, P], T]:
+def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[State, P], T | None]:
     """Returns a training loop that goes on when the group of workers changes.
 
     It calls `function` with the state, and again, with the state as it was committed last, after
     each change: then datasets are to be distributed anew (`State.iterate` goes on in them), and
     what depends on `strategy.num_replicas_in_sync` computed again. Outside elastic jobs it just
-    calls the function.
+    calls the function. A program may have several such loops: a worker that comes to one which the
+    others have left does not call the function, and gets None.
 
     Args:
         function: Takes a `State`, and may take more.
     """
 
     @functools.wraps(function)
-    def wrapped(state: State, *args: P.args, **kwargs: P.kwargs) -> T:
-        state.begin()
+    def wrapped(state: State, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if not state.begin():
+            return None
         while True:
             try:
                 result = function(state, *args, **kwargs)
@@ -258,7 +268,7 @@ def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[St
             except GroupChanged:
                 state.go_on()
 
-    return cast(Callable[Concatenate[State, P], T], wrapped)
+    return cast(Callable[Concatenate[State, P], T | None], wrapped)
 
 
 def _go_back() -> None:

@@ -27,6 +27,8 @@ GIVEN = dict(pair.split("=", 1) for pair in sys.argv[2:])
 EXAMPLES = int(GIVEN.get("examples", 120))
 BATCH = int(GIVEN.get("batch", 10))
 EPOCHS = int(GIVEN.get("epochs", 3))
+#: How many loops there are, one after the other; behind each `fit` there is an evaluation.
+LOOPS = int(GIVEN.get("loops", 1))
 #: Seconds that each step takes at least; without, and without the next, steps may be run together.
 SLOW = float(GIVEN.get("slow", 0.0))
 #: With fewer replicas, steps wait for more, some time.
@@ -34,7 +36,13 @@ FULL = int(GIVEN.get("full", 0))
 #: Where checkpoints are written; none without.
 FOLDER = GIVEN.get("folder")
 
-strategy = unison.MultiWorkerMirroredStrategy()
+#: Whether the batches of the replicas stay, and not the global ones.
+KEEPS_PARTS = GIVEN.get("keep") == "parts"
+
+options = unison.elastic.Options(
+    keep="per_replica_batch", learning_rate=lambda replicas, at_start: replicas / at_start
+)
+strategy = unison.MultiWorkerMirroredStrategy(elastic=options if KEEPS_PARTS else None)
 numbers = np.random.default_rng(0)
 features = numbers.standard_normal((EXAMPLES, 8)).astype(np.float32)
 labels = (features @ numbers.standard_normal((8, 1)) > 0).astype(np.float32)
@@ -65,12 +73,19 @@ class Counting(keras.layers.Layer):
         return values
 
 
-def report(weights, seen, history=None):
+def report(weights, seen, history=None, rate=None):
     weights = [np.asarray(array) for array in weights]
     digest = hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest()
     flat = np.concatenate([array.reshape(-1) for array in weights]).astype(float).tolist()
     counts = np.asarray(seen).astype(int).tolist()
-    told = {"digest": digest, "weights": flat, "seen": counts, "history": history}
+    told = {
+        "digest": digest,
+        "weights": flat,
+        "seen": counts,
+        "history": history,
+        "rate": rate,
+        "replicas": strategy.num_replicas_in_sync,
+    }
     print("REPORT", json.dumps(told), flush=True)
 
 
@@ -90,11 +105,12 @@ class Watching(keras.callbacks.Callback):
     def __init__(self, counting):
         super().__init__()
         self.counting = counting
+        self.before = 0  # epochs of earlier loops
         if SLOW or FULL:
             self.on_train_batch_end = lambda batch, logs=None: pause()
 
     def on_epoch_end(self, epoch, logs=None):
-        unison.testing.record_examples(epoch, np.asarray(self.counting.seen))
+        unison.testing.record_examples(self.before + epoch, np.asarray(self.counting.seen))
 
 
 def fit():
@@ -108,21 +124,28 @@ def fit():
             loss=keras.losses.BinaryCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    callbacks = [Watching(counting)]
+    watching = Watching(counting)
+    callbacks = [watching]
     if FOLDER is not None:
         callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(FOLDER, "backup")))
         callbacks.append(keras.callbacks.ModelCheckpoint(os.path.join(FOLDER, "last.keras")))
-    history = model.fit(
-        (features, ids),
-        labels,
-        batch_size=BATCH,
-        epochs=EPOCHS,
-        validation_data=((features[:30], ids[:30]), labels[:30]),
-        verbose=0,
-        callbacks=callbacks,
-    )
+    held_out = (features[:30], ids[:30]), labels[:30]
+    for _ in range(LOOPS):
+        history = model.fit(
+            (features, ids),
+            labels,
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            validation_data=held_out,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        watching.before += EPOCHS
+        if LOOPS > 1:
+            model.evaluate(*held_out, batch_size=BATCH, verbose=0)
     weights = [weight for weight in model.get_weights() if weight.shape != (EXAMPLES,)]
-    report(weights, counting.seen, {k: [*map(float, v)] for k, v in history.history.items()})
+    told = {name: [*map(float, values)] for name, values in history.history.items()}
+    report(weights, counting.seen, told, float(model.optimizer.learning_rate))
 
 
 def loop():
@@ -145,7 +168,7 @@ def loop():
         seen.assign_add(jnp.sum(jax.nn.one_hot(numbers, EXAMPLES), axis=0))
 
     @unison.elastic.run
-    def train(state):
+    def train(state, number):
         dataset = Dataset.from_tensor_slices((features, labels, ids)).shuffle(50, seed=3)
         batches = strategy.experimental_distribute_dataset(dataset.batch(BATCH))
         while state.epoch < EPOCHS:
@@ -153,11 +176,12 @@ def loop():
                 strategy.run(step, (batch,))
                 state.commit()
                 pause()
-            unison.testing.record_examples(state.epoch, np.asarray(seen))
+            unison.testing.record_examples(number * EPOCHS + state.epoch, np.asarray(seen))
             state.epoch += 1
             state.commit()
 
-    train(unison.elastic.State(epoch=0, weights=weights, seen=seen))
+    for number in range(LOOPS):
+        train(unison.elastic.State(epoch=0, weights=weights, seen=seen), number)
     report([weights], seen)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import elastic_training
-from elastic_training import require_the_same_training, sizes, train, train_alone
+from elastic_training import reports, require_the_same_training, sizes, train, train_alone
 from unison.testing import Fault
 
 pytestmark = pytest.mark.timeout(elastic_training.SECONDS + 60)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(elastic_training.SECONDS + 60)
 #: one step where the shares of a batch are equal.
 FIT = ("fit", "epochs=4")
 STEPWISE = (*FIT, "slow=0.01")
-LOOP = ("loop", "epochs=4")
+TWICE = ("fit", "epochs=2", "loops=2")
 
 #: Keeps a job going until those are back that were started again.
 WAITING = "full=3"
@@ -36,13 +36,18 @@ def test_a_batch_more_or_less_would_show():
     assert np.abs(weights - other).max() > 100 * elastic_training.ROUND_OFF
 
 
-def test_workers_are_killed_with_steps_on_their_way_until_one_is_left():
-    faults = [Fault("kill", 0, 20, "exchange"), Fault("kill", 2, 35, "step")]
-    outcome = train(3, faults, *STEPWISE, restarts=0)
+def test_one_after_the_other_is_lost_until_one_is_left(tmp_path):
+    faults = [
+        Fault("kill", 0, 14, "exchange"),  # with a step on its way
+        Fault("terminate", 3, 18, "evaluate", 2),
+        Fault("kill", 1, 36, "checkpoint"),
+    ]
+    outcome = train(4, faults, *STEPWISE, f"folder={tmp_path}", restarts=0)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*FIT))) == 1
-    assert sizes(outcome) == [3, 2, 1]
-    assert outcome.exit_codes == {0: ["SIGKILL"], 1: ["exit code 0"], 2: ["SIGKILL"]}
+    assert sizes(outcome) == [4, 3, 2, 1]
+    ends = {0: ["SIGKILL"], 1: ["SIGKILL"], 2: ["exit code 0"], 3: ["exit code 143"]}
+    assert outcome.exit_codes == ends
 
 
 def test_several_are_killed_at_once_with_many_steps_in_one():
@@ -52,14 +57,19 @@ def test_several_are_killed_at_once_with_many_steps_in_one():
     assert len(require_the_same_training(outcome, alone(*FIT))) == 1
 
 
-def test_workers_that_are_killed_come_back_and_take_part():
-    faults = [Fault("kill", 1, 22, "commit"), Fault("kill", 0, 40, "exchange")]
-    outcome = train(3, faults, *FIT, "slow=0.02", WAITING)
+def test_workers_that_are_lost_come_back_and_take_part_in_a_later_fit():
+    # One is lost while the first group forms; in the second `fit` again, and another one while the
+    # next group forms. Who comes back leaves out the first `fit`, which is over for the others.
+    faults = [
+        Fault("kill", 1, 0, "recovery", 4),
+        Fault("kill", 1, 40, "exchange"),
+        Fault("kill", 2, 40, "recovery", 3),
+    ]
+    outcome = train(3, faults, *TWICE, "slow=0.02", WAITING)
     outcome.assert_fired()
-    assert len(require_the_same_training(outcome, alone(*FIT))) == 3
-    assert sizes(outcome)[0] == sizes(outcome)[-1] == 3
-    assert min(sizes(outcome)) == 2
-    assert outcome.exit_codes[1] == ["SIGKILL", "exit code 0"]
+    assert len(require_the_same_training(outcome, alone(*TWICE))) == 3
+    assert sizes(outcome)[-1] == 3
+    assert outcome.exit_codes[1] == ["SIGKILL", "SIGKILL", "exit code 0"]
 
 
 @pytest.mark.soak  # its restarts take minutes where cores are few
@@ -74,46 +84,12 @@ def test_workers_are_killed_when_they_start_and_when_they_compile():
     require_the_same_training(outcome, alone(*FIT))
 
 
-def test_workers_are_killed_when_they_evaluate_and_when_they_read_the_metrics():
-    faults = [Fault("kill", 0, 24, "evaluate", 2), Fault("kill", 2, 38, "read", 3)]
-    outcome = train(3, faults, *STEPWISE, restarts=0)
-    outcome.assert_fired()
-    assert len(require_the_same_training(outcome, alone(*FIT))) == 1
-
-
-def test_workers_are_killed_when_they_write_a_checkpoint(tmp_path):
-    faults = [Fault("kill", 0, 20, "checkpoint"), Fault("kill", 1, 36, "checkpoint")]
-    outcome = train(3, faults, *STEPWISE, f"folder={tmp_path}", restarts=0)
-    outcome.assert_fired()
-    require_the_same_training(outcome, alone(*FIT))
-
-
-def test_workers_are_killed_while_the_others_recover():
-    # One is lost, another one while the next group forms, and the first one, come back, again.
-    faults = [
-        Fault("kill", 1, 24, "exchange"),
-        Fault("kill", 2, 24, "recovery", 3),
-        Fault("kill", 1, 0, "recovery", 4),
-    ]
-    outcome = train(3, faults, *FIT, "slow=0.02", WAITING)
-    outcome.assert_fired()
-    require_the_same_training(outcome, alone(*FIT))
-
-
 def test_a_worker_that_hangs_is_left_out_and_one_that_comes_to_is_taken_in_again():
     faults = [Fault("stop", 1, 24), Fault("stop", 2, 30, "exchange", seconds=4.0)]
     outcome = train(3, faults, *FIT, "slow=0.02", "full=2", heartbeat_timeout=2.0)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*FIT))) == 2
     assert sizes(outcome)[0] == 3
-
-
-def test_a_worker_that_is_told_to_end_leaves_at_a_step_boundary():
-    outcome = train(3, [Fault("terminate", 2, 24)], *STEPWISE, restarts=0)
-    outcome.assert_fired()
-    assert len(require_the_same_training(outcome, alone(*FIT))) == 2
-    assert sizes(outcome) == [3, 2]
-    assert outcome.exit_codes[2] == ["exit code 143"]
 
 
 def test_a_slow_worker_stays_and_an_error_of_the_program_ends_the_job():
@@ -136,11 +112,26 @@ def test_with_too_few_workers_the_job_stops_and_goes_on_when_it_is_started_again
     assert len(require_the_same_training(second, alone(*FIT))) == 2
 
 
-def test_a_loop_of_ones_own_goes_on_from_the_last_commit():
-    faults = [Fault("kill", 0, 20, "exchange"), Fault("kill", 2, 30, "commit")]
-    outcome = train(3, faults, *LOOP, "slow=0.02", WAITING)
+def test_loops_of_ones_own_go_on_from_the_last_commit():
+    given = ("loop", "epochs=2", "loops=2")
+    faults = [Fault("kill", 0, 15, "exchange"), Fault("kill", 2, 34, "commit")]
+    outcome = train(3, faults, *given, "slow=0.02", WAITING)
     outcome.assert_fired()
-    assert len(require_the_same_training(outcome, alone(*LOOP))) == 3
+    assert len(require_the_same_training(outcome, alone(*given))) == 3
+
+
+def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow():
+    # Two replicas in each worker.
+    devices = {"UNISON_CPU_DEVICES": "2"}
+    faults = [Fault("kill", 1, 30, "exchange")]
+    outcome = train(2, faults, *STEPWISE, "keep=parts", restarts=0, environment=devices)
+    outcome.assert_fired()
+    outcome.assert_ended(0)
+    outcome.assert_sound()
+    (report,) = reports(outcome)
+    assert set(report["seen"]) == {4}
+    assert report["replicas"] == 2
+    assert report["rate"] == pytest.approx(0.05 / 2)
 
 
 @pytest.fixture
@@ -154,21 +145,34 @@ def hosts(monkeypatch):
         yield made
 
 
-def test_of_a_network_that_is_cut_only_one_side_goes_on(hosts):
-    outcome = train(
+def cut_network(hosts, fault, *given, **options):
+    return train(
         3,
-        [Fault("cut", 1, 20, "exchange")],
+        [fault],
         *FIT,
         "slow=0.02",
         "full=3",
-        "patience=8",
+        *given,
         min_workers=2,
-        restarts=0,
         heartbeat_timeout=2.0,
         hosts=[host.command for host in hosts],
         listen=hosts[0].address,
-        wait=4.0,
+        **options,
     )
+
+
+def test_whose_network_is_cut_for_a_time_comes_back(hosts):
+    outcome = cut_network(hosts, Fault("cut", 1, 20, "exchange", seconds=4.0), wait=20.0)
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*FIT))) == 3
+    assert sizes(outcome)[-1] == 3
+    assert 2 in sizes(outcome)[1:]
+
+
+@pytest.mark.soak
+def test_of_a_network_that_is_cut_only_one_side_goes_on(hosts):
+    fault = Fault("cut", 1, 20, "exchange")
+    outcome = cut_network(hosts, fault, "patience=8", restarts=0, wait=4.0)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*FIT))) == 2
     assert sizes(outcome)[-2:] == [3, 2]  # two may have begun before the third came

@@ -164,6 +164,39 @@ def test_what_the_supervisor_sees_is_known_at_once(job):
     assert names(job.group(worker, step=3)[0]) == ["worker 0"]
 
 
+def failing(job, **options):
+    """The one that is left of two workers, and the register, when the other's program fails."""
+    register = job.register(most=2, **options)
+    first, second = job.start(2)
+    second.failed("ValueError")
+    second.close()
+    eventually(lambda: first.interrupted)
+    return first, register
+
+
+def test_nobody_goes_on_when_a_program_fails_but_the_supervisor_ends_the_job(job):
+    worker, register = failing(job)
+    assert worker.interrupted == "worker 1 is lost: its program has failed: ValueError"
+    coming = job.threads.submit(worker.regroup, 3, True)
+    register.lost(1)
+    register.end(78, "worker 1 has failed")
+    with pytest.raises(Ended) as ended:
+        coming.result(LIMIT)
+    assert ended.value.code == 78
+    assert [event["event"] for event in job.events].count("proposed") == 1
+    assert {"event": "failed", "worker": "worker 1", "why": "ValueError"} in job.events
+
+
+def test_the_others_go_on_when_a_program_fails_that_is_started_again(job):
+    worker, _ = failing(job, ends_after_errors=False)
+    assert names(job.group(worker, step=3)[0]) == ["worker 0"]
+
+
+def test_the_others_go_on_when_nobody_ends_the_job_after_a_failure(job):
+    worker, _ = failing(job, silence=0.5)
+    assert names(job.group(worker, step=3)[0]) == ["worker 0"]
+
+
 def test_a_silent_worker_is_lost(job):
     job.register(most=2, silence=2.0)
     worker, _ = grouped_with_mute(job)

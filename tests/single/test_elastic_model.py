@@ -24,6 +24,7 @@ EXPLORED = {
     "a-lonely-one-is-thought-lost": Setting(
         faults=1, kinds=("silence", "cut"), workers=1, newcomers=1
     ),
+    "a-program-fails": Setting(faults=1, kinds=("failure",), restarts=1),
     "two-cannot-reach-each-other": Setting(faults=0, apart=((0, 1),)),
     "the-only-two-cannot-reach-each-other": Setting(faults=0, apart=((0, 1),), least=2),
 }

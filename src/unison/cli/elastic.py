@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from unison.cli import elastic_options
+from unison.cli import elastic_options, top
 from unison.cli.elastic_story import Story
 from unison.cli.errors import CommandError
 from unison.cli.ray_places import on_ray, script_on_this_machine
@@ -84,6 +84,8 @@ class _Supervision:
         self._story = Story(elastic_options.restarts(options))
         self._grace = elastic_options.grace(options)
         self._group = _OwnGroup(self._workers)
+        names = [f"worker {index}" for index in range(self._workers)]
+        self._monitored = top.monitored(options, "elastic", names)
         self._folder: JobFolder
 
     def run(self) -> int:
@@ -95,6 +97,7 @@ class _Supervision:
             )
             token = self._folder.token()
             places = self._placed(ends)
+            ends.enter_context(self._monitored)
             register = ends.enter_context(self._register(places.register_host, token))
             self._group.register = register
             self._folder.publish(register.address)
@@ -104,7 +107,7 @@ class _Supervision:
             )
             job = ends.enter_context(
                 ElasticJob(
-                    _programs(options, places.script, environments),
+                    self._monitored.programs(_programs(options, places.script, environments)),
                     self._group,
                     self._terminal.show,
                     self._hear,
@@ -125,6 +128,7 @@ class _Supervision:
                 code = 128 + signals[0]
             _explain(job, self._terminal, "the job")
             self._close(code)
+            self._monitored.ended(code)
         return code
 
     def _placed(self, ends: contextlib.ExitStack) -> _Places:
@@ -168,6 +172,7 @@ class _Supervision:
                 wait=elastic_options.wait(options),
                 start_timeout=_SECONDS_TO_START,
                 on_event=self._hear,
+                ends_after_errors=not options.restarts_on_error,
             )
         except OSError as error:
             raise CommandError(
@@ -180,6 +185,7 @@ class _Supervision:
         self._folder.note(event)
         self._group.hear(event)
         line = self._story.told(event)
+        self._monitored.happened(event, line)
         if line is not None:
             self._say(line)
 

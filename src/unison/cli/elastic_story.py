@@ -85,6 +85,9 @@ class Story:
     def _leaving(self, event: Mapping[str, Any]) -> str:
         return f"{event['worker']} leaves: it is to end soon"
 
+    def _failed(self, event: Mapping[str, Any]) -> str:
+        return f"the program of {event['worker']} has failed: {event['why']}"
+
     def _refused(self, event: Mapping[str, Any]) -> str:
         return f"{event['worker']} is refused: {event['why']}"
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -29,11 +29,19 @@ from unison.program.arguments import (
     classes_of,
     describe,
 )
-from unison.program.compiling import MIRRORED, PER_REPLICA, cell_spec, compile_replicas
+from unison.program.compiling import (
+    MIRRORED,
+    PER_REPLICA,
+    Executable,
+    cell_spec,
+    compile_replicas,
+)
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError
 from unison.program.home_update import Division, HomeUpdate, divide
 from unison.program.identity import identity
+from unison.program.smaller_group import described_for, shapes_of
 from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.stepping import needs_python
 from unison.values import PerReplica
@@ -117,15 +125,17 @@ class _Program:
         results: Where its leaves are; known once the program has been executed.
         forms: The forms of `cells` when it was compiled, and `Cell.layout_changes` then.
         update: Writes further cells, at home.
+        runs: How often it has run.
     """
 
     read: list[Cell]
     written: list[Cell]
-    execute: Callable[..., Any]
+    execute: Executable
     structure: Any
     results: _Results
     forms: tuple[list[Any], int]
     update: HomeUpdate[Cell] | None = None
+    runs: int = 0
 
     @property
     def cells(self) -> list[Cell]:
@@ -164,6 +174,7 @@ class ProgramCache:
         placement: The replicas' devices.
         replica_context: Makes the context manager in which functions are traced.
         capacity: How many compiled programs are kept; the least recently used one goes first.
+        variant: Returns what else a program is made for.
     """
 
     def __init__(
@@ -171,11 +182,13 @@ class ProgramCache:
         placement: Placement,
         replica_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         capacity: int = 256,
+        variant: Callable[[], Hashable] = lambda: None,
     ):
         #: The replicas' devices.
         self.placement = placement
         self._replica_context = replica_context
         self._capacity = capacity
+        self._variant = variant
         self._programs: collections.OrderedDict[Any, _Program] = collections.OrderedDict()
         self._retraces: collections.Counter[Any] = collections.Counter()
         #: How many programs have been traced; a steady state does not change it.
@@ -203,25 +216,62 @@ class ProgramCache:
             arguments: Those of every replica.
             may_create: Whether tracing the function may create variables.
         """
-        key = (
-            identity(function),
-            arguments.structure,
-            arguments.descriptions,
-            self.placement.num_replicas,
-        )
+        key = self._key(function, arguments)
         # The lock guards the cache, and that what one program takes no other one takes.
         with LAUNCH_LOCK:
             program = self._programs.get(key)
             if program is None or not program.fits():
                 program = self._compile(function, arguments, may_create)
-                self._programs[key] = program
+                self._keep(key, program)
                 self._warn_of_retracing(function)
-                if len(self._programs) > self._capacity:
-                    self._programs.popitem(last=False)
             self._programs.move_to_end(key)
+            program.runs += 1
+            if program.runs == 2 and isinstance(self.placement, ElasticPlacement):
+                self._prepare_for_fewer(function, arguments, self.placement)
             outputs = self._execute(program, arguments.operands)
         results = [self._result(outputs, holders) for holders in program.results.holders]
         return jax.tree.unflatten(program.structure, results)
+
+    def _key(self, function: Callable[..., Any], arguments: Arguments) -> Any:
+        made_for = self.placement.num_replicas, self._variant()
+        return identity(function), arguments.structure, arguments.descriptions, *made_for
+
+    def _keep(self, key: Any, program: _Program) -> None:
+        self._programs[key] = program
+        if len(self._programs) > self._capacity:
+            self._programs.popitem(last=False)
+
+    def _prepare_for_fewer(
+        self, function: Callable[..., Any], arguments: Arguments, placement: ElasticPlacement
+    ) -> None:
+        """Has a program that is run again compiled, meanwhile, for the group without a worker."""
+        fewer = placement.num_without_a_worker
+        described = described_for(fewer, arguments.descriptions, placement) if fewer else None
+        if described is None:
+            return
+        expected = Arguments(arguments.structure, described, [])
+        with placement.as_if_of(fewer):
+            key = self._key(function, expected)
+            if key in self._programs:
+                return
+            try:
+                program = self._compile(function, expected, may_create=False)
+            except Exception:  # which is raised there, if it comes to that
+                logger.debug("A program was not traced ahead.", exc_info=True)
+                return
+        self._keep(key, program)
+        placement.group.compile_ahead(
+            functools.partial(
+                program.execute.prepare,
+                fewer,
+                [_shape(cell.stored()) for cell in program.written],
+                [
+                    _shape(cell.stored()) if self._is_own(cell) else cell.aval
+                    for cell in program.read
+                ],
+                shapes_of(described, len(placement.local_devices)),
+            )
+        )
 
     def shapes_of_result(self, function: Callable[..., Any], arguments: Arguments) -> Any:
         """Returns what `function` returns on the first replica, as `jax.ShapeDtypeStruct`s."""
@@ -569,6 +619,10 @@ def _written_in_a_transformation(lift: Lift) -> RuntimeError:
         "(the body of jax.lax.scan or cond, jax.jit, jax.grad). Return the value from there, and "
         f"assign it outside. The program assigns these variables: {names}"
     )
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _as_result(leaf: Any) -> jax.Array:

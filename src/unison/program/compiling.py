@@ -92,4 +92,4 @@ def _sizes(args: Any) -> str:
 
 def cell_spec(cell: Cell) -> PartitionSpec:
     """How the cell's stored array is partitioned."""
-    return PER_REPLICA if cell.layout in (Layout.LOCAL, Layout.SHARDED) else MIRRORED
+    return PER_REPLICA if cell.layout is Layout.LOCAL else cell.division

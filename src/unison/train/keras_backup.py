@@ -114,6 +114,22 @@ def forget_backups(callbacks: Iterable[Any]) -> None:
             backup.forget()
 
 
+def catch_batches(model: Any, take: Callable[[Any], None]) -> None:
+    """Has `take` called with the batches of the loop that begins: Keras' `EpochIterator`.
+
+    Keras builds the model by it, after a callback was given the model and before it is asked.
+    """
+    build = vars(model)["_symbolic_build"]
+
+    def building(iterator: Any = None, **kwargs: Any) -> Any:
+        vars(model)["_symbolic_build"] = build
+        if iterator is not None:
+            take(iterator)
+        return build(iterator=iterator, **kwargs)
+
+    vars(model)["_symbolic_build"] = building
+
+
 class _Backup:
     """What a `BackupAndRestore` does for a model of a strategy.
 
@@ -131,19 +147,10 @@ class _Backup:
         self._place = _Place(self)
         self._is_due = False
         self._restored_metrics: list[np.ndarray] = []
-        self._catch_batches()
+        catch_batches(self._model, self._take_batches)
 
-    def _catch_batches(self) -> None:
-        """Gets hold of the batches of the loop that begins, by which Keras builds the model."""
-        build = vars(self._model)["_symbolic_build"]
-
-        def building(iterator: Any = None, **kwargs: Any) -> Any:
-            vars(self._model)["_symbolic_build"] = build
-            if iterator is not None:
-                self._place.batches = Batches(iterator)
-            return build(iterator=iterator, **kwargs)
-
-        vars(self._model)["_symbolic_build"] = building
+    def _take_batches(self, epochs: Any) -> None:
+        self._place.batches = Batches(epochs)
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs

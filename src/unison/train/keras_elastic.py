@@ -9,7 +9,6 @@ global batches, so no example is left out or used twice. A worker that comes to 
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -25,20 +24,17 @@ from unison.data import count_examples
 from unison.errors import InternalError
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
-from unison.runtime.elastic import ElasticGroup, GroupChanged
+from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.train.checkpoint import Checkpoint
 from unison.train.handover import packed, unpack
-from unison.train.keras_backup import Batches, forget_backups
+from unison.train.keras_backup import Batches, catch_batches, forget_backups
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.rebatching import Rebatched
 
 #: Batches that are cut already when the group changes: those of a group of steps on its way, one
 #: that waits, and one ahead.
 _SETTLED_AFTER = 40
-
-#: Compiles what may be needed.
-_compiling = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="unison-compile")
 
 
 @functools.cache
@@ -70,9 +66,6 @@ class ElasticLoops:
         #: The metrics' arrays when they were looked at last, for whether somebody has set them.
         self._seen_metrics: list[jax.Array] = []
         self._seen_running: Any = None
-        #: How many `fit`s there were, and where a later one is to go on.
-        self._fits = 0
-        self._later: dict[str, Any] | None = None
         #: What has been prepared, or is there: steps by the size of the group.
         self._prepared: set[tuple[CompiledStep, int, bool]] = set()
         trainer.run_step = self._run
@@ -86,7 +79,7 @@ class ElasticLoops:
         @functools.wraps(fit)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             before, self._place = self._place, _Place()
-            self._catch_batches(self._place)
+            catch_batches(self._model, functools.partial(self._take_batches, self._place))
             self._group.recover = self.recover
             try:
                 return fit(*args, **kwargs)
@@ -95,19 +88,11 @@ class ElasticLoops:
 
         return wrapped
 
-    def _catch_batches(self, place: _Place) -> None:
-        """Gets hold of the batches of the loop that begins, by which Keras builds the model."""
-        build = vars(self._model)["_symbolic_build"]
-
-        def building(iterator: Any = None, **kwargs: Any) -> Any:
-            vars(self._model)["_symbolic_build"] = build
-            if iterator is not None:
-                if self._group.options.keep == PER_REPLICA_BATCH:
-                    self._cut_anew(iterator, place)
-                place.batches = Batches(iterator)
-            return build(iterator=iterator, **kwargs)
-
-        vars(self._model)["_symbolic_build"] = building
+    def _take_batches(self, place: _Place, epochs: Any) -> None:
+        """Takes hold of the batches of a `fit`."""
+        if self._group.options.keep == PER_REPLICA_BATCH:
+            self._cut_anew(epochs, place)
+        place.batches = Batches(epochs)
 
     def _cut_anew(self, epochs: Any, place: _Place) -> None:
         """Has Keras' `EpochIterator` give batches that grow and shrink with the group."""
@@ -120,14 +105,16 @@ class ElasticLoops:
                 place.begin_sizes(self._group)
             return Rebatched(make(), place.sizes)
 
-        reset = epochs.reset
+        enumerate_batches = epochs._enumerate_iterator
 
-        def reset_without_number() -> None:
-            reset()
-            epochs._num_batches = None  # nobody knows how many there will be
+        def without_number() -> Iterator[Any]:
+            epochs._num_batches = None  # nobody knows how many there will be: it may change
+            return enumerate_batches()
 
-        vars(epochs).update(_get_iterator=new_pass, reset=reset_without_number)
-        reset_without_number()
+        own = {"_get_iterator": new_pass, "_enumerate_iterator": without_number}
+        # Where the data ends, an epoch does.
+        vars(epochs).update(own, _interrupted_warning=lambda: None)
+        epochs._num_batches = None
 
     def _scale_learning_rate(self, before: int) -> None:
         """Makes the learning rate that for this number of replicas, which was `before`."""
@@ -159,20 +146,12 @@ class ElasticLoops:
             return
         self._require_a_rate()
         place.others = self._trainer.callbacks_of_fit
-        self._fits += 1
-        place.fit = self._fits
-        if self._group.is_joining:
-            self._group.regroup(self, is_open=True)
-        elif self._later is not None and self._later["fit"] == self._fits:
-            place.set_state(self._later)
-            self._later = None
-        elif self._group.resume(self):
-            place.restored = [variable.numpy() for variable in self._model.metrics_variables]
-        else:
-            return
-        if place.fit > self._fits:  # this one was over
-            self._later = place.state
+        entry = self._group.enter(self)
+        if entry is Entry.EARLY:
             self._model._initial_epoch = epochs
+        elif entry is Entry.RESUMED:
+            place.restored = [variable.numpy() for variable in self._model.metrics_variables]
+        if entry in (Entry.NEW, Entry.EARLY):
             return
         forget_backups(place.others)
         self._scale_learning_rate(place.num_replicas)
@@ -248,16 +227,16 @@ class ElasticLoops:
     def _prepare(self, step: CompiledStep, batch: Any, may_wait: bool) -> None:
         """Has a step compiled, meanwhile, for the group without one of its workers."""
         placement = self._group.placement
-        fewer = placement.num_replicas - len(placement.local_replicas)
+        fewer = placement.num_without_a_worker
         key = step, placement.num_replicas, may_wait
-        if fewer <= 0 or key in self._prepared or not self._group.launched:
+        if not fewer or key in self._prepared or not self._group.launched:
             return
         self._prepared.add(key)
         running = self._trainer.running
         assert running is not None
         compile_it = step.prepare(running.state, batch, may_wait, fewer)
         if compile_it is not None:
-            _compiling.submit(compile_it)
+            self._group.compile_ahead(compile_it)
 
     def _settle(self) -> None:
         while True:
@@ -413,9 +392,7 @@ class _Place:
         num_replicas: With how many replicas the state has come about.
         sizes: From which batch of the pass on they are of what size, where they grow and shrink
             with the group: the factors to what the data gives.
-        fit: Which `fit` of the program this is.
         restored: The metrics' variables, as an earlier run of the job has kept them.
-        state: What `set_state` was given.
     """
 
     def __init__(self) -> None:
@@ -430,9 +407,7 @@ class _Place:
         self.num_replicas = 0
         self.sizes: list[tuple[int, float]] = []
         self.resumes_sizes = False
-        self.fit = 0
         self.restored: list[np.ndarray] = []
-        self.state: dict[str, Any] = {}
         #: The step at which the group changed last, and the factor before.
         self._changed: tuple[int, float] | None = None
 
@@ -477,14 +452,13 @@ class _Place:
             "callbacks": states_of(self.others),
             "num_replicas": self.num_replicas,
             "sizes": [list(pair) for pair in self.sizes],
-            "fit": self.fit,
             "has_stopped": any(each.model.stop_training for each in self.others),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.data = state["epoch"], state["batch"], state["data"]
         self.callbacks, self.has_stopped = state["callbacks"], state["has_stopped"]
-        self.num_replicas, self.fit, self.state = state["num_replicas"], state["fit"], state
+        self.num_replicas = state["num_replicas"]
         self.sizes[:] = [(int(start), float(factor)) for start, factor in state["sizes"]]
         self.resumes_sizes = bool(self.sizes)
 

@@ -6,7 +6,7 @@ worker's side of it; `protocol` has what they say. `communicator` carries the ex
 """
 
 from unison.runtime.elastic.environment import is_elastic_worker
-from unison.runtime.elastic.group import ElasticGroup, GroupChanged, Regrouped, elastic_group
+from unison.runtime.elastic.group import ElasticGroup, Entry, GroupChanged, Regrouped, elastic_group
 from unison.runtime.elastic.membership import Membership
 from unison.runtime.elastic.options import ElasticOptions
 from unison.runtime.elastic.placement import ElasticPlacement, ElasticProgram
@@ -18,6 +18,7 @@ __all__ = [
     "ElasticPlacement",
     "ElasticProgram",
     "Ended",
+    "Entry",
     "GroupChanged",
     "Interrupted",
     "Member",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import enum
 import functools
 import json
 import logging
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -29,6 +30,7 @@ from unison.errors import FailedPreconditionError, UnavailableError, Unimplement
 from unison.runtime import devices, process_group
 from unison.runtime.elastic import faults, happenings, history
 from unison.runtime.elastic.communicator import Broken, Communicator
+from unison.runtime.elastic.compiler import Compiler
 from unison.runtime.elastic.environment import ElasticEnvironment, elastic_environment
 from unison.runtime.elastic.membership import Membership
 from unison.runtime.elastic.options import ElasticOptions
@@ -81,6 +83,19 @@ class SharedState(Protocol):
         ...
 
 
+class Entry(enum.Enum):
+    """How a worker has come to a loop in which others can take part."""
+
+    #: It begins.
+    NEW = "new"
+    #: An earlier run of the job has been there.
+    RESUMED = "resumed"
+    #: The others are there.
+    JOINED = "joined"
+    #: The others, or the earlier run, are in a later one: this one is over.
+    EARLY = "early"
+
+
 class Regrouped(NamedTuple):
     """How this worker has come into a view.
 
@@ -105,6 +120,7 @@ class ElasticGroup:
         launched: How many programs this worker has launched that have, or may have, taken effect.
         committed: How many are known to have taken effect.
         step: How many of those all members had to take part in: equal states have the same number.
+        runs: How many of those that may assign variables were launched.
         view: The present view; None while this worker is alone.
     """
 
@@ -119,16 +135,20 @@ class ElasticGroup:
             )
         self._own = len(own)
         self.placement = ElasticPlacement(own, self)
-        self.launched = self.committed = self.step = 0
+        self.launched = self.committed = self.step = self.runs = 0
         self._first_step = 0
         self._has_looked = False  # for what an earlier run has kept
+        #: How many loops there were in which others can take part, and whether those who have the
+        #: state are in a later one.
+        self._loops = 0
+        self._is_early = False
         #: How many steps of the loop have taken effect that the first program is without effect.
         self.partly_committed = 0
         self.view: View | None = None
         #: How many members there are, and which of them this one is.
         self.num_members, self.index = 1, 0
-        #: Returns the step of this worker's state, for the register; default: `step`.
-        self.position: Callable[[], int] = lambda: self.step
+        #: Returns the step of this worker's state, for the register.
+        self.position: Callable[[], int] = self.count
         self._communicator: Communicator | None = None
         self._ticket: jax.Array | None = None
         self._unsettled: collections.deque[jax.Array] = collections.deque()
@@ -144,6 +164,25 @@ class ElasticGroup:
         family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server(where, family=family)
         host, port = self._listener.getsockname()[:2]
+        self._address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+        #: What stays as it is when the number of replicas changes.
+        self.options = ElasticOptions()
+        self._membership = self._new_membership()
+        self.nominal, self.is_joining = self._ended_by(self._membership.enter)
+        happenings.happened("start", 0)
+        process_group.agree_through(self)
+        self._compiler = Compiler()
+        self._has_failed = False
+        self._show_error, sys.excepthook = sys.excepthook, self._note_error
+        self._exit_code: Any = None
+        self._exit, sys.exit = sys.exit, self._note_exit
+        atexit.register(self._end)
+        self._heed_notices()
+        if not self.is_joining:
+            self.regroup(None)
+
+    def _new_membership(self) -> Membership:
+        own, environment = self.placement.local_devices, self._environment
         about = {
             "name": environment.name,
             "host": host_identity(own) or f"process {os.getpid()} of {socket.gethostname()}",
@@ -151,26 +190,16 @@ class ElasticGroup:
             "slot": environment.slot,
             "software": process_group.software(),
         }
-        self._membership = Membership(
+        membership = Membership(
             environment.register,
             environment.token,
             about,
-            f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}",
+            self._address,
             environment.heartbeat_timeout,
             environment.wait,
         )
-        self._membership.on_interrupt(self._abort)
-        #: What stays as it is when the number of replicas changes.
-        self.options = ElasticOptions()
-        self.nominal, self.is_joining = self._ended_by(self._membership.enter)
-        happenings.happened("start", 0)
-        process_group.agree_through(self)
-        self._has_failed = False
-        self._show_error, sys.excepthook = sys.excepthook, self._note_error
-        atexit.register(self._end)
-        self._heed_notices()
-        if not self.is_joining:
-            self.regroup(None)
+        membership.on_interrupt(self._abort)
+        return membership
 
     @property
     def replicas_at_start(self) -> int:
@@ -192,6 +221,7 @@ class ElasticGroup:
         self._ticket, status, results = program(self._ticket, *args)
         self._unsettled.append(status)
         self.launched += 1
+        self._exit_code = None  # it was caught
         return results
 
     def settle(self, most: int) -> None:
@@ -236,6 +266,15 @@ class ElasticGroup:
             "unison.elastic.run calls."
         )
 
+    def count(self) -> int:
+        """Returns `step`, by which states are told apart where a loop has no count of its own."""
+        return self.step
+
+    def renumber(self, step: int) -> None:
+        """Makes `step` the number of this worker's state, which is that of all members."""
+        self._first_step += step - self.step
+        self.step = step
+
     def open(self, is_open: bool) -> None:
         """Says whether newcomers could take part in what this worker is doing from now on."""
         if self.view is not None:
@@ -263,6 +302,10 @@ class ElasticGroup:
         self.step += 1
         self.tell("commit")
         return results
+
+    def compile_ahead(self, compile_it: Callable[[], None]) -> None:
+        """Has called, in a thread, what compiles a program that the next group may need."""
+        self._compiler.add(compile_it)
 
     @property
     def is_over(self) -> bool:
@@ -413,6 +456,29 @@ class ElasticGroup:
             self._say(view, time.monotonic() - begin)
             return Regrouped(view.own, has_taken_over)
 
+    def enter(self, state: SharedState) -> Entry:
+        """Comes to a loop in which others can take part; each worker's program, to all of them.
+
+        Args:
+            state: What this loop trains.
+        """
+        self._loops += 1
+        if not self.is_joining:
+            return self._resume(state)
+        self.regroup(state, is_open=True)
+        if not self._is_early:
+            self._has_looked = True  # as the others have
+            return Entry.JOINED
+        self._withdraw()
+        return Entry.EARLY
+
+    def _withdraw(self) -> None:
+        """Is lost to the others, and comes anew: as one that is alone until it joins."""
+        self._membership.close()
+        self.leave()
+        self._membership = self._new_membership()
+        self.is_joining = self._ended_by(self._membership.enter).is_joining
+
     def regroup_alone(self) -> None:
         """Enters the next group, where there is no state that others could need."""
         self.settle_all()
@@ -423,32 +489,41 @@ class ElasticGroup:
         """Whether the others may have gone on without this worker since the last view."""
         return self._membership.was_cut
 
-    def resume(self, state: SharedState) -> bool:
-        """Takes over what an earlier run of the job has kept, where it has; all members call.
+    def _resume(self, state: SharedState) -> Entry:
+        """Takes over what an earlier run of the job has kept of this loop; all members call.
 
-        Only the first time: what follows is ahead of it.
-
-        Returns:
-            Whether there was something.
+        Only once: what follows is ahead of it.
         """
         if self._has_looked:
-            return False
+            return Entry.NEW
         self._has_looked = True
         folder = self._environment.folder
         kept = None if folder is None else _kept(os.path.join(folder, _STATE))
         steps = self.all_gather_json(None if kept is None else kept[0], "The state of the job")
         if all(step is None for step in steps):
-            return False
+            return Entry.NEW
         if len(set(steps)) > 1:  # machines that do not share the folder
             own = b"" if kept is None else b"%d\n" % kept[0] + kept[1]
             parts = [part.partition(b"\n") for part in self.ask_all(lambda: own) if part]
             kept = max((int(step), packed) for step, _, packed in parts)
         assert kept is not None
-        state.unpack(kept[1])
-        self._first_step += kept[0] - self.step
-        self.step = kept[0]
+        if not self._unpack(state, kept[1]):
+            self._has_looked = False
+            return Entry.EARLY
+        self.renumber(kept[0])
         self.tell("resumed")
-        return True
+        return Entry.RESUMED
+
+    def _pack(self, state: SharedState) -> bytes:
+        return b"%d\n" % self._loops + state.pack()
+
+    def _unpack(self, state: SharedState, packed: bytes) -> bool:
+        """Takes over a state, unless it is that of a later loop; whether it was taken."""
+        loops, _, held = packed.partition(b"\n")
+        self._is_early = int(loops) > self._loops
+        if not self._is_early:
+            state.unpack(held)
+        return not self._is_early
 
     def _take_over(self, view: View, communicator: Communicator, state: SharedState | None) -> bool:
         """Gives members that lack it the state of one that has it; whether this one has got it."""
@@ -460,11 +535,11 @@ class ElasticGroup:
             return False
         is_source = view.own == view.source
         self._membership.progress(self.step, "hands over the state")
-        packed = self._hand_out(communicator, view.source, state.pack() if is_source else None)
+        packed = self._hand_out(communicator, view.source, self._pack(state) if is_source else None)
         self.tell("recovery", at="state received")
         self._membership.progress(self.step, "has handed over the state")
         if behind[view.own]:
-            state.unpack(packed)
+            self._unpack(state, packed)
             self.step = steps[view.source] or 0
         return behind[view.own]
 
@@ -534,10 +609,18 @@ class ElasticGroup:
     def _note_error(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        """Notes that the program ends by an error, which is none that the job has ended well."""
+        """Tells the others that the program ends by an error; they do not wait for its end."""
         self._has_failed = True
-        self._membership.close()  # the others are not to wait for the end of this process
+        if not isinstance(error, UnavailableError):  # who misses others is lost, too
+            self._membership.failed(kind.__name__)
+        self._membership.close()
         self._show_error(kind, error, traceback)
+
+    def _note_exit(self, code: Any = None) -> NoReturn:
+        """Notes that the program ends with an exit code, which says whether it has ended well."""
+        if threading.current_thread() is threading.main_thread():
+            self._exit_code = code
+        self._exit(code)
 
     def _save(self, state: SharedState, folder: str) -> None:
         """Keeps the state for the job that is started next, unless another member has done so."""
@@ -547,17 +630,20 @@ class ElasticGroup:
             aside = f"{path}.{os.getpid()}"
             with open(aside, "wb") as file:
                 file.write(json.dumps({"step": self.step}).encode() + b"\n")
-                file.write(state.pack())
+                file.write(self._pack(state))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
 
     def _end(self) -> None:
         """Ends this worker's part; the others hear that its program has ended."""
-        if not self._has_failed and self.settle_all():
+        if self._exit_code:
+            self._membership.failed(f"exit code {self._exit_code}")
+        elif not self._has_failed and self.settle_all():
             self._membership.done()
         self.leave()
         self._membership.close()
+        self._compiler.close()
 
     def _abort(self, why: str) -> None:
         communicator = self._communicator

@@ -200,6 +200,12 @@ class Membership:
             self._participant.done()
         self._ring()
 
+    def failed(self, about: str) -> None:
+        """Says that this worker's program ends by an error, which is no loss."""
+        with self._changed:
+            self._participant.failed(about)
+        self._ring()
+
     def close(self) -> None:
         """Ends the connection and the thread, once what was said is on its way."""
         self._is_closing = True

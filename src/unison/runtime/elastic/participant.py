@@ -100,6 +100,10 @@ class Participant:
         self.ended = (DONE, "this worker is done")
         self.outbox.append({"is": "done"})
 
+    def failed(self, about: str) -> None:
+        """It ends by an error of its own."""
+        self.outbox.append({"is": "failed", "about": about})
+
     # What comes from the register
 
     def hear(self, message: Mapping[str, Any]) -> None:

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 _OWN = PartitionSpec(REPLICA_AXIS)
 
 
+class _Seen(threading.local):
+    """How many replicas there seem to be to a thread; None: as many as there are."""
+
+    num_replicas: int | None = None
+
+
 class ElasticPlacement(Placement):
     """The devices of this worker, which has some of the replicas of a group.
 
@@ -48,8 +54,11 @@ class ElasticPlacement(Placement):
     """
 
     def __init__(self, replica_devices: Sequence[jax.Device], group: ElasticGroup):
+        self._seen = _Seen()
         super().__init__(replica_devices)
-        self._group = group
+        self.shards_update = False  # by the number of replicas, which changes
+        #: What the programs are launched in.
+        self.group = group
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -66,22 +75,52 @@ class ElasticPlacement(Placement):
     def is_elastic(self) -> bool:
         return True
 
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas the group has."""
+        return self._num_replicas if self._seen.num_replicas is None else self._seen.num_replicas
+
+    @num_replicas.setter
+    def num_replicas(self, number: int) -> None:
+        self._num_replicas = number
+
+    @property
+    def local_replicas(self) -> tuple[int, ...]:
+        """The indices of this worker's."""
+        is_real = self._seen.num_replicas is None
+        return self._local_replicas if is_real else tuple(range(len(self._local_replicas)))
+
+    @local_replicas.setter
+    def local_replicas(self, replicas: tuple[int, ...]) -> None:
+        self._local_replicas = replicas
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether other workers have replicas as well."""
+        return len(self._local_replicas) < self.num_replicas
+
+    @spans_processes.setter
+    def spans_processes(self, spans: bool) -> None:
+        """That follows from the numbers."""
+
     def number(self, first: int, num_replicas: int) -> None:
         """Makes this worker's replicas `first` and those that follow, of `num_replicas`."""
-        count = len(self.local_devices)
         self.num_replicas = num_replicas
-        self.local_replicas = tuple(range(first, first + count))
-        self.spans_processes = count < num_replicas
+        self.local_replicas = tuple(range(first, first + len(self.local_devices)))
+
+    @property
+    def num_without_a_worker(self) -> int:
+        """How many replicas there are when a worker like this one is lost; 0 if it is alone."""
+        return self.num_replicas - len(self.local_replicas)
 
     @contextlib.contextmanager
     def as_if_of(self, num_replicas: int) -> Iterator[None]:
-        """Inside, these seem to be the first replicas of so many."""
-        before = self.num_replicas, self.local_replicas
-        self.number(0, num_replicas)
+        """Inside, to this thread, these seem to be the first replicas of so many."""
+        before, self._seen.num_replicas = self._seen.num_replicas, num_replicas
         try:
             yield
         finally:
-            self.number(before[1][0], before[0])
+            self._seen.num_replicas = before
 
     def bring(self, value: Any) -> jax.Array:
         return jax.device_put(value, self.mirrored)
@@ -106,7 +145,7 @@ class ElasticPlacement(Placement):
         own = np.asarray(divided())
         if not self.spans_processes:
             return own
-        parts = self._group.ask_all(lambda: np.asarray(divided()).tobytes())
+        parts = self.group.ask_all(lambda: np.asarray(divided()).tobytes())
         rows = [np.frombuffer(part, own.dtype).reshape(-1, *own.shape[1:]) for part in parts]
         return np.concatenate(rows)
 
@@ -142,7 +181,7 @@ class ElasticPlacement(Placement):
                 (0, *(place + 1 for place in donate)),
             )
 
-        return ElasticProgram(compile_for, self._group, name, is_waited_for=unchanged is None)
+        return ElasticProgram(compile_for, self.group, name, is_waited_for=unchanged is None)
 
 
 class ElasticProgram:
@@ -171,11 +210,18 @@ class ElasticProgram:
         self._called: dict[int, Callable[..., Any]] = {}
         self._prepared: dict[int, Callable[..., Any]] = {}
         self._preparing = threading.Lock()
+        self._foreseen: set[int] = set()
 
     def __call__(self, *args: Any) -> Any:
         if not self._is_waited_for:
             return self._launch(args)
-        return self._group.answer(lambda: self._launch(args), _packed, self._unpacked)
+        result = self._group.answer(lambda: self._launch(args), _packed, self._unpacked)
+        fewer = self._group.placement.num_without_a_worker
+        if fewer and fewer not in self._foreseen:
+            self._foreseen.add(fewer)
+            shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in args]
+            self._group.compile_ahead(functools.partial(self.prepare, fewer, *shapes))
+        return result
 
     def _launch(self, args: Sequence[Any]) -> Any:
         placement = self._group.placement
@@ -190,6 +236,7 @@ class ElasticProgram:
             launch = self._group.launch if placement.spans_processes else self._group.launch_alone
             self._group.tell("read" if self._is_waited_for else "step")
             results = launch(program, args, self._name)
+            self._group.runs += not self._is_waited_for
             self._group.tell("exchange")
             return results
 
@@ -199,18 +246,22 @@ class ElasticProgram:
         return self._group.placement.bring(np.frombuffer(data, jnp.dtype(dtype)).reshape(shape))
 
     def prepare(self, num_replicas: int, *args: Any) -> None:
-        """Compiles the program for a number of replicas, in any thread.
+        """Compiles the program for a number of replicas, in any thread, unless it has run there.
 
         Args:
             num_replicas: How many there will be.
             args: The shapes and dtypes of the arguments.
         """
-        local = len(self._group.placement.local_devices)
+        if num_replicas in self._called:
+            return
+        placement = self._group.placement
+        local = len(placement.local_devices)
         if num_replicas > local:
             ticket = jax.ShapeDtypeStruct((local, len(Ticket)), np.uint32)
             args = (ticket, *args)
         program = self._compile_for(num_replicas)
-        lowered = program.lower(*args)
+        with placement.as_if_of(num_replicas):
+            lowered = program.lower(*args)
 
         def call(*given: Any) -> Any:
             try:

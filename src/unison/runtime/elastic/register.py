@@ -51,10 +51,12 @@ class Register:
             group is to make headway while it is formed.
         start_timeout: Seconds after which the job begins with those who are there.
         on_event: Is told what happens, in the register's thread: a dictionary whose `event` is
-            "came", "proposed", "started", "interrupted", "lost", "leaving", "done", "benched",
-            "refused" or "ended".
+            "came", "proposed", "started", "interrupted", "lost", "leaving", "done", "failed",
+            "benched", "refused" or "ended".
         slots: How many workers the supervisor starts at first, in the slots 0, 1, ...; by default
             `max_workers`. The job begins when each of them is there or known to be lost.
+        ends_after_errors: Whether the supervisor ends the job when a program that it has started
+            ends by an error: the others wait for that, instead of going on as after a loss.
 
     Attributes:
         address: Where it listens, as host:port.
@@ -76,6 +78,7 @@ class Register:
         start_timeout: float,
         on_event: Callable[[dict[str, Any]], None],
         slots: int | None = None,
+        ends_after_errors: bool = True,
     ):
         if not 1 <= min_workers <= max_workers:
             raise ValueError(
@@ -100,6 +103,7 @@ class Register:
                 answer=heartbeat_timeout,
                 wait=wait,
                 start=start_timeout,
+                ends_after_errors=ends_after_errors,
             )
         )
         self._guests: set[_Guest] = set()
@@ -313,6 +317,8 @@ class Register:
             roster.leaving(id_)
         elif what == "done":
             roster.done(id_)
+        elif what == "failed":
+            roster.failed(id_, str(message["about"]))
         else:
             raise ValueError(what)
 

@@ -49,6 +49,8 @@ class Limits(NamedTuple):
         wait: Seconds for which too few workers wait for others, and in which a view is to make
             headway while it is formed.
         start: Seconds for the workers to come at the start.
+        ends_after_errors: Whether the supervisor ends the job when a program that it has started
+            ends by an error.
     """
 
     min_workers: int
@@ -57,6 +59,7 @@ class Limits(NamedTuple):
     answer: float
     wait: float
     start: float
+    ends_after_errors: bool = True
 
 
 class Phase(enum.Enum):
@@ -281,6 +284,19 @@ class Roster:
         else:
             self._go_on()
 
+    def failed(self, id_: str, about: str) -> None:
+        """A worker's program ends by an error of its own, which the others would meet, too.
+
+        Nobody goes on before the supervisor has had the time to end the job.
+        """
+        worker = self.workers.get(id_)
+        if worker is None or worker.slot is None or not self._limits.ends_after_errors:
+            return
+        self._report("failed", worker=worker.member.name, why=about)
+        self._wake("failed", self._limits.answer)
+        self._remove(id_, f"its program has failed: {about}")
+        self._go_on()
+
     def gone(self, id_: str, why: str) -> None:
         """A worker's connection has closed, or it has been silent for too long."""
         if id_ in self.workers:
@@ -315,6 +331,8 @@ class Roster:
                 self._interrupt(f"{', '.join(names)} {'joins' if len(names) == 1 else 'join'}")
         elif timer == "short" and self.phase is Phase.GATHERING:
             self._end_as_too_few()
+        elif timer == "failed":
+            self._go_on()
         elif timer.startswith("bench "):
             self._benched.discard(timer.removeprefix("bench "))
             self._go_on()
@@ -389,7 +407,7 @@ class Roster:
             if "together" not in self._timers:
                 self._wake("together", TOGETHER)
         elif self.phase is Phase.GATHERING:
-            if any(worker.is_awaited for worker in self.workers.values()):
+            if "failed" in self._timers or any(w.is_awaited for w in self.workers.values()):
                 return
             if self._has_failed:
                 self._has_failed = False
