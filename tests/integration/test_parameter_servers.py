@@ -89,12 +89,14 @@ def key(monkeypatch):
 def start():
     with contextlib.ExitStack() as ending:
 
-        def started(workers, servers, **environment):
+        def started(workers, servers, seconds=SECONDS, mode=None, **environment):
             cluster = Cluster(workers, servers, **environment)
             ending.callback(cluster.close)
             strategy = ParameterServerStrategy(
-                SimpleClusterResolver(cluster.spec), timeout_seconds=SECONDS
+                SimpleClusterResolver(cluster.spec), timeout_seconds=SECONDS, **(mode or {})
             )
+            # Once they are there, which takes long on few cores.
+            strategy.timeout_seconds = strategy.store.patience = seconds
             coordinator = ClusterCoordinator(strategy)
             ending.callback(coordinator.end)
             return cluster, strategy, coordinator
@@ -175,6 +177,54 @@ def test_a_killed_server_ends_the_job_with_an_error_that_names_it(start):
         coordinator.join()
     with pytest.raises(UnavailableError):
         value.fetch()
+
+
+def test_a_stopped_server_is_noticed_and_named(start):
+    cluster, strategy, coordinator = start(1, 2, seconds=5)
+    until(lambda: not coordinator._workers[0].is_lost, "the worker is there")
+    first, _, add = counters(strategy)
+    coordinator.schedule(add, args=(1.0,))
+    coordinator.join()
+    cluster.send(signal.SIGSTOP, "ps", first.cell.shards[0].server)
+    value = coordinator.schedule(add, args=(1.0,))
+    try:
+        with pytest.raises(UnavailableError, match=r"is lost.*no sign of life for 5 s"):
+            coordinator.join()
+        with pytest.raises(UnavailableError):
+            value.fetch()
+        with pytest.raises(UnavailableError, match="no sign of life"):
+            first.numpy()
+    finally:
+        cluster.send(signal.SIGCONT, "ps", first.cell.shards[0].server)
+
+
+def test_steps_go_on_without_workers_that_are_killed_or_stopped(start):
+    cluster, strategy, coordinator = start(3, 2, mode={"synchronous": True, "backup_workers": 1})
+    with strategy.scope():
+        sums = [
+            unison.Variable(np.zeros(10, np.float32), aggregation=unison.VariableAggregation.SUM)
+            for _ in range(2)
+        ]
+
+    def add(x):
+        for total in sums:
+            total.assign_add(x * jnp.ones(10))
+
+    def run(count):
+        return [coordinator.schedule(add, args=(1.0,)) for _ in range(count)]
+
+    values = run(20)
+    until(lambda: values[0].is_ready, "steps are run")
+    cluster.send(signal.SIGSTOP, "worker", 0)
+    coordinator.join()  # the other two are enough
+    cluster.send(signal.SIGCONT, "worker", 0)
+    more = run(50)
+    until(lambda: more[10].is_ready, "steps are run")
+    cluster.kill("worker", 1)
+    cluster.start("worker", 1)
+    coordinator.join()
+    for total in sums:
+        assert np.all(total.numpy() == 2 * 70)
 
 
 def test_a_killed_server_comes_back_from_its_snapshot(start, tmp_path, caplog):
@@ -290,12 +340,57 @@ def test_unison_run_ends_as_its_program(tmp_path):
     assert "exit code 3" in finished.stderr
 
 
+SHARING = """
+import sys
+import unison
+from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy, VariableStore
+
+strategy = ParameterServerStrategy()
+coordinator = ClusterCoordinator(strategy)
+with strategy.scope(), VariableStore("totals"):
+    total = unison.Variable(0.0, name="total")
+for _ in range(10):
+    coordinator.schedule(lambda: total.assign_add(1.0))
+coordinator.join()
+print("total", float(total))
+"""
+
+
+def test_jobs_one_after_the_other_share_a_server_that_outlives_them(tmp_path):
+    (address,) = free_addresses(1)
+    (tmp_path / "program.py").write_text(SHARING)
+    environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(SOURCE))}
+    serve = [sys.executable, "-m", "unison.parameter_server", "--serve", address]
+    server = subprocess.Popen([*serve, "--checkpoints", str(tmp_path / "kept")], env=environment)
+    try:
+        for total in (10.0, 20.0):
+            finished = subprocess.run(
+                [*COMMAND, "run", "--ps-at", address, str(tmp_path / "program.py")],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+            assert finished.returncode == 0, finished.stderr
+            assert f"[chief] total {total}" in finished.stdout
+        assert server.poll() is None
+        server.terminate()
+        assert server.wait(SECONDS) == 130
+    finally:
+        server.kill()
+        server.wait(SECONDS)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--ps", "0"], "at least 1 for --ps"),
         (["--ps-checkpoints", "folder"], "give --ps"),
         (["--ps", "1", "--min-workers", "1"], "--min-workers"),
+        (["--ps", "1", "--max-workers", "1"], "--max-workers"),
+        (["--ps", "1", "--ps-at", "127.0.0.1:1"], "--ps-at to use those that run"),
+        (["--ps-at", "nowhere"], "HOST:PORT"),
         (["--ps", "1", "--env", "slurm"], "no recipe for parameter servers"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import socket
 import time
 
 import jax
@@ -22,6 +23,7 @@ from unison.parameter_server import (
     read_rows,
     shards_of,
 )
+from unison.parameter_server.messages import Connection
 from unison.parameter_server.store import ServerLostError
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
@@ -422,6 +424,28 @@ def _with_another_key(sock, is_server):
     return Connection(sock, is_server, secret=b"another")
 
 
+def test_another_version_is_refused_and_named(started):
+    strategy, _ = started()
+    host, _, port = strategy.store.addresses[0].rpartition(":")
+    with socket.create_connection((host, int(port))) as sock:
+        connection = Connection(sock, is_server=False)
+        with pytest.raises(RuntimeError, match=r"Expected .*'unison'.* Received: .*'0\.1'"):
+            connection.ask("hello", role="worker", unison="0.1", jax="0.1", has_64_bits=False)
+        connection.close()
+
+
+def test_text_is_a_part_of_the_program_and_arrays_of_text_are_refused(started):
+    _, coordinator = started()
+
+    def scaled(how, x):
+        return 2 * x if how == "twice" else x
+
+    values = [coordinator.schedule(scaled, args=(how, 3.0)) for how in ("twice", "once")]
+    assert [float(value.fetch()) for value in values] == [6.0, 3.0]
+    with pytest.raises(TypeError, match="Pass a str"):
+        coordinator.schedule(scaled, args=(np.array(["twice"]), 3.0))
+
+
 def test_only_a_parameter_server_strategy_has_a_coordinator():
     with pytest.raises(TypeError, match="needs a ParameterServerStrategy"):
         ClusterCoordinator(unison.OneDeviceStrategy("CPU:0"))
@@ -453,6 +477,7 @@ def test_a_push_that_comes_again_is_not_applied_again(started):
     coordinator.join()
     ((update,),) = [p.description["updates"] for p in coordinator._programs.values()]
     fields = {"program": update["program"], "shard": 0, "has_rows": False}
+    fields["encodings"] = update["encodings"]
     again = {"closure": 50, "settled": 2, "updates": [{**fields, "pushed_rows": update["rows"]}]}
     pushed = [np.ones(3, np.float32)] * len(update["rows"])
     answers = [strategy.store.ask({0: ("push", pushed, again)})[0] for _ in range(2)]

@@ -144,8 +144,41 @@ def test_fit_without_a_number_of_steps_is_refused(started):
     dataset = Dataset.from_tensor_slices((x, y)).batch(16)
     with pytest.raises(ValueError, match="needs steps_per_epoch"):
         model.fit(dataset)
-    with pytest.raises(ValueError, match="validation_split"):
-        model.fit(x, y, validation_split=0.5)
+    with pytest.raises(ValueError, match="validation_split divides arrays"):
+        model.fit(dataset, steps_per_epoch=1, validation_split=0.5)
+    weighted = Dataset.from_tensor_slices((x, y, y[:, 0])).batch(16).repeat()
+    with pytest.raises(ValueError, match="with sample weights"):
+        model.fit(weighted, steps_per_epoch=1, class_weight={0: 2.0})
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_classes_have_weights(started, as_dataset):
+    x, _ = examples(16)
+    y = (x[:, :1] > 0).astype("int32")
+    weights = {0: 0.5, 1: 3.0}
+    arguments = {"x": x, "y": y, "batch_size": 16, "shuffle": False}
+    if as_dataset:
+        arguments = {"x": Dataset.from_tensor_slices((x, y)).batch(16).repeat()}
+    histories = []
+    strategy, _ = started()
+    for each in (unison.OneDeviceStrategy("CPU:0"), strategy):
+        with each.scope():
+            model = compiled()
+        history = model.fit(
+            **arguments, steps_per_epoch=1, epochs=2, class_weight=weights, verbose=0
+        ).history
+        histories.append(history)
+    np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=1e-5)
+
+
+def test_the_last_arrays_validate(started):
+    x, y = examples(16)
+    strategy, _ = started()
+    with strategy.scope():
+        model = compiled(keras.optimizers.SGD(0.0))
+    history = model.fit(x, y, validation_split=0.25, batch_size=4, verbose=0).history
+    expected = model.evaluate(x[12:], y[12:], verbose=0)
+    assert history["val_loss"] == pytest.approx([expected[0]], rel=1e-5)
 
 
 def test_layers_list_the_shards_of_their_weights(started):

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from unison.cli import elastic_options, top
 from unison.cli.errors import CommandError
 from unison.cli.terminal import Terminal
-from unison.runtime.addresses import LOOPBACK
+from unison.monitoring.launcher import Monitored
+from unison.runtime.addresses import LOOPBACK, split_address
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.devices import available_cores
 from unison.runtime.launching import ProcessWorker, Program, RayNodes, Room, Start
@@ -39,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--ps", type=int, metavar="S", help="how many parameter servers to start")
     group.add_argument(
+        "--ps-at",
+        metavar="HOST:PORT,...",
+        help="the servers that run already (python -m unison.parameter_server --serve HOST:PORT), "
+        "and that this job may share with others; start workers only",
+    )
+    group.add_argument(
         "--ps-checkpoints",
         metavar="FOLDER",
         help="where servers write their variables every 10 seconds; a server that is lost then "
@@ -48,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def is_asked(options: argparse.Namespace) -> bool:
     """Whether a job with parameter servers is asked for."""
-    return options.ps is not None
+    return options.ps is not None or options.ps_at is not None
+
+
+def _servers_at(options: argparse.Namespace) -> list[str]:
+    """Returns where the servers listen that run already."""
+    return [] if options.ps_at is None else options.ps_at.split(",")
 
 
 def check(options: argparse.Namespace) -> None:
@@ -57,18 +70,25 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         CommandError: It says what, and the mend.
     """
-    if options.ps is None:
-        if options.ps_checkpoints is not None:
-            raise CommandError("--ps-checkpoints is for jobs with parameter servers: give --ps.")
+    if options.ps is None and options.ps_checkpoints is not None:
+        raise CommandError("--ps-checkpoints is for jobs that start parameter servers: give --ps.")
+    if not is_asked(options):
         return
-    if options.ps < 1:
+    if options.ps is not None and options.ps_at is not None:
+        raise CommandError("Give --ps to start servers, or --ps-at to use those that run.")
+    if options.ps is not None and options.ps < 1:
         raise CommandError(f"Expected at least 1 for --ps. Received: {options.ps}")
+    for address in _servers_at(options):
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise CommandError(f"--ps-at names servers as HOST:PORT,HOST:PORT. {error}") from error
     if options.env is not None:
         raise CommandError("--env has no recipe for parameter servers. Leave it out.")
-    if getattr(options, "min_workers", None) is not None:
+    if elastic_options.is_elastic(options):
         raise CommandError(
-            "--min-workers is for jobs without parameter servers: with --ps, lost workers are "
-            "started again anyway. Leave it out."
+            "--min-workers, --max-workers and --join are for jobs without parameter servers: with "
+            "these, lost workers are started again anyway. Leave them out."
         )
 
 
@@ -83,14 +103,18 @@ def run(options: argparse.Namespace) -> int:
     workers = options.workers or 1
     with contextlib.ExitStack() as places:
         cluster, start, threads = _placed(options, workers, places)
-        return _run(options, cluster, start, threads)
+        names = [str(task) for task in _tasks(options, cluster)]
+        monitored = places.enter_context(top.monitored(options, "parameter servers", names))
+        code = _run(options, cluster, start, threads, monitored)
+        monitored.ended(code)
+        return code
 
 
 def _placed(
     options: argparse.Namespace, workers: int, places: contextlib.ExitStack
 ) -> tuple[ClusterSpec, Start, int]:
     """Returns the cluster, what starts its tasks, and with how many threads they compute."""
-    tasks = workers + options.ps
+    tasks = workers + (options.ps or 0)
     if options.address is None:
         try:
             there = cluster_on_this_machine(tasks, options.host or LOOPBACK)
@@ -115,16 +139,23 @@ def _placed(
             return nodes.start(index - 1, program, on_line)
 
     addresses = [there.task_address("worker", index) for index in range(tasks)]
-    return ClusterSpec({"worker": addresses[:workers], "ps": addresses[workers:]}), start, threads
+    servers = _servers_at(options) or addresses[workers:]
+    return ClusterSpec({"worker": addresses[:workers], "ps": servers}), start, threads
 
 
-def _run(options: argparse.Namespace, cluster: ClusterSpec, start: Start, threads: int) -> int:
-    tasks = tasks_of(cluster)
+def _run(
+    options: argparse.Namespace,
+    cluster: ClusterSpec,
+    start: Start,
+    threads: int,
+    monitored: Monitored,
+) -> int:
+    tasks = _tasks(options, cluster)
     checkpoints = options.ps_checkpoints
     if checkpoints is not None:
         checkpoints = os.path.abspath(checkpoints)
         os.makedirs(checkpoints, exist_ok=True)
-    key = secrets.token_hex(32)
+    key = _key(options)
     script = ["-m", options.script] if options.module else [options.script]
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script))
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
@@ -139,7 +170,7 @@ def _run(options: argparse.Namespace, cluster: ClusterSpec, start: Start, thread
         programs.append(Program(arguments, environment))
     terminal = _TerminalWithTasks(options.no_color, tasks)
     job = ParameterServerJob(
-        programs,
+        monitored.programs(programs),
         tasks,
         terminal.show,
         start,
@@ -162,6 +193,20 @@ def _run(options: argparse.Namespace, cluster: ClusterSpec, start: Start, thread
     for line in failure.last_lines:
         terminal.say(line)
     return failure.exit_code
+
+
+def _tasks(options: argparse.Namespace, cluster: ClusterSpec) -> list[Task]:
+    """Returns the tasks that are started."""
+    return [task for task in tasks_of(cluster) if options.ps_at is None or task.job != "ps"]
+
+
+def _key(options: argparse.Namespace) -> str:
+    """Returns the job's key: a new one, or that of the servers that run already."""
+    if options.ps_at is None:
+        return secrets.token_hex(32)
+    from unison.parameter_server.messages import key
+
+    return key().hex()
 
 
 class _TerminalWithTasks(Terminal):

@@ -6,6 +6,7 @@
   decides where one ends and the other begins, by the cheapest `cut`.
 * `workers` and `servers` are the other processes; `serving` starts them.
 * `store` is what coordinator and workers see of the servers, and `messages` the wire.
+* `shared` is what several jobs share; `jobs` keeps them apart on a server.
 
 How a function gets to a worker: as in TensorFlow, the coordinator traces it, and compiled code
 travels (StableHLO, written by `jax.export`), with a description in numbers and text. So workers
@@ -32,6 +33,7 @@ from unison.parameter_server.partitioners import (
 )
 from unison.parameter_server.serving import Server, current_worker_index
 from unison.parameter_server.sharded import VariableShard, read_rows, shards_of
+from unison.parameter_server.shared import VariableStore
 from unison.parameter_server.strategy import ParameterServerStrategy
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "RemoteValue",
     "Server",
     "VariableShard",
+    "VariableStore",
     "current_worker_index",
     "read_rows",
     "shards_of",

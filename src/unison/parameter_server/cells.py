@@ -8,18 +8,21 @@ schedules runs on workers, which fetch and push by themselves (see `programs`).
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.cells import Cell, Layout, VariableSynchronization
+from unison.cells import Cell, Layout, VariableAggregation, VariableSynchronization
+from unison.compression.quantized import Quantized
 from unison.parameter_server.partitioners import Partitioner
+from unison.parameter_server.shared import current_store
 from unison.parameter_server.store import Shard, Store
 from unison.runtime.placement import Placement
 from unison.runtime.precision import array_type
@@ -32,11 +35,22 @@ class RemotePlacement(Placement):
         device: The coordinator's device.
         store: The servers.
         partitioner: Says into how many shards a variable is divided. Default: none is.
+        in_sync: How many workers' gradients make one update.
+        compression: How what workers push and pull travels. Default: as it is.
     """
 
-    def __init__(self, device: jax.Device, store: Store, partitioner: Partitioner | None):
+    def __init__(
+        self,
+        device: jax.Device,
+        store: Store,
+        partitioner: Partitioner | None,
+        in_sync: int = 1,
+        compression: Quantized | None = None,
+    ):
         super().__init__([device])
         self.store = store
+        self.in_sync = in_sync
+        self.compression = compression
         self._partitioner = partitioner
         self._bytes = [0] * len(store.addresses)
         self._numbers = itertools.count()
@@ -51,6 +65,43 @@ class RemotePlacement(Placement):
 
     __hash__ = object.__hash__
 
+    @contextlib.contextmanager
+    def as_if_of(self, num_replicas: int) -> Iterator[None]:
+        """Inside, this thread traces the program of one of so many replicas."""
+        outer = getattr(self._seeming, "replicas", 1)
+        self._seeming.replicas = num_replicas
+        try:
+            yield
+        finally:
+            self._seeming.replicas = outer
+
+    @property
+    def num_replicas(self) -> int:
+        replicas: int = getattr(self._seeming, "replicas", 1)
+        return replicas
+
+    @num_replicas.setter
+    def num_replicas(self, count: int) -> None:
+        assert count == 1  # outside of `as_if_of`
+        self._seeming = threading.local()
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether replicas are elsewhere, and their number is none of this mesh's.
+
+        Each tensor then is summed for itself, instead of in a buffer with others: sums of a
+        variable's rows are the server's that has them.
+        """
+        return self.num_replicas > 1
+
+    @property
+    def spans_processes(self) -> bool:
+        return self.num_replicas > 1
+
+    @spans_processes.setter
+    def spans_processes(self, value: bool) -> None:
+        """Does nothing: it follows from the number of replicas."""
+
     def shards_for(self, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[Shard, ...]:
         """Returns where a new variable is kept.
 
@@ -59,18 +110,29 @@ class RemotePlacement(Placement):
         """
         with self._lock:
             number = next(self._numbers)
+        shards = tuple(
+            Shard(server, f"{number}/{part}", start, stop)
+            for part, (server, start, stop) in enumerate(self.bounds_for(name, shape, dtype))
+        )
+        self.note(shards, shape, dtype)
+        return shards
+
+    def bounds_for(
+        self, name: str, shape: tuple[int, ...], dtype: Any
+    ) -> list[tuple[int, int, int]]:
+        """Returns the server, the first row, and the row behind the last, of each shard."""
+        with self._lock:
             beside = self._related(name, shape)
             if beside is not None:
-                bounds = [(shard.server, shard.start, shard.stop) for shard in beside.shards]
-            else:
-                bounds = self._bounds(name, shape, dtype)
-            row_bytes = int(np.prod(shape[1:])) * jnp.dtype(dtype).itemsize
-            for server, start, stop in bounds:
-                self._bytes[server] += max(1, stop - start) * row_bytes
-        return tuple(
-            Shard(server, f"{number}/{part}", start, stop)
-            for part, (server, start, stop) in enumerate(bounds)
-        )
+                return [(shard.server, shard.start, shard.stop) for shard in beside.shards]
+            return self._bounds(name, shape, dtype)
+
+    def note(self, shards: Sequence[Shard], shape: tuple[int, ...], dtype: Any) -> None:
+        """Notes what a new variable takes."""
+        row_bytes = int(np.prod(shape[1:])) * jnp.dtype(dtype).itemsize
+        with self._lock:
+            for shard in shards:
+                self._bytes[shard.server] += max(1, shard.rows) * row_bytes
 
     def forget_dropped(self) -> None:
         """Has the servers free what the cells took that are gone."""
@@ -127,6 +189,8 @@ class RemoteCell(Cell):
         super().__init__(placement, value, **annotations)
         if self.layout is Layout.LOCAL:
             self.layout = Layout.MIRRORED
+        if self._divergent_aggregation is not None and self.remote.in_sync > 1:
+            self.aggregation = self._divergent_aggregation
 
     @property
     def remote(self) -> RemotePlacement:
@@ -139,12 +203,18 @@ class RemoteCell(Cell):
         array = np.asarray(value)
         if not self.shards:
             self._shape, self._dtype = array.shape, array.dtype
-            self.shards = self.remote.shards_for(self.name, array.shape, array.dtype)
             self.remote.forget_dropped()
-            self.remote.store.create(self.shards, array)
+            shared = current_store()
+            if shared is not None:
+                self.shards = shared.shards(self.remote, self.name, array)
+                self.remote.note(self.shards, array.shape, array.dtype)
+            else:
+                self.shards = self.remote.shards_for(self.name, array.shape, array.dtype)
+                self.remote.store.create(self.shards, array)
+                # The collector runs anywhere, also where somebody talks to the servers: no message
+                # now.
+                weakref.finalize(self, self.remote.dropped.append, self.shards).atexit = False
             self.remote.cells.add(self)
-            # The collector runs anywhere, also where somebody talks to the servers: no message now.
-            weakref.finalize(self, self.remote.dropped.append, self.shards).atexit = False
             self._describe()
             return self._array
         if array.shape != self._shape:
@@ -173,7 +243,8 @@ class RemoteCell(Cell):
 
     @property
     def combines_writes(self) -> bool:
-        return False
+        adds = self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
+        return adds and not (self.is_alone or self.is_on_read)
 
     def stored(self) -> jax.Array:
         if self._array is None:
@@ -230,7 +301,7 @@ class RemoteCell(Cell):
         (value,) = values
         self._place(function(self.stored(), value))
 
-    def shard(self) -> None:
+    def shard(self, axis: int = 0) -> None:
         """Does nothing: what is divided is said by the partitioner."""
 
     def localize(self) -> None:

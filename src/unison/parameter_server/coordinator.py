@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import collections
 import dataclasses
+import heapq
 import itertools
 import json
 import logging
@@ -36,12 +37,14 @@ from unison.parameter_server.programs import (
     described,
     next_batch,
 )
+from unison.parameter_server.pulse import Pulse
 from unison.parameter_server.serving import dataset_of
 from unison.parameter_server.store import ServerLostError, by_server
 from unison.parameter_server.strategy import ParameterServerStrategy
 from unison.program.arguments import Static, describe
 from unison.program.identity import identity
 from unison.runtime.precision import array_type
+from unison.values import PerReplica
 
 logger = logging.getLogger("unison")
 
@@ -52,9 +55,8 @@ _LONGEST_QUEUE = 256 * 1024
 #: wants to see then comes with the answer to the last push.
 _AHEAD = 2
 
-#: Seconds between two attempts to reach a worker, and between two signs of life.
+#: Seconds between two attempts to reach a worker.
 _PAUSE = 0.5
-_PULSE = 1.0
 
 
 class RemoteValue:
@@ -112,9 +114,9 @@ class _Function:
     takes: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(order=True)
 class _Closure:
-    """One call.
+    """One call; the order is that of the numbers.
 
     Attributes:
         number: Its number.
@@ -144,7 +146,8 @@ class _Queue:
         self._begun: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._changed = threading.Condition()
-        self._waiting: collections.deque[_Closure] = collections.deque()
+        #: A heap: those of the lowest numbers come first.
+        self._waiting: list[_Closure] = []
         self._running: dict[int, _Closure] = {}
         self._error: Exception | None = None
         self._is_closed = False
@@ -159,7 +162,7 @@ class _Queue:
             self._raise_error()
             if self._is_closed:
                 raise _ended()
-            self._waiting.append(closure)
+            heapq.heappush(self._waiting, closure)
             self._changed.notify_all()
 
     def welcome(self, worker: int) -> None:
@@ -195,7 +198,7 @@ class _Queue:
         return self._begun[worker] - min(self._ended.values()) <= self._max_staleness
 
     def _begin(self, worker: int) -> _Closure:
-        closure = self._waiting.popleft()
+        closure = heapq.heappop(self._waiting)
         self._running[closure.number] = closure
         self._begun[worker] += 1
         self._changed.notify_all()
@@ -210,12 +213,13 @@ class _Queue:
             if self._is_closed:
                 closure.value._settle(error=_ended())
             elif self._error is None:
-                self._waiting.appendleft(closure)
+                heapq.heappush(self._waiting, closure)
             else:
                 closure.value._settle(error=_called_off())
             self._changed.notify_all()
 
-    def finish(self, closure: _Closure, value: Any, worker: int) -> None:
+    def finish(self, closure: _Closure, value: Any, worker: int, servers: list[int]) -> None:
+        """Notes that a worker has ended a call, and pushed to `servers`."""
         with self._changed:
             if worker in self._ended:
                 self._ended[worker] += 1
@@ -233,7 +237,7 @@ class _Queue:
                 if worker in self._ended:
                     self._ended[worker] += 1
             while self._waiting:
-                self._waiting.popleft().value._settle(error=_called_off())
+                heapq.heappop(self._waiting).value._settle(error=_called_off())
             if self._error is None:
                 self._error = error
             self._changed.notify_all()
@@ -241,7 +245,7 @@ class _Queue:
     def settled(self) -> int:
         """Returns a number below which no call will run any more."""
         with self._changed:
-            unfinished = [*self._running, *(closure.number for closure in self._waiting)]
+            unfinished = [*self._running, *(closure.number for closure in self._waiting[:1])]
             return min(unfinished, default=0)
 
     def wait(self) -> None:
@@ -264,7 +268,7 @@ class _Queue:
         with self._changed:
             self._is_closed = True
             while self._waiting:
-                self._waiting.popleft().value._settle(error=_ended())
+                heapq.heappop(self._waiting).value._settle(error=_ended())
             self._changed.notify_all()
 
     def _raise_error(self) -> None:
@@ -274,6 +278,102 @@ class _Queue:
         self._changed.wait_for(lambda: not self._running)
         error, self._error = self._error, None
         raise error
+
+
+class _Steps(_Queue):
+    """The calls in synchronous mode: one after the other, each of them run by all workers.
+
+    Args:
+        needed: How many workers must have pushed for a step to end.
+        commit: Has the servers apply what these have pushed. Given the call and, by worker, the
+            servers that it has pushed to; returns whether all of it was there.
+    """
+
+    def __init__(self, needed: int, commit: Callable[[_Closure, dict[int, list[int]]], bool]):
+        super().__init__(None)
+        self._needed = needed
+        self._commit = commit
+        self._step: _Closure | None = None
+        #: Who runs or has run the step, and the results and servers of those who have pushed.
+        self._takers: set[int] = set()
+        self._pushed: dict[int, tuple[Any, list[int]]] = {}
+
+    def take(self, worker: int) -> _Closure | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._wants(worker))
+            if self._is_closed:
+                return None
+            if self._step is None:
+                self._step = heapq.heappop(self._waiting)
+                self._running[self._step.number] = self._step
+                self._begin_anew()
+            self._takers.add(worker)
+            return self._step
+
+    def _wants(self, worker: int) -> bool:
+        if self._step is None:
+            return bool(self._waiting)
+        return worker not in self._takers and len(self._pushed) < self._needed
+
+    def _begin_anew(self) -> None:
+        self._takers, self._pushed = set(), {}
+        self._changed.notify_all()
+
+    def take_more(self, worker: int, spare: int) -> _Closure | None:
+        return None
+
+    def has_work(self) -> bool:
+        with self._changed:
+            return bool(self._waiting or self._step)
+
+    def put_back(self, closure: _Closure, worker: int) -> None:
+        """Lets a worker run the step again."""
+        with self._changed:
+            if closure is self._step:
+                self._takers.discard(worker)
+            self._changed.notify_all()
+
+    def finish(self, closure: _Closure, value: Any, worker: int, servers: list[int]) -> None:
+        """Notes that a worker has pushed; the last one that is needed ends the step."""
+        with self._changed:
+            is_late = closure is not self._step or worker not in self._takers
+            if is_late or len(self._pushed) == self._needed:
+                return
+            self._pushed[worker] = value, servers
+            if len(self._pushed) < self._needed:
+                return
+            pushed = dict(sorted(self._pushed.items()))
+        is_whole = False
+        try:
+            is_whole = self._commit(closure, {w: servers for w, (_, servers) in pushed.items()})
+        finally:
+            if not is_whole:
+                with self._changed:
+                    self._begin_anew()
+        values = [value for value, _ in pushed.values()]
+        with self._changed:
+            if is_whole and closure is self._step:
+                self._step = None
+                super().finish(closure, _of_replicas(values), worker, servers)
+
+    def fail(self, error: Exception, closure: _Closure | None = None, worker: int = -1) -> None:
+        with self._changed:
+            if closure is None or closure is self._step:
+                closure, self._step = self._step, None
+                super().fail(error, closure, worker)
+
+    def close(self) -> None:
+        with self._changed:
+            if self._step is not None:
+                self._step.value._settle(error=_ended())
+            super().close()
+
+
+def _of_replicas(values: list[Any]) -> Any:
+    """Returns the results of several workers as those of replicas."""
+    if len(values) == 1:
+        return values[0]
+    return jax.tree.map(lambda *own: PerReplica(own), *values)
 
 
 def _called_off() -> CancelledError:
@@ -347,7 +447,11 @@ class ClusterCoordinator:
 
     def _start(self, strategy: ParameterServerStrategy) -> None:
         self._strategy = strategy
-        self._queue = _Queue(strategy.max_staleness)
+        self._queue = (
+            _Steps(strategy.num_replicas_in_sync, self._commit)
+            if strategy.synchronous
+            else _Queue(strategy.max_staleness)
+        )
         self._numbers = itertools.count(1)
         self._functions: list[_Function] = []
         self._function_numbers: dict[Any, int] = {}
@@ -376,6 +480,11 @@ class ClusterCoordinator:
         """How many programs have been made; a steady state does not change it."""
         return self._tracer.trace_count
 
+    @property
+    def waited_seconds(self) -> float:
+        """For how long the workers, all together, have waited for the servers."""
+        return sum(worker.waited_seconds for worker in self._workers)
+
     def schedule(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> RemoteValue:
@@ -386,7 +495,8 @@ class ClusterCoordinator:
 
         Args:
             fn: A function, which may read and assign variables of the strategy, take batches of
-                per-worker datasets, and call `strategy.run`.
+                per-worker datasets, and call `strategy.run`. In synchronous mode every worker runs
+                it, and what it returns is a `PerReplica` for every array, if there are several.
             args: Arrays, numbers, text, iterators of per-worker datasets, in any nesting.
             kwargs: Likewise.
 
@@ -471,7 +581,7 @@ class ClusterCoordinator:
                 error.address,
                 error.why,
             )
-            store.reconnect(error.server)
+            store.reconnect(error.server, error.why)
             for program in self._installed:
                 if error.server in by_server(program.shards):
                     self._install_on(program, [error.server])
@@ -526,6 +636,12 @@ class ClusterCoordinator:
             )
         if isinstance(leaf, PerWorkerIterator):
             return Static((PerWorkerIterator, leaf.number), leaf), None
+        if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "SU":
+            raise TypeError(
+                "A scheduled function is a compiled program: an array of text has no place in it. "
+                "Pass a str, which becomes a part of the program, or turn text into numbers where "
+                f"the dataset is made. Received: an array of dtype {leaf.dtype}."
+            )
         return describe(leaf, placement)
 
     def _iterator(self, maker: Any) -> PerWorkerIterator:
@@ -558,6 +674,25 @@ class ClusterCoordinator:
                 self._programs_by_number[program.number] = program
             return self._programs[key]
 
+    def _commit(self, closure: _Closure, pushed: dict[int, list[int]]) -> bool:
+        """Has the servers apply what workers have pushed; returns whether all of it was there."""
+        workers: dict[int, list[int]] = {}
+        for worker, servers in pushed.items():
+            for server in servers:
+                workers.setdefault(server, []).append(worker)
+        settled = self._queue.settled()
+        answers = self._strategy.store.ask(
+            {
+                server: (
+                    "commit",
+                    (),
+                    {"closure": closure.number, "settled": settled, "workers": own},
+                )
+                for server, own in workers.items()
+            }
+        )
+        return not any(answer["missing"] for answer in answers.values())
+
     def _install(self, program: ServerProgram) -> None:
         self._installed.append(program)
         self._install_on(program, by_server(program.shards))
@@ -569,6 +704,7 @@ class ClusterCoordinator:
             "inputs": program.inputs,
             "outputs": program.outputs,
             "whole_inputs": program.whole_inputs,
+            "are_kept": True,
         }
         self._strategy.store.ask({server: ("install", [data], fields) for server in servers})
 
@@ -581,9 +717,11 @@ class _Worker:
         self._index = index
         self._address = address
         self._connection: Connection | None = None
-        self._pulse: Connection | None = None
+        self._pulse: Pulse | None = None
         #: The calls that it has, in order; the first one runs.
         self._running: collections.deque[_Closure] = collections.deque()
+        #: How long it has waited for servers.
+        self.waited_seconds = 0.0
         self._sent: set[int] = set()
         self._streams: dict[int, Iterator[Any]] = {}
         self._is_ended = threading.Event()
@@ -599,11 +737,11 @@ class _Worker:
         """Says goodbye, when what it runs is done."""
         self._is_ended.set()
         self._thread.join(_PAUSE * 4)
-        for connection in (self._connection, self._pulse):
-            if connection is not None:
-                if connection is self._connection:
-                    _say_goodbye(connection)
-                connection.close()
+        if self._pulse is not None:
+            self._pulse.close()
+        if self._connection is not None:
+            _say_goodbye(self._connection)
+            self._connection.close()
 
     @property
     def is_lost(self) -> bool:
@@ -659,61 +797,42 @@ class _Worker:
                 patience=self._timeout,
                 job=self._coordinator.strategy.store.job,
             )
-            self._pulse = connect(self._address, self._timeout, "The worker", role="pulse")
+            self._pulse = Pulse(
+                self._address, connection, lambda: self._timeout, self._say_that_it_is_silent
+            )
         except (OpError, RuntimeError) as error:
-            self._say_that_all_are_lost(error)
+            self._say_that_too_many_are_lost(error)
             self._is_ended.wait(_PAUSE)
             return False
         self._sent, self._streams = set(), {}
         self._connection = connection
         self._coordinator._queue.welcome(self._index)
-        threading.Thread(
-            target=self._watch, args=(self._pulse, connection), name="unison-pulse", daemon=True
-        ).start()
         return True
 
-    def _say_that_all_are_lost(self, error: Exception) -> None:
+    def _say_that_too_many_are_lost(self, error: Exception) -> None:
         workers = self._coordinator._workers
-        if not all(worker.is_lost for worker in workers):
+        needed = self._coordinator.strategy.num_replicas_in_sync
+        lost = [worker for worker in workers if worker.is_lost]
+        if len(workers) - len(lost) >= needed:
             return
-        seconds = time.monotonic() - max(worker._lost_since for worker in workers)
+        seconds = time.monotonic() - max(worker._lost_since for worker in lost)
         if seconds > self._timeout and self._coordinator._queue.has_work():
+            there = len(workers) - len(lost)
             self._coordinator._queue.fail(
                 UnavailableError(
-                    message=f"None of the {len(workers)} workers has been there for "
-                    f"{self._timeout:g} s, and calls wait. The last answer: {error}"
+                    message=f"{there or 'None'} of the {len(workers)} workers has been there for "
+                    f"{self._timeout:g} s, {needed} are needed, and calls wait. The last answer: "
+                    f"{error}"
                 )
             )
 
-    def _watch(self, pulse: Connection, connection: Connection) -> None:
-        """Gives the worker up if it gives no sign of life."""
-        heard = [time.monotonic()]
-
-        def listen() -> None:
-            try:
-                while True:
-                    pulse.receive()
-                    heard[0] = time.monotonic()
-            except UnavailableError:
-                connection.close()
-
-        threading.Thread(target=listen, name="unison-pulse", daemon=True).start()
-        while not self._is_ended.wait(_PULSE):
-            try:
-                pulse.send("ping")
-            except UnavailableError:
-                break
-            if time.monotonic() - heard[0] > self._timeout:
-                logger.warning(
-                    "worker %d (%s) has given no sign of life for %g s: it is given up",
-                    self._index,
-                    self._address,
-                    self._timeout,
-                )
-                break
-        if not self._is_ended.is_set():
-            pulse.close()
-            connection.close()
+    def _say_that_it_is_silent(self) -> None:
+        logger.warning(
+            "worker %d (%s) has given no sign of life for %g s: it is given up",
+            self._index,
+            self._address,
+            self._timeout,
+        )
 
     def _sent_off(self, closure: _Closure) -> bool:
         """Sends a call to the worker; returns whether it has got it."""
@@ -726,6 +845,7 @@ class _Worker:
                 function=closure.function,
                 iterators=[iterator.number for iterator in closure.iterators],
                 closure=closure.number,
+                is_step=self._coordinator.strategy.synchronous,
                 settled=self._coordinator._queue.settled(),
             )
         except Exception as error:
@@ -745,10 +865,10 @@ class _Worker:
             answer = self._answered(connection)
             program = self._coordinator._programs_by_number[answer["program"]]
             value = jax.tree.unflatten(program.structure, answer.arrays)
+            self.waited_seconds += answer["waited"]
+            self._coordinator._queue.finish(closure, value, self._index, answer["servers"])
         except Exception as error:
             self._on_failure(closure, error)
-        else:
-            self._coordinator._queue.finish(closure, value, self._index)
 
     def _on_failure(self, closure: _Closure, error: Exception) -> None:
         queue = self._coordinator._queue

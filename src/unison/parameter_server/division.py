@@ -8,12 +8,16 @@ where least has to cross: for an optimizer, that is the gradients.
 A table that the program only looks rows up in (`gather`), and whose gradient is made of rows
 (`scatter-add` on zeros), is pulled and pushed by rows. The program then computes with the few rows
 that a batch touches, in place of the table: every operation in between works row by row, so that
-it does not see the difference. What it adds to one row twice is one row's sum.
+that it does not see the difference. What it adds to one row twice is one row's sum.
+
+In synchronous mode a program is that of one of several workers. What it sums over them (gradients,
+by the optimizer) is what crosses: the servers sum, and all that follows from the sum is theirs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -25,6 +29,7 @@ from jax.extend import core as jex
 
 from unison.equations import evaluate, inlined_body, is_collective
 from unison.parameter_server.cut import cheapest_cut
+from unison.runtime.placement import REPLICA_AXIS
 
 #: Operations that compute every element of the result of the same element of the operands.
 _ELEMENTWISE = frozenset(
@@ -41,6 +46,19 @@ _OF_ZEROS = frozenset(
 
 #: Constants up to this many elements may be on both sides.
 _SMALL = 1024
+#: What it costs to compute at a worker what follows from a sum over the workers: it cannot.
+_IMPOSSIBLE = 1 << 50
+
+
+class Writing(enum.Enum):
+    """How a variable is updated by what several workers compute in one step."""
+
+    #: Once, of what is combined or equal.
+    TOGETHER = enum.auto()
+    #: By each of them in turn (`ON_READ` variables: every replica adds what it has counted).
+    EACH = enum.auto()
+    #: By the first of them (`ONLY_FIRST_REPLICA`; a random stream, which goes on alike for all).
+    FIRST = enum.auto()
 
 
 @dataclasses.dataclass
@@ -65,8 +83,11 @@ class Update:
     """What servers compute for variables that are divided in the same way.
 
     Attributes:
-        crossing: The traced values that the worker pushes.
-        rows: For each of them, whether it has the variables' rows.
+        crossing: The traced values that the servers get.
+        pushed: What the worker pushes for each: the same value, or what is summed to it.
+        sums: For each, whether it is the sum of what all workers push.
+        rows: For each, whether it has the variables' rows.
+        writing: How the pushes of several workers update the variables.
         cells: The indices of the inputs that it looks at.
         outputs: The indices of the outputs that it gives.
         equations: What it computes.
@@ -74,11 +95,30 @@ class Update:
     """
 
     crossing: list[Any]
+    pushed: list[Any]
+    sums: list[bool]
     rows: list[bool]
+    writing: Writing
     cells: list[int]
     outputs: list[int]
     equations: list[jex.JaxprEqn]
     table: Table | None = None
+
+
+class _WantsWholeError(Exception):
+    """Variables of which some rows cannot be updated for themselves.
+
+    Attributes:
+        cells: Their indices.
+    """
+
+    def __init__(self, cells: Sequence[int], names: str):
+        super().__init__(
+            f"In synchronous mode, the update of variable {names} looks at whole gradients of all "
+            "workers, but its rows are on several servers. Leave out the partitioner, or what "
+            "looks at whole gradients (clipping by the global norm, say)."
+        )
+        self.cells = cells
 
 
 @dataclasses.dataclass
@@ -102,16 +142,20 @@ class Division:
     dense_lookups: list[int] = dataclasses.field(default_factory=list)
 
 
-def inlined(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Returns the program with the bodies of its calls in their places."""
+def inlined(program: jex.ClosedJaxpr, num_replicas: int = 1) -> jex.ClosedJaxpr:
+    """Returns the program with the bodies of its calls in their places.
+
+    Of what it asks other replicas for, sums over `num_replicas` are left, each of one value.
+    """
 
     def run(*inputs: Any) -> list[Any]:
-        return _run(program, inputs)
+        return _run(program, inputs, num_replicas)
 
-    return jax.make_jaxpr(run)(*program.in_avals)
+    axis = [(REPLICA_AXIS, num_replicas)] if num_replicas > 1 else None
+    return jax.make_jaxpr(run, axis_env=axis)(*program.in_avals)
 
 
-def _run(program: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+def _run(program: jex.ClosedJaxpr, inputs: Sequence[Any], num_replicas: int) -> list[Any]:
     values = dict(zip(program.jaxpr.invars, inputs, strict=True))
     values.update(zip(program.jaxpr.constvars, program.consts, strict=True))
     read = _reading(values)
@@ -120,9 +164,12 @@ def _run(program: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
         body = inlined_body(equation)
         outputs: Sequence[Any]
         if body is not None:
-            outputs = _run(body, operands)
+            outputs = _run(body, operands, num_replicas)
         elif names_the_replicas(equation):
-            outputs = _of_one_replica(equation, operands)
+            if num_replicas == 1:
+                outputs = _of_one_replica(equation, operands)
+            else:
+                outputs = _of_several_replicas(equation, operands)
         else:
             outputs = evaluate(equation, operands)
         values.update(zip(equation.outvars, outputs, strict=True))
@@ -145,6 +192,17 @@ def _of_one_replica(equation: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence
     return operands  # sums, means, maxima of one; parts of what is divided by one
 
 
+def _of_several_replicas(equation: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Returns the results of a collective operation: of a sum, those of each operand for itself."""
+    if _is_sum(equation):
+        return [lax.psum(operand, REPLICA_AXIS) for operand in operands]
+    return evaluate(equation, operands)
+
+
+def _is_sum(equation: jex.JaxprEqn) -> bool:
+    return equation.primitive.name in ("psum", "psum_invariant") and is_collective(equation)
+
+
 def _reading(values: dict[Any, Any]) -> Callable[[Any], Any]:
     return lambda atom: atom.val if isinstance(atom, jex.Literal) else values[atom]
 
@@ -156,6 +214,9 @@ class Divider:
         program: Maps the cells' values, then all else, to results and then new values of cells.
         bounds: For every cell, its shards: the server, the first row, and the row behind the last.
         written: The indices of the cells that the last outputs are for.
+        names: The cells' names.
+        writings: For every cell, how several workers update it. Default: there is one.
+        num_replicas: How many workers' pushes make one update.
     """
 
     def __init__(
@@ -163,8 +224,14 @@ class Divider:
         program: jex.ClosedJaxpr,
         bounds: Sequence[tuple[tuple[int, int, int], ...]],
         written: Sequence[int],
+        names: Sequence[str] = (),
+        writings: Sequence[Writing] | None = None,
+        num_replicas: int = 1,
     ):
-        self._program = inlined(program)
+        self._program = inlined(program, num_replicas)
+        self._names = names
+        self._writings = writings or [Writing.TOGETHER] * len(bounds)
+        self._num_replicas = num_replicas
         self._jaxpr = self._program.jaxpr
         self._bounds = list(bounds)
         self._written = list(written)
@@ -179,24 +246,42 @@ class Divider:
             self._needs[self._jaxpr.invars[cell]] = (1 << cell, False)
         for variable in self._jaxpr.invars[len(bounds) :]:
             self._needs[variable] = (0, True)
+        #: What sums over the workers are the sums of, and all that follows from such a sum.
+        self._summands: dict[Any, Any] = {}
+        self._follows_from_sums: set[Any] = set()
         for equation in self._jaxpr.eqns:
             cells, others = 0, False
             for variable in _variables(equation.invars):
                 more, other = self._needs.get(variable, (0, False))
                 cells, others = cells | more, others or other
             for variable in equation.outvars:
-                self._needs[variable] = (cells, others)
+                self._needs[variable] = (cells, others or names_the_replicas(equation))
+            if _is_sum(equation):
+                self._summands[equation.outvars[0]] = equation.invars[0]
+            if _is_sum(equation) or not self._follows_from_sums.isdisjoint(
+                _variables(equation.invars)
+            ):
+                self._follows_from_sums.update(equation.outvars)
 
     def divide(self) -> Division:
         """Returns the division."""
         candidates = self._looked_up()
-        updates: list[Update] = []
-        for key, outputs in self._groups(candidates).items():
-            updates += self._update(key, outputs)
+        dense: list[int] = []
+        while True:
+            updates: list[Update] = []
+            try:
+                for key, outputs in self._groups(candidates).items():
+                    updates += self._update(key, outputs)
+                break
+            except _WantsWholeError as wants:
+                whole = {self._bounds[cell] for cell in wants.cells}
+                dense += [table.cell for table in candidates if self._bounds[table.cell] in whole]
+                candidates = [t for t in candidates if self._bounds[t.cell] not in whole]
+                if any(len(bounds) > 1 for bounds in whole):
+                    raise ValueError(str(wants)) from None
         at_home = {output for update in updates for output in update.outputs}
         remaining = [i for i in range(len(self._jaxpr.outvars)) if i not in at_home]
         tables = []
-        dense = []
         for table in candidates:
             own = self._by_rows(table, remaining, updates)
             if own is None:
@@ -205,7 +290,22 @@ class Divider:
             tables.append(table)
             for update in own:
                 update.table = table
-        needed = self.worker_equations(remaining, updates)[1]
+        equations, needed = self.worker_equations(remaining, updates)
+        for equation in equations:
+            if names_the_replicas(equation) and not _is_sum(equation):
+                raise ValueError(
+                    "In synchronous mode, parameter servers sum and average what the workers "
+                    f"push. Received: {equation.primitive.name!r} over the replicas. Use "
+                    "all_reduce with SUM or MEAN, variables with an aggregation, and "
+                    "current_worker_index()."
+                )
+        if not self._follows_from_sums.isdisjoint(needed):
+            raise ValueError(
+                "In synchronous mode, the servers combine what the workers push, after the "
+                "workers' programs: what a scheduled function returns, and what is summed, cannot "
+                "follow from what is combined in the same step. Return the replica's own values; "
+                "fetch() gives those of all, for strategy.reduce."
+            )
         by_rows = {table.cell for table in tables}
         pulled = [
             cell
@@ -223,19 +323,21 @@ class Divider:
         for place, cell in enumerate(self._written):
             bounds = self._bounds[cell]
             by_rows = len(bounds) > 1 or bounds in looked_up
-            key = bounds if by_rows else bounds[0][0]
+            key = (bounds if by_rows else bounds[0][0], self._writings[cell])
             groups.setdefault(key, []).append(self._first_output + place)
         return groups
 
-    def _is_in_group(self, cell: int, key: Any) -> bool:
+    def _is_in_group(self, cell: int, place: Any, writing: Writing) -> bool:
         bounds = self._bounds[cell]
-        return bounds == key or (len(bounds) == 1 and bounds[0][0] == key)
+        is_there = bounds == place or (len(bounds) == 1 and bounds[0][0] == place)
+        return is_there and self._writings[cell] is writing
 
     def _update(self, key: Any, outputs: Sequence[int]) -> list[Update]:
         """Returns the updates that give `outputs`, of cells of one group."""
-        by_rows = isinstance(key, tuple)
-        rows = key[-1][2] if by_rows else None
-        home = {v for v, cell in self._cell_of.items() if self._is_in_group(cell, key)}
+        place, writing = key
+        by_rows = isinstance(place, tuple)
+        rows = place[-1][2] if by_rows else None
+        home = {v for v, cell in self._cell_of.items() if self._is_in_group(cell, *key)}
         targets = [self._jaxpr.outvars[output] for output in outputs]
         before: dict[Any, list[Any]] = {}
         sources = []
@@ -245,7 +347,8 @@ class Divider:
             if variable in before or variable in home or self._is_known(variable):
                 continue
             maker = self._makers.get(variable)
-            if maker is None or not _can_be_at_home(maker, rows):
+            is_sum = variable in self._summands
+            if maker is None or is_sum or not self._can_be_at_home(maker, rows):
                 before[variable] = []
                 sources.append(variable)
                 continue
@@ -257,7 +360,36 @@ class Divider:
             waiting += before[variable]
         ends = [v for v in targets if isinstance(v, jex.Var) and v in before]
         cut = cheapest_cut(before, self._costs(before, sources), sources, set(ends))
-        return self._components(outputs, cut, home, rows)
+        updates = self._components(outputs, cut, home, rows, writing)
+        for update in updates:
+            self._check_combined(update)
+        return updates
+
+    def _can_be_at_home(self, equation: jex.JaxprEqn, rows: int | None) -> bool:
+        """Whether servers may compute an operation; with `rows`, on some rows alone."""
+        if rows is None and not self._follows_from_sums.isdisjoint(equation.outvars):
+            return not equation.effects  # nobody else can
+        return _can_be_at_home(equation, rows)
+
+    def _check_combined(self, update: Update) -> None:
+        """Raises a ValueError where workers would update variables by values that differ."""
+        if self._num_replicas == 1 or update.writing is Writing.FIRST:
+            return
+        cells = [self._written[output - self._first_output] for output in update.outputs]
+        names = ", ".join(repr(self._names[cell]) for cell in cells)
+        for variable, is_sum in zip(update.crossing, update.sums, strict=True):
+            if is_sum:
+                continue
+            if variable in self._follows_from_sums:
+                raise _WantsWholeError(cells, names)
+            if update.writing is Writing.TOGETHER and self._needs.get(variable, (0, True))[1]:
+                raise ValueError(
+                    "In synchronous mode, the workers update a variable once a step, all "
+                    f"together. Received: values that each computes for itself, for {names}. "
+                    "Combine them first: by the optimizer (optimizer.apply), by "
+                    "get_replica_context().all_reduce, or by an aggregation of the variable "
+                    "(SUM, MEAN or ONLY_FIRST_REPLICA)."
+                )
 
     def _is_known(self, variable: Any) -> bool:
         return variable in self._consts and math.prod(variable.aval.shape) <= _SMALL
@@ -280,11 +412,17 @@ class Divider:
                 for cell in range(len(self._bounds))
                 if extra >> cell & 1
             )
-            costs[node] = _bytes(node.aval) + pulls + 1
+            is_impossible = node in self._follows_from_sums and node not in self._summands
+            costs[node] = _IMPOSSIBLE if is_impossible else _bytes(node.aval) + pulls + 1
         return costs
 
     def _components(
-        self, outputs: Sequence[int], cut: set[Any], home: set[Any], rows: int | None
+        self,
+        outputs: Sequence[int],
+        cut: set[Any],
+        home: set[Any],
+        rows: int | None,
+        writing: Writing,
     ) -> list[Update]:
         """Returns one update for outputs that share what is at home; without rows, one for all."""
         parts: list[tuple[list[int], set[Any]]] = []
@@ -311,7 +449,11 @@ class Divider:
             )
             cells = sorted(self._cell_of[variable] for variable in seen & home)
             is_rows = [variable in with_rows for variable in crossing]
-            updates.append(Update(crossing, is_rows, cells, sorted(own), equations))
+            pushed = [self._summands.get(variable, variable) for variable in crossing]
+            sums = [variable in self._summands for variable in crossing]
+            updates.append(
+                Update(crossing, pushed, sums, is_rows, writing, cells, sorted(own), equations)
+            )
         return updates
 
     def _home_part(
@@ -388,7 +530,7 @@ class Divider:
             return None
         own = []
         for update in updates:
-            crossing = [variable in rows for variable in update.crossing]
+            crossing = [_is_in(variable, rows) for variable in update.pushed]
             if any(crossing) or table.cell in update.cells:
                 if crossing != update.rows:
                     return None
@@ -447,7 +589,7 @@ class Divider:
     ) -> tuple[list[jex.JaxprEqn], set[Any]]:
         """Returns what the worker computes, and all values in it."""
         wanted = [self._jaxpr.outvars[output] for output in remaining]
-        wanted += [variable for update in updates for variable in update.crossing]
+        wanted += [variable for update in updates for variable in update.pushed]
         return equations_for(self._jaxpr.eqns, wanted)
 
 
@@ -458,7 +600,8 @@ def equations_for(
     seen = set(_variables(wanted))
     needed = []
     for equation in reversed(equations):
-        if equation.effects or not seen.isdisjoint(equation.outvars):
+        has_effects = bool(equation.effects) and not names_the_replicas(equation)
+        if has_effects or not seen.isdisjoint(equation.outvars):
             needed.append(equation)
             seen.update(_variables(equation.invars))
     return needed[::-1], seen
@@ -543,6 +686,10 @@ def _is_of_rows(equation: jex.JaxprEqn) -> bool:
         and not numbers.operand_batching_dims
         and len(numbers.update_window_dims) == len(shape) - 1
     )
+
+
+def _is_in(atom: Any, variables: Collection[Any]) -> bool:
+    return isinstance(atom, jex.Var) and atom in variables
 
 
 def _variables(atoms: Iterable[Any]) -> list[Any]:

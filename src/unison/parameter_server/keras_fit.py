@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,12 +11,21 @@ import jax
 import numpy as np
 
 from unison.data import Dataset, InputContext
+from unison.keras.optimizers import weighs_loss
+from unison.keras.share import replica_share
 from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
 from unison.keras.trainer import ReplicaTrainer
+from unison.lifting import current_lift
 from unison.parameter_server.coordinator import ClusterCoordinator, PerWorkerIterator
+from unison.parameter_server.serving import current_worker_index, dataset_of
 from unison.parameter_server.strategy import ParameterServerStrategy
 
 import keras  # isort: skip
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+
+#: The groups of a model's state that only the optimizer writes: alike on all replicas.
+_WRITTEN_ALIKE = ("trainable_variables", "optimizer_variables")
 
 
 class ParameterServerTrainer(ReplicaTrainer):
@@ -59,19 +69,24 @@ class ParameterServerTrainer(ReplicaTrainer):
         """Trains the model on the workers; see `keras.Model.fit`.
 
         Every worker makes the dataset for itself and takes batches of its own; an epoch is
-        `steps_per_epoch` steps of all workers together. Callbacks get logs at the ends of epochs.
+        `steps_per_epoch` steps of all workers together; in synchronous mode, each step is one of
+        every worker, and `batch_size` is what they take together. Callbacks get logs at the ends
+        of epochs.
 
         Raises:
-            ValueError: `steps_per_epoch` is missing, or an argument has no meaning here.
+            ValueError: `steps_per_epoch` is missing, or data and weights do not go together.
         """
-        if validation_split or class_weight is not None:
-            raise ValueError(
-                "fit() on parameter servers takes validation_data, and sample weights in the "
-                f"dataset. Received: validation_split={validation_split}, "
-                f"class_weight={class_weight}"
-            )
-        x = _maker_of(x)
-        data, steps = _data_and_steps(x, y, sample_weight, batch_size, shuffle)
+        x = self._maker_of(x)
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split)
+        if class_weight is not None and not _is_dataset(x):
+            if sample_weight is not None:
+                raise ValueError("Pass either class_weight or sample_weight.")
+            sample_weight = class_weight_to_sample_weights(np.asarray(y), class_weight)
+        count = self.strategy.num_replicas_in_sync
+        data, steps = _data_and_steps(x, y, sample_weight, batch_size, shuffle, count)
+        if class_weight is not None and _is_dataset(x):
+            data = _Weighted(data, class_weight)
         steps = steps_per_epoch or steps
         if steps is None:
             raise ValueError(
@@ -99,8 +114,8 @@ class ParameterServerTrainer(ReplicaTrainer):
         for epoch in range(initial_epoch, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            for step in range(0, steps, model.steps_per_execution):
-                last = min(step + model.steps_per_execution, steps)
+            for step in range(0, steps, self._steps_per_call):
+                last = min(step + self._steps_per_call, steps)
                 callbacks.on_train_batch_begin(step)
                 self._schedule("train_step", iterator, last - step)
                 callbacks.on_train_batch_end(last - 1)
@@ -133,7 +148,7 @@ class ParameterServerTrainer(ReplicaTrainer):
         With a function of a dataset (`DatasetCreator`), the workers do it, together `steps` steps.
         Other data are evaluated in this process, every example once.
         """
-        x = _maker_of(x)
+        x = self._maker_of(x)
         if not callable(x):
             return self._evaluate_here(
                 x,
@@ -152,8 +167,8 @@ class ParameterServerTrainer(ReplicaTrainer):
         model = self.model
         model.reset_metrics()
         iterator = iter(self._coordinator.create_per_worker_dataset(x))
-        for step in range(0, steps, model.steps_per_execution):
-            count = min(model.steps_per_execution, steps - step)
+        for step in range(0, steps, self._steps_per_call):
+            count = min(self._steps_per_call, steps - step)
             self._schedule("test_step", iterator, count)
         self._coordinator.join()
         logs = self._logs()
@@ -217,6 +232,7 @@ class ParameterServerTrainer(ReplicaTrainer):
                 step(batch)
                 return
             variables = [self._variables(group) for group in groups]
+            alike = {id(v) for group in _WRITTEN_ALIKE for v in self._variables(group)}
             state = tuple([variable.value for variable in members] for members in variables)
             _, new = step(state, batch)
             changed = zip(
@@ -227,13 +243,45 @@ class ParameterServerTrainer(ReplicaTrainer):
             )
             for variable, before, after in changed:
                 if after is not before:
-                    variable.assign(after)
+                    with _writing(alike=id(variable) in alike):
+                        variable.assign(after)
 
         def execution(batches: Iterator[Any]) -> None:
             for _ in range(count):
-                self.strategy.run(one_step, args=(next(batches),))
+                with self._weighing():
+                    self.strategy.run(one_step, args=(next(batches),))
 
         return execution
+
+    def _weighing(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a worker's batch is one of several that make a step."""
+        in_sync = self.strategy.num_replicas_in_sync
+        if in_sync == 1:
+            return contextlib.nullcontext()
+        return replica_share(1 / in_sync, weighs_loss(self.model.optimizer))
+
+    @property
+    def _steps_per_call(self) -> int:
+        """How many steps a scheduled function runs; in synchronous mode each is a call."""
+        assert isinstance(self.strategy, ParameterServerStrategy)
+        steps: int = 1 if self.strategy.synchronous else self.model.steps_per_execution
+        return steps
+
+    def _maker_of(self, data: Any) -> Any:
+        """Returns the function of no arguments that a `DatasetCreator` stands for; else `data`."""
+        make = getattr(data, "dataset_fn", None)
+        if make is None:
+            return data
+        assert isinstance(self.strategy, ParameterServerStrategy)
+        in_sync = self.strategy.num_replicas_in_sync
+        pipelines = len(self.strategy.worker_addresses) if self.strategy.synchronous else 1
+
+        def made() -> Any:
+            # All workers of a step are replicas of one job; else each of them is a job of its own.
+            worker = current_worker_index() if pipelines > 1 else None
+            return make(InputContext(pipelines, worker or 0, in_sync))
+
+        return made
 
     def _variables(self, group: str) -> list[keras.Variable]:
         if group == "optimizer_variables":
@@ -242,18 +290,50 @@ class ParameterServerTrainer(ReplicaTrainer):
         return list(getattr(self.model, group))
 
 
-def _maker_of(data: Any) -> Any:
-    """Returns the function of no arguments that a `DatasetCreator` stands for; else `data`."""
-    make = getattr(data, "dataset_fn", None)
-    return data if make is None else lambda: make(InputContext())
+def _writing(alike: bool) -> contextlib.AbstractContextManager[None]:
+    """Inside, all replicas write the same, or each a value of its own."""
+    lift = current_lift()
+    return lift.equal_writes() if alike and lift is not None else contextlib.nullcontext()
+
+
+class _Weighted:
+    """Batches with the weights of their classes."""
+
+    def __init__(self, data: Any, class_weight: dict[int, float]):
+        self._data = data
+        self._class_weight = class_weight
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in dataset_of(self._data):
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+            if y is None or sample_weight is not None:
+                raise ValueError(
+                    "class_weight needs a dataset of (x, y). Received batches "
+                    + ("without targets." if y is None else "with sample weights.")
+                )
+            yield x, y, class_weight_to_sample_weights(np.asarray(y), self._class_weight)
+
+
+def _split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[Any, Any]:
+    """Returns arrays for training and for validation: the last ones."""
+    if _is_dataset(x):
+        raise ValueError(
+            "validation_split divides arrays. Received a dataset, of which nobody sees all: pass "
+            "validation_data."
+        )
+    parts: tuple[Any, Any] = train_validation_split((x, y, sample_weight), fraction)
+    return parts
+
+
+def _is_dataset(x: Any) -> bool:
+    return callable(x) or (isinstance(x, Iterable) and not _is_of_arrays(x))
 
 
 def _data_and_steps(
-    x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool
+    x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool, in_sync: int
 ) -> tuple[Any, int | None]:
     """Returns data for the workers, and how many steps an epoch of them has, if that is known."""
-    is_dataset = callable(x) or (isinstance(x, Iterable) and not _is_of_arrays(x))
-    if is_dataset:
+    if _is_dataset(x):
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError(
                 "A dataset has its targets, weights and batches in it. Received: y, sample_weight "
@@ -262,12 +342,17 @@ def _data_and_steps(
         return x, None
     examples = tuple(part for part in (x, y, sample_weight) if part is not None)
     batch_size = batch_size or 32
+    if batch_size % in_sync:
+        raise ValueError(
+            f"Expected a batch_size that {in_sync} workers can share. Received: {batch_size}"
+        )
     count = len(jax.tree.leaves(examples)[0])
     dataset = Dataset.from_tensor_slices(examples)
     if shuffle:
         dataset = dataset.shuffle(count)
     # Whole batches: workers pass over the data at their own pace.
-    return dataset.repeat().batch(min(batch_size, count)), -(-count // batch_size)
+    own_batch = min(batch_size // in_sync, count)
+    return dataset.repeat().batch(own_batch), -(-count // batch_size)
 
 
 def _is_of_arrays(x: Any) -> bool:

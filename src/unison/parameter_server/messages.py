@@ -1,9 +1,9 @@
 """The wire: small typed messages with arrays, between processes that know one key.
 
-A message is a JSON object and arrays behind it, whose bytes go from and to where they lie. Nothing
-on the wire is unpickled; what must be (a function that makes a dataset) comes as bytes with a
-signature by the key, which is checked first. Both ends prove that they know the key before either
-listens to the other.
+A message is a JSON object and arrays behind it, whose bytes go from and to where they lie; between
+processes of one machine they go through memory that both share. Nothing on the wire is unpickled;
+what must be (a function that makes a dataset) comes as bytes with a signature by the key, which is
+checked first. Both ends prove that they know the key before either listens to the other.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import secrets
@@ -28,14 +29,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from unison.errors import DeadlineExceededError, UnauthenticatedError, UnavailableError
+from unison.errors import (
+    DeadlineExceededError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from unison.parameter_server.memory import memory_in_words, memory_left
+from unison.parameter_server.slots import Inbox, Outbox
 from unison.runtime.addresses import own_address, split_address
 from unison.runtime.precision import device_array, keeps_explicit_64_bits
 
 #: The environment variable with the key of a job, in hexadecimal digits.
 KEY_VARIABLE = "UNISON_KEY"
 
-_MAGIC = b"unison-ps-1\n"
+_MAGIC = b"unison-ps-2\n"
 _LENGTH = struct.Struct("<I")
 _NONCE_BYTES = 32
 #: Arrays begin at multiples of it, so that JAX can take them as they lie.
@@ -43,6 +51,11 @@ _ALIGNMENT = 64
 #: How many buffers the system takes in one call.
 _MOST_BUFFERS = 512
 _LONGEST_HEADER = 1 << 26
+#: For more than this, it is asked first whether there is memory: where the system promises more
+#: than it has, processes are killed later.
+_LARGE_BYTES = 1 << 24
+#: How much is received at once of what there is no memory for.
+_SKIPPED_BYTES = 1 << 20
 #: Seconds for the first words of a connection.
 _HANDSHAKE_SECONDS = 20.0
 
@@ -97,6 +110,21 @@ class Message:
         return self.fields[name]
 
 
+class NoRoomError(ResourceExhaustedError):
+    """There is no memory for the arrays of a message.
+
+    Attributes:
+        kind: What the message is about.
+    """
+
+    def __init__(self, kind: str, text: str):
+        super().__init__(message=text)
+        self.kind = kind
+
+    def __reduce__(self) -> Any:
+        return NoRoomError, (self.kind, str(self))
+
+
 class Connection:
     """A connection to a process that knows the same key.
 
@@ -119,7 +147,10 @@ class Connection:
         self.sent_bytes = self.received_bytes = 0
         #: Whether nothing has been heard of the other end's end.
         self.is_open = True
-        if sock.family != socket.AF_UNIX:
+        self._is_local = sock.family == socket.AF_UNIX
+        self._outbox = Outbox() if self._is_local else None
+        self._inbox = Inbox()
+        if not self._is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(_HANDSHAKE_SECONDS)
         self._authenticate(is_server)
@@ -169,45 +200,68 @@ class Connection:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def send(self, kind: str, arrays: Iterable[Any] = (), **fields: Any) -> None:
+    def send(
+        self, kind: str, arrays: Iterable[Any] = (), are_kept: bool = False, **fields: Any
+    ) -> None:
         """Sends a message.
+
+        Args:
+            kind: What it is about.
+            arrays: Its arrays.
+            are_kept: Whether the other end keeps the arrays: they are not to lie in memory that
+                is meant for the next message.
+            fields: Numbers, text, and lists and dictionaries of them.
 
         Raises:
             UnavailableError: The other end has gone.
         """
-        arrays = list(arrays)
-        parts = [np.ascontiguousarray(array) for array in arrays]
-        # Of a scalar, `ascontiguousarray` makes a vector.
-        described = [
-            [part.dtype.name, np.shape(array)] for part, array in zip(parts, arrays, strict=True)
-        ]
-        header = json.dumps([kind, fields, described], separators=(",", ":")).encode()
-        buffers: list[Any] = [_LENGTH.pack(len(header)) + header]
-        for part in parts:
-            if part.nbytes:
-                buffers += [part.reshape(-1).view(np.uint8), bytes(-part.nbytes % _ALIGNMENT)]
+        parts = [np.asarray(array) for array in arrays]
+        described = [[part.dtype.name, part.shape] for part in parts]
+        size = sum(_aligned(part.nbytes) for part in parts)
         with self._sending:
-            for start in range(0, len(buffers), _MOST_BUFFERS):
-                self._send_buffers(buffers[start : start + _MOST_BUFFERS])
+            found = None if are_kept or self._outbox is None else self._outbox.slot(size)
+            slot, file = found or (None, None)
+            number = None if slot is None else slot.number
+            header = json.dumps([kind, fields, described, number], separators=(",", ":")).encode()
+            buffers: list[Any] = [_LENGTH.pack(len(header)) + header]
+            if slot is None:
+                buffers += _buffers(parts)
+            else:
+                _fill(slot.taken(), parts)
+                self.sent_bytes += size
+            with contextlib.ExitStack() as closing:
+                if file is not None:
+                    closing.callback(os.close, file)
+                    self._send_file(buffers, file)
+                for start in range(0, len(buffers), _MOST_BUFFERS):
+                    self._send_buffers(buffers[start : start + _MOST_BUFFERS])
 
     def receive(self) -> Message:
         """Waits for the next message.
 
         Raises:
             UnavailableError: The other end has gone.
+            NoRoomError: There is no memory for its arrays. The next message can be received.
         """
-        (length,) = _LENGTH.unpack(bytes(self._receive_bytes(_LENGTH.size)))
+        length, files = self._receive_length()
         if length > _LONGEST_HEADER:
             raise UnavailableError(message=f"A message begins with {length} bytes of description.")
-        kind, fields, described = json.loads(bytes(self._receive_bytes(length)))
+        kind, fields, described, slot = json.loads(bytes(self._receive_bytes(length)))
+        for file in files:
+            self._inbox.add(slot, file)
         kinds = [(np.dtype(_dtype(dtype)), tuple(shape)) for dtype, shape in described]
-        sizes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in kinds]
-        data = self._receive_bytes(sum(size + -size % _ALIGNMENT for size in sizes))
+        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
+        size = sum(map(_aligned, sizes))
+        if slot is None:
+            data = self._receive_arrays(kind, size, kinds)
+        else:
+            data = self._inbox.lent(slot)
+            self.received_bytes += size
         arrays = []
         start = 0
-        for (dtype, shape), size in zip(kinds, sizes, strict=True):
-            arrays.append(data[start : start + size].view(dtype).reshape(shape))
-            start += size + -size % _ALIGNMENT
+        for (dtype, shape), own in zip(kinds, sizes, strict=True):
+            arrays.append(data[start : start + own].view(dtype).reshape(shape))
+            start += _aligned(own)
         return Message(kind, fields, arrays)
 
     def ask(self, kind: str, arrays: Iterable[Any] = (), **fields: Any) -> Message:
@@ -238,8 +292,20 @@ class Connection:
     def _send_bytes(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
+            self.sent_bytes += len(data)
         except OSError as error:
             raise self._gone(error) from error
+
+    def _send_file(self, buffers: list[Any], file: int) -> None:
+        """Sends the first of `buffers`, and an open file with it."""
+        first = buffers.pop(0)
+        try:
+            sent = socket.send_fds(self._socket, [first], [file])
+        except OSError as error:
+            raise self._gone(error) from error
+        self.sent_bytes += sent
+        if sent < len(first):
+            buffers.insert(0, first[sent:])
 
     def _send_buffers(self, buffers: list[Any]) -> None:
         left = sum(len(buffer) for buffer in buffers)
@@ -254,6 +320,37 @@ class Connection:
                     buffers[0] = memoryview(buffers[0])[sent:]
         except OSError as error:
             raise self._gone(error) from error
+
+    def _receive_length(self) -> tuple[int, list[int]]:
+        """Returns the length of the next message's header, and the open files that come with it."""
+        if not self._is_local:
+            return _LENGTH.unpack(bytes(self._receive_bytes(_LENGTH.size)))[0], []
+        try:
+            data, files, _, _ = socket.recv_fds(
+                self._socket, _LENGTH.size, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+            )
+        except OSError as error:
+            raise self._gone(error) from error
+        if not data:
+            raise self._gone("it has hung up")
+        self.received_bytes += len(data)
+        data += bytes(self._receive_bytes(_LENGTH.size - len(data)))
+        return _LENGTH.unpack(data)[0], files
+
+    def _receive_arrays(
+        self, kind: str, size: int, arrays: list[tuple[np.dtype, tuple]]
+    ) -> np.ndarray:
+        """Returns the bytes of a message's arrays."""
+        if size < _LARGE_BYTES or (left := memory_left()) is None or size <= left[0]:
+            with contextlib.suppress(MemoryError):
+                return self._receive_bytes(size)
+        rest = size
+        while rest:  # it would be taken for the next message
+            rest -= len(self._receive_bytes(min(rest, _SKIPPED_BYTES)))
+        shapes = ", ".join(f"{dtype.name}{list(shape)}" for dtype, shape in arrays)
+        raise NoRoomError(
+            kind, f"There is no memory for {shapes}, {size:,} bytes. {memory_in_words()}"
+        )
 
     def _receive_bytes(self, count: int) -> np.ndarray:
         """Returns the next bytes, from an address that is a multiple of the alignment."""
@@ -274,6 +371,31 @@ class Connection:
             raise self._gone(error) from error
         self.received_bytes += count
         return data
+
+
+def _aligned(size: int) -> int:
+    """Returns how many bytes an array of `size` bytes takes in a message."""
+    return size + -size % _ALIGNMENT
+
+
+def _buffers(parts: Iterable[np.ndarray]) -> list[Any]:
+    """Returns the bytes of arrays, and what is between them."""
+    buffers: list[Any] = []
+    for part in parts:
+        if part.nbytes:
+            buffers += [
+                np.ascontiguousarray(part).reshape(-1).view(np.uint8),
+                bytes(-part.nbytes % _ALIGNMENT),
+            ]
+    return buffers
+
+
+def _fill(room: np.ndarray, parts: Iterable[np.ndarray]) -> None:
+    """Copies arrays to where the other end looks for them."""
+    start = 0
+    for part in parts:
+        room[start : start + part.nbytes].view(part.dtype).reshape(part.shape)[...] = part
+        start += _aligned(part.nbytes)
 
 
 def _dtype(name: str) -> Any:

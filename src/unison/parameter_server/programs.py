@@ -22,15 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from unison.cells import Cell, Layout, has_cell, live_cells
+from unison.cells import Cell, Layout, VariableAggregation, has_cell, live_cells
 from unison.equations import evaluate
 from unison.lifting import Lift
 from unison.parameter_server.cells import RemoteCell, RemotePlacement
+from unison.parameter_server.compressed import Encoding, encoded, encoding_for
 from unison.parameter_server.division import (
     Divider,
     Division,
     Table,
     Update,
+    Writing,
     equations_for,
     evaluated,
     rows_within,
@@ -214,11 +216,18 @@ class Tracer:
             TypeError: It returns something that is no array.
         """
         trace = self._trace(call, arguments, batches, may_create=True)
+        in_sync = self._placement.in_sync
+        if in_sync > 1:
+            # What was missing has been made; now as one of several workers.
+            trace = self._trace(call, arguments, batches, may_create=False, num_replicas=in_sync)
         self.trace_count += 1
         divider = Divider(
             trace.jaxpr,
             [_bounds(cell) for cell in trace.cells],
             [trace.cells.index(cell) for cell in trace.written],
+            [cell.name for cell in trace.cells],
+            None if in_sync == 1 else [_writing(cell) for cell in trace.cells],
+            in_sync,
         )
         division = divider.divide()
         self._check_owned(trace, division)
@@ -239,6 +248,7 @@ class Tracer:
         arguments: Sequence[Any],
         batches: dict[int, list[BatchSpec]],
         may_create: bool,
+        num_replicas: int = 1,
     ) -> _Trace:
         cells = live_cells(self._placement)
         lift: Lift | None = None
@@ -259,7 +269,7 @@ class Tracer:
                 self._placement,
                 seen,
                 takes_new_cells=may_create,
-                replica_id=0,
+                replica_id=0 if num_replicas == 1 else None,
             )
             left = iter(leaves)
             taken = {
@@ -290,10 +300,11 @@ class Tracer:
             return leaves, new
 
         kinds = [_aval(kind) for own in batches.values() for spec in own for kind in spec.kinds]
-        make = jax.make_jaxpr(traced, axis_env=[(REPLICA_AXIS, 1)])
+        make = jax.make_jaxpr(traced, axis_env=[(REPLICA_AXIS, num_replicas)])
         try:
             worker = array_type((), np.dtype(np.int32))
-            jaxpr = make([cell.aval for cell in cells], [*arguments, worker], kinds)
+            with self._placement.as_if_of(num_replicas):
+                jaxpr = make([cell.aval for cell in cells], [*arguments, worker], kinds)
         except VALUE_WANTED as error:
             raise ControlFlowError(error) from error
         assert lift is not None
@@ -331,7 +342,11 @@ class Tracer:
             self._install(program)
         equations, _ = divider.worker_equations(division.remaining, division.updates)
         results = [jaxpr.outvars[output] for output in division.remaining]
-        wanted = [*results, *(v for update in division.updates for v in update.crossing)]
+        wanted = [*results, *(v for update in division.updates for v in update.pushed)]
+        encodings_of = [self._encodings(update, trace, division) for update in division.updates]
+        encodings = [*(None for _ in results), *itertools.chain.from_iterable(encodings_of)]
+        compression = self._placement.compression
+        is_stochastic = compression is not None and compression.stochastic
         # A table's values have the rows that are looked up, one for each lookup at most.
         rows_of = [divider.row_values(table, equations) or set() for table in division.tables]
 
@@ -351,7 +366,11 @@ class Tracer:
                 has_rows.update(dict.fromkeys(own, table.count))
                 for variable in table.lookups:
                     values[variable] = next(found)
-            return _evaluated_with_rows(equations, values, wanted, has_rows, set(values))
+            outputs = _evaluated_with_rows(equations, values, wanted, has_rows, set(values))
+            return [
+                value if own is None else encoded(value, own, is_stochastic)
+                for value, own in zip(outputs, encodings, strict=True)
+            ]
 
         indices = [variable for table in division.tables for variable in table.lookups]
         need_values = not equations_for(jaxpr.eqns, indices)[1].isdisjoint(pulled)
@@ -382,6 +401,7 @@ class Tracer:
             "batches": [[iterator, len(own)] for iterator, own in batches.items()],
             "results": len(results),
             "pulled": [_described(trace.cells[cell]) for cell in division.pulled],
+            "encodings": self._encodings_of_pulls(trace, division),
             "tables": [
                 {
                     "shards": _described(trace.cells[table.cell]),
@@ -395,12 +415,41 @@ class Tracer:
                     "program": program.number,
                     "shards": [dataclasses.astuple(shard) for shard in program.shards],
                     "rows": update.rows,
+                    "encodings": own,
+                    "sums": update.sums,
+                    "writing": update.writing.name,
                     "table": None if update.table is None else division.tables.index(update.table),
                 }
-                for update, program in zip(division.updates, updates, strict=True)
+                for update, program, own in zip(
+                    division.updates, updates, encodings_of, strict=True
+                )
             ],
         }
         return WorkerProgram(next(_numbers), data, find, description, trace.structure)
+
+    def _encodings(
+        self, update: Update, trace: _Trace, division: Division
+    ) -> list[Encoding | None]:
+        """Returns how what is pushed for an update travels."""
+        first = len(division.jaxpr.jaxpr.outvars) - len(trace.written)
+        name = trace.written[update.outputs[0] - first].name
+        return [
+            encoding_for(self._placement.compression, name, variable.aval, by_rows)
+            for variable, by_rows in zip(update.crossing, update.rows, strict=True)
+        ]
+
+    def _encodings_of_pulls(self, trace: _Trace, division: Division) -> dict[str, Encoding]:
+        """Returns how what is pulled travels, by the shards' keys."""
+        found: dict[str, Encoding] = {}
+        tables = [table.cell for table in division.tables]
+        for index in (*division.pulled, *tables):
+            cell = trace.cells[index]
+            assert isinstance(cell, RemoteCell)
+            by_rows = index in tables or len(cell.shards) > 1
+            own = encoding_for(self._placement.compression, cell.name, cell.aval, by_rows)
+            if own is not None:
+                found |= dict.fromkeys((shard.key for shard in cell.shards), own)
+        return found
 
     def _server_program(self, update: Update, trace: _Trace, division: Division) -> ServerProgram:
         jaxpr = division.jaxpr.jaxpr
@@ -528,6 +577,15 @@ def _as_result(leaf: Any) -> jax.Array:
             "A scheduled function must return arrays, numbers and variables, in any nesting: they "
             f"come from another process. Received: {leaf!r} of type {type(leaf).__name__}."
         ) from error
+
+
+def _writing(cell: Cell) -> Writing:
+    if cell.is_on_read:
+        return Writing.EACH
+    if cell.layout is Layout.STREAM:
+        return Writing.FIRST
+    is_of_first = cell.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+    return Writing.FIRST if is_of_first else Writing.TOGETHER
 
 
 def _bounds(cell: Cell) -> tuple[tuple[int, int, int], ...]:

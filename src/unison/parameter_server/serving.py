@@ -6,20 +6,24 @@ run --ps` starts.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import logging
 import os
 import pathlib
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
+import jax
 
 from unison.errors import OpError, UnavailableError
+from unison.parameter_server.jobs import Jobs
 from unison.parameter_server.messages import Connection, Message, accept, listen
 from unison.parameter_server.programs import traced_worker_index
 from unison.parameter_server.servers import VariableServer
@@ -27,6 +31,7 @@ from unison.parameter_server.store import Store
 from unison.parameter_server.workers import ClosureWorker
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
+from unison.runtime.memory import keep_freed_memory
 
 logger = logging.getLogger("unison")
 
@@ -61,6 +66,8 @@ class Server:
         protocol: Accepted for TensorFlow's sake.
         config: Likewise.
         start: Whether it serves at once.
+        is_lasting: Whether a server of variables outlives the job: it serves several jobs, at once
+            and one after the other, which may share variables (`VariableStore`).
 
     Raises:
         OSError: It cannot listen at its address.
@@ -77,6 +84,7 @@ class Server:
         protocol: str | None = None,
         config: Any = None,
         start: bool = True,
+        is_lasting: bool = False,
     ):
         del protocol, config
         self._cluster = ClusterSpec(server_or_cluster_def)
@@ -87,10 +95,13 @@ class Server:
         self._ended = threading.Event()
         self._failure: UnavailableError | None = None
         folder = os.environ.get(CHECKPOINTS_VARIABLE)
-        self._variables = VariableServer(
-            pathlib.Path(folder) / f"ps-{self.task_index}.snapshot"
+        self._is_lasting = is_lasting
+        self._jobs = Jobs(
+            pathlib.Path(folder)
+            / (f"at-{self._address}" if is_lasting else f"ps-{self.task_index}")
             if folder and self.job_name == "ps"
-            else None
+            else None,
+            is_lasting,
         )
         self._listening: list[socket.socket] = []
         if start:
@@ -125,17 +136,17 @@ class Server:
             threading.Thread(
                 target=self._accept, args=(listener,), name=f"unison-{self.job_name}", daemon=True
             ).start()
-        if self._variables.writes_snapshots:
+        if self._jobs.writes_snapshots:
             threading.Thread(target=self._keep, name="unison-snapshots", daemon=True).start()
 
     def _keep(self) -> None:
         """Writes snapshots every so often."""
         every = float(os.environ.get(CHECKPOINT_SECONDS_VARIABLE) or 10.0)
         while not self._ended.is_set():
-            self._variables.wants_snapshot.wait(every)
-            self._variables.wants_snapshot.clear()
+            self._jobs.wants_snapshot.wait(every)
+            self._jobs.wants_snapshot.clear()
             try:
-                self._variables.write_snapshot()
+                self._jobs.write_snapshots()
             except OSError as error:
                 logger.warning("ps %d cannot write its snapshot: %s", self.task_index, error)
 
@@ -186,7 +197,7 @@ class Server:
                 said_goodbye = True
         except UnavailableError:
             pass  # the other end has gone; what that means is said below
-        except (PermissionError, RuntimeError) as error:
+        except (OpError, PermissionError, RuntimeError) as error:
             logger.warning("%s %d: %s", self.job_name, self.task_index, error)
         finally:
             if connection is None:
@@ -194,6 +205,9 @@ class Server:
             else:
                 connection.close()
         if hello is not None and hello["role"] == "coordinator":
+            if self._is_lasting:
+                self._jobs.leave(hello["job"])
+                return
             if not said_goodbye:
                 self._failure = UnavailableError(
                     message=f"The coordinator has gone, so {self.job_name} {self.task_index} ends."
@@ -202,16 +216,29 @@ class Server:
 
     def _serve_variables(self, connection: Connection) -> bool:
         """Answers until the other end goes; returns whether it says goodbye."""
-        self._variables.connections.append(connection)
+        variables: VariableServer | None = None
         while True:
-            message = connection.receive()
-            if message.kind == "goodbye":
-                return True
             try:
-                kind, arrays, fields = self._variables.answer(message)
+                message = connection.receive()
+                if message.kind == "goodbye":
+                    return True
+                if variables is None:
+                    variables, (kind, arrays, fields) = self._jobs.begin(message)
+                    variables.connections.append(connection)
+                else:
+                    kind, arrays, fields = variables.answer(message)
+            except UnavailableError:
+                raise
             except Exception as error:
-                connection.send("error", text=f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                kind = (
+                    "ResourceExhaustedError"
+                    if isinstance(error, MemoryError)
+                    else (type(error).__name__)
+                )
+                connection.send("error", text=text, kind_of_error=kind)
             else:
+                del message  # the memory that it came by can be used for the next one
                 connection.send(kind, arrays, **fields)
 
     def _serve_functions(self, connection: Connection, hello: Message) -> None:
@@ -243,12 +270,31 @@ def _task_in_environment() -> Mapping[str, Any]:
     return task
 
 
-def main() -> None:
-    """Serves the task of `TF_CONFIG` until the coordinator has ended."""
-    config = json.loads(os.environ["TF_CONFIG"])
-    task = config["task"]
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serves the task of `TF_CONFIG` until the coordinator has ended; or jobs, until it is ended.
+
+    Args:
+        arguments: `--serve HOST:PORT`: where a server listens that outlives jobs; `--checkpoints
+            FOLDER`: where it writes its variables. Default: this process's.
+    """
+    parser = argparse.ArgumentParser(prog="python -m unison.parameter_server")
+    parser.add_argument("--serve", metavar="HOST:PORT", help="keep variables of several jobs")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="where to write them")
+    options = parser.parse_args(arguments)
+    keep_freed_memory()  # every update and every gradient is a new array
     try:
-        Server(config["cluster"], task["type"], task["index"]).join()
+        if options.serve is None:
+            config = json.loads(os.environ["TF_CONFIG"])
+            task = config["task"]
+            Server(config["cluster"], task["type"], task["index"]).join()
+        else:
+            if options.checkpoints is not None:
+                os.makedirs(options.checkpoints, exist_ok=True)
+                os.environ[CHECKPOINTS_VARIABLE] = options.checkpoints
+            if not os.environ.get("JAX_PLATFORMS"):
+                jax.config.update("jax_platforms", "cpu")  # where there is most memory
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            Server({"ps": [options.serve]}, "ps", 0, is_lasting=True).join()
     except KeyboardInterrupt:
         sys.exit(130)
     except OpError as error:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from unison import errors
 from unison.errors import OpError, UnavailableError
-from unison.parameter_server.messages import Connection, Message, connect
+from unison.parameter_server.compressed import Encoding, received
+from unison.parameter_server.messages import Connection, Message, NoRoomError, connect
+from unison.parameter_server.pulse import Pulse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +50,12 @@ class Wanted:
     Attributes:
         variables: The shards of variables, all of whose rows are wanted.
         tables: The shards of others, with the numbers of the rows that are wanted, in order.
+        encodings: How shards travel, by key; others travel as they are.
     """
 
     variables: Sequence[Sequence[Shard]]
     tables: Sequence[tuple[Sequence[Shard], np.ndarray]] = ()
+    encodings: Mapping[str, Encoding] = dataclasses.field(default_factory=dict)
 
     def parts(self) -> dict[int, tuple[list[np.ndarray], dict[str, Any]]]:
         """Returns what each server is asked for: the numbers of rows, and the keys."""
@@ -62,20 +68,28 @@ class Wanted:
             for shard in shards:
                 own = (shard.key, _own(ids, shard) - shard.start)
                 rows.setdefault(shard.server, []).append(own)
-        return {
-            server: (
-                [numbers for _, numbers in rows.get(server, [])],
-                {"keys": keys.get(server, []), "rows": [key for key, _ in rows.get(server, [])]},
-            )
-            for server in sorted({*keys, *rows})
-        }
+        parts: dict[int, tuple[list[np.ndarray], dict[str, Any]]] = {}
+        for server in sorted({*keys, *rows}):
+            whole_keys, row_keys = keys.get(server, []), [key for key, _ in rows.get(server, [])]
+            fields: dict[str, Any] = {"keys": whole_keys, "rows": row_keys}
+            if self.encodings:
+                own_keys = [key for key in (*whole_keys, *row_keys) if key in self.encodings]
+                fields["encodings"] = {key: self.encodings[key] for key in own_keys}
+            parts[server] = [numbers for _, numbers in rows.get(server, [])], fields
+        return parts
 
     def found(self, answers: Mapping[int, Message]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Returns the variables and the rows that are in the servers' answers."""
         left = {server: iter(message.arrays) for server, message in answers.items()}
-        dense = [whole([next(left[s.server]) for s in shards]) for shards in self.variables]
+
+        def piece(shard: Shard) -> np.ndarray:
+            array = next(left[shard.server])
+            encoding = self.encodings.get(shard.key)
+            return array if encoding is None else received(array, encoding)
+
+        dense = [whole([piece(shard) for shard in shards]) for shards in self.variables]
         # The rows' numbers are in order, and so are the shards.
-        rows = [whole([next(left[s.server]) for s in shards]) for shards, _ in self.tables]
+        rows = [whole([piece(shard) for shard in shards]) for shards, _ in self.tables]
         return dense, rows
 
 
@@ -121,44 +135,63 @@ class Store:
     def __init__(self, addresses: Sequence[str], within: float, role: str, job: str):
         self.addresses = list(addresses)
         self.job = job
-        self._within = within
+        #: Seconds to wait for a server, for a sign of life of it, and for shared variables.
+        self.patience = within
+        #: The stores whose variables this job uses, and its rights.
+        self._attached: dict[str, str] = {}
         self._role = role
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
+        self._pulses: list[Pulse] = []
         self._returns: list[bool] = []
+        #: How long the servers have been waited for.
+        self.waited_seconds = 0.0
         #: How many pushes each server had applied when it began, or came back.
         self.restored: list[int] = []
         with contextlib.ExitStack() as undoing:
             for server in range(len(self.addresses)):
-                connection, begun = self._connected(server, role == "coordinator")
+                connection, pulse, begun = self._connected(server, role == "coordinator")
                 undoing.callback(connection.close)
+                undoing.callback(pulse.close)
                 self._connections.append(connection)
+                self._pulses.append(pulse)
                 self._returns.append(begun["keeps_snapshots"])
                 self.restored.append(begun["restored"])
             undoing.pop_all()
 
-    def _connected(self, server: int, is_new: bool) -> tuple[Connection, Message]:
+    def _connected(self, server: int, is_new: bool) -> tuple[Connection, Pulse, Message]:
         address = self.addresses[server]
         what = f"Parameter server {server}"
-        connection = connect(address, self._within, what, role=self._role)
-        begun = connection.ask("begin", job=self.job, is_new=is_new)
-        if not is_new and not begun["has_state"]:
-            connection.close()
-            raise ServerLostError(server, address, "it has come back without a snapshot")
-        return connection, begun
+        connection = connect(address, self.patience, what, role=self._role, job=self.job)
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(connection.close)
+            pulse = Pulse(address, connection, lambda: self.patience)
+            undoing.callback(pulse.close)
+            begun = connection.ask("begin", job=self.job, is_new=is_new)
+            if not is_new and not begun["has_state"]:
+                raise ServerLostError(server, address, "it has come back without a snapshot")
+            undoing.pop_all()
+        return connection, pulse, begun
 
-    def reconnect(self, server: int) -> None:
+    def reconnect(self, server: int, why: str) -> None:
         """Waits for a lost server to come back from its snapshot.
+
+        Args:
+            server: The server's index.
+            why: What it was noticed by that it is lost.
 
         Raises:
             ServerLostError: It keeps none, or does not come.
         """
         self._connections[server].close()
+        self._pulses[server].close()
         if not self._returns[server]:
-            raise ServerLostError(server, self.addresses[server], "it has gone")
+            raise ServerLostError(server, self.addresses[server], why)
         try:
             with self._lock:
-                self._connections[server], begun = self._connected(server, is_new=False)
+                self._connections[server], self._pulses[server], begun = self._connected(
+                    server, is_new=False
+                )
         except (OpError, RuntimeError) as error:
             if isinstance(error, ServerLostError):
                 raise
@@ -183,6 +216,8 @@ class Store:
 
     def close(self) -> None:
         """Ends the connections."""
+        for pulse in self._pulses:
+            pulse.close()
         for connection in self._connections:
             connection.close()
 
@@ -191,10 +226,14 @@ class Store:
 
         Raises:
             ServerLostError: One of them has gone.
-            RuntimeError: One of them answers with an error.
+            ResourceExhaustedError: One of them, or this process, has no memory for an array.
+            OpError: One of them answers with such an error.
+            RuntimeError: One of them answers with another one.
         """
         answers = {}
         lost: list[ServerLostError] = []
+        refused: list[NoRoomError] = []
+        begin = time.perf_counter()
         with self._lock:
             asked = []
             for server, (kind, arrays, fields) in requests.items():
@@ -204,12 +243,20 @@ class Store:
             # All are heard, also if one is lost: an answer left behind would be the next one's.
             for server in asked:
                 with self._noting(server, lost):
-                    answers[server] = self._connections[server].receive()
+                    try:
+                        answers[server] = self._connections[server].receive()
+                    except NoRoomError as error:
+                        refused.append(error)
+        self.waited_seconds += time.perf_counter() - begin
         if lost:
             raise lost[0]
+        if refused:
+            raise refused[0]
         for server, answer in answers.items():
             if answer.kind == "error":
-                raise RuntimeError(f"Parameter server {server}: {answer['text']}")
+                text = f"Parameter server {server}: {answer['text']}"
+                of_kind = getattr(errors, answer["kind_of_error"], None)
+                raise RuntimeError(text) if of_kind is None else of_kind(message=text)
         return answers
 
     @contextlib.contextmanager
@@ -218,11 +265,22 @@ class Store:
         try:
             yield
         except UnavailableError as error:
-            lost.append(ServerLostError(server, self.addresses[server], error))
+            why = self._pulses[server].verdict or error
+            lost.append(ServerLostError(server, self.addresses[server], why))
 
     def ask_all(self, kind: str, **fields: Any) -> dict[int, Message]:
         """Asks all servers the same."""
         return self.ask(dict.fromkeys(range(len(self.addresses)), (kind, (), fields)))
+
+    def attach(self, store: str, rights: str) -> None:
+        """Lets the job use variables that it shares with others; see `VariableStore`."""
+        known = self._attached.get(store)
+        if known == rights or known == "update":
+            return
+        servers = len(self.addresses)
+        about = {"store": store, "rights": rights, "servers": servers}
+        self.ask({index: ("attach", (), {**about, "index": index}) for index in range(servers)})
+        self._attached[store] = rights
 
     def create(self, shards: Sequence[Shard], value: np.ndarray) -> None:
         """Makes a variable of `value`, whose rows are divided into `shards`."""
@@ -239,7 +297,7 @@ class Store:
             requests[server] = (
                 kind,
                 [part_of(value, shard, shards) for shard in own],
-                {"keys": keys},
+                {"keys": keys, "are_kept": True},
             )
         self.ask(requests)
 

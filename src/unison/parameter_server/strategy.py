@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.collectives import ReduceOp
+from unison.compression.quantized import Quantized
 from unison.parameter_server.cells import RemotePlacement
+from unison.parameter_server.compressed import check
 from unison.parameter_server.partitioners import Partitioner
 from unison.parameter_server.programs import is_tracing
 from unison.parameter_server.store import Store
@@ -15,7 +23,7 @@ from unison.runtime.cluster import ClusterSpec
 from unison.runtime.device_strings import select_devices
 from unison.strategies import Strategy, context
 from unison.strategies.default import default_strategy
-from unison.values import PerReplica
+from unison.values import PerReplica, is_distributed
 
 
 class ParameterServerStrategy(Strategy):
@@ -34,9 +42,24 @@ class ParameterServerStrategy(Strategy):
         max_staleness: How many scheduled functions a worker may have begun that the slowest has
             not: faster ones wait (bounded staleness; Ho et al., 2013, "More effective distributed
             ML via a stale synchronous parallel parameter server"). Default: any number.
+        synchronous: Whether each scheduled function is a step of all workers together: every
+            worker runs it, on a batch of its own, and the servers update the variables once, by
+            the sum of what the workers push. A replica function is then that of one of
+            `num_replicas_in_sync` replicas, as under `MirroredStrategy`: `optimizer.apply` sums
+            gradients, `all_reduce` sums what it is given, and nobody reads the new values before
+            the step is over.
+        backup_workers: With `synchronous`, how many workers a step does not wait for: it takes the
+            first that have pushed, and what the others push for it later is dropped, with the
+            batches that it was made of (Chen et al., 2016, "Revisiting Distributed Synchronous
+            SGD"; TF: `SyncReplicasOptimizer(replicas_to_aggregate=workers - backup_workers,
+            total_num_replicas=workers)`).
+        compression: What gradients, and variables that workers look at, travel in: `bfloat16()`,
+            `float16()`, `int8()` or `int4()` of `unison.compression`, whose rule says for which.
+            Variables are rounded on their way only. Default: as they are.
 
     Raises:
-        ValueError: The cluster has no servers or no workers, or this process is one of them.
+        ValueError: The cluster has no servers or no workers, or this process is one of them; or
+            there are not more workers than `backup_workers`.
         DeadlineExceededError: A server does not come in time.
 
     TF: `tf.distribute.ParameterServerStrategy`.
@@ -48,6 +71,9 @@ class ParameterServerStrategy(Strategy):
         variable_partitioner: Partitioner | None = None,
         timeout_seconds: float = 60.0,
         max_staleness: int | None = None,
+        synchronous: bool = False,
+        backup_workers: int = 0,
+        compression: Quantized | None = None,
     ):
         if cluster_resolver is None:
             from unison.runtime.cluster_resolvers import TFConfigClusterResolver
@@ -62,8 +88,12 @@ class ParameterServerStrategy(Strategy):
             )
         if max_staleness is not None and max_staleness < 0:
             raise ValueError(f"Expected at least 0 for max_staleness. Received: {max_staleness}")
+        workers = cluster.num_tasks("worker")
+        check(compression)
+        _check_mode(workers, max_staleness, synchronous, backup_workers)
         (device,) = select_devices(None)[:1]
         super().__init__([device])
+        self.synchronous = synchronous
         self.cluster_resolver = cluster_resolver
         self.timeout_seconds = timeout_seconds
         self.max_staleness = max_staleness
@@ -73,7 +103,10 @@ class ParameterServerStrategy(Strategy):
         ]
         #: The servers.
         self.store = Store(addresses, timeout_seconds, "coordinator", secrets.token_hex(8))
-        self._placement = RemotePlacement(device, self.store, variable_partitioner)
+        in_sync = workers - backup_workers if synchronous else 1
+        self._placement = RemotePlacement(
+            device, self.store, variable_partitioner, in_sync, compression
+        )
         self._programs.placement = self._placement
         #: Guards against making two coordinators; see `ClusterCoordinator`.
         self.coordinator_lock = threading.Lock()
@@ -86,6 +119,11 @@ class ParameterServerStrategy(Strategy):
     def __reduce__(self) -> Any:
         """On a worker, where a dataset's function is, this is the strategy of one replica."""
         return default_strategy, ()
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many workers' gradients make one update: in asynchronous training, 1."""
+        return getattr(self._placement, "in_sync", 1)
 
     @property
     def remote_placement(self) -> RemotePlacement:
@@ -117,8 +155,53 @@ class ParameterServerStrategy(Strategy):
         with self.replica_context():
             return fn(*args, **(kwargs or {}))
 
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
+    ) -> Any:
+        """Combines the results of the workers that made a step; see `Strategy.reduce`."""
+        op = ReduceOp.parse(reduce_op)
+        reduce_one = super().reduce
+
+        def reduce_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, PerReplica) and len(leaf.values) == self.num_replicas_in_sync:
+                return _reduced(op, leaf.values, axis)
+            return reduce_one(op, leaf, axis)
+
+        return jax.tree.map(reduce_leaf, value, is_leaf=is_distributed)
+
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         return value.values if isinstance(value, PerReplica) else (value,)
+
+
+def _reduced(op: ReduceOp, values: Sequence[Any], axis: int | Sequence[int] | None) -> jax.Array:
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(f"Results of workers are reduced by SUM or MEAN. Received: {op}")
+    axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    total = sum(jnp.sum(value, axes) for value in values[1:]) + jnp.sum(values[0], axes)
+    if op is ReduceOp.SUM:
+        return total
+    count = sum(math.prod(np.shape(value)[own] for own in axes) for value in values)
+    return total / count
+
+
+def _check_mode(
+    workers: int, max_staleness: int | None, synchronous: bool, backup_workers: int
+) -> None:
+    if synchronous and max_staleness is not None:
+        raise ValueError(
+            "In synchronous mode no worker runs ahead: max_staleness has no meaning. Received: "
+            f"synchronous=True, max_staleness={max_staleness}"
+        )
+    if backup_workers and not synchronous:
+        raise ValueError(
+            "Workers are waited for in synchronous mode only. Received: backup_workers="
+            f"{backup_workers} without synchronous=True"
+        )
+    if not 0 <= backup_workers < workers:
+        raise ValueError(
+            f"Expected from 0 to {workers - 1} backup_workers, of {workers} workers in all. "
+            f"Received: {backup_workers}"
+        )
 
 
 def _check(cluster: ClusterSpec, task_type: str | None) -> None:

@@ -23,12 +23,16 @@ import numpy as np
 from jax import export
 
 from unison.errors import OutOfRangeError, UnavailableError
-from unison.parameter_server.messages import Connection, Message, operand
+from unison.parameter_server.compressed import Encoding
+from unison.parameter_server.messages import Connection, Message, NoRoomError, operand
 from unison.parameter_server.programs import described
 from unison.parameter_server.store import Request, ServerLostError, Shard, Store, Wanted
 
 #: The dtype of rows' numbers.
 _INDEX = np.dtype(np.int64)
+
+#: What the coordinator asks a worker for; all else that it sends are answers.
+_ASKED = ("run", "dataset", "streamed dataset", "goodbye")
 
 
 class _Program:
@@ -47,10 +51,9 @@ class _Program:
         self.tables = [
             (_shards(table["shards"]), table["rows"], table["lookups"]) for table in about["tables"]
         ]
-        self.updates = [
-            (update["program"], _shards(update["shards"]), update["rows"], update["table"])
-            for update in about["updates"]
-        ]
+        self.updates = [(update, _shards(update["shards"])) for update in about["updates"]]
+        #: How what is pulled travels.
+        self.encodings = {key: Encoding.of_message(own) for key, own in about["encodings"].items()}
 
 
 class _Input:
@@ -120,6 +123,9 @@ class ClosureWorker:
         threading.Thread(target=self._listen, name="unison-listener", daemon=True).start()
         while True:
             message = self._asked.get()
+            if isinstance(message, NoRoomError):
+                self._fail(message)
+                continue
             if isinstance(message, Exception):
                 raise message
             if message.kind == "goodbye":
@@ -141,12 +147,14 @@ class ClosureWorker:
         while True:
             try:
                 message = self._connection.receive()
+            except NoRoomError as error:
+                (self._asked if error.kind in _ASKED else self._answers).put(error)
+                continue
             except UnavailableError as error:
                 self._asked.put(error)
                 self._answers.put(error)
                 return
-            is_asked = message.kind in ("run", "dataset", "streamed dataset", "goodbye")
-            (self._asked if is_asked else self._answers).put(message)
+            (self._asked if message.kind in _ASKED else self._answers).put(message)
 
     def _ask(self, kind: str, **fields: Any) -> Message:
         """Asks the coordinator, and returns its answer."""
@@ -161,7 +169,7 @@ class ClosureWorker:
     def _on_lost_server(self, error: ServerLostError) -> None:
         """Tells the coordinator, after waiting for the server if it may come back."""
         with contextlib.suppress(ServerLostError):
-            self._store.reconnect(error.server)
+            self._store.reconnect(error.server, error.why)
         self._connection.send("server lost", server=error.server, why=error.why)
 
     def _fail(self, error: Exception) -> None:
@@ -200,6 +208,7 @@ class ClosureWorker:
 
     def _run(self, message: Message) -> None:
         call, self._ready = self._ready, None
+        waited = self._store.waited_seconds
         if call is None or call.message is not message:
             call = self._call(message)
             self._see(call)
@@ -207,15 +216,25 @@ class ClosureWorker:
         running = program.run(call.arrays, call.dense, call.rows, call.places)
         for iterator, count in program.batches:
             self._inputs[iterator].drop(count)
-        following = self._following(message)  # while the program runs
-        outputs = jax.device_get(running)
+        is_step = message["is_step"]
+        following = None if is_step else self._following(message)  # while the program runs
+        outputs = _on_host(running)
+        if following is None and not is_step:
+            following = self._following(message)  # it may have come meanwhile
+        call.forget()
         pushes = self._pushes(call, outputs[program.num_results :])
         wanted = None if following is None else following.wanted
         found = self._store.push(pushes, wanted) if pushes or wanted is not None else None
         if following is not None and found is not None:
             following.take(found)
             self._ready = following
-        self._connection.send("done", outputs[: program.num_results], program=program.number)
+        self._connection.send(
+            "done",
+            outputs[: program.num_results],
+            program=program.number,
+            servers=sorted(pushes),
+            waited=self._store.waited_seconds - waited,
+        )
 
     def _call(self, message: Message) -> _Call:
         """Returns a call with its batches, and the rows that it looks up, if they are known."""
@@ -229,7 +248,9 @@ class ClosureWorker:
     def _see(self, call: _Call) -> None:
         """Pulls what a call wants to see."""
         if call.program.lookups_need_values:
-            dense, _ = self._store.pull(Wanted(call.program.pulled))
+            dense, _ = self._store.pull(
+                Wanted(call.program.pulled, encodings=call.program.encodings)
+            )
             call.look_up([operand(array) for array in dense])
         call.take(self._store.pull(call.wanted))
 
@@ -292,15 +313,19 @@ class ClosureWorker:
         left = iter(crossing)
         about: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
         arrays: dict[int, list[np.ndarray]] = collections.defaultdict(list)
-        for number, shards, has_rows, table in call.program.updates:
+        for update, shards in call.program.updates:
+            has_rows, table = update["rows"], update["table"]
             own = [next(left) for _ in has_rows]
             for part, shard in enumerate(shards):
                 about[shard.server].append(
                     {
-                        "program": number,
+                        "program": update["program"],
                         "shard": part,
                         "has_rows": table is not None,
                         "pushed_rows": has_rows,
+                        "encodings": update["encodings"],
+                        "sums": update["sums"],
+                        "writing": update["writing"],
                     }
                 )
                 pushed = arrays[shard.server]
@@ -317,8 +342,12 @@ class ClosureWorker:
                     for array, rows in zip(own, has_rows, strict=True)
                 ]
         fields = {"closure": call.message["closure"], "settled": call.message["settled"]}
+        kind = "push"
+        if call.message["is_step"]:
+            kind = "hold"
+            fields |= {"worker": self._index, "are_kept": True}
         return {
-            server: ("push", arrays[server], {**fields, "updates": updates})
+            server: (kind, arrays[server], {**fields, "updates": updates})
             for server, updates in about.items()
         }
 
@@ -349,7 +378,9 @@ class _Call:
         program = self.program
         tables = zip(program.tables, self.touched, strict=True)
         return Wanted(
-            [] if self.dense else program.pulled, [(shards, ids) for (shards, _, _), ids in tables]
+            [] if self.dense else program.pulled,
+            [(shards, ids) for (shards, _, _), ids in tables],
+            program.encodings,
         )
 
     def look_up(self, dense: list[Any]) -> None:
@@ -367,6 +398,10 @@ class _Call:
             unique, where = _unique([next(found) for _ in shapes], shards[-1].stop)
             self.touched.append(unique)
             self.places += [operand(place) for place in where]
+
+    def forget(self) -> None:
+        """Lets go of what it saw: the memory that it came by can be used again."""
+        self.dense, self.rows = [], []
 
     def take(self, found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
         """Takes what it wanted to see."""
@@ -406,6 +441,13 @@ def _unique(indices: Sequence[np.ndarray], rows: int) -> tuple[np.ndarray, list[
 
 def _shards(described_shards: Sequence[Sequence[Any]]) -> list[Shard]:
     return [Shard(*shard) for shard in described_shards]
+
+
+def _on_host(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
+    if jax.default_backend() == "cpu":
+        return [np.asarray(array) for array in arrays]  # as they lie: a tenth of the calls
+    fetched: list[np.ndarray] = jax.device_get(arrays)
+    return fetched
 
 
 def _loaded(data: np.ndarray) -> Any:

@@ -1,0 +1,58 @@
+"""How much memory this process can still get."""
+
+from __future__ import annotations
+
+import pathlib
+import resource
+from collections.abc import Iterator
+
+_CGROUP = pathlib.Path("/sys/fs/cgroup")
+
+
+def memory_left() -> tuple[int, str] | None:
+    """Returns how many bytes this process can still get, and what limits them.
+
+    None: the system does not say.
+    """
+    return min(_limits(), default=None)
+
+
+def memory_in_words() -> str:
+    """Says how much memory is left, and what limits it."""
+    left = memory_left()
+    if left is None:
+        return "How much this process may take is not known."
+    return f"This process can get {left[0]:,} bytes more ({left[1]})."
+
+
+def _limits() -> Iterator[tuple[int, str]]:
+    own = _numbers(pathlib.Path("/proc/self/status"))
+    for name, limit, counted in (
+        ("RLIMIT_DATA", resource.RLIMIT_DATA, "VmData"),
+        ("RLIMIT_AS", resource.RLIMIT_AS, "VmSize"),
+    ):
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY and counted in own:
+            yield max(0, most - 1024 * own[counted]), name
+    of_system = _numbers(pathlib.Path("/proc/meminfo"))
+    if "MemAvailable" in of_system:
+        yield 1024 * of_system["MemAvailable"], "what the machine has free"
+    try:
+        most, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # none, or none that limits
+        return
+    # The kernel takes back what it keeps of files.
+    yield max(0, most - used + _numbers(_CGROUP / "memory.stat").get("file", 0)), "the cgroup"
+
+
+def _numbers(path: pathlib.Path) -> dict[str, int]:
+    """Returns the numbers in a file of lines `name: number ...`."""
+    found = {}
+    try:
+        for line in path.read_text().splitlines():
+            name, *values = line.replace(":", " ").split()
+            if values and values[0].isdigit():
+                found[name] = int(values[0])
+    except OSError:
+        pass
+    return found

@@ -1,0 +1,75 @@
+"""`Pulse`: notices that a process has stopped, or is cut off, where nothing says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from unison.errors import UnavailableError
+from unison.parameter_server.messages import Connection, connect
+
+#: Seconds between two signs of life.
+_EVERY = 1.0
+
+
+class Pulse:
+    """Asks a process for signs of life, and closes a connection to it when there are none.
+
+    Whoever waits for an answer by that connection then gets an `UnavailableError`.
+
+    Args:
+        address: Where the process listens.
+        connection: What is closed.
+        patience: Returns for how many seconds there may be no sign.
+        on_silence: Called once there has been none for so long, before the connection is closed.
+
+    Raises:
+        OpError: The process does not answer now.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        connection: Connection,
+        patience: Callable[[], float],
+        on_silence: Callable[[], None] = lambda: None,
+    ):
+        self._pulse = connect(address, patience(), "The process", role="pulse")
+        self._connection = connection
+        self._patience = patience
+        self._on_silence = on_silence
+        self._heard = time.monotonic()
+        self._is_ended = threading.Event()
+        #: Why the process was given up; None: it was not.
+        self.verdict: str | None = None
+        for part in (self._listen, self._ask):
+            threading.Thread(target=part, name="unison-pulse", daemon=True).start()
+
+    def close(self) -> None:
+        """Watches no more."""
+        self._is_ended.set()
+        self._pulse.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._pulse.receive()
+                self._heard = time.monotonic()
+        except UnavailableError:
+            if not self._is_ended.is_set():  # the process has gone
+                self._connection.close()
+            self._is_ended.set()
+
+    def _ask(self) -> None:
+        while not self._is_ended.wait(_EVERY):
+            try:
+                self._pulse.send("ping")
+            except UnavailableError:
+                return
+            patience = self._patience()
+            if time.monotonic() - self._heard > patience:
+                self.verdict = f"it has given no sign of life for {patience:g} s"
+                self._on_silence()
+                self._connection.close()
+                self.close()
