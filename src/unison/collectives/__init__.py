@@ -1,13 +1,20 @@
 """Collective operations inside a replica program."""
 
-from unison.collectives.aggregation import AggregationMethod, aggregate
-from unison.collectives.communication import CommunicationImplementation, CommunicationOptions
+from unison.collectives.aggregation import aggregate
+from unison.collectives.communication import (
+    Communication,
+    CommunicationImplementation,
+    CommunicationOptions,
+    communicating,
+    options_in_scope,
+)
 from unison.collectives.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
     NcclAllReduce,
     ReductionToOneDevice,
 )
+from unison.collectives.method import AggregationMethod
 from unison.collectives.operations import (
     ReduceOp,
     adding_by,
@@ -21,6 +28,7 @@ from unison.collectives.packing import all_reduce_packed
 
 __all__ = [
     "AggregationMethod",
+    "Communication",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
@@ -34,6 +42,8 @@ __all__ = [
     "all_reduce",
     "all_reduce_packed",
     "broadcast",
+    "communicating",
+    "options_in_scope",
     "reduce",
     "sum_over_replicas",
 ]

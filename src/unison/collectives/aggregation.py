@@ -1,4 +1,4 @@
-"""How gradients of several replicas become one: `AggregationMethod` and `aggregate`.
+"""How gradients of several replicas become one: `aggregate` by an `AggregationMethod`.
 
 All methods give the same sums up to round-off; they differ in the number of collective operations,
 in how these are built, and in the memory that they take. What was measured is in the
@@ -7,7 +7,6 @@ documentation, "Aggregation methods"; `python -m benchmarks aggregation` measure
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unison.collectives.communication import options_in_scope
+from unison.collectives.method import AggregationMethod
 from unison.collectives.operations import ReduceOp, mean_dtype
 from unison.collectives.packing import (
     all_reduce_packed,
@@ -27,6 +28,7 @@ from unison.collectives.packing import (
     unpack,
 )
 from unison.collectives.tree import Team, all_reduce_tree
+from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS, placement_in_scope
 from unison.slices import IndexedSlices
 
@@ -39,45 +41,6 @@ _LARGE_BYTES = 2**20
 
 
 logger = logging.getLogger("unison")
-
-
-class AggregationMethod(enum.IntEnum):
-    """How the gradients of several replicas are combined (`tf.AggregationMethod`).
-
-    The results agree up to round-off, and exactly for integers: two methods differ at an element
-    by at most 2 (n - 1) eps times the sum over the n replicas of the absolute values.
-
-    Attributes:
-        ADD_N: All at once: one buffer and one all-reduce for all tensors of a dtype.
-        TREE: Pairs of replicas exchange and add, log2(n) times, first in hosts and then across.
-        ACCUMULATE_N: At most 1 MiB after the other, in place, so that next to no memory is needed
-            beside the gradients.
-        DEFAULT: What was measured to be fastest for the sizes, devices and hosts at hand.
-        EXPERIMENTAL_TREE: TensorFlow's name for `TREE`.
-        EXPERIMENTAL_ACCUMULATE_N: TensorFlow's name for `ACCUMULATE_N`.
-    """
-
-    ADD_N = 0
-    TREE = 1
-    ACCUMULATE_N = 2
-    # In TensorFlow `DEFAULT` is another name of `ADD_N`.
-    DEFAULT = 3
-    EXPERIMENTAL_TREE = TREE
-    EXPERIMENTAL_ACCUMULATE_N = ACCUMULATE_N
-
-    @classmethod
-    def parse(cls, method: AggregationMethod | int | str | None) -> AggregationMethod:
-        """Returns the member that `method` is or names, in any case; `DEFAULT` for None."""
-        if method is None:
-            return cls.DEFAULT
-        if isinstance(method, str) and method.upper() in cls.__members__:
-            return cls[method.upper()]
-        if isinstance(method, int) and method in cls.__members__.values():
-            return cls(method)
-        raise ValueError(
-            "Expected an AggregationMethod: ADD_N, TREE, ACCUMULATE_N or DEFAULT. "
-            f"Received: {method!r}"
-        )
 
 
 def aggregate(
@@ -94,7 +57,8 @@ def aggregate(
 
     Args:
         tensors: A pytree of arrays of equal shapes on all replicas. `IndexedSlices` become dense.
-        method: An `AggregationMethod`, its name or TensorFlow's number; None means `DEFAULT`.
+        method: An `AggregationMethod`, its name or TensorFlow's number; None means `DEFAULT`:
+            that of the strategy's `CommunicationOptions`, if they have one.
         op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
         axis_name: The mesh axis to reduce over.
         hosts: The indices of the replicas of each host, for `TREE` and `DEFAULT`. Default: those
@@ -121,10 +85,11 @@ def aggregate(
     hosts = _hosts_in_scope(axis_name) if hosts is None else _checked(hosts, count)
     leaves, structure = jax.tree.flatten(tensors, lambda node: isinstance(node, IndexedSlices))
     leaves = [_countable(jnp.asarray(leaf)) for leaf in leaves]
-    if count > 1:
-        leaves = _sums(leaves, method, axis_name, hosts)
-    if op is ReduceOp.MEAN:
-        leaves = [leaf.astype(mean_dtype(leaf.dtype)) / count for leaf in leaves]
+    with jax.named_scope(AGGREGATE):
+        if count > 1 and leaves:
+            leaves = _sums(leaves, method, axis_name, hosts)
+        if op is ReduceOp.MEAN:
+            leaves = [leaf.astype(mean_dtype(leaf.dtype)) / count for leaf in leaves]
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -142,23 +107,29 @@ def parse_linear(op: ReduceOp | str) -> ReduceOp:
 def _sums(
     tensors: list[jax.Array], method: AggregationMethod, axis_name: str, hosts: Sequence[Team]
 ) -> list[jax.Array]:
+    most_bytes = math.inf
+    if method is AggregationMethod.DEFAULT and axis_name == REPLICA_AXIS:
+        options = options_in_scope()
+        method, most_bytes = options.method, options.bytes_per_pack or math.inf
     if method is AggregationMethod.ADD_N:
-        return all_reduce_packed(tensors, axis_name)
+        return all_reduce_packed(tensors, axis_name, most_bytes)
     if method is AggregationMethod.TREE:
-        return reduce_packed(tensors, lambda buffer: all_reduce_tree(buffer, hosts, axis_name))
+        return reduce_packed(
+            tensors, lambda buffer: all_reduce_tree(buffer, hosts, axis_name), most_bytes
+        )
     if method is AggregationMethod.ACCUMULATE_N:
         return _sums_in_turn(tensors, axis_name)
-    return _fastest_sums(tensors, axis_name, hosts)
+    return _fastest_sums(tensors, axis_name, hosts, most_bytes)
 
 
 def _fastest_sums(
-    tensors: list[jax.Array], axis_name: str, hosts: Sequence[Team]
+    tensors: list[jax.Array], axis_name: str, hosts: Sequence[Team], most_bytes: float
 ) -> list[jax.Array]:
     """Reduces `tensors` by what was measured to be fastest."""
     if placement_in_scope().devices[0].platform != "cpu" or takes_several_buffers(axis_name):
         # On accelerators not measured: XLA and NCCL choose rings and trees for one large
         # all-reduce themselves.
-        return all_reduce_packed(tensors, axis_name)
+        return all_reduce_packed(tensors, axis_name, most_bytes)
 
     def reduce(buffer: jax.Array) -> jax.Array:
         by_tree = len(hosts) > 1 and buffer.nbytes <= _LARGE_BYTES
@@ -166,7 +137,7 @@ def _fastest_sums(
         logger.debug("A SUM of %.3f MiB: %s", buffer.nbytes / 2**20, how)
         return all_reduce_tree(buffer, hosts, axis_name) if by_tree else lax.psum(buffer, axis_name)
 
-    return reduce_packed(tensors, reduce, most_bytes=_LARGE_BYTES)
+    return reduce_packed(tensors, reduce, min(most_bytes, _LARGE_BYTES))
 
 
 def _sums_in_turn(tensors: Sequence[jax.Array], axis_name: str) -> list[jax.Array]:

@@ -21,6 +21,7 @@ from unison.collectives.communication import CommunicationOptions
 from unison.collectives.extrema import maximum, minimum
 from unison.collectives.packing import all_reduce_packed
 from unison.collectives.uneven import sizes_of_next_gather
+from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS
 from unison.runtime.precision import device_dtype
 from unison.slices import IndexedSlices
@@ -92,6 +93,16 @@ def all_reduce(
 
     TF: `tf.distribute.ReplicaContext.all_reduce`.
     """
+    with jax.named_scope(AGGREGATE):
+        return _all_reduced(op, value, axis_name, options)
+
+
+def _all_reduced(
+    op: ReduceOp | str | Associative,
+    value: Any,
+    axis_name: str,
+    options: CommunicationOptions | None,
+) -> Any:
     value = jax.tree.map(_as_operand, value, is_leaf=_is_slices)
     if callable(op):
         return combined_in_order(op, value, axis_name)

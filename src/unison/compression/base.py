@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unison.collectives import AggregationMethod, ReduceOp, aggregate
+from unison.collectives import AggregationMethod, ReduceOp, aggregate, options_in_scope
 from unison.collectives.aggregation import parse_linear
 from unison.compression.rules import LARGE_MATRICES, Rule
+from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS
 from unison.slices import IndexedSlices
 
@@ -146,7 +147,8 @@ class Compression(abc.ABC):
         self._check(state, tensors)
         others, common = self._with_momentum(others, state)
         exchange = Exchange(state.step, sum_all, axis_name)
-        sums, new = self._combined([wide(tensor) for tensor in tensors], state, exchange)
+        with jax.named_scope(AGGREGATE):
+            sums, new = self._combined([wide(tensor) for tensor in tensors], state, exchange)
         new = new._replace(of_all=new.of_all | common)
         if op is ReduceOp.MEAN:
             sums = [total / count for total in sums]
@@ -201,12 +203,23 @@ class Compression(abc.ABC):
         def lossless() -> tuple[list[jax.Array], Kinds, Kinds]:
             return exchange.sum(tensors), state.of_replica | own, state.of_all
 
+        def everything() -> tuple[list[jax.Array], Kinds, Kinds]:
+            """Sends without loss, and with it what is still to be sent."""
+            late = state.of_replica.get("residual")
+            if late is None:
+                return lossless()
+            owed = [held + tensor for held, tensor in zip(late, tensors, strict=True)]
+            nothing = {"residual": tuple(map(jnp.zeros_like, late))}
+            return exchange.sum(owed), state.of_replica | own | nothing, state.of_all
+
         def lossy() -> tuple[list[jax.Array], Kinds, Kinds]:
             sums, kept, common = self._compressed(tensors, state, exchange)
             return sums, own | kept, state.of_all | common
 
         if number_of_replicas(exchange.axis_name) == 1 or not tensors:
             sums, kept, common = lossless()
+        elif not options_in_scope(self.warmup_steps).compresses:
+            sums, kept, common = everything()
         elif self.warmup_steps:
             sums, kept, common = lax.cond(state.step < self.warmup_steps, lossless, lossy)
         else:

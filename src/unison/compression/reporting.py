@@ -91,7 +91,7 @@ def bytes_sent(
         axis_name: The mesh axis of the replicas.
     """
     trace = jax.make_jaxpr(function, axis_env=[(axis_name, num_replicas)])(argument)
-    return _bytes_in(trace.jaxpr, num_replicas)
+    return bytes_in(trace.jaxpr, num_replicas)
 
 
 #: What a replica sends of its operand of n replicas, as a multiple of the operand's bytes.
@@ -105,7 +105,16 @@ _SENT = {
 }
 
 
-def _bytes_in(jaxpr: jex.Jaxpr, num_replicas: int) -> float:
+def bytes_in(jaxpr: jex.Jaxpr, num_replicas: int) -> float:
+    """Returns the bytes that a replica sends in a program.
+
+    Of a conditional, the branch counts that sends most; the body of a loop whose number of rounds
+    is not known counts once.
+
+    Args:
+        jaxpr: The program of a replica.
+        num_replicas: The number of replicas.
+    """
     total = 0.0
     for equation in jaxpr.eqns:
         times = _SENT.get(equation.primitive.name)
@@ -113,6 +122,9 @@ def _bytes_in(jaxpr: jex.Jaxpr, num_replicas: int) -> float:
             avals: list[Any] = [atom.aval for atom in equation.invars]
             operands = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
             total += times(num_replicas) * operands
-        for inner in jex.jaxprs_in_params(equation.params):
-            total += _bytes_in(inner, num_replicas)
+        inner = [bytes_in(body, num_replicas) for body in jex.jaxprs_in_params(equation.params)]
+        if equation.primitive.name == "cond":
+            total += max(inner)
+        else:
+            total += sum(inner) * equation.params.get("length", 1)
     return total

@@ -24,7 +24,9 @@ from unison.keras.datasets import teach_keras
 from unison.keras.input_statistics import InputStatistics
 from unison.keras.lookup import IntegerLookup, StringLookup
 from unison.keras.normalization import BatchNormalization
+from unison.keras.pipeline import Pipeline
 from unison.keras.scope import KerasInScopes
+from unison.keras.tensorboard import TensorBoard
 from unison.keras.text_vectorization import Hashing, TextVectorization
 from unison.strategies.base import observe_scopes
 
@@ -36,6 +38,8 @@ __all__ = [
     "Hashing",
     "InputStatistics",
     "IntegerLookup",
+    "Pipeline",
     "StringLookup",
+    "TensorBoard",
     "TextVectorization",
 ]

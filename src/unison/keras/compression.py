@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import keras
 
 from unison.collectives import ReduceOp
-from unison.compression import Compression, CompressionState, LocalTraining
+from unison.compression import (
+    Compression,
+    CompressionState,
+    LocalTraining,
+    Report,
+    report,
+    residual_norm,
+)
 from unison.keras.aggregation import (
     aggregation_method_of,
     compression_of,
@@ -75,6 +82,30 @@ def weights_by_name(
 ) -> dict[str, keras.Variable]:
     """Returns the weights that a built optimizer updates, by the names that rules see."""
     return dict(zip(_names(optimizer), _weights(optimizer), strict=True))
+
+
+def report_of(optimizer: keras.optimizers.Optimizer) -> tuple[Report, float]:
+    """Returns what a step of `optimizer` sends, and the norm of what is still to be sent.
+
+    Raises:
+        ValueError: It has no compression, or no weights yet.
+    """
+    compression = compression_of(optimizer)
+    weights = weights_by_name(without_loss_scale(optimizer))
+    if compression is None or not weights:
+        raise ValueError(
+            f"Optimizer {optimizer.name!r} has {'no weights yet' if compression else ''}"
+            f"{'' if compression else 'no compression'}. Expected one that unison.train."
+            "with_compression has been given to and that has been built."
+        )
+    first = next(iter(weights.values()))
+    count = first.cell.placement.num_replicas if isinstance(first, ReplicatedVariable) else 1
+    state = state_of(optimizer, [variable.value for variable in state_variables(optimizer)])
+    like = {
+        name: jax.ShapeDtypeStruct(weight.shape, jnp.dtype(weight.dtype))
+        for name, weight in weights.items()
+    }
+    return report(compression, like, count), float(residual_norm(state))
 
 
 def compressed_sums(

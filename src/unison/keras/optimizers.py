@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
@@ -21,9 +22,11 @@ from unison.collectives import AggregationMethod, aggregate
 from unison.compression import LocalTraining
 from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.compression import compressed_sums, state_variables, synchronized_weights
-from unison.keras.sharded_update import is_sharded, sharded_apply
+from unison.keras.sharded_update import sharded_apply, updates_parts
 from unison.keras.share import current_share, share_of_gradients
+from unison.keras.variables import ReplicatedVariable, adopt, placed_as
 from unison.lifting import current_lift
+from unison.profiling.regions import UPDATE
 from unison.strategies import get_replica_context
 
 _thread = threading.local()
@@ -35,8 +38,18 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         return
     apply, stateless_apply = optimizer.apply, optimizer.stateless_apply
     scale_loss = optimizer.scale_loss
+    add_slot = optimizer.add_variable_from_reference
+
+    @functools.wraps(add_slot)
+    def add_placed_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        with placed_as(reference_variable):
+            slot = add_slot(reference_variable, *args, **kwargs)
+            if isinstance(reference_variable, ReplicatedVariable):  # in whatever scope this is
+                adopt(slot, reference_variable.cell.placement)
+            return slot
 
     @functools.wraps(apply)
+    @jax.named_scope(UPDATE)
     def apply_global(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         lift = current_lift()
         if lift is not None and _compresses(optimizer):
@@ -50,10 +63,11 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             return apply(summed, trainable_variables)
 
     @functools.wraps(stateless_apply)
+    @jax.named_scope(UPDATE)
     def stateless_apply_global(
         optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Any
     ) -> Any:
-        if current_share() is not None and is_sharded(optimizer):
+        if current_share() is not None and updates_parts(optimizer):
             local = _weighted(grads)
             new = sharded_apply(optimizer, optimizer_variables, local, trainable_variables)
         elif _compresses(optimizer):
@@ -75,7 +89,10 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
     # Past Keras' attribute tracking, and on this object only: its class stays Keras' own.
     vars(optimizer).update(
-        apply=apply_global, stateless_apply=stateless_apply_global, scale_loss=scale_weighted_loss
+        add_variable_from_reference=add_placed_slot,
+        apply=apply_global,
+        stateless_apply=stateless_apply_global,
+        scale_loss=scale_weighted_loss,
     )
 
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import all_reduce, all_reduce_packed
+from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
 from unison.keras.grouping import group_size_of, grouped
 from unison.keras.losses import with_global_reductions
@@ -82,6 +84,7 @@ class _Program:
         group_size: How many steps one execution can run.
         layouts: The layouts of the state.
         layout_changes: `Cell.layout_changes` when they were compared last.
+        bytes_sent: What a replica sends in a step, by the step's collectives.
         update: Computes further new state, at home.
         stacked: Where batches of grouped steps wait.
     """
@@ -94,6 +97,7 @@ class _Program:
     group_size: int
     layouts: list[Layout]
     layout_changes: int
+    bytes_sent: float
     update: HomeUpdate[int] | None = None
     stacked: list[np.ndarray] = dataclasses.field(default_factory=list)
 
@@ -150,6 +154,8 @@ class CompiledStep:
         #: Whether the step trains the model.
         self.trains = "optimizer_variables" in cells
         self._returns_examples = returns_examples
+        #: Called with the number of steps that were launched together, and the new state.
+        self.on_launch: Callable[[int, list[jax.Array]], None] | None = None
         #: Whether the steps' results have the metrics of all replicas. Combining them takes all
         #: processes, who need not look at the same logs.
         has_others = strategy.placement.spans_processes or strategy.placement.is_elastic
@@ -170,6 +176,8 @@ class CompiledStep:
         self._results: Any = {}
         #: The names of the logs that are results of metrics; known after the first step.
         self.metric_names: list[str] = []
+        #: What a replica has sent in the latest step, in bytes.
+        self.bytes_sent = 0.0
         #: The names of all logs.
         self.log_names: list[str] = []
 
@@ -222,7 +230,8 @@ class CompiledStep:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         proportions = self._strategy.replica_shares.proportions
         num_replicas = self._strategy.placement.num_replicas
-        return may_wait, structure, shapes, proportions, num_replicas
+        options = self._strategy.communication_options
+        return may_wait, structure, shapes, proportions, num_replicas, options
 
     def _made(
         self, key: tuple[Any, ...], structure: Any, leaves: list[Any], state: list[jax.Array]
@@ -231,7 +240,8 @@ class CompiledStep:
         program = self._programs[key] = self._compile(structure, leaves, state, may_wait)
         if program.group_size == 1:
             self._programs[not may_wait, *others] = program
-        self._warn_of_retracing()
+        if self._strategy.tuning is None:
+            self._warn_of_retracing()
         return program
 
     def prepare(
@@ -287,10 +297,19 @@ class CompiledStep:
                 self._compilations,
             )
 
+    def forget_programs(self) -> None:
+        """Lets the next step be compiled anew; none waits."""
+        self._programs.clear()
+
     def results(self, state: list[jax.Array]) -> Any:
         """Returns the logs or outputs of the latest step."""
         self.finish(state)
         return self._results
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether steps wait for others, to run with them."""
+        return self._waiting is not None
 
     def finish(self, state: list[jax.Array]) -> None:
         """Runs the steps that wait."""
@@ -381,6 +400,7 @@ class CompiledStep:
             planned.state = self._bytes_on_each_device(state)
             planned.examples = program.shares.examples
             raise
+        self.bytes_sent = program.bytes_sent
         if self._launched and self._tells_metrics:
             self._launched[-1].metrics = self._results[METRICS_OF_ALL]
         for index, array in zip(program.returned, new, strict=program.update is None):
@@ -391,6 +411,8 @@ class CompiledStep:
             new = update(new[len(program.returned) :], taken, read)
             for index, array in zip(update.written, new, strict=True):
                 state[index] = array
+        if self.on_launch is not None:
+            self.on_launch(int(count[0]) if count else 1, state)
         if not self._returns_examples:
             return
         if self._strategy.placement.spans_processes:
@@ -401,10 +423,9 @@ class CompiledStep:
     def _bytes_on_each_device(self, state: list[jax.Array]) -> dict[str, int]:
         """Returns what the groups of the state take."""
         sizes = dict.fromkeys(self._groups, 0)
-        for group, cell, array in zip(self._groups, self._cells, state, strict=True):
-            is_divided = cell.layout in (Layout.LOCAL, Layout.SHARDED)
-            parts = cell.placement.num_replicas if is_divided else 1
-            sizes[group] += array.nbytes // parts
+        for group, array in zip(self._groups, state, strict=True):
+            of_device = math.prod(array.sharding.shard_shape(array.shape))
+            sizes[group] += of_device * array.dtype.itemsize
         return sizes
 
     def _execute_eagerly(self, state: list[jax.Array], structure: Any, leaves: list[Any]) -> None:
@@ -423,6 +444,8 @@ class CompiledStep:
             sharding = cell.placement.per_replica if local else cell.placement.mirrored
             value = jax.device_put(flat[index][None] if local else flat[index], sharding)
             state[index] = cell.keep(value)
+        if self.on_launch is not None:
+            self.on_launch(1, state)
 
     def _regroup(self, flat: Sequence[Any]) -> tuple[list[Any], ...]:
         groups = []
@@ -573,6 +596,7 @@ class CompiledStep:
             group_size,
             layouts=[cell.layout for cell in cells],
             layout_changes=Cell.layout_changes,
+            bytes_sent=bytes_in(traces[0][0].jaxpr, placement.num_replicas),
             update=update,
         )
 
@@ -675,7 +699,8 @@ class CompiledStep:
         rows = max(count, 1)
         avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
         axis_env = [(REPLICA_AXIS, shares.num_replicas)]
-        trace = jax.make_jaxpr(local, axis_env=axis_env)(*avals)
+        with self._strategy.placement.tracing():
+            trace = jax.make_jaxpr(local, axis_env=axis_env)(*avals)
         return trace, trees[0]
 
     def _name_logs(self, logs: Any, before: list[Any], metrics: list[Any]) -> dict[str, Any]:
@@ -898,12 +923,14 @@ def _replica_aval(cell: Cell, stored: jax.Array) -> jax.ShapeDtypeStruct:
     if cell.layout is Layout.LOCAL:
         shape = shape[1:]
     elif cell.layout is Layout.SHARDED:
-        shape = (shape[0] // cell.placement.num_replicas, *shape[1:])
+        axis = cell.divided_axis
+        size = shape[axis] // cell.placement.num_replicas
+        shape = (*shape[:axis], size, *shape[axis + 1 :])
     return jax.ShapeDtypeStruct(shape, stored.dtype)
 
 
 def _enter(cell: Cell, stored: jax.Array) -> jax.Array:
-    # Of sharded state, a traced step takes and returns the replica's rows.
+    # Of sharded state, a traced step takes and returns the replica's part.
     return stored if cell.layout is Layout.SHARDED else enter_replica(cell, stored)
 
 

@@ -8,9 +8,11 @@ in and out.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from unison.cells import Cell
 from unison.data import count_examples
+from unison.data.statistics import metered
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
 from unison.keras.metrics import adopt_mean
@@ -36,12 +39,17 @@ from unison.keras.stateful_step import (
 from unison.keras.step import OTHERS, CompiledStep, replica_of_step
 from unison.keras.text_input import TextEncoder, build_on_text
 from unison.keras.variables import adopt_all
-from unison.strategies import Strategy, has_strategy
+from unison.profiling.regions import FORWARD
+from unison.strategies import Strategy, has_strategy, observing
 from unison.strategies.batch_shares import MeasuredShares
 from unison.strategies.default import default_strategy
+from unison.strategies.tuning import Tuning
 
 logger = logging.getLogger("unison")
 
+
+#: Of so many steps is remembered when they began.
+_STEPS_REMEMBERED = 256
 
 #: Called with every new trainer.
 trainer_made: list[Callable[[ReplicaTrainer], None]] = []
@@ -91,6 +99,11 @@ class ReplicaTrainer:
         self.steps_per_epoch: int | None = None
         #: How many examples have been run.
         self.examples = 0
+        #: How many training steps have begun, when the latest did (in seconds since 1970), and the
+        #: step that it was.
+        self.steps = 0
+        self.begun: collections.deque[float] = collections.deque(maxlen=_STEPS_REMEMBERED)
+        self.training_step: CompiledStep | None = None
         #: Whether steps may wait for each other: nobody looks at the state between them.
         self.steps_may_wait = False
         #: Runs a step on a batch, and returns the number of its examples.
@@ -118,6 +131,7 @@ class ReplicaTrainer:
             make_train_function=self._make_train_function,
             make_test_function=self._make_test_function,
             make_predict_function=self._make_predict_function,
+            compute_loss_and_updates=jax.named_scope(FORWARD)(model.compute_loss_and_updates),
             jax_state_sync=self._store_state,
             _symbolic_build=functools.partial(self._build, model._symbolic_build),
             _get_jax_state=self._take_state,
@@ -308,7 +322,17 @@ class ReplicaTrainer:
             step.finish(running.state)
             examples = count_examples(jax.tree.leaves(batch))
             shares.measure(examples, functools.partial(step.parts_alone, running.state, batch))
-        self.examples += self.run_step(step, batch, may_wait)
+        observer = observing.step_observer
+        run_step = self.run_step if observer is None else observer.training(self, step.trains)
+        if step.trains:
+            self.steps += 1
+            self.begun.append(time.time())
+            self.training_step = step
+        tuning = self.strategy.tuning
+        if tuning is None or tuning.has_settled or not step.trains:
+            self.examples += run_step(step, batch, may_wait)
+        else:
+            self.examples += self._run_tuned(tuning, run_step, step, batch)
         running = self.running
         assert running is not None
         equal_copies = self.strategy.equal_copies
@@ -316,6 +340,22 @@ class ReplicaTrainer:
             step.finish(running.state)
             equal_copies.check(zip(running.cells, running.state, strict=True))
         return running
+
+    def _run_tuned(
+        self, tuning: Tuning, run_step: Callable[..., int], step: CompiledStep, batch: Any
+    ) -> int:
+        """Runs a step while the fastest way to communicate is being found."""
+        running = self.running
+        assert running is not None
+        step.finish(running.state)
+        key = (step, tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)))
+        examples = tuning.step(
+            key, lambda: run_step(step, batch, False), lambda _: [*running.state]
+        )
+        if tuning.has_settled:
+            # Those of other ways, and those for steps that do not wait for each other.
+            step.forget_programs()
+        return examples
 
     def run_once(self, step: CompiledStep, batch: Any, may_wait: bool) -> int:
         """Runs a step on a batch, with the state that the running loop has taken."""
@@ -376,10 +416,11 @@ class ReplicaTrainer:
         """Runs `steps_per_execution` batches a call."""
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-            result, state = step(state, next(iterator))
+            batches = metered(iterator)
+            result, state = step(state, next(batches))
             results = [result]
             for _ in range(self._model.steps_per_execution - 1):
-                batch = next(iterator, None)
+                batch = next(batches, None)
                 if batch is None:
                     break
                 result, state = step(state, batch)

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 # `ad`, `ad_util`, `pe`: the rules of linearization and transposition, which `jax.vjp` applies to
 # a function.
 # `api_util`, `linear_util`, `source_info_util`: what the two want to be told for error messages.
+# The last also has the named scopes of an equation, which one that takes its place is to keep.
 # `dtypes`: what an argument of a jitted function may be. JAX lets a type in as a tree of arrays by
 # public means, but not as an array: a variable would be no leaf in `jax.tree` any more.
 # `distributed`: the client of the coordination service, by which processes tell each other what no
@@ -29,6 +31,8 @@ import jax.numpy as jnp
 # order to answer. It also makes the client of the CPU, and `jaxlib._jax` its collectives, whose
 # address no option of JAX sets: they listen where the machine's own name leads. `config`: whether
 # these collectives are wanted.
+# `xla_client`: a second client of the CPU, with as many devices as a plan asks for; JAX's own has
+# as many as the process was started with.
 from jax._src import (
     ad_util,
     api_util,
@@ -43,12 +47,19 @@ from jax._src import (
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.backend import register_backend_factory
-from jaxlib import _jax
+from jaxlib import _jax, xla_client
 
 
 def backend_is_started() -> bool:
     """Whether a JAX backend runs in this process. Does not start one."""
     return xla_bridge.backends_are_initialized()
+
+
+def in_scopes_of(equation: Any) -> AbstractContextManager[Any]:
+    """Inside, operations are in the named scopes of an equation, as well as in those around."""
+    info = equation.source_info
+    scopes = source_info_util.current_name_stack() + info.name_stack
+    return source_info_util.user_context(info.traceback, name_stack=scopes)
 
 
 def coordination_client() -> Any:
@@ -86,6 +97,16 @@ def listen_for_collectives_at(address: str) -> None:
         return xla_bridge.make_cpu_client(collectives)
 
     register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+def described_cpus(count: int) -> list[jax.Device]:
+    """Returns so many CPU devices that are none of `jax.devices()`: to compile for, not to run on.
+
+    Args:
+        count: How many. What is compiled for them is compiled as for so many devices.
+    """
+    client: Any = xla_client.make_cpu_client(num_devices=count)
+    return list(client.devices())
 
 
 def nothing_is_traced() -> bool:

@@ -10,6 +10,7 @@ from unison.strategies.context import (
     in_cross_replica_context,
 )
 from unison.strategies.mirrored import MirroredStrategy
+from unison.strategies.model_parallel import ModelParallelStrategy
 from unison.strategies.multi_worker import MultiWorkerMirroredStrategy
 from unison.strategies.one_device import OneDeviceStrategy
 from unison.strategies.tpu import TPUStrategy
@@ -17,6 +18,7 @@ from unison.strategies.tpu import TPUStrategy
 __all__ = [
     "CentralStorageStrategy",
     "MirroredStrategy",
+    "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReplicaContext",

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
 from unison.cells import live_cells
-from unison.collectives import CrossDeviceOps, ReduceOp, adding_by
+from unison.collectives import (
+    Communication,
+    CommunicationOptions,
+    CrossDeviceOps,
+    ReduceOp,
+    adding_by,
+    communicating,
+)
 from unison.data import (
     Dataset,
     DistributedDataset,
@@ -28,7 +35,7 @@ from unison.runtime import logs
 from unison.runtime.elastic import ElasticGroup
 from unison.runtime.placement import Placement
 from unison.runtime.planned import placement_on
-from unison.strategies import context, reduction
+from unison.strategies import context, observing, reduction
 from unison.strategies.batch_shares import (
     MeasuredShares,
     examples_of,
@@ -38,6 +45,7 @@ from unison.strategies.batch_shares import (
 from unison.strategies.context import ReplicaContext
 from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
+from unison.strategies.tuning import Tuning, arrays_of_run, key_of_run
 from unison.values import PerReplica, is_distributed
 
 
@@ -94,7 +102,7 @@ class Strategy:
         home: Where the one copy of each variable is kept. Default: each device keeps one.
         batch_shares: What the replicas' parts of a global batch are in proportion to; see
             `MirroredStrategy`.
-        cores_per_replica: How many devices compute a replica together; see `Placement`.
+        core_axes: The mesh of devices that compute a replica together; see `Placement`.
         group: The workers to which these replicas belong, where they may change.
 
     Attributes:
@@ -108,6 +116,8 @@ class Strategy:
     input_workers = InputWorkers()
     #: Compares the workers' variables after steps, if that is wanted.
     equal_copies: EqualCopies | None = None
+    #: Chooses how gradients travel by what the first steps show, if that is wanted.
+    tuning: Tuning | None = None
 
     def __init__(
         self,
@@ -115,17 +125,20 @@ class Strategy:
         cross_device_ops: CrossDeviceOps | None = None,
         home: SingleDeviceSharding | None = None,
         batch_shares: Sequence[float] | str | None = None,
-        cores_per_replica: int = 1,
+        core_axes: Mapping[str, int] | None = None,
         group: ElasticGroup | None = None,
     ):
         logs.show_what_is_asked_for()
         #: The workers whose replicas these are, where they may change while the program runs.
         self.group = group
         if group is None:
-            self._placement = placement_on(devices, home, cores_per_replica)
+            self._placement = placement_on(devices, home, core_axes)
         else:
             self._placement = group.placement
-        self._programs = ProgramCache(self._placement, self.replica_context)
+        self._communication = Communication(CommunicationOptions())
+        self._programs = ProgramCache(
+            self._placement, self.replica_context, variant=lambda: self.communication_options
+        )
         self._cross_device_ops = cross_device_ops
         self._extended = StrategyExtended(self, cross_device_ops)
         self.replica_shares = replica_shares(
@@ -140,6 +153,16 @@ class Strategy:
     def placement(self) -> Placement:
         """The replicas' devices, and how arrays lie on them."""
         return self._placement
+
+    @property
+    def communication_options(self) -> CommunicationOptions:
+        """By what gradients travel at present; with `auto_tune`, what it has chosen so far."""
+        return self._communication.options
+
+    def _communicate_by(self, options: CommunicationOptions) -> None:
+        self._communication.options = options
+        if options.auto_tune:
+            self.tuning = Tuning(self._communication)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -196,7 +219,8 @@ class Strategy:
         adding = contextlib.nullcontext() if ops is None else adding_by(ops.sum_over_replicas)
         # What is made while a program is traced (an optimizer's slots) is made in the scope.
         tracing = self._placement.tracing()
-        with context.entered(self, replica_context), _observed_scope(), adding, tracing:
+        by = communicating(self._communication)
+        with context.entered(self, replica_context), _observed_scope(), adding, by, tracing:
             yield replica_context
 
     # -- running ---------------------------------------------------------------------------
@@ -245,7 +269,18 @@ class Strategy:
                 "strategy.run takes the positional arguments as a tuple: run(fn, args=(x,)). "
                 f"Received: args={args!r}"
             )
-        result = self._programs(fn, tuple(args), kwargs or {})
+        observer = observing.step_observer
+        programs = self._programs if observer is None else observer.running(self._programs)
+        given = (tuple(args), kwargs or {})
+        tuning = self.tuning
+        if tuning is None or tuning.has_settled:
+            result = programs(fn, *given)
+        else:
+            result = tuning.step(
+                key_of_run(fn, *given, self._placement),
+                lambda: programs(fn, *given),
+                lambda result: arrays_of_run(result, self._placement),
+            )
         if self.equal_copies is not None and self.equal_copies.is_due():
             cells = [cell for cell in live_cells(self._placement) if not cell.is_alone]
             self.equal_copies.check((cell, cell.stored()) for cell in cells)

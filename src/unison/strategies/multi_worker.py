@@ -36,8 +36,9 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
         cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`.
-        communication_options: How collectives are tuned; its `timeout_seconds` is how long this
-            worker waits for the others.
+        communication_options: How gradients travel, and whether the first steps are to find the
+            fastest way (`auto_tune`). `timeout_seconds` is how long this worker waits for the
+            others.
         check_every: After how many steps (of `run` and of Keras' loops) the workers compare their
             variables, to find the first that differs; None for never. It costs a pass over all
             variables.
@@ -65,8 +66,15 @@ class MultiWorkerMirroredStrategy(Strategy):
     ):
         group = elastic_group()
         if group is not None:
+            if communication_options is not None and communication_options.auto_tune:
+                raise ValueError(
+                    "auto_tune is for workers that stay. Expected other communication options "
+                    "under `unison run --min-workers`, such as those that auto_tune has chosen. "
+                    f"Received: {communication_options!r}"
+                )
             group.options = elastic or ElasticOptions()
             self._begin_in(group, batch_shares, check_every)
+            self._communicate_by(communication_options or CommunicationOptions())
             return
         resolver = cluster_resolver or TFConfigClusterResolver()
         self.cluster_resolver = resolver
@@ -96,6 +104,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
             if check_every is not None:
                 self.equal_copies = EqualCopies(check_every)
+        self._communicate_by(options)
 
     def _begin_in(
         self,

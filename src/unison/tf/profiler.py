@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from unison.profiling import Recording
 from unison.tf.missing import names_missing_from, namespace
 from unison.tf.text import text_of
 
@@ -24,17 +25,30 @@ class ProfilerOptions(NamedTuple):
     delay_ms: int | None = None
 
 
+_recording: Recording | None = None
+
+
 def _start(logdir: Any, options: ProfilerOptions | None = None) -> None:
     """Starts recording into a folder. TF: `tf.profiler.experimental.start`."""
-    wanted = jax.profiler.ProfileOptions()
-    for name in ("host_tracer_level", "python_tracer_level", "device_tracer_level"):
-        setattr(wanted, name, getattr(options or ProfilerOptions(), name))
-    jax.profiler.start_trace(text_of(logdir), profiler_options=wanted)
+    global _recording
+    wanted = options or ProfilerOptions()
+    recording = Recording(
+        text_of(logdir),
+        host_level=wanted.host_tracer_level,
+        python_level=wanted.python_tracer_level,
+        device_level=wanted.device_tracer_level,
+    )
+    recording.start()
+    _recording = recording
 
 
 def _stop(save: bool = True) -> None:
     """Stops recording; the trace is always written. TF: `tf.profiler.experimental.stop`."""
-    jax.profiler.stop_trace()
+    global _recording
+    recording, _recording = _recording, None
+    if recording is None:
+        raise RuntimeError("The profiler has not been started.")
+    recording.stop()
 
 
 @contextlib.contextmanager

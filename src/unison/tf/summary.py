@@ -16,6 +16,8 @@ import jax
 import numpy as np
 
 from unison.lifting import current_lift
+from unison.profiling import Recording
+from unison.profiling.events import event_writer
 from unison.runtime.placement import REPLICA_AXIS
 from unison.tf.missing import names_missing_from, namespace
 from unison.tf.tensors import convert_to_tensor, is_variable
@@ -90,15 +92,8 @@ def create_file_writer(
 
     TF: `tf.summary.create_file_writer`.
     """
-    try:
-        import tensorboardX
-    except ImportError as error:
-        raise ImportError(
-            "Summaries for TensorBoard are written by tensorboardX, which is not installed. "
-            "Install it with pip install 'unison[tensorboard]', or pip install tensorboardX."
-        ) from error
     return SummaryWriter(
-        tensorboardX.SummaryWriter(
+        event_writer(
             text_of(logdir),
             max_queue=10 if max_queue is None else max_queue,
             flush_secs=120 if flush_millis is None else flush_millis / 1000,
@@ -215,8 +210,9 @@ def should_record_summaries() -> bool:
 def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: Any = None) -> None:
     """Starts JAX's profiler, if it is asked for; there are no graphs. TF: `tf.summary.trace_on`."""
     if profiler:
-        jax.profiler.start_trace(text_of(profiler_outdir))
-        _thread.profiles = True
+        recording = Recording(text_of(profiler_outdir))
+        recording.start()
+        _thread.recording = recording
 
 
 def trace_export(name: str, step: Any = None, profiler_outdir: Any = None) -> None:
@@ -226,9 +222,10 @@ def trace_export(name: str, step: Any = None, profiler_outdir: Any = None) -> No
 
 def trace_off() -> None:
     """Stops the profiler. TF: `tf.summary.trace_off`."""
-    if getattr(_thread, "profiles", False):
-        _thread.profiles = False
-        jax.profiler.stop_trace()
+    recording: Recording | None = getattr(_thread, "recording", None)
+    if recording is not None:
+        _thread.recording = None
+        recording.stop()
 
 
 def _default_writer() -> SummaryWriter | None:

@@ -82,7 +82,7 @@ def gradients(
     """
     del name, gate_gradients
     if aggregation_method is not None:
-        from unison.collectives.aggregation import AggregationMethod
+        from unison.collectives import AggregationMethod
 
         AggregationMethod.parse(aggregation_method)
     tape = getattr(_functions, "tape", None)

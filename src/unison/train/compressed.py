@@ -13,8 +13,6 @@ from unison.compression import (
     CompressionState,
     LocalTraining,
     Report,
-    report,
-    residual_norm,
 )
 from unison.runtime.placement import REPLICA_AXIS
 
@@ -83,26 +81,9 @@ def compression_report(optimizer: keras.optimizers.Optimizer) -> tuple[Report, f
         >>> round(sent.ratio), norm
         (30, 0.0)
     """
-    from unison.keras.aggregation import compression_of, without_loss_scale
-    from unison.keras.compression import state_of, state_variables, weights_by_name
-    from unison.keras.variables import ReplicatedVariable
+    from unison.keras.compression import report_of
 
-    compression = compression_of(optimizer)
-    weights = weights_by_name(without_loss_scale(optimizer))
-    if compression is None or not weights:
-        raise ValueError(
-            f"Optimizer {optimizer.name!r} has {'no weights yet' if compression else ''}"
-            f"{'' if compression else 'no compression'}. Expected one that unison.train."
-            "with_compression has been given to and that has been built."
-        )
-    first = next(iter(weights.values()))
-    count = first.cell.placement.num_replicas if isinstance(first, ReplicatedVariable) else 1
-    state = state_of(optimizer, [variable.value for variable in state_variables(optimizer)])
-    like = {
-        name: jax.ShapeDtypeStruct(weight.shape, jax.numpy.dtype(weight.dtype))
-        for name, weight in weights.items()
-    }
-    return report(compression, like, count), float(residual_norm(state))
+    return report_of(optimizer)
 
 
 class CompressedState(NamedTuple):

@@ -21,6 +21,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from unison.equations import evaluate, has_collectives, inlined_body, is_collective
+from unison.runtime.private_jax import in_scopes_of
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
 logger = logging.getLogger("unison")
@@ -203,7 +204,8 @@ class _Run:
     ) -> dict[jex.Var, Any]:
         """Returns the results of an equation, or of several reductions like it."""
         inputs = [_value(atom, values) for equation in equations for atom in equation.invars]
-        outputs = self._equation(equations[0], inputs)
+        with in_scopes_of(equations[0]):
+            outputs = self._equation(equations[0], inputs)
         if _is_view(equations[0]) and id(inputs[0]) in self._arguments:
             self._arguments[id(outputs[0])] = outputs[0]
         variables = [variable for equation in equations for variable in equation.outvars]
