@@ -13,7 +13,16 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from benchmarks import examples, machine, namespaces, peers, scaling, tables, workloads
+from benchmarks import (
+    examples,
+    machine,
+    namespaces,
+    peers,
+    scaling,
+    server_scaling,
+    tables,
+    workloads,
+)
 from benchmarks.contestants import ENTRIES, FAMILIES, PEERS, Entry
 from benchmarks.driver import Limits, Result, measure
 from benchmarks.namespaces import THIS_MACHINE, Host, Link
@@ -24,8 +33,11 @@ _QUICK_ROUNDS = 2
 
 _MODELS_OF_FIT = ("mlp", "cnn")
 
+#: The contests over links, of which `all` leaves out both.
+_OVER_LINKS = ("network", "compression")
+
 #: The contests in which several processes train.
-_TRAINING = ("workers", "weak_scaling", "network")
+_TRAINING = ("workers", "weak_scaling", *_OVER_LINKS)
 
 #: Milliseconds that packets take in the contest `network`, where the kernel can delay them.
 _DELAYS = (0.0, 0.1, 1.0, 5.0)
@@ -56,7 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
                         limits = _limits(work)
                         results.append(measure(work, contestants, rounds, limits, _say, hosts))
                         print(tables.table(results[-1]), flush=True)
-        for summary in (scaling.summary(results, machine.cores()), tables.by_link(results)):
+        cores = machine.cores()
+        for summary in (
+            scaling.summary(results, cores),
+            server_scaling.summary(results, cores),
+            tables.by_link(results),
+        ):
             if summary:
                 print(f"\n{summary}")
     except KeyboardInterrupt:
@@ -75,8 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks",
         description="Measures Unison beside hand-written JAX and the peers, in turn, in one run.",
         epilog=(
-            "Only ratios of one run count. Leave the machine alone meanwhile. `network` makes "
-            "network namespaces, which only root may; `all` leaves it out."
+            "Only ratios of one run count. Leave the machine alone meanwhile. `network` and "
+            "`compression` make network namespaces, which only root may; `all` leaves them out."
         ),
     )
     add = parser.add_argument
@@ -91,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tasks of `data` (%(default)s)",
     )
     add("--batch", default="64,256,1024", metavar="N,N", help="global batches (%(default)s)")
-    add("--megabits", type=int, metavar="N", help="only links of this rate in `network`")
+    add("--megabits", type=int, metavar="N", help="only links of this rate")
     add("--scaling", action="store_true", help="more workers and servers in `parameter_servers`")
     add("--rounds", type=int, metavar="N", help=f"rounds of each contestant ({_ROUNDS})")
     add(
@@ -134,12 +151,14 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     known = _models(options.what)
     if known and options.model not in (None, *known):
         parser.error(f"--model of `{options.what}`: {', '.join(known)}. Received: {options.model}")
-    if options.megabits is not None and (options.what != "network" or options.megabits < 1):
-        parser.error(f"--megabits: 1 or more, for `network`. Received: {options.megabits}")
+    is_over_links = options.what in _OVER_LINKS
+    if options.megabits is not None and (not is_over_links or options.megabits < 1):
+        over_links = " and ".join(f"`{contest}`" for contest in _OVER_LINKS)
+        parser.error(f"--megabits: 1 or more, for {over_links}. Received: {options.megabits}")
     if options.scaling and options.what != "parameter_servers":
         parser.error("--scaling: for `parameter_servers`")
-    if options.what == "network" and (reason := namespaces.what_is_missing()):
-        parser.error(f"`network` needs network namespaces, and {reason}.")
+    if is_over_links and (reason := namespaces.what_is_missing()):
+        parser.error(f"`{options.what}` needs network namespaces, and {reason}.")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds: expected 1 or more. Received: {options.rounds}")
 
@@ -182,10 +201,10 @@ def _interpreters(options: argparse.Namespace, works: Sequence[Work]) -> dict[st
 
 def _links(options: argparse.Namespace) -> list[Link | None]:
     """Returns how the hosts are linked, one way after the other; None for this machine alone."""
-    if options.what != "network":
+    if options.what not in _OVER_LINKS:
         return [None]
-    delays = _DELAYS
-    if reason := namespaces.what_is_missing(Link(delay=max(_DELAYS))):
+    delays = _DELAYS if options.what == "network" else _DELAYS[:1]
+    if reason := namespaces.what_is_missing(Link(delay=max(delays))):
         print(f"Links do not delay packets: {reason}")
         delays = _DELAYS[:1]
     rates = [options.megabits] if options.megabits else _MEGABITS
@@ -205,7 +224,9 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
     works: list[Work] = []
     trained = [name for name in workloads.WIDTHS if options.model in (None, name)]
     if link is not None:
-        return workloads.network_workloads(trained, options.batch, link, options.quick)
+        return workloads.network_workloads(
+            options.what, trained, options.batch, link, options.quick
+        )
     if options.what in ("fit", "all"):
         models = [name for name in _MODELS_OF_FIT if options.model in (None, name)]
         works += workloads.fit_workloads(

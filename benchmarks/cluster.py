@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,3 +44,13 @@ def from_environment() -> Cluster:
         return Cluster(["127.0.0.1:0"], 0)
     config = json.loads(os.environ[_VARIABLE])
     return Cluster(config["cluster"]["worker"], config["task"]["index"])
+
+
+def free_addresses(count: int) -> list[str]:
+    """Returns addresses of this machine that nobody uses now."""
+    with contextlib.ExitStack() as open_sockets:
+        # All are open at once, so that all ports differ.
+        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        for server in servers:
+            open_sockets.enter_context(server)
+        return ["{}:{}".format(*server.getsockname()) for server in servers]

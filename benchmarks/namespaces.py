@@ -18,7 +18,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-_INTERFACE = "eth0"
+#: The name of the interface that a host has to the switch.
+INTERFACE = "eth0"
 _PREFIX = "bench"
 _SECONDS = 20
 
@@ -120,7 +121,7 @@ def hosts(count: int, link: Link = Link()) -> Iterator[list[Host]]:
             file = pathlib.Path(folder, name)
             file.write_text(f"127.0.0.1 localhost\n{address} {name}\n")
             enter = ("unshare", "--uts", "--ipc", "sh", "-c", _ENTER, name, str(file))
-            made.append(Host(address, ("ip", "netns", "exec", name, *enter), _INTERFACE))
+            made.append(Host(address, ("ip", "netns", "exec", name, *enter), INTERFACE))
         yield made
 
 
@@ -132,14 +133,14 @@ def _add(name: str, stack: contextlib.ExitStack) -> None:
 
 def _connect(name: str, address: str, switch: str, port: str) -> None:
     other_end = ("peer", "name", port, "netns", switch)
-    _run("ip", "-n", name, "link", "add", _INTERFACE, "type", "veth", *other_end)
+    _run("ip", "-n", name, "link", "add", INTERFACE, "type", "veth", *other_end)
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
-    _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", _INTERFACE)
-    _run("ip", "-n", name, "link", "set", _INTERFACE, "up")
+    _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+    _run("ip", "-n", name, "link", "set", INTERFACE, "up")
 
 
 def _shape(name: str, link: Link) -> None:
-    add = ("tc", "-n", name, "qdisc", "add", "dev", _INTERFACE)
+    add = ("tc", "-n", name, "qdisc", "add", "dev", INTERFACE)
     place: tuple[str, ...] = ("root",)
     if link.delay:
         _run(*add, *place, "handle", "1:", "netem", "delay", f"{link.delay}ms", "limit", "100000")

@@ -34,6 +34,9 @@ WIDTHS = {"mlp": (784, 512, 10), "large_mlp": (784, 2048, 2048, 10)}
 _SCALES = (1, 2, 4, 8)
 _BATCH_OF_PROCESS = 128
 
+#: Local training exchanges only every so many steps.
+_LEAST_COMPRESSED_STEPS = 8
+
 #: How long a round over a slow link takes.
 _ROUND_SECONDS = 3
 
@@ -43,6 +46,16 @@ _SCALING_KIBIBYTES = (4, 64, 1024, 16 * 1024)
 
 #: The sizes of states that are saved.
 _MEGABYTES_SAVED = (1, 100, 1000)
+
+#: What is trained on parameter servers: load, batch, and steps of a round.
+_SERVER_LOADS = (("mlp", 64, 300), ("mlp", 256, 150), ("embedding", 64, 150))
+
+#: How many servers, and workers, there are where these scale.
+SERVERS_SCALED = (1, 2, 4)
+WORKERS_SCALED = (1, 2, 4, 8)
+#: What is trained there, and beside it, for the model of costs: load, batch, and steps of a round.
+_SCALED_LOAD = ("mlp", 64, 200)
+_LOADS_BESIDE = (("mlp", 256, 60), ("narrow_mlp", 64, 300), ("wide_mlp", 64, 50))
 
 #: How long a job trains before one of its workers is killed.
 _SECONDS_BEFORE_LOSS = 3.0
@@ -223,7 +236,8 @@ class TrainingWork:
     same.
 
     Attributes:
-        task: `workers`, `weak_scaling`, `network` or `protection`: it says who takes part.
+        task: `workers`, `weak_scaling`, `network`, `compression` or `protection`: it says who takes
+            part.
         model: A key of `training_examples.WIDTHS`.
         processes: How many there are, of one replica each.
         batch: The global batch.
@@ -349,6 +363,39 @@ class RecoveryWork:
         return f"recovery of {self.model}, {self.workers} workers of which one is killed"
 
 
+@dataclasses.dataclass(frozen=True)
+class ServerWork:
+    """Training on parameter servers: scheduled steps, each on a worker that has time.
+
+    Attributes:
+        load: A key of `server_loads.LOADS`.
+        batch: The batch of a step.
+        workers: How many workers there are.
+        servers: How many servers.
+        steps: How many steps a round has.
+        task: `parameter_servers` or `scaling`: it says who takes part.
+    """
+
+    load: str
+    batch: int
+    workers: int
+    servers: int
+    steps: int
+    task: str = "parameter_servers"
+
+    unit = "steps/s"
+    higher_is_better = True
+    processes = 1
+
+    @property
+    def name(self) -> str:
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
+        return (
+            f"{self.task.replace('_', ' ')}, {self.load}, {workers}, {servers}, batch {self.batch}"
+        )
+
+
 Work = (
     FitWork
     | RunWork
@@ -360,6 +407,7 @@ Work = (
     | SharesWork
     | CheckpointWork
     | RecoveryWork
+    | ServerWork
 )
 
 
@@ -436,6 +484,23 @@ def recovery_workloads(models: Iterable[str], batches: Iterable[int], quick: boo
     ]
 
 
+def server_workloads(quick: bool) -> list[Work]:
+    return [
+        ServerWork(load, batch, 2, 1, 4 if quick else steps) for load, batch, steps in _SERVER_LOADS
+    ]
+
+
+def server_scaling_workloads(quick: bool) -> list[Work]:
+    """More workers and servers; and other loads, which tell apart what a step is made of."""
+    counts = [(w, s) for s in SERVERS_SCALED for w in WORKERS_SCALED]
+    loads = [(*_SCALED_LOAD, *each) for each in (counts[:1] if quick else counts)]
+    loads += [(*each, 1, 1) for each in _LOADS_BESIDE]
+    return [
+        ServerWork(load, batch, workers, servers, 4 if quick else steps, "scaling")
+        for load, batch, steps, workers, servers in loads
+    ]
+
+
 def workers_workloads(models: Iterable[str], batches: Iterable[int], quick: bool) -> list[Work]:
     return [
         _training("workers", model, REPLICAS, batch, quick) for model in models for batch in batches
@@ -454,16 +519,17 @@ def weak_scaling_workloads(models: Iterable[str], quick: bool) -> list[Work]:
 
 
 def network_workloads(
-    models: Iterable[str], batches: Iterable[int], link: Link, quick: bool
+    task: str, models: Iterable[str], batches: Iterable[int], link: Link, quick: bool
 ) -> list[Work]:
-    """Training over a link: with few steps, where one takes long."""
+    """Training over a link, by `network` or `compression`: with few steps, where one takes long."""
     works: list[Work] = []
     for model in models:
         for batch in batches:
-            work = _training("network", model, REPLICAS, batch, quick)
+            work = _training(task, model, REPLICAS, batch, quick)
             seconds_a_step = gradient_bytes(model) * 8e-6 / (link.megabits or math.inf)
             most = _ROUND_SECONDS / seconds_a_step if seconds_a_step else math.inf
-            steps = int(max(2, min(work.steps, most)))
+            least = _LEAST_COMPRESSED_STEPS if task == "compression" else 2
+            steps = int(max(least, min(work.steps, most)))
             works.append(dataclasses.replace(work, steps=steps, link=str(link)))
     return works
 

@@ -17,6 +17,7 @@ from benchmarks.workloads import (
     InputWork,
     RecoveryWork,
     RunWork,
+    ServerWork,
     SharesWork,
     TrainingWork,
     Work,
@@ -148,13 +149,25 @@ def _training(
     return Entry(name, name.split()[0], module, (TrainingWork,), of_all, function, tasks)
 
 
-_EVERYWHERE = ("workers", "weak_scaling", "network")
+_EVERYWHERE = ("workers", "weak_scaling", "network", "compression")
+_TUNED = ("workers", "network", "compression")
+_COMPRESSIONS = ("bfloat16", "int8", "int4", "sign", "topk", "powersgd", "local_sgd")
 _TRAINING_ENTRIES = [
     _training("unison", "training_unison", "custom_loop", _EVERYWHERE, KERAS_BACKEND="jax"),
     _training("unison fit", "training_unison", "fit", ("workers",), KERAS_BACKEND="jax"),
     _training("hand", "training_hand_written", "build", ("workers", "network")),
     _training("torch", "training_torch", "build", ("workers",)),
     _training("torch fused", "training_torch", "fused", _EVERYWHERE),
+    *(
+        _training(
+            f"unison {name}", "training_compressed", name, ("compression",), KERAS_BACKEND="jax"
+        )
+        for name in _COMPRESSIONS
+    ),
+    _training("unison tuned", "training_tuned", "build", _TUNED, KERAS_BACKEND="jax"),
+    _training(
+        "unison tuned int8", "training_tuned", "compressed", ("compression",), KERAS_BACKEND="jax"
+    ),
     _training("tf", "training_tf", "build", ("workers",), KERAS_BACKEND="tensorflow"),
     *(
         _training(f"{name}{kind}", module, function, ("protection",), KERAS_BACKEND="jax")
@@ -222,6 +235,17 @@ _RECOVERY_ENTRIES = [
     _recovery("tf", "tf", KERAS_BACKEND="tensorflow"),
 ]
 
+
+def _servers(name: str, tasks: tuple[str, ...] = (), **environment: str) -> Entry:
+    module = f"parameter_servers_{name}"
+    return Entry(name, name, module, (ServerWork,), environment, tasks=tasks)
+
+
+_SERVER_ENTRIES = [
+    _servers("unison", **_ONE_THREAD),
+    _servers("tf", ("parameter_servers",), KERAS_BACKEND="tensorflow"),
+]
+
 ENTRIES = (
     Entry("unison", "unison", "unison_fit", (FitWork,), {"KERAS_BACKEND": "jax"}),
     Entry("unison", "unison", "unison_run", (RunWork,), {}),
@@ -243,6 +267,7 @@ ENTRIES = (
     *_SHARES_ENTRIES,
     *_CHECKPOINT_ENTRIES,
     *_RECOVERY_ENTRIES,
+    *_SERVER_ENTRIES,
 )
 
 #: The other libraries, each with the package that tells whether an interpreter has it.

@@ -6,14 +6,12 @@ by a `StepLog` which steps it has done.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import itertools
 import json
 import os
 import pathlib
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.cluster import Cluster
+from benchmarks.cluster import Cluster, free_addresses
 from benchmarks.protocol import Contestant
 from benchmarks.steps_done import Step, killed_at, steps_in
 from benchmarks.workloads import RecoveryWork, to_json
@@ -177,7 +175,7 @@ def _start_torch(folder: pathlib.Path, work: RecoveryWork, output: Any) -> list[
 
 
 def _start_tf(folder: pathlib.Path, work: RecoveryWork, output: Any) -> list[subprocess.Popen]:
-    addresses = _free_addresses(work.workers)
+    addresses = free_addresses(work.workers)
     command = [sys.executable, *_program("recovery_tf", folder, work)]
     return [
         subprocess.Popen(
@@ -192,16 +190,6 @@ def _start_tf(folder: pathlib.Path, work: RecoveryWork, output: Any) -> list[sub
 
 def _program(module: str, folder: pathlib.Path, work: RecoveryWork) -> list[str]:
     return ["-m", f"benchmarks.contestants.{module}", str(folder), json.dumps(to_json(work))]
-
-
-def _free_addresses(count: int) -> list[str]:
-    """Returns addresses of this machine that nobody uses now."""
-    with contextlib.ExitStack() as open_sockets:
-        # All are open at once, so that all ports differ.
-        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-        for server in servers:
-            open_sockets.enter_context(server)
-        return ["{}:{}".format(*server.getsockname()) for server in servers]
 
 
 def _end(processes: Sequence[subprocess.Popen], gently: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -30,12 +31,19 @@ class Loop:
         tf: TensorFlow, or `unison.tf`.
         strategy: A strategy of it.
         work: The workload.
+        make_optimizer: Makes the optimizer.
     """
 
-    def __init__(self, tf: Any, strategy: Any, work: TrainingWork):
+    def __init__(
+        self,
+        tf: Any,
+        strategy: Any,
+        work: TrainingWork,
+        make_optimizer: Callable[[], keras.optimizers.Optimizer] = optimizer,
+    ):
         with strategy.scope():
             self.model = model_of(work)
-            self.optimizer = adam = optimizer()
+            self.optimizer = adam = make_optimizer()
             adam.build(self.model.trainable_variables)
 
         def step(images: Any, labels: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,9 +23,13 @@ VERSIONS = {
 }
 
 
-def custom_loop(work: TrainingWork) -> Contestant:
-    strategy = unison.MultiWorkerMirroredStrategy()
-    loop = Loop(tf, strategy, work)
+def custom_loop(
+    work: TrainingWork,
+    make_optimizer: Callable[[], keras.optimizers.Optimizer] = optimizer,
+    options: unison.CommunicationOptions | None = None,
+) -> Contestant:
+    strategy = unison.MultiWorkerMirroredStrategy(communication_options=options)
+    loop = Loop(tf, strategy, work, make_optimizer)
     batches = batches_on_device(strategy, work)
 
     def train() -> None:

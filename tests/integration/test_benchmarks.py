@@ -349,6 +349,7 @@ def test_ratios_are_of_the_same_round_and_more_is_faster(benchmarks):
         ["workers", "--model=cnn"],
         ["fit", "--megabits=100"],
         ["network", "--megabits=0"],
+        ["run", "--scaling"],
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(arguments):
@@ -378,3 +379,21 @@ def test_what_a_lost_worker_costs_is_told_from_the_steps_that_were_done(benchmar
     assert facts == pytest.approx(
         {"done again": 2, "new step s": 6.0, "all back s": 4.0, "ms/step": 1000}
     )
+
+
+def test_the_model_of_servers_finds_what_a_step_is_made_of(benchmarks):
+    from benchmarks import server_scaling
+    from benchmarks.workloads import server_scaling_workloads
+
+    true = server_scaling.Cost(1e-3, 2e-4, 1e-11, 5e-10, cores=2, error=0.0)
+    works = server_scaling_workloads(quick=False)
+    found = server_scaling.fitted([(work, true.steps_a_second(work)) for work in works], cores=2)
+    assert found == pytest.approx(true, rel=1e-6, abs=1e-6)
+    results = [benchmarks.driver.Result(work) for work in works]
+    for result in results:
+        value = true.steps_a_second(result.work)
+        result.rounds = {"unison": [benchmarks.protocol.Round(value, 1.0, None, 1, {})]}
+    said = server_scaling.summary(results, cores=2)
+    assert "1.00 ms + 0.20 ms a server + its operations at 100.0 GFLOP/s" in said
+    assert said.count("+0%") + said.count("-0%") == len(works)
+    assert server_scaling.summary([], cores=2) == ""

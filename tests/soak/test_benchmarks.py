@@ -69,3 +69,24 @@ def test_going_on_without_a_lost_worker_is_measured_and_being_prepared_for_it(tm
     assert set(protection["rounds"]) == ways
     norms = [done["facts"]["norm"] for [done] in protection["rounds"].values()]
     assert max(norms) - min(norms) < 1e-3
+
+
+@pytest.mark.timeout(330)
+def test_parameter_servers_are_measured_with_what_they_move(tmp_path):
+    written = tmp_path / "servers.json"
+    finished = run_benchmarks(
+        "parameter_servers", "--quick", "--rounds=1", "--json", written, seconds=300
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    works = json.loads(written.read_text())["workloads"]
+    assert [work["work"]["load"] for work in works] == ["mlp", "mlp", "embedding"]
+    moved = []
+    for work in works:
+        [done] = work["rounds"]["unison"]
+        assert done["value"] > 0
+        assert 0 < done["facts"]["servers"] < 1
+        moved.append(done["facts"]["step_bytes"])
+    # Parameters and gradients, whatever the batch; of a table, much less than all of it.
+    weights = 4 * (784 * 512 + 512 + 512 * 10 + 10)
+    assert moved[:2] == pytest.approx([2 * weights] * 2, rel=0.01)
+    assert moved[2] < 4 * 1_000_000 * 32 / 50
