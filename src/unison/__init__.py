@@ -10,7 +10,16 @@ Importing this package starts no backend and changes nothing in another library.
 import importlib
 import sys
 
-from unison import compression, elastic, parameter_server, saving, testing, train
+from unison import (
+    compression,
+    elastic,
+    monitoring,
+    parameter_server,
+    profiling,
+    saving,
+    testing,
+    train,
+)
 from unison.cells import VariableAggregation, VariableSynchronization
 from unison.collectives import (
     AggregationMethod,
@@ -32,6 +41,7 @@ from unison.slices import IndexedSlices
 from unison.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
+    ModelParallelStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ReplicaContext,
@@ -57,6 +67,7 @@ __all__ = [
     "IndexedSlices",
     "Mirrored",
     "MirroredStrategy",
+    "ModelParallelStrategy",
     "Module",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
@@ -80,7 +91,9 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "monitoring",
     "parameter_server",
+    "profiling",
     "reduce",
     "saving",
     "set_logical_cpu_devices",
@@ -119,3 +132,4 @@ def _let_keras_take_datasets() -> None:
 
 observe_scopes(_KerasOnDemand())
 when_made.append(_let_keras_take_datasets)
+monitoring.start_if_asked()
