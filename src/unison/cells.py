@@ -482,8 +482,7 @@ class Cell:
         The one copy of central storage stays whole.
         """
         if self.layout is Layout.MIRRORED and self.placement.home is None:
-            self.division = with_replicas_at(axis, self.division)
-            self._change_layout(Layout.SHARDED)
+            self._change_layout(Layout.SHARDED, with_replicas_at(axis, self.division))
 
     def localize(self) -> None:
         """Gives each replica a copy of its own, because replicas are about to write different
@@ -514,10 +513,11 @@ class Cell:
             )
         self._change_layout(Layout.LOCAL)
 
-    def _change_layout(self, layout: Layout) -> None:
+    def _change_layout(self, layout: Layout, division: PartitionSpec | None = None) -> None:
         with LAUNCH_LOCK:
             value = None if self._array is None else self.numpy()
             self.layout = layout
+            self.division = self.division if division is None else division
             self._array = None if value is None else self._place(value)
             self._exposed = False
             Cell.layout_changes += 1

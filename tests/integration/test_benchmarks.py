@@ -103,7 +103,7 @@ def test_training_in_two_processes_is_measured_and_all_train_the_same(tmp_path):
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "torch is left out" in finished.stdout
     [workload] = json.loads(written.read_text())["workloads"]
-    assert set(workload["rounds"]) == {"unison", "unison fit", "hand"}
+    assert set(workload["rounds"]) == {"unison", "unison fit", "unison tuned", "hand"}
     norms = [done["facts"]["norm"] for [done] in workload["rounds"].values()]
     assert max(norms) - min(norms) < 1e-3
 

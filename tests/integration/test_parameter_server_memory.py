@@ -48,7 +48,7 @@ if len(sys.argv) > 1:
     limit = 1024 * int(of_process["VmData"]) + int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 print(1024 * int(of_process["VmRSS"]), flush=True)
-main()
+main([])
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -57,7 +57,7 @@ class Recorder:
                 result = programs(function, args, kwargs)
                 shown = _smallest(result, placement)
                 if shown is None:  # its variables are overwritten by the next step
-                    jax.block_until_ready([cell.stored() for cell in live_cells(placement)])
+                    jax.block_until_ready([cell.array for cell in live_cells(placement)])
                 loop.launched(1, shown)
             loop.examples = loop.examples or _count_examples((args, kwargs), placement)
             if loop.is_measured_alone_next:

@@ -45,7 +45,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         with placed_as(reference_variable):
             slot = add_slot(reference_variable, *args, **kwargs)
             if isinstance(reference_variable, ReplicatedVariable):  # in whatever scope this is
-                adopt(slot, reference_variable.cell.placement)
+                with jax.ensure_compile_time_eval():  # a step may be being traced
+                    adopt(slot, reference_variable.cell.placement)
             return slot
 
     @functools.wraps(apply)

@@ -104,7 +104,7 @@ def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cel
 @contextlib.contextmanager
 def placed_as(reference: keras.Variable) -> Iterator[None]:
     """Inside, new variables are divided as `reference` is: an optimizer's slots of a weight."""
-    _thread.reference = reference.path
+    _thread.reference = getattr(reference, "path", reference.name)  # the latter: of `unison`
     try:
         yield
     finally:

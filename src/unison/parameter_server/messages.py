@@ -154,7 +154,10 @@ class Connection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(_HANDSHAKE_SECONDS)
         self._authenticate(is_server)
-        sock.settimeout(None)
+
+    def begin(self) -> None:
+        """Ends the introductions: from now on the other end may be silent for long."""
+        self._socket.settimeout(None)
 
     # -- the first words ------------------------------------------------------------------------
 
@@ -434,6 +437,7 @@ def connect(address: str, within: float, what: str, **introduction: Any) -> Conn
                 ) from error
             time.sleep(0.05)
     connection.ask("hello", **introduction, has_64_bits=keeps_explicit_64_bits(), **versions())
+    connection.begin()
     return connection
 
 
@@ -504,6 +508,7 @@ def accept(connection: Connection) -> Message:
         # What the other end traces has the dtypes that it says.
         jax.config.update("jax_explicit_x64_dtypes", "allow")
     connection.send("welcome")
+    connection.begin()
     return hello
 
 
