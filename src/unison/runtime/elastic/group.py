@@ -42,6 +42,7 @@ from unison.runtime.elastic.protocol import (
     Interrupted,
     View,
 )
+from unison.runtime.memory import keep_freed_memory
 from unison.runtime.shared_memory.group import host_identity
 from unison.runtime.shared_memory.library import Ticket
 
@@ -126,6 +127,7 @@ class ElasticGroup:
 
     def __init__(self, environment: ElasticEnvironment):
         self._environment = environment
+        keep_freed_memory()  # as in every job of several processes
         own = devices.default_devices()
         if own[0].platform != "cpu":
             raise UnimplementedError(
