@@ -6,6 +6,8 @@ pytest imports a test or, for the doctests, a module of the package.
 
 import os
 
+import pytest
+
 os.environ["UNISON_CPU_DEVICES"] = "4"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"
@@ -23,3 +25,18 @@ os.environ.setdefault(
 #: Programs that tests run: importing them starts a training, or does without the package's own
 #: imports.
 collect_ignore = ["integration/elastic_program.py", "integration/elastic_worker.py"]
+
+
+@pytest.fixture
+def server_key(monkeypatch):
+    """The key by which the parameter servers of a test know who may use them."""
+    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
+
+
+@pytest.fixture
+def started(server_key):
+    """A function that starts workers and parameter servers as threads, which are ended."""
+    from parameter_server_threads import clusters
+
+    with clusters() as start:
+        yield start

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 import unison
+from parameter_server_threads import free_addresses
 from subprocess_program import SOURCE
 from unison.errors import ResourceExhaustedError
 from unison.parameter_server import (
@@ -101,12 +101,6 @@ def end(process):
     process.kill()
     process.wait(SECONDS)
     process.stdout.close()
-
-
-def free_addresses(count):
-    with contextlib.ExitStack() as sockets:
-        made = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in made]
 
 
 def most_bytes(process):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import unison
+from parameter_server_threads import free_addresses
 from subprocess_program import SOURCE
 from unison.cli import main
 from unison.errors import UnavailableError
@@ -25,12 +25,6 @@ from unison.runtime.cluster_resolvers import SimpleClusterResolver
 
 KEY = "cd" * 32
 SECONDS = 60
-
-
-def free_addresses(count):
-    with contextlib.ExitStack() as sockets:
-        made = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in made]
 
 
 class Cluster:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unison
-from parameter_server_threads import clusters, free_addresses
+from parameter_server_threads import free_addresses
 from unison.errors import CancelledError, DeadlineExceededError, OutOfRangeError
 from unison.parameter_server import (
     ClusterCoordinator,
@@ -28,16 +28,7 @@ from unison.parameter_server.store import ServerLostError
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
 
-
-@pytest.fixture(autouse=True)
-def own_key(monkeypatch):
-    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
-
-
-@pytest.fixture
-def started():
-    with clusters() as start:
-        yield start
+pytestmark = pytest.mark.usefixtures("server_key")
 
 
 def test_updates_of_several_workers_all_count(started):

@@ -5,21 +5,11 @@ import numpy as np
 import pytest
 
 import unison
-from parameter_server_threads import clusters
 from unison import compression
 from unison.parameter_server import FixedShardsPartitioner
 from unison.parameter_server.compressed import encoded, encoding_for, received, sent
 
-
-@pytest.fixture(autouse=True)
-def own_key(monkeypatch):
-    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
-
-
-@pytest.fixture
-def started():
-    with clusters() as start:
-        yield start
+pytestmark = pytest.mark.usefixtures("server_key")
 
 
 RNG = np.random.default_rng(0)

@@ -6,20 +6,10 @@ import pytest
 
 import unison
 import unison.tf as tf
-from parameter_server_threads import clusters
 from unison.data import Dataset
 from unison.parameter_server import FixedShardsPartitioner
 
-
-@pytest.fixture(autouse=True)
-def own_key(monkeypatch):
-    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
-
-
-@pytest.fixture
-def started():
-    with clusters() as start:
-        yield start
+pytestmark = pytest.mark.usefixtures("server_key")
 
 
 def examples(count=64):

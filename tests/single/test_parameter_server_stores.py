@@ -24,10 +24,7 @@ from unison.parameter_server import (
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
 
-
-@pytest.fixture(autouse=True)
-def own_key(monkeypatch):
-    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
+pytestmark = pytest.mark.usefixtures("server_key")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import unison
-from parameter_server_threads import clusters
 from unison import VariableAggregation, VariableSynchronization
 from unison.data import Dataset
 from unison.parameter_server import FixedShardsPartitioner, current_worker_index
@@ -21,15 +20,7 @@ Y = RNG.normal(size=(12, 1)).astype("float32")
 IDS = RNG.integers(0, 30, (12, 3)).astype("int32")
 
 
-@pytest.fixture(autouse=True)
-def own_key(monkeypatch):
-    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
-
-
-@pytest.fixture
-def started():
-    with clusters() as start:
-        yield start
+pytestmark = pytest.mark.usefixtures("server_key")
 
 
 def model_and_optimizer(optimizer):
