@@ -29,6 +29,7 @@ from unison.parameter_server.programs import traced_worker_index
 from unison.parameter_server.servers import VariableServer
 from unison.parameter_server.store import Store
 from unison.parameter_server.workers import ClosureWorker
+from unison.runtime import logs
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 from unison.runtime.memory import keep_freed_memory
@@ -281,11 +282,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--serve", metavar="HOST:PORT", help="keep variables of several jobs")
     parser.add_argument("--checkpoints", metavar="FOLDER", help="where to write them")
     options = parser.parse_args(arguments)
+    logs.show_what_is_asked_for()
     keep_freed_memory()  # every update and every gradient is a new array
     try:
         if options.serve is None:
             config = json.loads(os.environ["TF_CONFIG"])
             task = config["task"]
+            logs.say_who(f"{task['type']} {task['index']}")
             Server(config["cluster"], task["type"], task["index"]).join()
         else:
             if options.checkpoints is not None:

@@ -2,8 +2,8 @@
 
 Everything that the package has to say goes to the logger "unison" of Python's `logging`: warnings;
 at INFO one line for each event that matters (somebody joins, leaves or is late, groups form again,
-checkpoints are written and restored); at DEBUG decisions (what is compiled, what runs step by step,
-how collectives travel). A program may configure that logger as any other. Where it does not, Python
+checkpoints are written and restored); at DEBUG decisions (what runs step by step, how collectives
+travel). A program may configure that logger as any other. Where it does not, Python
 shows the warnings.
 """
 
@@ -24,7 +24,8 @@ logger = logging.getLogger("unison")
 def show_what_is_asked_for() -> None:
     """Shows the messages of the level that `UNISON_LOG` names, each with time and worker.
 
-    Strategies and servers call it when they are made. Without the variable it does nothing.
+    Strategies call it when they are made, parameter servers' processes when they begin. Without
+    the variable it does nothing.
 
     Raises:
         ValueError: There is no such level.
@@ -61,7 +62,7 @@ class _Formatter(logging.Formatter):
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         who = f"{_name}: " if _name else ""
-        said = logging.Formatter.format(self, record)
+        said = super().format(record)
         return f"{at}.{int(record.msecs):03} unison {who}{level}{said}"
 
 

@@ -6,8 +6,9 @@ faults every page in anew: a third of the CPU time of a small CNN's step. With `
 they stay with the process. The price: memory that has been used once is not returned to the system
 before the process ends.
 
-It is done where several logical CPU devices train, when their backend starts. The environment
-variable `UNISON_KEEP_MEMORY=0` turns it off.
+It is done where several logical CPU devices or several processes train, before their backend
+starts, and in the processes of parameter servers. The environment variable
+`UNISON_KEEP_MEMORY=0` turns it off.
 """
 
 from __future__ import annotations
