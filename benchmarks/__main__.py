@@ -45,40 +45,44 @@ _MEGABITS = (None, 10_000, 1_000, 100)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    # Through `finally` blocks, so that no contestant stays behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: list[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     _check(parser, options)
-    # Through `finally` blocks, so that no contestant stays behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     about = machine.description()
     print(f"{about['cpu']}, {about['cores']} cores, {about['system']}, Python {about['python']}")
     rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
     results: list[Result] = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="unison-benchmarks-") as folder:
-            works = {link: _workloads(options, folder, link) for link in _links(options)}
-            of_all_links = [work for of_link in works.values() for work in of_link]
-            pythons = _interpreters(options, of_all_links)
-            examples.write_files(pathlib.Path(folder), of_all_links)
-            for link, of_link in works.items():
-                with _hosts(link) as hosts:
-                    for work in of_link:
-                        print(f"\n{work.name}", flush=True)
-                        contestants = _contestants(work, pythons)
-                        limits = _limits(work)
-                        results.append(measure(work, contestants, rounds, limits, _say, hosts))
-                        print(tables.table(results[-1]), flush=True)
-        cores = machine.cores()
-        for summary in (
-            scaling.summary(results, cores),
-            server_scaling.summary(results, cores),
-            tables.by_link(results),
-        ):
-            if summary:
-                print(f"\n{summary}")
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        return 130
+    with tempfile.TemporaryDirectory(prefix="unison-benchmarks-") as folder:
+        works = {link: _workloads(options, folder, link) for link in _links(options)}
+        of_all_links = [work for of_link in works.values() for work in of_link]
+        pythons = _interpreters(options, of_all_links)
+        examples.write_files(pathlib.Path(folder), of_all_links)
+        for link, of_link in works.items():
+            with _hosts(link) as hosts:
+                for work in of_link:
+                    print(f"\n{work.name}", flush=True)
+                    contestants = _contestants(work, pythons)
+                    limits = _limits(work)
+                    results.append(measure(work, contestants, rounds, limits, _say, hosts))
+                    print(tables.table(results[-1]), flush=True)
+    cores = machine.cores()
+    for summary in (
+        scaling.summary(results, cores),
+        server_scaling.summary(results, cores),
+        tables.by_link(results),
+    ):
+        if summary:
+            print(f"\n{summary}")
     print(f"\n{_versions(results)}")
     if options.json:
         written = tables.to_dictionary(results, about)

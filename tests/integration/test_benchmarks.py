@@ -31,15 +31,17 @@ def benchmarks(monkeypatch):
 
 
 def worker_processes(driver):
-    """The processes whose parent is `driver`."""
+    """The contestants that `driver` has started: each leads a session, `platform`'s `uname` not."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
-        if int(fields[1]) == driver:
-            found.append(int(status.parent.name))
+        process = int(status.parent.name)
+        parent, session = int(fields[1]), int(fields[3])
+        if parent == driver and session == process:
+            found.append(process)
     return found
 
 
