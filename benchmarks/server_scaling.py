@@ -1,18 +1,25 @@
 """Workers and servers that grow in number: what a step costs, and a model of it.
 
-A step of one worker and s servers takes
+A step has a time, from one to the next of the same worker when it is alone, and takes processor
+time in all processes together. Of s servers, both are
 
     fixed + a_server * s + operations / speed + bytes / bandwidth
 
-seconds of some core: calls and messages, those of every server, the model's arithmetic, and what
-parameters and gradients cost that are copied and updated. Of w workers, min(w, cores) work at a
-time: it is taken to be the only thing that their number changes.
+seconds: calls and messages, those of every server, the model's arithmetic, and what parameters and
+gradients cost that are copied and updated. A step of w workers waits for the steps of the others,
+of which the cores do `cores` at a time:
+
+    steps a second = w / (time + (w - 1) * processor time / cores)
+
+which is w / time while there are cores to spare, and cores / processor time where there are none
+(the asymptotes of a closed queueing network: Lazowska et al., Quantitative System Performance,
+1984, chapter 5).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,57 +30,91 @@ from benchmarks.tables import OURS
 from benchmarks.workloads import SERVERS_SCALED, WORKERS_SCALED, ServerWork
 
 
-class Cost(NamedTuple):
-    """A fitted model of steps.
+class Measured(NamedTuple):
+    """A workload, of dense layers, as it was measured.
 
     Attributes:
-        fixed: Seconds of a step whatever it is.
-        a_server: Seconds for every server.
-        an_operation: Seconds of a floating-point operation.
-        a_byte: Seconds of a byte of parameters or gradients.
-        cores: How many cores there are.
-        error: The root of the mean of the squares of the relative residuals.
+        work: The workload.
+        steps_a_second: How many steps all workers made together.
+        processor: Seconds of processor time of a step, in all processes.
+    """
+
+    work: ServerWork
+    steps_a_second: float
+    processor: float
+
+
+class Price(NamedTuple):
+    """What a step takes, in seconds.
+
+    Attributes:
+        fixed: Whatever it is.
+        a_server: For every server.
+        an_operation: For a floating-point operation.
+        a_byte: For a byte of parameters or gradients.
     """
 
     fixed: float
     a_server: float
     an_operation: float
     a_byte: float
+
+    def of(self, work: ServerWork) -> float:
+        return float(np.dot(_terms(work), self))
+
+    def __str__(self) -> str:
+        speed = f"{1e-9 / self.an_operation:.0f} GFLOP/s" if self.an_operation else "no time"
+        bandwidth = f"{1e-9 / self.a_byte:.1f} GB/s" if self.a_byte else "no time"
+        return (
+            f"{self.fixed * 1e3:.2f} ms + {self.a_server * 1e3:.2f} ms a server + operations at "
+            f"{speed} + bytes at {bandwidth}"
+        )
+
+
+class Model(NamedTuple):
+    """A fitted model of steps.
+
+    Attributes:
+        time: Of a step of a worker that is alone.
+        processor: Of all processes, for a step.
+        cores: How many cores there are.
+    """
+
+    time: Price
+    processor: Price
     cores: int
-    error: float
 
     def steps_a_second(self, work: ServerWork) -> float:
         """Returns how many steps all workers make."""
-        of_one = np.dot(_terms(work), (self.fixed, self.a_server, self.an_operation, self.a_byte))
-        return min(work.workers, self.cores) / float(of_one)
+        waits = (work.workers - 1) * self.processor.of(work) / self.cores
+        return work.workers / (self.time.of(work) + waits)
 
 
-def fitted(measured: Iterable[tuple[ServerWork, float]], cores: int) -> Cost:
+def fitted(measured: Sequence[Measured], cores: int) -> Model:
     """Returns the model with the least squares of relative residuals.
 
     Args:
-        measured: Workloads, of dense layers, and steps a second.
+        measured: Workloads; some of one worker, with 1 and more servers.
         cores: How many cores the processes share.
     """
+    alone = [(each.work, 1 / each.steps_a_second) for each in measured if each.work.workers == 1]
+    return Model(_price(alone), _price([(each.work, each.processor) for each in measured]), cores)
+
+
+def _price(measured: Sequence[tuple[ServerWork, float]]) -> Price:
     from scipy.optimize import nnls
 
-    points = list(measured)
     # Divided by what was measured, so that fast steps count as much as slow ones.
-    terms = np.array(
-        [
-            _terms(work) * steps_a_second / min(work.workers, cores)
-            for work, steps_a_second in points
-        ]
-    )
+    terms = np.array([_terms(work) / seconds for work, seconds in measured])
     scale = terms.max(axis=0)  # operations are many, and servers few
-    found, norm = nnls(terms / scale, np.ones(len(points)))
-    return Cost(*(float(value) for value in found / scale), cores, norm / len(points) ** 0.5)
+    found, _ = nnls(terms / scale, np.ones(len(measured)))
+    return Price(*(float(value) for value in found / scale))
 
 
 def summary(results: Iterable[Result], cores: int) -> str:
     """Returns the table of workers and servers, and the model; "" if it was not measured."""
     measured = [
-        (result.work, statistics.median(done.value for done in result.rounds[OURS]))
+        Measured(result.work, _median(result, "value"), _median(result, "CPU ms") / 1e3)
         for result in results
         if isinstance(result.work, ServerWork)
         and result.work.task == "scaling"
@@ -81,32 +122,39 @@ def summary(results: Iterable[Result], cores: int) -> str:
     ]
     if not measured:
         return ""
-    cost = fitted(measured, cores)
-    speed = f"{1e-9 / cost.an_operation:.1f} GFLOP/s" if cost.an_operation else "no time"
-    bandwidth = f"{1e-9 / cost.a_byte:.2f} GB/s" if cost.a_byte else "no time"
-    lines = [
-        f"a step takes {cost.fixed * 1e3:.2f} ms + {cost.a_server * 1e3:.2f} ms a server + its "
-        f"operations at {speed} + its bytes at {bandwidth}; at most {cores} workers work at a "
-        f"time; relative residuals: {cost.error:.0%} (root mean square)",
-        "steps/s (and the model's):",
-    ]
-    first = measured[0][0]
+    model = fitted(measured, cores)
+    first = measured[0].work
+    beside = {
+        each.work: _beside_model(each.steps_a_second, model.steps_a_second(each.work))
+        for each in measured
+    }
     table = {
-        (work.servers, work.workers): _beside_model(value, cost.steps_a_second(work))
-        for work, value in measured
+        (work.servers, work.workers): text
+        for work, text in beside.items()
         if (work.load, work.batch) == (first.load, first.batch)
     }
-    lines.append(" " * 12 + "".join(f"{_count(n, 'worker'):>22}" for n in WORKERS_SCALED))
+    errors = [model.steps_a_second(each.work) / each.steps_a_second - 1 for each in measured]
+    lines = [
+        f"time of a step alone: {model.time}",
+        f"processor time of a step: {model.processor}; {cores} cores",
+        f"relative residuals: {np.sqrt(np.mean(np.square(errors))):.0%} (root mean square)",
+        "steps/s (and the model's):",
+        " " * 12 + "".join(f"{_count(n, 'worker'):>22}" for n in WORKERS_SCALED),
+    ]
     for servers in SERVERS_SCALED:
         row = "".join(f"{table.get((servers, n), ''):>22}" for n in WORKERS_SCALED)
         lines.append(f"  {_count(servers, 'server'):<10}{row}")
     lines += [
-        f"  {work.load}, batch {work.batch}, 1 worker, 1 server: "
-        f"{_beside_model(value, cost.steps_a_second(work))}"
-        for work, value in measured
+        f"  {work.load}, batch {work.batch}, 1 worker, 1 server: {text}"
+        for work, text in beside.items()
         if (work.load, work.batch) != (first.load, first.batch)
     ]
     return "\n".join(lines)
+
+
+def _median(result: Result, what: str) -> float:
+    rounds = result.rounds[OURS]
+    return statistics.median(done.value if what == "value" else done.facts[what] for done in rounds)
 
 
 def _terms(work: ServerWork) -> np.ndarray:

@@ -354,10 +354,17 @@ def test_ratios_are_of_the_same_round_and_more_is_faster(benchmarks):
         ["run", "--scaling"],
     ],
 )
-def test_wrong_options_are_refused_before_anything_starts(arguments):
-    finished = run_benchmarks(*arguments)
-    assert finished.returncode == 2
-    assert "error" in finished.stderr
+def test_wrong_options_are_refused_before_anything_starts(
+    benchmarks, arguments, capsys, monkeypatch
+):
+    from benchmarks.__main__ import main
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(benchmarks.driver, "measure", None)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "error" in capsys.readouterr().err
 
 
 def test_what_a_lost_worker_costs_is_told_from_the_steps_that_were_done(benchmarks):
@@ -387,15 +394,16 @@ def test_the_model_of_servers_finds_what_a_step_is_made_of(benchmarks):
     from benchmarks import server_scaling
     from benchmarks.workloads import server_scaling_workloads
 
-    true = server_scaling.Cost(1e-3, 2e-4, 1e-11, 5e-10, cores=2, error=0.0)
+    time = server_scaling.Price(1e-3, 2e-4, 1e-11, 5e-10)
+    true = server_scaling.Model(time, server_scaling.Price(2e-3, 1e-4, 2e-11, 4e-10), cores=2)
     works = server_scaling_workloads(quick=False)
-    found = server_scaling.fitted([(work, true.steps_a_second(work)) for work in works], cores=2)
-    assert found == pytest.approx(true, rel=1e-6, abs=1e-6)
     results = [benchmarks.driver.Result(work) for work in works]
     for result in results:
         value = true.steps_a_second(result.work)
-        result.rounds = {"unison": [benchmarks.protocol.Round(value, 1.0, None, 1, {})]}
+        facts = {"CPU ms": true.processor.of(result.work) * 1e3}
+        result.rounds = {"unison": [benchmarks.protocol.Round(value, 1.0, None, 1, facts)]}
     said = server_scaling.summary(results, cores=2)
-    assert "1.00 ms + 0.20 ms a server + its operations at 100.0 GFLOP/s" in said
+    assert "alone: 1.00 ms + 0.20 ms a server + operations at 100 GFLOP/s + bytes at 2.0 GB" in said
+    assert "step: 2.00 ms + 0.10 ms a server + operations at 50 GFLOP/s + bytes at 2.5 GB/s" in said
     assert said.count("+0%") + said.count("-0%") == len(works)
     assert server_scaling.summary([], cores=2) == ""
