@@ -6,6 +6,7 @@ again, where the state was committed last, whenever the group of workers has cha
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -68,8 +69,11 @@ class State:
         self._keeps_copies = not steps_are_one_program
         self._group = elastic_group()
         self._iterators: dict[str, DistributedIterator] = {}
-        #: Where iterators are, by name.
+        #: Where iterators are, by name; where the latest complete pass has ended, which says how
+        #: the next one is shuffled; and the datasets of the present call that have been iterated.
         self._places: dict[str, dict[str, Any]] = {}
+        self._passed: dict[str, dict[str, Any]] = {}
+        self._begun: dict[str, DistributedDataset] = {}
         self._commits = 0
         self._committed: dict[str, Any] = {}
         #: The variables' arrays at the last commit.
@@ -127,7 +131,9 @@ class State:
         """Goes back to the last commit."""
         self._numbers = dict(self._committed.get("numbers", self._numbers))
         self._places = dict(self._committed.get("places", {}))
+        self._passed = dict(self._committed.get("passed", {}))
         self._iterators.clear()
+        self._begun.clear()
         for cell, array in self._kept.items():
             if not array.is_deleted():  # else a program has had it that left the value as it was
                 cell.put(array)
@@ -137,17 +143,25 @@ class State:
         """Yields the batches of a distributed dataset, from where the state was committed on.
 
         In the function that `run` calls, so that after a change of the group the rest of the pass
-        is divided among the workers that are there: each example is used once.
+        is divided among the workers that are there: each example is used once. The passes that
+        follow are shuffled as they would have been.
 
         Args:
             dataset: What `strategy.experimental_distribute_dataset` has returned, in this call of
                 the function.
             name: Tells several datasets apart.
         """
+        is_new = self._begun.get(name) is not dataset
+        self._begun[name] = dataset
+        if is_new and name in self._passed and name not in self._places:
+            passed = iter(dataset)
+            passed.set_state(self._passed[name])
+            collections.deque(passed, maxlen=0)  # nothing is left of it; the next pass follows
         iterator = self._iterators[name] = iter(dataset)
         if name in self._places:
             iterator.set_state(self._places[name])
         yield from iterator
+        self._passed[name] = iterator.get_state()
         del self._iterators[name]
         self._places.pop(name, None)
 
@@ -207,7 +221,11 @@ class State:
     def _keep(self, counts: bool = True) -> None:
         self._commits += counts
         self._places |= {name: each.get_state() for name, each in self._iterators.items()}
-        self._committed = {"numbers": dict(self._numbers), "places": dict(self._places)}
+        self._committed = {
+            "numbers": dict(self._numbers),
+            "places": dict(self._places),
+            "passed": dict(self._passed),
+        }
         if self._group is not None:
             self._runs = self._group.runs
         self._keep_copies()
@@ -235,12 +253,13 @@ class _Numbers:
 
     def get_state(self) -> dict[str, Any]:
         own = vars(self._state)
-        return {"numbers": own["_numbers"], "places": own["_places"], "commits": own["_commits"]}
+        return {name: own[f"_{name}"] for name in ("numbers", "places", "passed", "commits")}
 
     def set_state(self, state: dict[str, Any]) -> None:
         own = vars(self._state)
         own["_numbers"] = own["_numbers"] | state["numbers"]
-        own["_places"], own["_commits"] = state["places"], state["commits"]
+        own["_places"], own["_passed"] = state["places"], state["passed"]
+        own["_commits"] = state["commits"]
 
 
 def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[State, P], T | None]:

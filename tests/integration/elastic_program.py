@@ -33,6 +33,8 @@ LOOPS = int(GIVEN.get("loops", 1))
 SLOW = float(GIVEN.get("slow", 0.0))
 #: With fewer replicas, steps wait for more, some time.
 FULL = int(GIVEN.get("full", 0))
+#: Whose `fit` has an epoch less, by its place in the first group: its program is a wrong one.
+SHORTER = int(GIVEN.get("shorter", -1))
 #: Where checkpoints are written; none without.
 FOLDER = GIVEN.get("folder")
 
@@ -130,12 +132,15 @@ def fit():
         callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(FOLDER, "backup")))
         callbacks.append(keras.callbacks.ModelCheckpoint(os.path.join(FOLDER, "last.keras")))
     held_out = (features[:30], ids[:30]), labels[:30]
+    if GIVEN.get("data") == "dataset":
+        examples = Dataset.from_tensor_slices(((features, ids), labels))
+        data = {"x": examples.shuffle(50, seed=3).batch(BATCH)}
+    else:
+        data = {"x": (features, ids), "y": labels, "batch_size": BATCH}
     for _ in range(LOOPS):
         history = model.fit(
-            (features, ids),
-            labels,
-            batch_size=BATCH,
-            epochs=EPOCHS,
+            **data,
+            epochs=EPOCHS - (SHORTER >= 0 and strategy.group.index == SHORTER),
             validation_data=held_out,
             verbose=0,
             callbacks=callbacks,

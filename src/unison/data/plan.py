@@ -409,13 +409,18 @@ def looking_at(plan: Plan) -> Iterator[None]:
 
 
 def memories_of(plan: Plan) -> list[State]:
-    """Returns what passes over a plan, and what it is made of, have left behind for later ones."""
-    return [each.memory() for each in _tree(plan)]
+    """Returns what passes over a plan, and what it is made of, have left behind for later ones.
+
+    It says nothing of transformations that leave nothing behind, which an equal plan may lack:
+    options, batches of other sizes.
+    """
+    return [memory for each in _tree(plan) if (memory := each.memory())]
 
 
 def recall(plan: Plan, memories: Sequence[State]) -> None:
     """Lets the passes over a plan go on as those over an equal one would; see `memories_of`."""
-    for each, memory in zip(_tree(plan), memories, strict=True):
+    remembering = (each for each in _tree(plan) if each.memory())
+    for each, memory in zip(remembering, memories, strict=True):
         each.remember(memory)
 
 

@@ -1,0 +1,60 @@
+"""Where the state of a training loop says that its passes over a dataset are."""
+
+import numpy as np
+import pytest
+
+import unison
+from unison.data import Dataset
+
+strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def distributed():
+    """As in a function that `unison.elastic.run` calls, which distributes in every call."""
+    dataset = Dataset.range(24).shuffle(24, seed=3).batch(6)
+    return strategy.experimental_distribute_dataset(dataset)
+
+
+def numbers_of(batch):
+    parts = strategy.experimental_local_results(batch)
+    return np.concatenate([np.asarray(part) for part in parts]).tolist()
+
+
+@pytest.fixture(scope="module")
+def passes():
+    batches = distributed()
+    return [[numbers_of(batch) for batch in batches] for _ in range(3)]
+
+
+@pytest.mark.parametrize("whole_passes", [0, 1, 2])
+@pytest.mark.parametrize("batches_more", [0, 1, 4])
+def test_passes_go_on_as_if_the_function_had_not_been_called_again(
+    passes, whole_passes, batches_more
+):
+    state = unison.elastic.State(epoch=0)
+    batches = distributed()
+    for _ in range(whole_passes):
+        assert len([*state.iterate(batches)]) == 4
+        state.epoch += 1
+        state.commit()
+    begun = state.iterate(batches)
+    seen = []
+    for _ in range(batches_more):
+        seen.append(numbers_of(next(begun)))
+        state.commit()
+    if batches_more < 4:
+        next(begun)  # is not committed
+    state.restore()
+    batches = distributed()
+    seen += [numbers_of(batch) for batch in state.iterate(batches)]
+    assert seen == passes[whole_passes]
+    for following in passes[whole_passes + 1 :]:
+        assert [numbers_of(batch) for batch in state.iterate(batches)] == following
+
+
+def test_a_worker_that_joins_between_two_passes_begins_the_next_one(passes):
+    old, new = unison.elastic.State(epoch=0), unison.elastic.State(epoch=0)
+    assert len([*old.iterate(distributed())]) == 4
+    old.commit()
+    new.unpack(old.pack())
+    assert [numbers_of(batch) for batch in new.iterate(distributed())] == passes[1]
