@@ -1,10 +1,11 @@
-"""Clusters of workers and parameter servers that are threads of this process."""
+"""Clusters of workers and parameter servers that are threads of this process, and waiting."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy, Server
@@ -16,6 +17,14 @@ def free_addresses(count: int) -> list[str]:
     with contextlib.ExitStack() as sockets:
         made = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in made]
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Waits for something that other threads or processes do."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 
 import unison
-from parameter_server_threads import free_addresses
+from parameter_server_threads import free_addresses, until
 from subprocess_program import SOURCE
 from unison.cli import main
-from unison.errors import UnavailableError
+from unison.errors import CancelledError, UnavailableError
 from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
@@ -28,12 +29,19 @@ SECONDS = 60
 
 
 class Cluster:
-    """Workers and servers as processes, which are killed at the end."""
+    """Workers and servers as processes, which are killed at the end.
 
-    def __init__(self, workers, servers, **environment):
+    Args:
+        workers, servers: How many there are.
+        only: Variables of the environment of one of them, by job and index.
+        environment: Those of all.
+    """
+
+    def __init__(self, workers, servers, only=None, **environment):
         addresses = free_addresses(workers + servers)
         self.spec = ClusterSpec({"worker": addresses[:workers], "ps": addresses[workers:]})
         self._environment = environment
+        self._only = only or {}
         self.processes = {}
         for job, count in (("worker", workers), ("ps", servers)):
             for index in range(count):
@@ -49,6 +57,7 @@ class Cluster:
             "NPROC": "1",
             "PYTHONPATH": os.environ.get("PYTHONPATH", str(SOURCE)),
             **self._environment,
+            **self._only.get((job, index), {}),
         }
 
     def start(self, job, index):
@@ -83,8 +92,8 @@ def key(monkeypatch):
 def start():
     with contextlib.ExitStack() as ending:
 
-        def started(workers, servers, seconds=SECONDS, mode=None, **environment):
-            cluster = Cluster(workers, servers, **environment)
+        def started(workers, servers, seconds=SECONDS, mode=None, only=None, **environment):
+            cluster = Cluster(workers, servers, only, **environment)
             ending.callback(cluster.close)
             strategy = ParameterServerStrategy(
                 SimpleClusterResolver(cluster.spec), timeout_seconds=SECONDS, **(mode or {})
@@ -111,13 +120,6 @@ def counters(strategy):
         return x
 
     return first, second, add
-
-
-def until(condition, what):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def test_calls_of_killed_workers_count_once(start):
@@ -221,10 +223,18 @@ def test_steps_go_on_without_workers_that_are_killed_or_stopped(start):
         assert np.all(total.numpy() == 2 * 70)
 
 
+def snapshots_in(folder):
+    """Has a server write its snapshots there."""
+    return {"UNISON_PS_CHECKPOINTS": str(folder), "UNISON_PS_CHECKPOINT_SECONDS": "0.2"}
+
+
+def most_lost(caplog):
+    """How many updates are lost at most, as the last warning says."""
+    return int(re.findall(r"at most (\d+) are lost", caplog.text)[-1])
+
+
 def test_a_killed_server_comes_back_from_its_snapshot(start, tmp_path, caplog):
-    cluster, strategy, coordinator = start(
-        2, 2, UNISON_PS_CHECKPOINTS=str(tmp_path), UNISON_PS_CHECKPOINT_SECONDS="0.2"
-    )
+    cluster, strategy, coordinator = start(2, 2, **snapshots_in(tmp_path))
     first, second, add = counters(strategy)
     for _ in range(50):
         coordinator.schedule(add, args=(1.0,))
@@ -239,7 +249,57 @@ def test_a_killed_server_comes_back_from_its_snapshot(start, tmp_path, caplog):
     assert np.all(kept.numpy() == 100)
     assert np.all(lost.numpy() == 100)  # nothing came after the snapshot
     assert "is back, as it was after 50 updates" in caplog.text
-    assert "at most 0 are lost" in caplog.text
+    # Now with calls on their way.
+    values = [coordinator.schedule(add, args=(1.0,)) for _ in range(400)]
+    until(lambda: values[60].is_ready, "calls are run")
+    cluster.kill("ps", 1)
+    cluster.start("ps", 1)
+    coordinator.join()
+    assert np.all(kept.numpy() == 500)
+    (found,) = set(lost.numpy().tolist())
+    assert 500 - most_lost(caplog) <= found <= 500
+
+
+@pytest.mark.timeout(240)
+def test_steps_of_all_workers_go_on_when_a_server_comes_back_and_end_when_none_does(
+    start, tmp_path, caplog
+):
+    cluster, strategy, coordinator = start(
+        3,
+        2,
+        mode={"synchronous": True, "backup_workers": 1},
+        only={("ps", 1): snapshots_in(tmp_path)},
+    )
+    with strategy.scope():
+        sums = [
+            unison.Variable(np.zeros(10, np.float32), aggregation=unison.VariableAggregation.SUM)
+            for _ in range(2)
+        ]
+    kept, lost = sorted(sums, key=lambda total: total.cell.shards[0].server)
+
+    def add(x):
+        for total in sums:
+            total.assign_add(x * jnp.ones(10))
+
+    values = [coordinator.schedule(add, args=(1.0,)) for _ in range(300)]
+    until(lambda: values[30].is_ready, "steps are run")
+    until(lambda: any(tmp_path.glob("ps-1.*.snapshot")), "a snapshot is written")
+    cluster.kill("ps", 1)
+    cluster.start("ps", 1)
+    coordinator.join()
+    # Each step has what two workers have added, on both servers.
+    assert np.all(kept.numpy() == 2 * 300)
+    (found,) = set(lost.numpy().tolist())
+    assert found % 2 == 0
+    assert 300 - most_lost(caplog) <= found / 2 <= 300
+    # The other server keeps no snapshots.
+    values = [coordinator.schedule(add, args=(1.0,)) for _ in range(300)]
+    until(lambda: values[10].is_ready, "steps are run")
+    cluster.kill("ps", 0)
+    with pytest.raises(UnavailableError, match=r"Parameter server 0 .* is lost"):
+        coordinator.join()
+    with pytest.raises((UnavailableError, CancelledError)):
+        values[-1].fetch()
 
 
 COORDINATOR = """
@@ -394,3 +454,11 @@ def test_options_that_mean_nothing_together_are_refused(options, said, tmp_path,
         raise SystemExit(main(["run", *options, str(tmp_path / "program.py")]))
     assert ended.value.code != 0
     assert said in capsys.readouterr().err
+
+
+def test_a_job_on_a_ray_cluster_needs_ray_and_names_the_extra(tmp_path, monkeypatch, capsys):
+    (tmp_path / "program.py").touch()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    options = ["--workers", "2", "--ps", "1", "--address", "auto"]
+    assert main(["run", *options, str(tmp_path / "program.py")]) == 2
+    assert "pip install 'unison[ray]'" in capsys.readouterr().err

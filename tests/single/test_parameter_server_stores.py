@@ -182,6 +182,6 @@ def test_shared_variables_come_back_from_the_servers_snapshots(start, tmp_path, 
         found.append(shared.numpy()[0])
         shared.assign(np.full(2, 7, np.float32))
         strategy.store.farewell()
-        server._jobs.write_snapshots()
+        server._jobs.write_snapshot()
         server.stop()
     assert found == [0.0, 7.0]

@@ -151,8 +151,8 @@ class _Queue:
         self._running: dict[int, _Closure] = {}
         self._error: Exception | None = None
         self._is_closed = False
-        #: How many calls have ended well.
-        self.ended = 0
+        #: How many calls have begun: those up to this number.
+        self.begun = 0
 
     def put(self, closure: _Closure) -> None:
         with self._changed:
@@ -200,6 +200,7 @@ class _Queue:
     def _begin(self, worker: int) -> _Closure:
         closure = heapq.heappop(self._waiting)
         self._running[closure.number] = closure
+        self.begun = max(self.begun, closure.number)
         self._begun[worker] += 1
         self._changed.notify_all()
         return closure
@@ -224,7 +225,6 @@ class _Queue:
             if worker in self._ended:
                 self._ended[worker] += 1
             self._running.pop(closure.number, None)
-            self.ended += 1
             closure.value._settle(value)
             self._changed.notify_all()
 
@@ -306,6 +306,7 @@ class _Steps(_Queue):
             if self._step is None:
                 self._step = heapq.heappop(self._waiting)
                 self._running[self._step.number] = self._step
+                self.begun = max(self.begun, self._step.number)
                 self._begin_anew()
             self._takers.add(worker)
             return self._step
@@ -587,11 +588,11 @@ class ClusterCoordinator:
                     self._install_on(program, [error.server])
             logger.warning(
                 "parameter server %d is back, as it was after %d updates; of the %d calls that "
-                "have ended, at most %d are lost on it",
+                "have begun, at most %d are lost on it",
                 error.server,
                 store.restored[error.server],
-                self._queue.ended,
-                max(0, self._queue.ended - store.restored[error.server]),
+                self._queue.begun,
+                self._queue.begun - store.restored[error.server],
             )
 
     def _described(

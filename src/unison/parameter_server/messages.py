@@ -43,8 +43,10 @@ from unison.runtime.precision import device_array, keeps_explicit_64_bits
 #: The environment variable with the key of a job, in hexadecimal digits.
 KEY_VARIABLE = "UNISON_KEY"
 
-_MAGIC = b"unison-ps-2\n"
-_LENGTH = struct.Struct("<I")
+_MAGIC = b"unison-ps-3\n"
+#: How a message begins: with the length of its header, and the slot where its arrays lie (-1: they
+#: follow). So its length does not depend on which slot is free.
+_BEGINNING = struct.Struct("<Ii")
 _NONCE_BYTES = 32
 #: Arrays begin at multiples of it, so that JAX can take them as they lie.
 _ALIGNMENT = 64
@@ -224,9 +226,9 @@ class Connection:
         with self._sending:
             found = None if are_kept or self._outbox is None else self._outbox.slot(size)
             slot, file = found or (None, None)
-            number = None if slot is None else slot.number
-            header = json.dumps([kind, fields, described, number], separators=(",", ":")).encode()
-            buffers: list[Any] = [_LENGTH.pack(len(header)) + header]
+            number = -1 if slot is None else slot.number
+            header = json.dumps([kind, fields, described], separators=(",", ":")).encode()
+            buffers: list[Any] = [_BEGINNING.pack(len(header), number) + header]
             if slot is None:
                 buffers += _buffers(parts)
             else:
@@ -246,16 +248,16 @@ class Connection:
             UnavailableError: The other end has gone.
             NoRoomError: There is no memory for its arrays. The next message can be received.
         """
-        length, files = self._receive_length()
+        length, slot, files = self._receive_beginning()
         if length > _LONGEST_HEADER:
             raise UnavailableError(message=f"A message begins with {length} bytes of description.")
-        kind, fields, described, slot = json.loads(bytes(self._receive_bytes(length)))
+        kind, fields, described = json.loads(bytes(self._receive_bytes(length)))
         for file in files:
             self._inbox.add(slot, file)
         kinds = [(np.dtype(_dtype(dtype)), tuple(shape)) for dtype, shape in described]
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
         size = sum(map(_aligned, sizes))
-        if slot is None:
+        if slot < 0:
             data = self._receive_arrays(kind, size, kinds)
         else:
             data = self._inbox.lent(slot)
@@ -324,21 +326,25 @@ class Connection:
         except OSError as error:
             raise self._gone(error) from error
 
-    def _receive_length(self) -> tuple[int, list[int]]:
-        """Returns the length of the next message's header, and the open files that come with it."""
-        if not self._is_local:
-            return _LENGTH.unpack(bytes(self._receive_bytes(_LENGTH.size)))[0], []
-        try:
-            data, files, _, _ = socket.recv_fds(
-                self._socket, _LENGTH.size, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-            )
-        except OSError as error:
-            raise self._gone(error) from error
-        if not data:
-            raise self._gone("it has hung up")
-        self.received_bytes += len(data)
-        data += bytes(self._receive_bytes(_LENGTH.size - len(data)))
-        return _LENGTH.unpack(data)[0], files
+    def _receive_beginning(self) -> tuple[int, int, list[int]]:
+        """Returns the length of the next message's header, the slot of its arrays, and the open
+        files that come with it.
+        """
+        data = b""
+        files: list[int] = []
+        if self._is_local:
+            try:
+                data, files, _, _ = socket.recv_fds(
+                    self._socket, _BEGINNING.size, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+                )
+            except OSError as error:
+                raise self._gone(error) from error
+            if not data:
+                raise self._gone("it has hung up")
+            self.received_bytes += len(data)
+        data += bytes(self._receive_bytes(_BEGINNING.size - len(data)))
+        length, slot = _BEGINNING.unpack(data)
+        return length, slot, files
 
     def _receive_arrays(
         self, kind: str, size: int, arrays: list[tuple[np.dtype, tuple]]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
-import pathlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,13 +18,11 @@ import jax
 import numpy as np
 from jax import export
 
-from unison.errors import AlreadyExistsError, DataLossError, NotFoundError
-from unison.parameter_server import snapshots
+from unison.errors import AlreadyExistsError, NotFoundError
 from unison.parameter_server.compressed import Encoding, received, sent
 from unison.parameter_server.messages import Connection, Message, operand
 from unison.parameter_server.shared import JobVariables, SharedVariables, seen_whole, store_of
-
-logger = logging.getLogger("unison")
+from unison.parameter_server.snapshots import Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +54,13 @@ class VariableServer:
     """The variables and programs of one job on one server.
 
     Args:
-        snapshot: The file that it writes, and comes back from. None: it writes nothing.
         shared: What jobs share on this server.
-        wants_snapshot: Is set when a snapshot should be written soon.
+        keeps_snapshots: Whether the server comes back from snapshots.
+        wants_snapshot: Is set when one should be written soon.
     """
 
     def __init__(
-        self,
-        snapshot: pathlib.Path | None,
-        shared: SharedVariables,
-        wants_snapshot: threading.Event,
+        self, shared: SharedVariables, keeps_snapshots: bool, wants_snapshot: threading.Event
     ):
         self._shared = shared
         self._variables = JobVariables(shared)
@@ -89,11 +82,8 @@ class VariableServer:
         #: How long answers have taken, those of several workers at once added up.
         self.busy_seconds = 0.0
         self._restored = 0
-        self._snapshot = snapshot
-        self._changes = 0
+        self._keeps_snapshots = keeps_snapshots
         self._wants_snapshot = wants_snapshot
-        if snapshot is not None and snapshot.exists():
-            self._restore(snapshot)
 
     def _on_begin(self, message: Message) -> Answer:
         """Begins the job, unless it goes on."""
@@ -106,51 +96,38 @@ class VariableServer:
                 (),
                 {
                     "has_state": has_state,
-                    "keeps_snapshots": self._snapshot is not None,
+                    "keeps_snapshots": self._keeps_snapshots,
                     "restored": self._restored,
                 },
             )
 
     # -- snapshots ------------------------------------------------------------------------------
 
-    def write_snapshot(self) -> None:
-        """Writes what is needed to come back, if something has changed."""
-        if self._snapshot is None or not self.job:
-            return
-        with self._lock:
-            if self._changes == 0:
-                return
-            self._changes = 0
-            arrays = {
-                f"variable {key}": seen_whole(value) for key, value in self._variables.items()
-            }
-            arrays |= {f"program {n}": data for n, (data, _) in self._installed.items()}
-            facts = {
-                "job": self.job,
-                "rights": self._variables.rights,
-                "programs": {n: fields for n, (_, fields) in self._installed.items()},
-                "done": sorted(self._applied),
-                "settled": self._settled,
-                "applied": self.applied,
-            }
-        snapshots.write(self._snapshot, facts, arrays)
+    def part(self) -> Part:
+        """Returns what the job needs to come back; its lock is held."""
+        arrays = {f"variable {key}": seen_whole(value) for key, value in self._variables.items()}
+        arrays |= {f"program {n}": data for n, (data, _) in self._installed.items()}
+        facts = {
+            "rights": dict(self._variables.rights),
+            "programs": {n: fields for n, (_, fields) in self._installed.items()},
+            "done": sorted(self._applied),
+            "settled": self._settled,
+            "applied": self.applied,
+        }
+        return Part(facts, arrays)
 
-    def _restore(self, path: pathlib.Path) -> None:
-        try:
-            facts, arrays = snapshots.read(path)
-        except DataLossError as error:
-            logger.warning("%s The server begins without it.", error)
-            return
-        for name, array in arrays.items():
+    def restore(self, job: str, part: Part) -> None:
+        """Takes what a snapshot has of a job."""
+        self.job = job
+        for name, array in part.arrays.items():
             what, _, key = name.partition(" ")
             if what == "variable":
                 self._variables[key] = array
             else:
-                self._install(int(key), array, facts["programs"][key])
-        self.job = facts["job"]
-        self._variables.rights = facts["rights"]
-        self._applied, self._settled = set(facts["done"]), facts["settled"]
-        self.applied = self._restored = facts["applied"]
+                self._install(int(key), array, part.facts["programs"][key])
+        self._variables.rights = part.facts["rights"]
+        self._applied, self._settled = set(part.facts["done"]), part.facts["settled"]
+        self.applied = self._restored = part.facts["applied"]
 
     def answer(self, message: Message) -> Answer:
         """Does what a message asks for.
@@ -176,7 +153,7 @@ class VariableServer:
                 if store_of(key) is None and key in self._variables:
                     raise AlreadyExistsError(message=f"There is a variable {key!r} already.")
             self._variables.update(zip(message["keys"], message.arrays, strict=True))
-            self._changes += 1
+            self._shared.has_changed = True
         return "done", (), {}
 
     def _on_assign(self, message: Message) -> Answer:
@@ -184,13 +161,14 @@ class VariableServer:
             for key in message["keys"]:
                 self._value(key)
             self._variables.update(zip(message["keys"], message.arrays, strict=True))
-            self._changes += 1
+            self._shared.has_changed = True
         return "done", (), {}
 
     def _on_forget(self, message: Message) -> Answer:
         with self._lock:
             for key in message["keys"]:
                 self._variables.pop(key, None)
+            self._shared.has_changed = True
         return "done", (), {}
 
     def _on_read(self, message: Message) -> Answer:
@@ -229,7 +207,7 @@ class VariableServer:
         with self._lock:
             self._shared.attach(message["store"], (message["servers"], message["index"]))
             self._variables.rights[message["store"]] = message["rights"]
-            self._changes += 1
+            self._shared.has_changed = True
         return "done", (), {}
 
     def _on_enter(self, message: Message) -> Answer:
@@ -258,7 +236,7 @@ class VariableServer:
             for key in itertools.chain.from_iterable(message["outputs"]):
                 self._variables.check_may_update(key)
             self._install(message["program"], message.arrays[0], message.fields)
-            self._changes += 1
+            self._shared.has_changed = True
         self._wants_snapshot.set()  # without its programs and variables, it could not come back
         return "done", (), {}
 
@@ -355,7 +333,7 @@ class VariableServer:
         self._apply(whole)
         self._applied.add(closure)
         self.applied += 1
-        self._changes += 1
+        self._shared.has_changed = True
 
     def _apply(self, updates: list[tuple[dict[str, Any], list[np.ndarray]]]) -> None:
         """Applies updates of whole shards, one after the other, in one program."""
@@ -396,7 +374,6 @@ class VariableServer:
             value = self._variables[key]
             if not value.flags.writeable:
                 value = self._variables[key] = np.array(value)
-            self._variables.note_change_of(key)
             value[rows] = np.asarray(new)[: len(rows)]
 
     def _on_status(self, message: Message) -> Answer:

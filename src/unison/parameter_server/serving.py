@@ -23,10 +23,12 @@ import cloudpickle
 import jax
 
 from unison.errors import OpError, UnavailableError
+from unison.monitoring import start_if_asked
 from unison.parameter_server.jobs import Jobs
 from unison.parameter_server.messages import Connection, Message, accept, listen
 from unison.parameter_server.programs import traced_worker_index
 from unison.parameter_server.servers import VariableServer
+from unison.parameter_server.snapshots import Snapshots
 from unison.parameter_server.store import Store
 from unison.parameter_server.workers import ClosureWorker
 from unison.runtime import logs
@@ -97,13 +99,11 @@ class Server:
         self._failure: UnavailableError | None = None
         folder = os.environ.get(CHECKPOINTS_VARIABLE)
         self._is_lasting = is_lasting
-        self._jobs = Jobs(
-            pathlib.Path(folder)
-            / (f"at-{self._address}" if is_lasting else f"ps-{self.task_index}")
-            if folder and self.job_name == "ps"
-            else None,
-            is_lasting,
-        )
+        snapshots = None
+        if folder and self.job_name == "ps":
+            name = f"at-{self._address}" if is_lasting else f"ps-{self.task_index}"
+            snapshots = Snapshots(pathlib.Path(folder), name)
+        self._jobs = Jobs(snapshots, is_lasting)
         self._listening: list[socket.socket] = []
         if start:
             self.start()
@@ -147,8 +147,8 @@ class Server:
             self._jobs.wants_snapshot.wait(every)
             self._jobs.wants_snapshot.clear()
             try:
-                self._jobs.write_snapshots()
-            except OSError as error:
+                self._jobs.write_snapshot()
+            except (OSError, MemoryError) as error:
                 logger.warning("ps %d cannot write its snapshot: %s", self.task_index, error)
 
     def join(self) -> None:
@@ -283,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--checkpoints", metavar="FOLDER", help="where to write them")
     options = parser.parse_args(arguments)
     logs.show_what_is_asked_for()
+    start_if_asked()
     keep_freed_memory()  # every update and every gradient is a new array
     try:
         if options.serve is None:
@@ -292,7 +293,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Server(config["cluster"], task["type"], task["index"]).join()
         else:
             if options.checkpoints is not None:
-                os.makedirs(options.checkpoints, exist_ok=True)
                 os.environ[CHECKPOINTS_VARIABLE] = options.checkpoints
             if not os.environ.get("JAX_PLATFORMS"):
                 jax.config.update("jax_platforms", "cpu")  # where there is most memory

@@ -24,6 +24,7 @@ from unison.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
 )
+from unison.parameter_server.snapshots import Part
 from unison.parameter_server.store import Shard, Store
 
 _RIGHTS = ("read", "update")
@@ -188,7 +189,7 @@ class SharedVariables:
         self.lock = threading.Lock()
         #: The shards, by key.
         self.values: dict[str, np.ndarray] = {}
-        #: Whether something has changed since the last snapshot.
+        #: Whether something has changed on this server since the last snapshot, of any job.
         self.has_changed = False
         self._entries: dict[tuple[str, str], _Entry] = {}
         #: How many servers each store is on, and the index of this one.
@@ -249,20 +250,18 @@ class SharedVariables:
         """Forgets what a job that has ended did not create to the end: another one may."""
         self._entries = {k: entry for k, entry in self._entries.items() if entry.creator != job}
 
-    def facts(self) -> dict[str, Any]:
-        """Returns what a snapshot needs beside the values."""
+    def part(self) -> Part:
+        """Returns what a snapshot needs; the lock is held."""
         entries = [[*key, dataclasses.astuple(entry)] for key, entry in self._entries.items()]
-        return {"entries": entries, "places": self._places}
+        values = {key: seen_whole(value) for key, value in self.values.items()}
+        return Part({"entries": entries, "places": dict(self._places)}, values)
 
-    def copies(self) -> dict[str, np.ndarray]:
-        """Returns the values, with copies of those whose rows are changed where they are."""
-        return {key: seen_whole(value) for key, value in self.values.items()}
-
-    def restore(self, facts: dict[str, Any], values: dict[str, np.ndarray]) -> None:
+    def restore(self, part: Part) -> None:
         """Takes what a snapshot has."""
-        self.values = values
-        self._entries = {(store, name): _Entry(*own) for store, name, own in facts["entries"]}
-        self._places = {store: (count, own) for store, (count, own) in facts["places"].items()}
+        self.values = part.arrays
+        self._entries = {(store, name): _Entry(*own) for store, name, own in part.facts["entries"]}
+        places = part.facts["places"]
+        self._places = {store: (count, own) for store, (count, own) in places.items()}
 
 
 class JobVariables(MutableMapping[str, np.ndarray]):
@@ -291,15 +290,9 @@ class JobVariables(MutableMapping[str, np.ndarray]):
         else:
             self.check_may_update(key)
             self._shared.values[key] = value
-            self._shared.has_changed = True
 
     def __delitem__(self, key: str) -> None:
         del self._own[key]  # what is shared stays
-
-    def note_change_of(self, key: str) -> None:
-        """Notes that some rows of a variable have been changed where they are."""
-        if store_of(key) is not None:
-            self._shared.has_changed = True
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own)
