@@ -4,6 +4,12 @@ A `World` is the register's `Roster`, some workers (each a `Participant` and a p
 on its way between them. `explore` visits every state that can be reached from the beginning with a
 bounded number of faults, breadth first, and says how the first comes about that breaks a rule.
 
+Where the order of moves of one process makes no difference to anything else, one order stands for
+all (`Setting.is_fine` tells them apart all the same): a process says its part of a step as soon as
+it can, as a part that nobody has looked at is none; and it does at once what follows from what it
+has heard, as it could have heard it later. Numbers of views and of arrivals are only compared:
+states that differ in them, and not in their order, are equal.
+
 A program's step takes two moves: it says its part, and it commits once all members of its view have
 said theirs. A state is the list of the views in which its steps were computed: two states are equal
 if, and only if, they come of the same computation.
@@ -20,13 +26,14 @@ The rules:
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from unison.runtime.elastic.participant import Participant
-from unison.runtime.elastic.protocol import DONE, Member
+from unison.runtime.elastic.protocol import DONE, Member, View
 from unison.runtime.elastic.roster import Drop, Limits, Phase, Roster, Tell, Worker
 
 
@@ -47,6 +54,7 @@ class Setting(NamedTuple):
             (a timer goes off early), "suspect", "notice", "failure" (of the program).
         restarts: How many processes the supervisor starts again.
         is_finite: Whether the programs end after their steps.
+        shorter: How many steps fewer the program in slot 0 takes: it is a wrong one.
         apart: Pairs of slots whose processes cannot reach each other.
         is_fine: Whether moves of one process between which others could notice nothing are told
             apart all the same.
@@ -62,10 +70,21 @@ class Setting(NamedTuple):
     kinds: tuple[str, ...] = ("crash", "cut", "silence", "late", "suspect", "notice")
     restarts: int = 0
     is_finite: bool = False
+    shorter: int = 0
     apart: tuple[tuple[int, int], ...] = ()
     is_fine: bool = False
     roster: type[Roster] = Roster
     participant: type[Participant] = Participant
+
+
+#: Where a program is that computes in a view, or may come to.
+_IN_A_VIEW = ("forming", "received", "formed", "computing")
+
+#: What stands for the view of a program that is in none any more.
+_SOME_VIEW = View(0, (), 0)
+
+#: Attributes of a participant in which states do not differ: those that are for the program only.
+_NO_STATE_OF_A_PARTICIPANT = ("was_cut", "outbox")
 
 
 @dataclasses.dataclass
@@ -111,14 +130,47 @@ class Process:
         new.frozen = None
         return new
 
-    def key(self) -> Any:
-        """Tells states apart; computed once for a process that does not change."""
+    def key(self) -> tuple[int, tuple[int, ...]]:
+        """What tells states apart but for the numbers of views, and these numbers.
+
+        It is computed once for a process that does not change.
+        """
         if self.frozen is None:
-            fields = {k: v for k, v in self.__dict__.items() if k not in ("participant", "frozen")}
-            about = dict(self.participant.__dict__)
+            about = {
+                name: value
+                for name, value in self.participant.__dict__.items()
+                if name not in _NO_STATE_OF_A_PARTICIPANT
+            }
+            view, proposed = about.pop("view"), about.pop("_proposed")
+            own_numbers = about.pop("_number"), about.pop("_formed")
+            ended = about.pop("ended")
             about["interrupted"] = about["interrupted"] is not None
-            about["ended"] = None if about["ended"] is None else about["ended"][0]
-            self.frozen = _frozen(fields), _frozen(about)
+            # What is set anew before it is looked at.
+            if self.program not in _IN_A_VIEW:
+                view = None if view is None else _SOME_VIEW
+                about["interrupted"] = about["has_started"] = False
+            if not about["_is_waiting"]:
+                about["_step"] = None
+            messages = (*self.up, *self.down)
+            shape = (
+                self.id,
+                self.program,
+                None if self.state is None else len(self.state),
+                self.said,
+                self.link,
+                len(self.up),
+                self.is_known,
+                self.is_told,
+                tuple([message.shape for message in messages]),
+                tuple([own and own._replace(number=0) for own in (view, proposed)]),
+                None if ended is None else ended[0],
+                _frozen(about),
+            )
+            numbers = [*(self.state or ()), *own_numbers]
+            numbers += [own.number for own in (view, proposed) if own]
+            for message in messages:
+                numbers += message.numbers
+            self.frozen = hash(shape), tuple(numbers)
         return self.frozen
 
 
@@ -146,6 +198,8 @@ class World:
     def _add(self, slot: int, generation: int) -> None:
         id_ = f"{slot}.{generation}"
         self._processes[id_] = Process(slot, id_, self.setting.participant(id_))
+        if not self.setting.is_fine:
+            self._begin(self._processes[id_])
 
     def process(self, id_: str) -> Process | None:
         """Returns a process, to be changed."""
@@ -225,7 +279,7 @@ class World:
 
     def _program_moves(self, process: Process) -> Iterator[tuple[str, Callable[..., None]]]:
         participant, program = process.participant, process.program
-        if participant.ended is not None and (program != "computing" or process.said == 0):
+        if participant.ended is not None and not self._is_in_a_step(process):
             yield "ends", World._exit
             return
         if program == "outside" and participant.welcome is not None:
@@ -253,9 +307,9 @@ class World:
             yield f"commits step {process.said}", World._commit
         if is_over:
             yield "regroups", World._regroup
-        elif not process.said and len(process.state) < self.setting.steps:
+        elif not process.said and len(process.state) < self._steps(process):
             yield f"says its part of step {len(process.state) + 1}", World._say
-        elif self.setting.is_finite and len(process.state) == self.setting.steps:
+        elif self.setting.is_finite and len(process.state) == self._steps(process):
             yield "is done", World._finish
 
     # What they do
@@ -278,7 +332,8 @@ class World:
             process.is_known = True
             roster.hello(Member(id_, id_, "host", "", 1), process.slot, {})
         elif what == "ready":
-            roster.ready(id_, message["view"], message["step"], message["is_open"])
+            state = message["step"], message["formed"]
+            roster.ready(id_, message["view"], *state, message["is_open"])
         elif what == "formed":
             roster.formed(id_, message["view"])
         elif what == "suspect":
@@ -308,6 +363,8 @@ class World:
             self._regroup(process)
         elif message["is"] == "start" and "begins" in dict(self._program_moves(process)):
             self._start(process)
+        elif message["is"] == "interrupt" and self._may_hurry(process):
+            self._regroup(process)
 
     def _find(self, process: Process) -> None:
         process.is_known = False
@@ -326,6 +383,8 @@ class World:
         self._add(slot, generation + 1)
 
     def _regroup(self, process: Process) -> None:
+        if process.program == "received":
+            process.participant.confirm()
         process.program, process.said = "waiting", 0
         step = None if process.state is None else len(process.state)
         process.participant.regroup(step, True)
@@ -338,7 +397,8 @@ class World:
     def _receive(self, process: Process) -> None:
         before, process.state = process.state, self._source_of(process)
         process.program = "received"
-        if before == process.state and not self.setting.is_fine:
+        could_leave = "notice" in self.setting.kinds and before != process.state
+        if not self.setting.is_fine and not could_leave:
             self._confirm(process)
 
     def _confirm(self, process: Process) -> None:
@@ -346,8 +406,15 @@ class World:
         process.program = "formed"
         self._post(process)
 
+    def _may_hurry(self, process: Process) -> bool:
+        """Whether nothing can come between that a view is over and what its member does then."""
+        is_forming = process.program in ("forming", "received", "formed")
+        return is_forming and process.participant.interrupted is not None
+
     def _start(self, process: Process) -> None:
         process.program = "computing"
+        if not self.setting.is_fine:
+            self._say_early(process)
         assert process.state is not None
         assert process.participant.view is not None
         number, state = process.participant.view.number, process.state
@@ -371,9 +438,27 @@ class World:
                 )
         self.complete -= {(step, view)}
 
+    def _steps(self, process: Process) -> int:
+        """How many steps the process's program takes."""
+        return self.setting.steps - (self.setting.shorter if process.slot == 0 else 0)
+
     def _say(self, process: Process) -> None:
         assert process.state is not None
         process.said = len(process.state) + 1
+
+    def _say_early(self, process: Process) -> None:
+        assert process.state is not None
+        is_over = process.participant.interrupted is not None
+        if not is_over and len(process.state) < self._steps(process):
+            self._say(process)
+
+    def _is_in_a_step(self, process: Process) -> bool:
+        """Whether others count on what a process has said."""
+        if process.program != "computing" or not process.said:
+            return False
+        view = process.participant.view
+        assert view is not None
+        return self.setting.is_fine or (process.said, view.number) in self.committed
 
     def _commit(self, process: Process) -> None:
         view = process.participant.view
@@ -389,6 +474,8 @@ class World:
             if any(step == key[0] for step, _ in self.complete):
                 raise BrokenRule(f"step {key[0]} is complete twice: {self.complete}, {key}")
             self.complete |= {key}
+        if not self.setting.is_fine:
+            self._say_early(process)
 
     def _finish(self, process: Process) -> None:
         process.participant.done()
@@ -523,7 +610,7 @@ class World:
             return True
         return roster.phase is Phase.ACTIVE and all(
             (process := self._processes.get(id_)) is not None
-            and process.program in ("computing", "over")
+            and process.program == "computing"
             and process.participant.view is not None
             and process.participant.view.number == roster.number
             for id_ in roster.members
@@ -568,15 +655,52 @@ class World:
     def key(self) -> int:
         """Tells states apart."""
         if self._roster_key is None:
-            fields = {k: v for k, v in self._roster.__dict__.items() if k not in _NO_STATE}
-            self._roster_key = _frozen(fields)
-        processes = tuple([process.key() for process in self._processes.values()])
-        own = self.faults, self.restarts, self.complete, self.begun, _frozen(self.committed)
-        return hash((self._roster_key, processes, own))
+            self._roster_key = _roster_key(self._roster)
+        number, begun = self._roster.number, self.begun
+        computed = {
+            process.participant.view.number
+            for process in self._processes.values()
+            if process.program in _IN_A_VIEW and process.participant.view is not None
+        }
+        # What was committed matters as long as somebody may commit it, too.
+        committed = sorted(key for key in self.committed if key[1] in computed)
+        keys = [self._roster_key, *[process.key() for process in self._processes.values()]]
+        shape = [own for own, _ in keys]
+        shape += [self.faults, self.restarts, number - begun[0], len(begun[1])]
+        shape += [(step, self.committed[step, view]) for step, view in committed]
+        shape += [step for step, _ in sorted(self.complete)]
+        numbers = [0, begun[0], *begun[1]]
+        numbers += [view for _, view in (*committed, *sorted(self.complete))]
+        for _, own in keys:
+            numbers += own
+        place = {number: place for place, number in enumerate(sorted(set(numbers)))}
+        return hash((*shape, *[place[number] for number in numbers]))
 
 
-#: Attributes of the roster in which states do not differ.
-_NO_STATE = ("_limits", "effects", "_software")
+def _roster_key(roster: Roster) -> tuple[int, tuple[int, ...]]:
+    """See `Process.key`."""
+    fields = {name: value for name, value in roster.__dict__.items() if name not in _NO_STATE}
+    workers = sorted(roster.workers.values(), key=lambda worker: worker.arrival)
+    states = roster._states, roster._heirs
+    fields |= {"_states": sorted(states[0]), "_heirs": sorted(states[1])}
+    shape = _frozen(fields), tuple([_worker_key(worker) for worker in workers])
+    numbers = [roster.number, roster._started, *(worker.view for worker in workers)]
+    numbers += [own[id_].formed for own in states for id_ in sorted(own)]
+    return hash(shape), tuple(numbers)
+
+
+def _worker_key(worker: Worker) -> tuple[Any, ...]:
+    about = [value for name, value in worker.__dict__.items() if name not in _NO_STATE]
+    # What it has said of its state is of no interest any more when it has gone on.
+    return (*about, worker.step if worker.is_ready else None)
+
+
+#: Attributes of the roster and its workers in which states do not differ, or that are looked at
+#: apart: what is counted up, where only the order matters.
+_NO_STATE = (
+    *("_limits", "effects", "_software", "number", "_started", "workers", "_arrivals"),
+    *("arrival", "view", "step"),
+)
 
 
 class Found(NamedTuple):
@@ -597,17 +721,9 @@ def explore(setting: Setting, most_states: int = 10**7) -> Found:
     """Visits all states, and returns what was found."""
     first = World(setting)
     keys = {first.key(): 0}
-    origins: list[tuple[int, str]] = [(-1, "")]
-    ways_on: list[list[int] | None] = [None]  # without faults; None: there is an active view
+    graph = _Graph()
+    graph.add(0, "")
     queue = collections.deque([(0, first)])
-
-    def way(index: int) -> list[str]:
-        labels = []
-        while index > 0:
-            index, label = origins[index]
-            labels.append(label)
-        return labels[::-1]
-
     while queue:
         index, world = queue.popleft()
         moves = list(world.moves())
@@ -615,8 +731,8 @@ def explore(setting: Setting, most_states: int = 10**7) -> Found:
         if is_still:
             moves = list(world.late_moves())
             if (stuck := world.stuck(bool(moves))) is not None:
-                return Found(len(keys), stuck, way(index))
-        ways_on[index] = None if world.is_active else []
+                return Found(len(keys), stuck, graph.way(index))
+        goes_on = not world.is_active
         for place, (label, move) in enumerate([*moves, *world.fault_moves()]):
             after = world.copy()
             try:
@@ -625,40 +741,81 @@ def explore(setting: Setting, most_states: int = 10**7) -> Found:
                 if is_still and place < len(moves):
                     after.check_outcome()
             except BrokenRule as broken:
-                return Found(len(keys), str(broken), [*way(index), label])
+                return Found(len(keys), str(broken), [*graph.way(index), label])
             except Exception as error:
-                return Found(len(keys), f"it raises {error!r}", [*way(index), label])
+                return Found(len(keys), f"it raises {error!r}", [*graph.way(index), label])
             key = after.key()
             if key not in keys:
-                keys[key] = len(origins)
-                origins.append((index, label))
-                ways_on.append(None)
+                keys[key] = len(keys)
+                graph.add(index, label)
                 queue.append((keys[key], after))
-            if place < len(moves) and ways_on[index] is not None:
-                ways_on[index].append(keys[key])
+            if goes_on and place < len(moves):
+                graph.ways_on.append(keys[key])
+        graph.ends.append(len(graph.ways_on))
         if len(keys) > most_states:
             raise RuntimeError(f"more than {most_states} states")
-    circle = _circle(ways_on)
+    circle = graph.circle()
     if circle is not None:
-        return Found(len(keys), "it can go on in circles without an active view", way(circle))
+        return Found(len(keys), "it can go on in circles without an active view", graph.way(circle))
     return Found(len(keys), None, [])
 
 
-def _circle(ways_on: list[list[int] | None]) -> int | None:
-    """Returns a state from which there is a way that never comes to an active view."""
-    ways_back: dict[int, list[int]] = collections.defaultdict(list)
-    left = [0] * len(ways_on)
-    for index, nexts in enumerate(ways_on):
-        for after in nexts or ():
-            ways_back[after].append(index)
-            left[index] += 1
-    good = [index for index, count in enumerate(left) if count == 0]
-    while good:
-        for before in ways_back[good.pop()]:
-            left[before] -= 1
-            if left[before] == 0:
-                good.append(before)
-    return next((index for index, count in enumerate(left) if count), None)
+class _Graph:
+    """How states follow on each other, in some bytes for each.
+
+    Attributes:
+        ways_on: To where the states without an active view lead, without faults: those of one
+            after those of the other.
+        ends: Where those of each end.
+    """
+
+    def __init__(self) -> None:
+        self.ways_on = array.array("I")
+        self.ends = array.array("Q")
+        self._before = array.array("I")
+        self._labels = array.array("I")
+        self._numbers: dict[str, int] = {}
+
+    def add(self, before: int, label: str) -> None:
+        """Adds a state that was found by a move from another one."""
+        self._before.append(before)
+        self._labels.append(self._numbers.setdefault(label, len(self._numbers)))
+
+    def way(self, index: int) -> list[str]:
+        """Returns the moves by which a state was found."""
+        words = list(self._numbers)
+        labels = []
+        while index > 0:
+            labels.append(words[self._labels[index]])
+            index = self._before[index]
+        return labels[::-1]
+
+    def circle(self) -> int | None:
+        """Returns a state from which there is a way that never comes to an active view."""
+        count = len(self.ends)
+        left = array.array("I", bytes(4 * count))
+        firsts = array.array("Q", bytes(8 * (count + 1)))
+        for after in self.ways_on:
+            firsts[after + 1] += 1
+        for index in range(count):
+            firsts[index + 1] += firsts[index]
+        ways_back = array.array("I", bytes(4 * len(self.ways_on)))
+        free = array.array("Q", firsts)
+        start = 0
+        for index, end in enumerate(self.ends):
+            left[index] = end - start
+            for after in self.ways_on[start:end]:
+                ways_back[free[after]] = index
+                free[after] += 1
+            start = end
+        good = [index for index in range(count) if not left[index]]
+        while good:
+            own = good.pop()
+            for before in ways_back[firsts[own] : firsts[own + 1]]:
+                left[before] -= 1
+                if not left[before]:
+                    good.append(before)
+        return next((index for index, number in enumerate(left) if number), None)
 
 
 def _on(id_: str, move: Callable[..., None]) -> Callable[[World], None]:
@@ -706,23 +863,28 @@ def _frozen(value: Any) -> Any:
         return tuple([(key, _frozen(value[key])) for key in sorted(value)])
     if kind is list:
         return tuple([_frozen(item) for item in value])
-    if kind is Said:
-        return value.frozen
     if kind is set:
         return frozenset(value)
-    if kind is Worker:
-        return tuple(value.__dict__.values())
     return value
 
 
 class Said(dict):
-    """A message on its way, without the reason in it, by which states would differ."""
+    """A message on its way, without the reason in it, by which states would differ.
+
+    Attributes:
+        numbers: Those of views in it.
+        shape: What else it says, hashed.
+    """
+
+    _NUMBERS = ("number", "view", "formed")
 
     def __init__(self, message: dict[str, Any]):
         super().__init__(message)
         if "why" in message:
             self["why"] = ""
-        self.frozen = _frozen(dict(self))
+        about = {name: value for name, value in self.items() if name not in self._NUMBERS}
+        self.numbers: list[int] = [self[name] for name in self._NUMBERS if name in self]
+        self.shape = hash(_frozen(about))
 
 
 #: The first message on a connection, and what is heard behind the last one.

@@ -112,9 +112,20 @@ def test_with_too_few_workers_the_job_stops_and_goes_on_when_it_is_started_again
     assert len(require_the_same_training(second, alone(*FIT))) == 2
 
 
+def test_whoever_joins_between_epochs_shuffles_a_dataset_as_the_others_do():
+    given = ("fit", "epochs=3", "data=dataset")
+    outcome = train(2, [Fault("kill", 1, 12, "commit")], *given, "slow=0.02", "full=2")
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*given))) == 2
+
+
 def test_loops_of_ones_own_go_on_from_the_last_commit():
     given = ("loop", "epochs=2", "loops=2")
-    faults = [Fault("kill", 0, 15, "exchange"), Fault("kill", 2, 34, "commit")]
+    faults = [
+        Fault("kill", 1, 13, "commit"),  # between two passes
+        Fault("kill", 0, 15, "exchange"),
+        Fault("kill", 2, 34, "commit"),
+    ]
     outcome = train(3, faults, *given, "slow=0.02", WAITING)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*given))) == 3
@@ -132,6 +143,25 @@ def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow():
     assert set(report["seen"]) == {4}
     assert report["replicas"] == 2
     assert report["rate"] == pytest.approx(0.05 / 2)
+
+
+def test_a_worker_whose_program_ends_too_early_is_not_waited_for():
+    given = ("fit", "epochs=2")
+    outcome = train(3, [], *given, "slow=0.01", "shorter=1", heartbeat_timeout=3.0)
+    outcome.assert_ended(0)
+    outcome.assert_sound()
+    assert sizes(outcome) == [3, 2]
+    assert {tuple(codes) for codes in outcome.exit_codes.values()} == {("exit code 0",)}
+    early, *others = sorted(reports(outcome), key=lambda report: len(report["history"]["loss"]))
+    assert len(early["history"]["loss"]) == 1
+    # The others train the last epoch without it, on all of its examples.
+    expected = alone(*given)
+    for report in others:
+        assert report["seen"] == expected["seen"]
+        np.testing.assert_allclose(
+            report["weights"], expected["weights"], rtol=0, atol=elastic_training.ROUND_OFF
+        )
+    assert others[0]["digest"] == others[1]["digest"]
 
 
 @pytest.fixture

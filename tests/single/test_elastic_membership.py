@@ -321,6 +321,34 @@ def test_a_newcomer_gets_the_state_of_those_who_are_there(job):
     job.all(first.confirm, newcomer.confirm)
 
 
+def test_who_may_have_got_the_state_from_one_that_has_ended_is_waited_for(job):
+    register = job.register(slots=1)
+    with contextlib.closing(Cable(job.address)) as cable:
+        [first] = job.start(1)
+        heir = job.worker(1, address=cable.address)
+        heir.enter()
+        coming = job.threads.submit(heir.regroup, None, True)
+        eventually(lambda: first.interrupted)
+        first.regroup(9, True)
+        assert coming.result(LIMIT).steps == (9, None)
+        # It gets the state; before it can say so, its connection is cut, and the source ends.
+        cable.cut()
+        eventually(lambda: heir.interrupted)
+        register.lost(0)
+        newcomer = job.worker(0)
+        newcomer.enter()
+        coming = job.threads.submit(newcomer.regroup, None, True)
+        time.sleep(0.5)
+        assert not coming.done()
+        with pytest.raises(Interrupted):
+            heir.confirm()
+        view = heir.regroup(9, True)
+        while len(view.members) == 1:  # the new one was ready after the other
+            view = heir.regroup(9, True)
+        assert (names(view), view.steps, view.source) == (["worker 1", "worker 0"], (9, None), 0)
+        assert coming.result(LIMIT).source == 0
+
+
 def test_newcomers_wait_until_they_can_take_part_in_what_the_others_do(job):
     job.register(slots=1)
     first = job.worker(0)
@@ -356,6 +384,7 @@ def test_a_new_process_in_a_slot_takes_the_place_of_the_old_one(job):
     worker, _ = grouped_with_mute(job)
     again = job.worker(1)
     assert again.enter().is_joining
+    eventually(lambda: worker.interrupted)
     assert worker.interrupted == "worker 1 is lost: its process has ended"
     coming = job.threads.submit(again.regroup, None, True)
     view = worker.regroup(3, True)
@@ -398,6 +427,20 @@ def test_the_job_has_ended_when_all_members_are_done(job):
     with pytest.raises(Ended) as raised:
         coming.result(LIMIT)
     assert raised.value.code == 0
+
+
+def test_those_who_are_not_done_do_not_wait_for_one_that_is(job):
+    register = job.register(3, 3, silence=2.0)
+    first, second, third = job.start(3)
+    third.done()
+    third.close()
+    eventually(lambda: first.interrupted and second.interrupted)
+    assert first.interrupted == "worker 2 is done, and others are not after 2 s"
+    view, _ = job.group(first, second, step=4)
+    assert names(view) == ["worker 0", "worker 1"]
+    first.done()
+    second.done()
+    assert register.wait(LIMIT) == 0
 
 
 def test_the_supervisor_can_end_the_job(job):
@@ -535,7 +578,7 @@ def grouped_with_mute(job):
     worker = job.worker(0)
     worker.enter()
     coming = job.threads.submit(worker.regroup, None, True)
-    mute.say(**{"is": "ready", "view": 0, "step": None, "is_open": True})
+    mute.say(**{"is": "ready", "view": 0, "step": None, "formed": 0, "is_open": True})
     assert len(coming.result(LIMIT).members) == 2
     mute.say(**{"is": "formed", "view": 1})
     worker.confirm()

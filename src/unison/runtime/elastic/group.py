@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from unison.errors import FailedPreconditionError, UnavailableError, UnimplementedError
-from unison.runtime import devices, process_group
+from unison.runtime import devices, logs, process_group
 from unison.runtime.elastic import faults, happenings, history
 from unison.runtime.elastic.communicator import Broken, Communicator
 from unison.runtime.elastic.compiler import Compiler
@@ -127,6 +127,7 @@ class ElasticGroup:
 
     def __init__(self, environment: ElasticEnvironment):
         self._environment = environment
+        logs.say_who(environment.name)
         keep_freed_memory()  # as in every job of several processes
         own = devices.default_devices()
         if own[0].platform != "cpu":
@@ -305,6 +306,10 @@ class ElasticGroup:
         self.tell("commit")
         return results
 
+    def report(self, told: Mapping[str, Any]) -> None:
+        """Says something for those who watch the job; any thread may call."""
+        self._membership.report(told)
+
     def compile_ahead(self, compile_it: Callable[[], None]) -> None:
         """Has called, in a thread, what compiles a program that the next group may need."""
         self._compiler.add(compile_it)
@@ -405,6 +410,7 @@ class ElasticGroup:
         self.placement.number(0, self._own)
         self.view = None
         self.num_members, self.index = 1, 0
+        logs.say_who(self._environment.name)
         self._ticket = None
         if self._communicator is not None:
             self._communicator.close()
@@ -424,9 +430,11 @@ class ElasticGroup:
         was_alone = self.view is None
         self.leave()
         step = None if was_alone and self.is_joining else self.position()
+        has_taken_over = False
         while True:
             self.tell("recovery", at="stopped")
-            view = self._ended_by(lambda: self._membership.regroup(step, is_open), state)
+            ask = functools.partial(self._membership.regroup, step, is_open)
+            view = self._ended_by(ask, state)
             self.tell("recovery", at="view proposed")
             try:
                 communicator = Communicator(
@@ -442,7 +450,10 @@ class ElasticGroup:
                     communicator.abort(why)
                 self.tell("recovery", at="connected")
                 self._hand_answer(view, communicator, is_new=step is None)
-                has_taken_over = self._take_over(view, communicator, state)
+                if self._take_over(view, communicator, state):
+                    has_taken_over = True
+                    if not self._is_early:  # it has the state now, whatever becomes of the view
+                        step = self.step
                 self.tell("recovery", at="formed")
                 self._membership.confirm()
             except (Interrupted, Broken) as error:
@@ -572,6 +583,7 @@ class ElasticGroup:
     def _become_member(self, view: View, communicator: Communicator) -> None:
         self.view = view
         self.num_members, self.index = len(view.members), view.own
+        logs.say_who(f"{self._environment.name} (index {view.own})")
         self._first_step = self.step
         first = sum(member.replicas for member in view.members[: view.own])
         self.placement.number(first, sum(member.replicas for member in view.members))

@@ -37,7 +37,7 @@ class Membership:
     """A worker's connection to the register of its job.
 
     The methods are called by one thread, that of the program, but for `notice`, which a signal
-    handler may call, and `on_interrupt`'s callbacks, which another thread does.
+    handler may call, `report`, and `on_interrupt`'s callbacks, which another thread does.
 
     Args:
         address: Where the register listens, as host:port.
@@ -90,6 +90,7 @@ class Membership:
         self._changed = threading.Condition()
         self._callbacks: list[Callable[[str], None]] = []
         self._progress: tuple[int, str] = (0, "begins")
+        self._report: Mapping[str, Any] | None = None
         self._has_notice = False
         self._is_closing = False
         self._heard_at = time.monotonic()
@@ -161,8 +162,9 @@ class Membership:
     def open(self, is_open: bool) -> None:
         """Says whether newcomers could take part in what the program does from now on."""
         with self._changed:
-            self._participant.open(is_open)
-        self._ring()
+            is_new = self._participant.open(is_open)
+        if is_new:  # it is asked for in every step
+            self._ring()
 
     def suspect(self, about: str) -> None:
         """Says that the view does not work.
@@ -188,6 +190,15 @@ class Membership:
         While a view is formed, `doing` is to change as long as there is headway.
         """
         self._progress = (step, doing)
+
+    def report(self, told: Mapping[str, Any]) -> None:
+        """Says something for those who watch the job; any thread may call.
+
+        It is left out where the register cannot be reached, or takes nothing now: it must not be in
+        the way of what the job needs.
+        """
+        self._report = told
+        self._ring()
 
     def notice(self) -> None:
         """Says that this worker is to end soon; its view is over, `regroup` raises `Ended`."""
@@ -297,6 +308,9 @@ class Membership:
                         for message in line.hear():
                             heard_at = self._heard_at = time.monotonic()
                             self._tell(self._participant.hear, message)
+                report, self._report = self._report, None
+                if report is not None and not line.has_more_to_say:
+                    line.say({"is": "report", "told": report})
                 self._say_all(line)
                 line.go_on()
                 if self._is_closing:

@@ -47,6 +47,7 @@ class Participant:
         self._is_welcome = False  # on the present connection
         self._number = 0  # of the view that was last proposed on it
         self._proposed: View | None = None  # and that the program has not taken yet
+        self._formed = 0  # the view that it has formed last, whose state it has
         self._is_waiting = False  # for a view
         self._step: int | None = None
         self._is_open = False
@@ -69,16 +70,19 @@ class Participant:
         return self.view
 
     def confirm(self) -> None:
-        """It has formed the view, and has its state."""
+        """It has formed the view, and has its state, also where the view is over by now."""
+        if self.view is not None:
+            self._formed = self.view.number
         if self.interrupted is None:
             self.outbox.append({"is": "formed", "view": self._number})
 
-    def open(self, is_open: bool) -> None:
-        """It has come to where others can take part, or away from there."""
-        if self._is_open != is_open:
-            self._is_open = is_open
-            if self._is_welcome:
-                self.outbox.append({"is": "open", "is_open": is_open})
+    def open(self, is_open: bool) -> bool:
+        """It has come to where others can take part, or away from there; whether that is new."""
+        is_new = self._is_open != is_open
+        self._is_open = is_open
+        if is_new and self._is_welcome:
+            self.outbox.append({"is": "open", "is_open": is_open})
+        return is_new
 
     def suspect(self, accused: Sequence[str], about: str) -> None:
         """It finds that the view does not work."""
@@ -153,8 +157,9 @@ class Participant:
 
     def _say_ready(self) -> None:
         if self._is_welcome:
-            said = {"view": self._number, "step": self._step, "is_open": self._is_open}
-            self.outbox.append({"is": "ready"} | said)
+            state = {"step": self._step, "formed": self._formed}
+            said = {"view": self._number, "is_open": self._is_open}
+            self.outbox.append({"is": "ready"} | said | state)
 
     def _consider(self, message: Mapping[str, Any]) -> None:
         members = tuple(Member(**member) for member in message["members"])

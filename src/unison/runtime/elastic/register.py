@@ -53,6 +53,8 @@ class Register:
         on_event: Is told what happens, in the register's thread: a dictionary whose `event` is
             "came", "proposed", "started", "interrupted", "lost", "leaving", "done", "failed",
             "benched", "refused" or "ended".
+        on_report: Is told what workers report for those who watch the job, in the register's
+            thread: a worker's name, and what it says, which is unchecked.
         slots: How many workers the supervisor starts at first, in the slots 0, 1, ...; by default
             `max_workers`. The job begins when each of them is there or known to be lost.
         ends_after_errors: Whether the supervisor ends the job when a program that it has started
@@ -79,6 +81,7 @@ class Register:
         on_event: Callable[[dict[str, Any]], None],
         slots: int | None = None,
         ends_after_errors: bool = True,
+        on_report: Callable[[str, Any], None] | None = None,
     ):
         if not 1 <= min_workers <= max_workers:
             raise ValueError(
@@ -95,6 +98,7 @@ class Register:
         self._token = token.encode()
         self._silence = heartbeat_timeout
         self._on_event = on_event
+        self._on_report = on_report
         self._roster = Roster(
             Limits(
                 min_workers=min_workers,
@@ -304,8 +308,9 @@ class Register:
                 roster.advanced(id_)
             self._tell(guest, {"is": "beat"})
         elif what == "ready":
-            step = _step(message["step"])
-            roster.ready(id_, _number(message["view"]), step, bool(message["is_open"]))
+            step, formed = _step(message["step"]), _number(message["formed"])
+            view, is_open = _number(message["view"]), bool(message["is_open"])
+            roster.ready(id_, view, step, formed, is_open)
         elif what == "formed":
             roster.formed(id_, _number(message["view"]))
         elif what == "open":
@@ -319,6 +324,9 @@ class Register:
             roster.done(id_)
         elif what == "failed":
             roster.failed(id_, str(message["about"]))
+        elif what == "report":
+            if self._on_report is not None:
+                self._on_report(guest.name, message["told"])
         else:
             raise ValueError(what)
 
@@ -337,7 +345,7 @@ class Register:
         slot, software = message["slot"], dict(message["software"])
         if (before := self._workers.get(member.id)) is not None:
             self._close(before, "it has come anew")
-        guest.id = member.id
+        guest.id, guest.name = member.id, member.name
         self._workers[member.id] = guest
         self._roster.hello(member, None if slot is None else _number(slot), software)
 
@@ -387,6 +395,7 @@ class _Guest:
         line: The connection.
         heard_at: When something was heard last.
         id: Which process it is; None: a stranger.
+        name: What it is called.
         closes_at: When the connection is closed at the latest; None: it is not to be.
         state: What it has said that it does.
     """
@@ -395,6 +404,7 @@ class _Guest:
         self.line = line
         self.heard_at = now
         self.id: str | None = None
+        self.name = ""
         self.closes_at: float | None = None
         self.state: tuple[int | None, str] | None = None
 

@@ -12,7 +12,9 @@ What makes it safe are three facts that it keeps about the last view that was st
   complete any more. No other view is proposed before.
 - `holders`: the processes whose state has all steps that are complete: its members, and whoever has
   formed a view since. What others call their step does not count. A view is proposed only with a
-  holder in it, or when none can come any more.
+  holder in it, or when none can come any more: who was to get the state in a view that was proposed
+  since may have it, too, and is asked first; and when all have ended, those are holders who have
+  formed the latest view before.
 """
 
 from __future__ import annotations
@@ -139,6 +141,18 @@ class Worker:
     is_done: bool = False
 
 
+class _State(NamedTuple):
+    """A process that has a state.
+
+    Attributes:
+        slot: Which of the supervisor's processes it is.
+        formed: The view that it has formed last.
+    """
+
+    slot: int | None
+    formed: int
+
+
 class Roster:
     """Who computes together.
 
@@ -164,11 +178,16 @@ class Roster:
         #: See the top of this file; ids, with their slots.
         self.last: dict[str, int | None] = {}
         self.is_over = True
-        self.holders: dict[str, int | None] = {}
+        self._states: dict[str, _State] = {}
+        self._started = 0  # the number of the last view that was started, or fallen back to
+        #: Who was to get the state in a view, which may not have been started, and has not said
+        #: whether it has got it.
+        self._heirs: dict[str, _State] = {}
         self._software: Mapping[str, Any] | None = None
         self._arrivals = 0
         self._lost_slots: set[int] = set()
-        self._is_finishing = False  # a member of the last view is done
+        #: Who of the last views is done, by name: from then on, nobody joins.
+        self._finished: tuple[str, ...] = ()
         self._timers: set[str] = set()
         #: The greatest step with which the last view was proposed, whether it came to an end
         #: because it did not work, and how many have, in a row, without a step in between.
@@ -181,6 +200,12 @@ class Roster:
         self._benched: set[str] = set()
         self._times_benched: dict[str, int] = {}
         self._wake("start", limits.start)
+
+    @property
+    def holders(self) -> frozenset[str]:
+        """See the top of this file."""
+        states = self._states.items()
+        return frozenset(id_ for id_, state in states if state.formed >= self._started)
 
     # What happens
 
@@ -207,8 +232,11 @@ class Roster:
         else:
             self._go_on()
 
-    def ready(self, id_: str, view: int, step: int | None, is_open: bool) -> None:
-        """A worker computes no more in `view`, has the state of `step`, and awaits the next."""
+    def ready(self, id_: str, view: int, step: int | None, formed: int, is_open: bool) -> None:
+        """A worker computes no more in `view`, and awaits the next.
+
+        It has the state of `step`, by which the view `formed` began or to which it led.
+        """
         worker = self.workers.get(id_)
         if worker is None or not worker.is_welcome or worker.view != view:
             return
@@ -216,8 +244,11 @@ class Roster:
         worker.step, worker.is_open = step, is_open
         if id_ in self.last:
             self.is_over = True
+        self._heirs.pop(id_, None)
         if step is None:
-            self.holders.pop(id_, None)
+            self._states.pop(id_, None)
+        elif formed:
+            self._states[id_] = _State(worker.slot, formed)
         if worker.is_leaving:
             self._let_go(worker)
         elif self._is_member(id_):
@@ -233,7 +264,8 @@ class Roster:
         if view != self.number:
             return
         worker.has_formed = True
-        self.holders[id_] = worker.slot
+        self._states[id_] = _State(worker.slot, view)
+        self._heirs.pop(id_, None)
         if all(self.workers[member].has_formed for member in self.members):
             self._start()
 
@@ -277,12 +309,16 @@ class Roster:
             return
         worker.is_done, worker.is_awaited, worker.is_ready = True, False, False
         self._report("done", worker=worker.member.name)
-        self._is_finishing |= id_ in self.last
+        if id_ in self.last:
+            self._finished = tuple(sorted({*self._finished, worker.member.name}))
         self._forget(id_)
         if self.phase is Phase.FORMING and self._is_member(id_):
             self._interrupt(f"{worker.member.name} is done")
-        else:
-            self._go_on()
+            return
+        if self.phase is Phase.ACTIVE and self._is_member(id_):
+            # The others are, too, unless they wait for it: their programs are not the same.
+            self._wake("done", self._limits.answer)
+        self._go_on()
 
     def failed(self, id_: str, about: str) -> None:
         """A worker's program ends by an error of its own, which the others would meet, too.
@@ -325,6 +361,9 @@ class Roster:
                     self._accused.setdefault(id_, set()).add("")
             self._has_failed = True
             self._interrupt(f"it has not come on for {self._limits.wait:g} s")
+        elif timer == "done" and self.phase is Phase.ACTIVE:
+            done = f"{', '.join(self._finished)} {'is' if len(self._finished) == 1 else 'are'} done"
+            self._interrupt(f"{done}, and others are not after {self._limits.answer:g} s")
         elif timer == "together" and self.phase is Phase.ACTIVE:
             names = [worker.member.name for worker in self._newcomers()]
             if names:
@@ -385,8 +424,9 @@ class Roster:
             if worker.is_welcome or (not is_joining and self.phase is not Phase.GATHERING):
                 continue
             if not is_joining:
-                if starting == self._limits.max_workers:
-                    break
+                has_state = worker.member.id in self._states or worker.member.id in self._heirs
+                if starting >= self._limits.max_workers and not has_state:
+                    continue
                 starting += 1
                 worker.is_awaited = True
                 self._wake("start", self._limits.start)
@@ -399,9 +439,11 @@ class Roster:
         """Does what can be done now."""
         if self.outcome is not None or self.phase is Phase.STARTING:
             return
+        if not (self._has_holders() or self._finished):
+            self._fall_back()
         self._welcome()
         self._send_away()
-        if self._is_finishing and not self.holders:
+        if self._finished and not self.holders:
             self.end(DONE, "all workers are done")
         elif self.phase is Phase.ACTIVE and self._newcomers():
             if "together" not in self._timers:
@@ -418,18 +460,33 @@ class Roster:
             elif "short" not in self._timers:
                 self._wake("short", self._limits.wait)
 
+    def _fall_back(self) -> None:
+        """Takes those for holders who have formed the latest view of all that may come.
+
+        Of a process that the supervisor has not started, nobody sees whether it has ended.
+        """
+        states = [*self._states.items(), *self._heirs.items()]
+        may_come = (own for id_, own in states if own.slot is not None or id_ in self.workers)
+        self._started = max((own.formed for own in may_come), default=self._started)
+
+    def _has_holders(self) -> bool:
+        """Whether there are holders, or may be."""
+        return any(
+            own.formed >= self._started for own in (*self._states.values(), *self._heirs.values())
+        )
+
     def _candidates(self) -> list[Worker]:
         """Returns who can be in the next view, in its order."""
-        able = self._able()
+        able, holders = self._able(), self.holders
         place = {id_: place for place, id_ in enumerate(self.members)}
 
         def order(worker: Worker) -> tuple[Any, ...]:
             id_ = worker.member.id
             since = (worker.arrival,) if self.last else _at_start(worker)
-            return id_ not in self.holders, place.get(id_, len(place)), since
+            return id_ not in holders, place.get(id_, len(place)), since
 
-        insiders = [worker for worker in able if worker.member.id in self.holders]
-        if self._is_finishing or not all(worker.is_open for worker in insiders):
+        insiders = [worker for worker in able if worker.member.id in holders]
+        if self._finished or not all(worker.is_open for worker in insiders):
             able = insiders
         return sorted(able, key=order)[: self._limits.max_workers]
 
@@ -442,9 +499,9 @@ class Roster:
 
     def _may_begin(self, candidates: list[Worker]) -> bool:
         """Whether a view of these keeps all that is complete, and is the only one that computes."""
-        is_enough = len(candidates) >= (1 if self._is_finishing else self._limits.min_workers)
+        is_enough = len(candidates) >= (1 if self._finished else self._limits.min_workers)
         has_state = any(worker.member.id in self.holders for worker in candidates)
-        return is_enough and self.is_over and (has_state or not self.holders)
+        return is_enough and self.is_over and (has_state or not self._has_holders())
 
     def _propose(self, candidates: list[Worker]) -> None:
         self.number += 1
@@ -454,6 +511,8 @@ class Roster:
         self._base = max((step for step in steps if step is not None), default=None)
         source = None if self._base is None else steps.index(self._base)
         for worker in candidates:
+            if source is not None and worker.member.id not in self.holders:
+                self._heirs[worker.member.id] = _State(worker.slot, self.number)
             worker.view = self.number
             worker.is_ready = worker.has_formed = False
             self._tell(
@@ -473,7 +532,7 @@ class Roster:
     def _start(self) -> None:
         self.phase = Phase.ACTIVE
         self.last = {id_: self.workers[id_].slot for id_ in self.members}
-        self.holders = dict(self.last)
+        self._started = self.number
         self.is_over = False
         self._wake("form", None)
         self._wake("start", None)
@@ -493,7 +552,7 @@ class Roster:
                 continue
             self._tell(id_, "interrupt", view=self.number, why=why)
             worker.is_awaited = not worker.is_ready and not worker.is_leaving
-        for timer in ("form", "together"):
+        for timer in ("form", "together", "done"):
             self._wake(timer, None)
         self._wake("answer", self._limits.answer)
         self._go_on()
@@ -501,7 +560,7 @@ class Roster:
     def _newcomers(self) -> list[Worker]:
         """Returns those for whom the active view is to be interrupted."""
         here = [worker for worker in map(self.workers.get, self.members) if worker is not None]
-        if self._is_finishing or not all(worker.is_open for worker in here):
+        if self._finished or not all(worker.is_open for worker in here):
             return []
         room = max(self._limits.max_workers - len(here), 0)
         return sorted(self._able(), key=lambda worker: worker.arrival)[:room]
@@ -602,7 +661,8 @@ class Roster:
 
     def _end_all_in(self, slot: int, other_than: str | None = None) -> None:
         """Notes that the processes have ended that were in a slot."""
-        known = self.last | self.holders
+        states = self._heirs | self._states
+        known = self.last | {id_: own for id_, (own, _) in states.items()}
         for id_ in [id_ for id_ in known if known[id_] == slot and id_ != other_than]:
             self._forget(id_)
         for id_ in [id_ for id_, worker in self.workers.items() if worker.slot == slot]:
@@ -610,7 +670,8 @@ class Roster:
 
     def _forget(self, id_: str) -> None:
         """Notes that a process computes no more, and that its state is gone."""
-        self.holders.pop(id_, None)
+        self._states.pop(id_, None)
+        self._heirs.pop(id_, None)
         if id_ in self.last:
             self.is_over = True
 
@@ -620,7 +681,7 @@ class Roster:
         self._report("refused", worker=worker.member.name, why=why)
 
     def _end_as_too_few(self) -> None:
-        if self._is_finishing:
+        if self._finished:
             self.end(DONE, "all workers are done that are left")
             return
         able, candidates = self._able(), self._candidates()
