@@ -2,13 +2,14 @@
 
     python -m benchmarks.monitoring [--rounds 9] [--steps 2000]
 
-The same model trains with and without a meter and its reports, in turn; a collector in this
-process hears them, though in a job it is in the launcher's.
+The same model trains with and without a meter and its reports, in turn; this process also hears
+them, which in a job the launcher does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -19,10 +20,10 @@ import keras
 import numpy as np
 
 import unison
-from unison.monitoring.collector import Collector
-from unison.monitoring.job import WatchedJob
+from unison.monitoring.launcher import Monitored
 from unison.monitoring.meter import Meter
 from unison.monitoring.reporting import Reporter
+from unison.runtime.launching import Program
 from unison.strategies.observing import observe_steps
 
 
@@ -43,8 +44,9 @@ def main() -> None:
 
     seconds_a_step()
     bare, watched = [], []
-    with Collector(WatchedJob("benchmark", "workers", ["worker 0"])) as collector:
-        reporter = Reporter(collector.address, collector.report_token, "worker 0")
+    with Monitored("benchmark", "workers", ["worker 0"]) as monitored:
+        (program,) = monitored.programs([Program([], {})])
+        reporter = Reporter(lambda told: program.on_report(json.dumps(told).encode(), 0.0))
         reporter.start()
         for _ in range(options.rounds):
             observe_steps(None)

@@ -54,6 +54,7 @@ from unison.strategies import (
     in_cross_replica_context,
 )
 from unison.strategies.base import observe_scopes
+from unison.strategies.observing import strategy_observers
 from unison.values import Mirrored, PerReplica
 from unison.variables import Variable
 
@@ -132,4 +133,4 @@ def _let_keras_take_datasets() -> None:
 
 observe_scopes(_KerasOnDemand())
 when_made.append(_let_keras_take_datasets)
-monitoring.start_if_asked()
+strategy_observers.append(monitoring.start_if_asked)

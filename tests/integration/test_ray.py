@@ -5,6 +5,7 @@ takes minutes, is in `tests/soak`.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -18,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster import NODES, ends_within, ray_cluster, run, started, written_program
+from monitoring_reports import all_run, state_when
+from ray_cluster import NODES, command, ends_within, ray_cluster, run, started, written_program
 from unison.errors import UnavailableError
 from unison.runtime.launching import Program, launch
 from unison.runtime.launching.ray_nodes import WorkerActor
@@ -70,6 +72,48 @@ def test_workers_come_together_one_a_node_by_default(address, tmp_path):
     assert {own.split(":")[0] for own in first["addresses"]} == set(NODES)
     assert first["threads"] == "2"
     assert first["forwarded"] == "yes"
+
+
+WATCHED = """
+import time
+import unison
+from unison.data import Dataset
+
+strategy = unison.MultiWorkerMirroredStrategy()
+dataset = Dataset.range(64).batch(8).repeat()
+
+def step(x):
+    return unison.aggregate(x.sum())
+
+for batch in strategy.experimental_distribute_dataset(dataset):
+    strategy.run(step, args=(batch,))
+    unison.monitoring.report(0.5)
+    time.sleep(0.02)
+"""
+
+
+def test_workers_of_all_nodes_are_watched_from_here(address, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    program = tmp_path / "program.py"
+    program.write_text(WATCHED)
+    process = subprocess.Popen(
+        command(address.address, "--devices-per-worker", 1, program),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        state = state_when(functools.partial(all_run, 2), process, seconds=100)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert [worker["name"] for worker in state["workers"]] == ["worker 0", "worker 1"]
+    assert all(worker["step"] > 0 for worker in state["workers"])
+    assert all(worker["step_seconds"]["p50"] >= 0.02 for worker in state["workers"])
+    assert all(worker["memory_bytes"] > 2**20 for worker in state["workers"])
+    assert len({worker["process"] for worker in state["workers"]}) == 2
 
 
 def test_the_first_failure_ends_all_and_is_explained(address, program):
@@ -147,8 +191,9 @@ def test_the_last_of_many_lines_come_before_the_exit_code():
     told = []
     exit_code = None
     while exit_code is None and time.monotonic() < last:
-        lines, exit_code = actor.tell()
-        told += lines
+        answer = actor.tell()
+        exit_code = answer.exit_code
+        told += answer.lines
     assert exit_code == 3
     assert told == [str(number) for number in range(15_000)]
 

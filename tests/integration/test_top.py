@@ -1,22 +1,21 @@
-"""`unison top` and a job that runs: its workers report, one is killed, and the job goes on.
+"""`unison top` and a job that runs: its workers report, one is killed, one joins, it goes on.
 
 One launch serves all that is looked at; a browser looks at the page as well, if there is one.
 """
 
 import contextlib
+import functools
 import html
-import http.client
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from monitoring_reports import all_run, state_of_the_job, state_when
 from subprocess_program import environment_of_program, kill_group
 from unison.monitoring.running_jobs import running_jobs
 
@@ -47,33 +46,35 @@ class RunningProgram:
 
     def __init__(self, folder):
         self.folder = folder
-        program = folder / "train.py"
-        program.write_text(PROGRAM)
+        self.program = folder / "train.py"
+        self.program.write_text(PROGRAM)
         (folder / "runtime").mkdir(mode=0o700)
-        self.environment = environment_of_program({"XDG_RUNTIME_DIR": str(folder / "runtime")})
-        self.process = subprocess.Popen(
-            self.command("run", "-n", 2, "--min-workers", 1, "--folder", folder / "job", program),
-            env=self.environment,
+        self.environment = environment_of_program(
+            {"XDG_RUNTIME_DIR": str(folder / "runtime"), "UNISON_LOG": "info"}
+        )
+        self.started = []
+        options = ("-n", 2, "--min-workers", 1, "--max-workers", 3, "--folder", folder / "job")
+        self.process = self.start(*options)
+
+    def start(self, *options, **environment):
+        """Starts `unison run`."""
+        process = subprocess.Popen(
+            self.command("run", *options, self.program),
+            env=self.environment | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
 
     @staticmethod
     def command(*arguments):
         return [sys.executable, "-m", "unison", *map(str, arguments)]
 
     def state_when(self, is_so):
-        """What is known of the job as soon as `is_so` of it."""
-        last = time.monotonic() + SECONDS
-        while time.monotonic() < last:
-            state = self._state()
-            if state is not None and is_so(state):
-                return state
-            assert self.process.poll() is None, self.process.stdout.read()
-            time.sleep(0.2)
-        raise TimeoutError(f"It did not come to this: {state}")
+        return state_when(is_so, self.process, SECONDS)
 
     def end(self):
         """Ends the job as Ctrl-C does, and returns its exit code and what it has printed."""
@@ -83,21 +84,11 @@ class RunningProgram:
 
     def kill(self):
         with contextlib.suppress(TypeError, OSError):
-            for worker in self._state()["workers"]:
+            for worker in state_of_the_job()["workers"]:
                 kill_group(worker["process"])
-        kill_group(self.process.pid)
-        self.process.wait()
-
-    def _state(self):
-        jobs = running_jobs()
-        if not jobs:
-            return None
-        connection = http.client.HTTPConnection(jobs[0].address, timeout=10)
-        with contextlib.closing(connection):
-            connection.request(
-                "GET", "/state.json", headers={"Authorization": f"Bearer {jobs[0].token}"}
-            )
-            return json.loads(connection.getresponse().read())
+        for process in self.started:
+            kill_group(process.pid)
+            process.communicate()
 
 
 @pytest.fixture
@@ -110,15 +101,9 @@ def program(tmp_path, monkeypatch):
         started.kill()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_a_job_is_watched_from_its_first_step_over_a_loss_to_its_end(program):
-    state = program.state_when(
-        lambda state: (
-            all(worker["state"] == "running" for worker in state["workers"])
-            and state["loss"] is not None
-            and state["examples_per_second"] is not None
-        )
-    )
+    state = program.state_when(functools.partial(all_run, 2))
     assert [worker["name"] for worker in state["workers"]] == ["worker 0", "worker 1"]
     assert all(worker["memory_bytes"] > 2**20 for worker in state["workers"])
     assert all(worker["step_seconds"]["p50"] >= 0.02 for worker in state["workers"])
@@ -132,6 +117,7 @@ def test_a_job_is_watched_from_its_first_step_over_a_loss_to_its_end(program):
     )
     try:
         lose_a_worker(program, state)
+        let_one_join(program)
         look_at_the_page(program)
         code, output = program.end()
         printed, said = watching.communicate(timeout=SECONDS)
@@ -142,18 +128,43 @@ def test_a_job_is_watched_from_its_first_step_over_a_loss_to_its_end(program):
     assert "The job has ended: exit code 130 (SIGINT)" in printed
     assert running_jobs() == []
     assert "monitor" not in output  # nobody has asked for anything
+    look_at_the_messages(output)
 
 
 def lose_a_worker(program, state):
     """Kills a worker, and sees the other one go on alone, and then the lost one come back."""
     before = state["step"]
-    os.kill(state["workers"][1]["process"], signal.SIGKILL)
+    os.kill(state["workers"][0]["process"], signal.SIGKILL)
     state = program.state_when(
-        lambda state: state["recoveries"] == 2 and state["workers"][1]["state"] == "running"
+        lambda state: state["recoveries"] == 2 and state["workers"][0]["state"] == "running"
     )
     assert state["step"] >= before
     assert state["last_recovery_seconds"] > 0
-    assert any("worker 1 was lost (SIGKILL)" in event["text"] for event in state["events"])
+    assert any("worker 0 was lost (SIGKILL)" in event["text"] for event in state["events"])
+
+
+def let_one_join(program):
+    """Adds a worker by another command, which reports as the others do."""
+    folder = program.folder / "job"
+    token, address = ((folder / name).read_text().strip() for name in ("token", "address"))
+    program.start("--join", address, UNISON_ELASTIC_TOKEN=token)
+    state = program.state_when(functools.partial(all_run, 3))
+    joined = state["workers"][2]
+    assert joined["name"].startswith("worker 0 of ")
+    assert joined["step"] > 0
+    assert joined["memory_bytes"] > 2**20
+    assert len(running_jobs()) == 1  # the command shows nothing by itself
+
+
+def look_at_the_messages(output):
+    """Each event is one line of one worker, which says who it is, and at which place now."""
+    said = re.findall(r"unison (worker \d[^:]*): (View \d+: \d workers go on together)", output)
+    assert [words.split(": ")[1] for _, words in said] == [
+        f"{count} workers go on together" for count in (2, 1, 2, 3)
+    ]
+    names = [name for name, _ in said]
+    # Who has been in the group before comes first.
+    assert names == ["worker 0 (index 0)", *["worker 1 (index 0)"] * 3]
 
 
 def look_at_the_page(program):
@@ -173,9 +184,9 @@ def look_at_the_page(program):
         check=False,
     )
     shown = html.unescape(finished.stdout)
-    assert "2 of 2 workers run" in shown, finished.stderr
+    assert "3 of 3 workers run" in shown, finished.stderr
     assert re.search(r"<td>worker 1</td><td>running</td>", shown)
     assert re.search(r"<dt>loss</dt><dd>[\d.]+", shown)
     assert shown.count("<svg") == 2  # loss and examples/s
-    assert "worker 1 was lost (SIGKILL)" in shown
+    assert "worker 0 was lost (SIGKILL)" in shown
     assert re.search(r"<title>\S*train.py", shown)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from unison.runtime import launch
+from warm_workers import launch
 
 SECONDS = 150
 
@@ -21,6 +21,7 @@ def train(folder):
 
     import unison
     import unison.keras
+    import unison.tf
     from unison.strategies import tuning
 
     tuning._PACKS, tuning._ROUNDS = (2**20,), 2
@@ -40,7 +41,8 @@ def train(folder):
     tuned = weights_after_fit(strategy)
     chosen = strategy.communication_options
     seen = unison.keras.TensorBoard(folder, profile_batch=(3, 4))
-    told = weights_after_fit(strategy, [seen])
+    as_tensorflow = unison.tf.keras.callbacks.TensorBoard(f"{folder}/tf", profile_batch=(6, 7))
+    told = weights_after_fit(strategy, [seen, as_tensorflow])
     return {
         "chosen": [chosen.method.name, chosen.bytes_per_pack, chosen.compresses],
         "settled": strategy.tuning.has_settled,
@@ -73,9 +75,10 @@ def test_tuned_steps_train_as_others_and_leave_equal_weights(folder):
         np.testing.assert_allclose(tuned, after, rtol=1e-4, atol=1e-5)
 
 
-def test_the_workers_are_in_one_trace_on_one_clock(folder):
+@pytest.mark.parametrize("board", [".", "tf"])
+def test_the_workers_are_in_one_trace_on_one_clock(board, folder):
     results(folder)
-    with gzip.open(folder / "profile" / "trace.json.gz") as file:
+    with gzip.open(folder / board / "profile" / "trace.json.gz") as file:
         said = json.load(file)
     events, workers = said["traceEvents"], said["metadata"]["workers"]
     assert [worker["worker"] for worker in workers] == [0, 1]
@@ -89,6 +92,7 @@ def test_the_workers_are_in_one_trace_on_one_clock(folder):
     assert max(map(min, spans)) < min(map(max, spans))  # at the same time
 
 
-def test_one_worker_writes_what_tensorboard_reads(folder):
+@pytest.mark.parametrize("board", [".", "tf"])
+def test_one_worker_writes_what_tensorboard_reads(board, folder):
     results(folder)
-    assert len(list((folder / "train").glob("events.out.tfevents.*"))) == 1
+    assert len(list((folder / board / "train").glob("events.out.tfevents.*"))) == 1

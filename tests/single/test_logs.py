@@ -2,6 +2,8 @@
 
 import logging
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import unison
@@ -9,12 +11,12 @@ from unison.runtime import logs
 
 
 @pytest.fixture(autouse=True)
-def as_before():
+def as_before(monkeypatch):
     logger = logging.getLogger("unison")
     before = logger.level, logger.propagate, list(logger.handlers)
+    monkeypatch.setattr(logs, "_name", "")
     yield
     logger.level, logger.propagate, logger.handlers[:] = before
-    logs.say_who("")
 
 
 def lines(capsys):
@@ -59,3 +61,62 @@ def test_a_checkpoint_that_is_written_and_restored_is_an_event(monkeypatch, caps
     saved, restored = lines(capsys)
     assert f"checkpoint {path} is written: 2 variables" in saved
     assert f"checkpoint {path} is restored" in restored
+
+
+def test_who_says_its_name_shows_what_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setenv("UNISON_LOG", "info")
+    logs.say_who("worker 2 (index 1)")  # before there is a strategy
+    logging.getLogger("unison").info("View 3")
+    (line,) = lines(capsys)
+    assert line.endswith(" unison worker 2 (index 1): View 3")
+
+
+def train(strategy):
+    """What happens in any training, and matters to nobody."""
+    import keras
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((8, 2), np.float32)
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+    model.predict(x, verbose=0)
+
+    for _ in range(3):
+        strategy.run(unison.aggregate, args=(unison.PerReplica([1.0, 2.0]),))
+
+
+def trace_again_and_again(strategy):
+    for size in range(1, 12):
+        strategy.run(lambda x: x + 1, args=(np.ones(size, np.float32),))
+
+
+def fall_back(strategy):
+    @unison.Function
+    def positive(x):
+        return x if x > 0 else -x
+
+    for _ in range(3):
+        positive(jnp.float32(-1))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (train, None),
+        (trace_again_and_again, "has been traced and compiled 8 times"),
+        (fall_back, "is not compiled. It runs step by step"),
+    ],
+)
+@pytest.mark.parametrize("level", ["warning", "info"])
+def test_an_event_is_one_line_and_nothing_else_is_said(what, said, level, monkeypatch, capsys):
+    monkeypatch.setenv("UNISON_LOG", level)
+    what(unison.MirroredStrategy(["CPU:0", "CPU:1"]))
+    found = [line for line in lines(capsys) if " unison " in line]
+    assert [said in line for line in found] == ([] if said is None else [True])
+
+
+def test_debug_says_more(monkeypatch, capsys):
+    monkeypatch.setenv("UNISON_LOG", "debug")
+    train(unison.MirroredStrategy(["CPU:0", "CPU:1"]))
+    assert any(" unison debug: A SUM of " in line for line in lines(capsys))

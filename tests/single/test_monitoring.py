@@ -1,5 +1,6 @@
 """`unison.monitoring`: what is counted in a worker, what is made of it, and who may see it."""
 
+import atexit
 import base64
 import contextlib
 import hashlib
@@ -7,11 +8,14 @@ import http.client
 import json
 import math
 import os
+import queue
 import re
 import socket
 import stat
+import textwrap
 import threading
 import time
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,13 +26,16 @@ from monitoring_reports import told, watched
 from unison.monitoring import meter as meters
 from unison.monitoring import page, reporting, running_jobs
 from unison.monitoring.collector import Collector
-from unison.monitoring.job import Curve, WatchedJob
+from unison.monitoring.job import Curve
 from unison.monitoring.launcher import Monitored
 from unison.monitoring.meter import Meter
 from unison.monitoring.process import SentBytes
 from unison.monitoring.prometheus import exposition
 from unison.monitoring.reporting import Reporter
-from unison.runtime.launching import Program
+from unison.runtime.elastic.membership import Membership
+from unison.runtime.elastic.register import Register
+from unison.runtime.launching import Job, Program
+from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.strategies import observing
 
 
@@ -55,7 +62,8 @@ def own_folder(monkeypatch, tmp_path):
 
 
 def worker_in(job, name):
-    return next(worker for worker in job.as_dict()["workers"] if worker["name"] == name)
+    known = job.job if isinstance(job, Monitored) else job
+    return next(worker for worker in known.as_dict()["workers"] if worker["name"] == name)
 
 
 # -- in the worker -----------------------------------------------------------------------------
@@ -123,6 +131,8 @@ def test_a_loss_that_is_not_computed_or_deleted_is_not_read(meter):
     meter.note_loss(value)
     value.delete()
     assert meter.loss() is None
+    meter.note_loss("a word")
+    assert meter.loss() is None
 
 
 def test_a_step_costs_microseconds():
@@ -137,12 +147,11 @@ def test_a_step_costs_microseconds():
 
 
 def test_what_a_program_reports_itself_is_told(monkeypatch, meter):
-    reporter = Reporter("127.0.0.1:1", "token", "worker 3")
+    reporter = Reporter(send=lambda told: None)
     monkeypatch.setattr(reporting, "_reporter", reporter)
     unison.monitoring.report(jnp.float32(0.25), step=7, examples=70)
     gathered = reporter.gathered()
-    assert {name: gathered[name] for name in ("worker", "steps", "examples", "loss")} == {
-        "worker": "worker 3",
+    assert {name: gathered[name] for name in ("steps", "examples", "loss")} == {
         "steps": 7,
         "examples": 70,
         "loss": (7, 0.25),
@@ -154,46 +163,151 @@ def test_without_somebody_who_watches_a_report_does_nothing():
     unison.monitoring.report(loss=jnp.ones(()))
 
 
-def test_who_looks_at_the_steps_already_is_not_replaced(monkeypatch, meter):
-    monkeypatch.setenv(reporting.VARIABLE, json.dumps({"address": "127.0.0.1:1", "worker": "w"}))
-    monkeypatch.setenv(reporting.TOKEN_VARIABLE, "token")
-    monkeypatch.setattr(Reporter, "start", lambda self: None)
+@pytest.fixture
+def pipe(monkeypatch):
+    """A pipe to which this process has been told to report, and which nobody does yet."""
     monkeypatch.setattr(reporting, "_reporter", None)
-    reporting.start_if_asked()
-    assert observing.step_observer is meter
-    assert reporting.VARIABLE not in os.environ  # its children are no workers
-    assert reporting.TOKEN_VARIABLE not in os.environ
+    monkeypatch.setattr(observing, "step_observer", None)
+    reading, writing = os.pipe()
+    monkeypatch.setenv(REPORTS_VARIABLE, f"{writing}:{os.fstat(writing).st_ino}")
+    with open(reading, "rb") as lines:
+        yield lines
+        if reporting._reporter is not None:
+            reporting._reporter.end()
+            atexit.unregister(reporting._reporter.end)
+        with contextlib.suppress(OSError):
+            os.close(writing)
 
 
-@pytest.mark.parametrize("said", ["", "{}", "[]", '{"address": "x"}'])
-def test_a_variable_that_cannot_be_read_does_not_end_a_program(monkeypatch, said):
-    monkeypatch.setenv(reporting.VARIABLE, said)
-    monkeypatch.setenv(reporting.TOKEN_VARIABLE, "token")
-    monkeypatch.setattr(reporting, "_reporter", None)
-    reporting.start_if_asked()
-    assert reporting._reporter is None
+def test_importing_starts_nothing_and_the_first_strategy_does():
+    program = """
+        import os, threading
+        own = lambda: {name: os.environ[name] for name in os.environ if "UNISON" in name}
+        named = lambda: [t.name for t in threading.enumerate() if "unison" in t.name]
+        before = own()
+        import unison, unison.keras, unison.monitoring
+        print(named(), own() == before, unison.strategies.observing.step_observer)
+        unison.OneDeviceStrategy("CPU:0")
+        print(named(), unison.strategies.observing.step_observer is not None)
+    """
+    lines, reports = [], []
+    started = Program(
+        ["-c", textwrap.dedent(program)], {}, on_report=lambda line, ahead: reports.append(line)
+    )
+    with Job([started], lambda _, line: lines.append(line)) as job:
+        assert job.wait(100) is None
+    assert lines == ["[] True None", "['unison-monitor'] True"]
+    assert [json.loads(report)["has_ended"] for report in reports][-1] is True
 
 
-def test_a_worker_does_not_notice_that_nobody_hears_it(monkeypatch):
+def test_reports_go_to_the_pipe_and_no_other_process_is_told_of_it(pipe, monkeypatch, meter):
     monkeypatch.setattr(reporting, "EVERY", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-    reporter = Reporter(address, "token", "worker 0")
-    reporter.start()
+    unison.OneDeviceStrategy("CPU:0")
+    assert observing.step_observer is meter  # who looks at the steps already is not replaced
+    assert REPORTS_VARIABLE not in os.environ
+    first, second = (json.loads(pipe.readline()) for _ in range(2))
+    assert first["process"] == os.getpid()
+    assert first["now"] < second["now"]
+
+
+def test_in_a_group_that_changes_reports_go_to_its_register(monkeypatch):
+    monkeypatch.setattr(reporting, "_reporter", None)
+    monkeypatch.setattr(reporting, "EVERY", 0.01)
+    monkeypatch.setenv(reporting.ELASTIC_VARIABLE, "1")
+    told = queue.Queue()
+    reporting.start_if_asked()  # with no strategy that has a group
+    assert reporting._reporter is None
+    strategy = types.SimpleNamespace(group=types.SimpleNamespace(report=told.put))
+    reporting.start_if_asked(strategy)
+    try:
+        assert told.get(timeout=20)["process"] == os.getpid()
+    finally:
+        reporting._reporter.end()
+        atexit.unregister(reporting._reporter.end)
+
+
+def test_the_register_passes_reports_on_with_the_names_that_it_knows():
+    told = queue.Queue()
+    waits = {"heartbeat_timeout": 20.0, "wait": 20.0}
+    about = {"name": "worker 0", "host": "here", "replicas": 1, "slot": 0, "software": {}}
+    with Register(
+        1,
+        1,
+        token="secret",
+        start_timeout=20.0,
+        on_event=lambda event: None,
+        on_report=lambda *said: told.put(said),
+        **waits,
+    ) as register:
+        worker = Membership(register.address, "secret", about, "127.0.0.1:5000", **waits)
+        worker.enter()
+        worker.report({"worker": "another", "steps": 7})
+        assert told.get(timeout=20) == ("worker 0", {"worker": "another", "steps": 7})
+        worker.regroup(step=None)
+        worker.confirm()  # nothing else has changed
+        worker.done()
+        worker.close()
+
+
+@pytest.mark.parametrize("said", ["", "7", "x:y", "9999:1", "{}:1"])
+def test_a_variable_that_names_no_pipe_does_not_end_a_program(monkeypatch, said, tmp_path):
+    monkeypatch.setattr(reporting, "_reporter", None)
+    with (tmp_path / "file").open("w") as other:  # now a file has the number that the pipe had
+        monkeypatch.setenv(REPORTS_VARIABLE, said.format(other.fileno()))
+        reporting.start_if_asked()
+    assert reporting._reporter is None
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_worker_does_not_notice_that_nobody_hears_it(pipe, monkeypatch):
+    monkeypatch.setattr(reporting, "EVERY", 0.01)
+    pipe.close()
+    reporting.start_if_asked()
+    reporter = reporting._reporter
     reporter._thread.join(20)
     assert not reporter._thread.is_alive()  # it has given up
     reporter.end()
 
 
+def test_a_launcher_that_is_stopped_does_not_keep_a_program_from_ending(pipe, monkeypatch):
+    monkeypatch.setattr(reporting, "EVERY", 0.0)
+    monkeypatch.setattr(reporting, "_LAST_WORD", 0.01)
+    writing = int(os.environ[REPORTS_VARIABLE].partition(":")[0])
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(1000))
+    os.set_blocking(writing, True)
+    reporting.start_if_asked()
+    reporting._reporter.end()
+    assert reporting._reporter._thread.is_alive()  # it waits for somebody to read
+
+
+def test_a_value_that_cannot_be_read_now_is_no_end_of_the_reports(monkeypatch):
+    monkeypatch.setattr(reporting, "EVERY", 0.01)
+    told = queue.Queue()
+    reporter = Reporter(told.put)
+    answers = iter([RuntimeError("deleted"), None])
+    monkeypatch.setattr(reporter.meter, "loss", lambda: raised(next(answers, None)))
+    reporter.start()
+    assert told.get(timeout=20)["loss"] is None
+    reporter.end()
+
+
+def raised(error):
+    if error is not None:
+        raise error
+
+
 def test_the_last_report_comes_when_the_program_ends(monkeypatch):
-    with Collector(WatchedJob("train.py", "workers", ["worker 0"])) as collector:
-        reporter = Reporter(collector.address, collector.report_token, "worker 0")
-        reporter.start()
-        monkeypatch.setattr(reporting, "_LAST_WORD", 20.0)
-        reporter.meter.count_to(5)
-        reporter.end()
-        (worker,) = collector.state()["workers"]
-    assert (worker["state"], worker["step"]) == ("ended", 5)
+    monkeypatch.setattr(reporting, "_LAST_WORD", 20.0)
+    monitored = Monitored("train.py", "workers", ["worker 0"])
+    reporter = Reporter(lambda told: monitored.hear("worker 0", told))
+    reporter.start()
+    reporter.meter.count_to(5)
+    reporter.end()
+    assert worker_in(monitored, "worker 0")["state"] == "ended"
+    assert worker_in(monitored, "worker 0")["step"] == 5
 
 
 def test_the_bytes_that_connections_have_sent_are_counted_also_of_closed_ones():
@@ -379,7 +493,7 @@ def ask(collector, path, *, token=None, method="GET", body=None, **headers):
         return answer.status, answer.read().decode(), answer.headers
 
 
-@pytest.mark.parametrize("path", ["/", "/state.json", "/metrics", "/nowhere", "/report"])
+@pytest.mark.parametrize("path", ["/", "/state.json", "/metrics", "/nowhere"])
 @pytest.mark.parametrize("token", [None, "wrong", ""])
 def test_nobody_sees_a_job_without_its_token(collector, path, token):
     status, said, _ = ask(collector, path, token=token)
@@ -402,26 +516,30 @@ def test_a_page_of_the_web_cannot_ask_under_a_name_of_its_own(collector):
     assert status == 200
 
 
-def test_who_may_see_a_job_may_not_report_to_it_and_the_other_way_round(collector):
+def test_nobody_reports_over_the_network(collector):
     body = json.dumps(told(steps=77))
-    assert ask(collector, "/report", token=collector.token, method="POST", body=body)[0] == 403
-    assert ask(collector, "/state.json", token=collector.report_token)[0] == 403
+    status, _, _ = ask(collector, "/report", token=collector.token, method="POST", body=body)
+    assert status == 501
     assert worker_in(collector.job, "worker 0")["step"] == 10
-    report = {"token": collector.report_token, "method": "POST", "body": body}
-    assert ask(collector, "/report", **report)[0] == 204
-    assert worker_in(collector.job, "worker 0")["step"] == 77
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [("{", 400), ("[]", 400), ("[" * 100_000, 400), ("x" * (2**20 + 1), 413)]
-)
-def test_what_cannot_be_read_is_answered_and_changes_nothing(collector, body, status):
-    before = collector.job.as_dict()["workers"]
-    report = {"token": collector.report_token, "method": "POST", "body": body}
-    with contextlib.suppress(ConnectionError):  # of the long one, not all is read
-        assert ask(collector, "/report", **report)[0] == status
-    after = collector.job.as_dict()["workers"]
-    assert [worker["step"] for worker in after] == [worker["step"] for worker in before]
+def test_times_of_another_machine_are_those_of_this_ones_clock():
+    with Monitored("train.py", "workers", ["worker 0", "worker 1"]) as monitored:
+        here, there = monitored.programs([Program(["train.py"], {})] * 2)
+        for now, steps in ((1000.0, 0), (1010.0, 100)):
+            here.on_report(json.dumps(told(now=now, steps=steps)).encode(), 0.0)
+            there.on_report(json.dumps(told(now=now + 5.0, steps=steps)).encode(), 5.0)
+    assert monitored.job.as_dict()["stragglers"] == []
+    assert worker_in(monitored, "worker 0")["phases"]["others"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"7", b"[" * 100_000, b"{}", b"\xff"])
+def test_what_cannot_be_read_changes_nothing(own_folder, line):
+    with Monitored("train.py", "workers", ["worker 0"]) as monitored:
+        (program,) = monitored.programs([Program(["train.py"], {})])
+        program.on_report(json.dumps(told("another", steps=3)).encode(), 0.0)
+        program.on_report(line, 0.0)
+    assert worker_in(monitored, "worker 0")["step"] == 3  # a name is what the launcher says
 
 
 def test_there_are_metrics_for_prometheus(collector):

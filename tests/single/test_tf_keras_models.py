@@ -1,5 +1,7 @@
 """Models as programs of Keras 2 use them: arguments, callbacks, files, and their own steps."""
 
+import gzip
+import json
 import os
 
 import keras
@@ -9,6 +11,7 @@ import pytest
 import unison.tf as tf
 from keras_comparison import assert_close
 from unison.keras.trainer import trainer_of
+from unison.runtime import process_group
 
 X = np.random.default_rng(0).normal(size=(21, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -255,6 +258,37 @@ def test_tensorboard_writes_events_and_does_not_make_steps_wait(two_replicas, tm
     assert os.listdir(tmp_path / "logs" / "train")
     assert os.listdir(tmp_path / "logs" / "validation")
     assert board.on_train_batch_end._is_default
+
+
+@pytest.mark.parametrize("profiled", [2, (2, 3), "2,3", (2, 500)])
+def test_tensorboard_profiles_all_workers_into_one_trace(profiled, two_replicas, tmp_path):
+    pytest.importorskip("tensorboardX")
+    with two_replicas.scope():
+        model = compiled()
+    board = tf.keras.callbacks.TensorBoard(tmp_path, profile_batch=profiled)
+    model.fit(X, Y, batch_size=len(X) // 4, epochs=1, verbose=0, callbacks=[board])
+    with gzip.open(tmp_path / "profile" / "trace.json.gz") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert "backward" in names  # of so small a model, other regions may be in one operation with it
+    assert not (tmp_path / "train" / "plugins").exists()  # Keras' own profile
+    (written,) = (tmp_path / "train").glob("events.out.tfevents.*")
+    assert b"profile/backward_milliseconds" in written.read_bytes()
+
+
+def test_tensorboard_writes_nothing_on_workers_but_the_first(monkeypatch, two_replicas, tmp_path):
+    pytest.importorskip("tensorboardX")
+    with two_replicas.scope():
+        model = compiled()
+    monkeypatch.setattr(process_group, "index", lambda: 1)
+    board = tf.keras.callbacks.TensorBoard(tmp_path / "logs", histogram_freq=1, update_freq=1)
+    model.fit(X, Y, epochs=1, verbose=0, validation_data=(X, Y), callbacks=[board])
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("profiled", [(3, 2), -1, (1, 2, 3)])
+def test_tensorboard_says_which_batches_it_can_profile(profiled, tmp_path):
+    with pytest.raises(ValueError, match="profile_batch must be a non-negative integer or 2-tuple"):
+        tf.keras.callbacks.TensorBoard(tmp_path, profile_batch=profiled)
 
 
 # -- files ----------------------------------------------------------------------------------

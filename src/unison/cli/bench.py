@@ -14,6 +14,7 @@ from unison.benching import showing
 from unison.benching.points import Point, Scaling, SizeError, points
 from unison.benching.results import NoResultsError, Results, this_machine
 from unison.benching.sweep import MeasurementError, Place, Sweep, Target, visible_gpus
+from unison.cli import programs, ray_places
 from unison.cli.errors import CommandError
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
@@ -100,10 +101,7 @@ def add_command(commands: Any) -> None:
         metavar="SECONDS",
         help="for a round of one size (default: 600)",
     )
-    of_ray = parser.add_argument_group("on a Ray cluster", "with --workers")
-    of_ray.add_argument("--address", metavar="RAY", help="the cluster, as for `unison run`")
-    of_ray.add_argument("--cpus-per-worker", type=_positive, metavar="CPUS", help="see there")
-    of_ray.add_argument("--gpus-per-worker", type=_positive, metavar="GPUS", help="see there")
+    ray_places.add_arguments(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -111,12 +109,7 @@ def add_command(commands: Any) -> None:
         metavar="FOLDER",
         help="where results.json, report.html and scaling.png go (default: unison-bench)",
     )
-    parser.add_argument("--no-color", action="store_true", help="print without colours")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
-    parser.add_argument("target", metavar="MODEL|SCRIPT", help="what is measured")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's arguments"
-    )
+    programs.add_arguments(parser, "target", "MODEL|SCRIPT", "what is measured")
     parser.set_defaults(run=_run)
 
 
@@ -124,6 +117,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.target == _COMPARE and not options.module:
         return _compare(options.arguments, options.no_color)
     target = _target(options)
+    ray_places.check(options)
     console = Console(no_color=True if options.no_color else None, highlight=False)
     try:
         sizes = points(*_sizes(options, target))
@@ -199,12 +193,6 @@ def _places(options: argparse.Namespace) -> list[tuple[int, int]]:
         ):
             if given is not None:
                 raise CommandError(f"{name} is for several processes: give --workers, too.")
-        for name, given in (
-            ("--cpus-per-worker", options.cpus_per_worker),
-            ("--gpus-per-worker", options.gpus_per_worker),
-        ):
-            if given is not None:
-                raise CommandError(f"{name} is for Ray clusters: give --address, too.")
         return [(1, devices) for devices in options.devices or _powers_of_two()]
     if options.devices is not None:
         raise CommandError(

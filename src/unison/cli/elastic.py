@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from unison.cli import elastic_options, top
 from unison.cli.elastic_story import Story
 from unison.cli.errors import CommandError
-from unison.cli.ray_places import on_ray, script_on_this_machine
+from unison.cli.programs import program_of, script_of
+from unison.cli.ray_places import on_ray
 from unison.cli.terminal import Terminal
+from unison.monitoring.reporting import ELASTIC_VARIABLE
 from unison.runtime.addresses import LOOPBACK, address_towards, split_address
 from unison.runtime.elastic.environment import TOKEN_VARIABLE, ElasticEnvironment
 from unison.runtime.elastic.protocol import REGISTER_LOST
@@ -107,7 +109,7 @@ class _Supervision:
             )
             job = ends.enter_context(
                 ElasticJob(
-                    self._monitored.programs(_programs(options, places.script, environments)),
+                    _programs(options, places.script, environments),
                     self._group,
                     self._terminal.show,
                     self._hear,
@@ -138,7 +140,7 @@ class _Supervision:
         if options.address is None:
             guard = ends.enter_context(Guard(self._grace, [self._folder.workers_lock]))
             return _Places(
-                script_on_this_machine(options),
+                script_of(options),
                 [options.host or host] * self._workers,
                 None,
                 functools.partial(ProcessWorker, guard=guard),
@@ -173,6 +175,7 @@ class _Supervision:
                 start_timeout=_SECONDS_TO_START,
                 on_event=self._hear,
                 ends_after_errors=not options.restarts_on_error,
+                on_report=self._monitored.hear,
             )
         except OSError as error:
             raise CommandError(
@@ -197,8 +200,7 @@ class _Supervision:
 
     def _say_how_to_join(self, address: str) -> None:
         token = shlex.quote(str(self._folder.path / "token"))
-        script = ["-m"] if self._options.module else []
-        program = shlex.join([*script, self._options.script, *self._options.arguments])
+        program = shlex.join(program_of(self._options))
         self._say(
             f"more workers: {TOKEN_VARIABLE}=$(cat {token}) unison run --join {address} {program}"
         )
@@ -287,7 +289,7 @@ def _join(options: argparse.Namespace, terminal: Terminal) -> int:
     with (
         Guard(grace) as guard,
         ElasticJob(
-            _programs(options, script_on_this_machine(options), environments),
+            _programs(options, script_of(options), environments),
             group,
             terminal.show,
             hear,
@@ -321,7 +323,8 @@ def _told(options: argparse.Namespace, register: str, token: str) -> ElasticEnvi
 def _programs(
     options: argparse.Namespace, script: list[str], environments: list[dict[str, str]]
 ) -> list[Program]:
-    return [Program(["-u", *script, *options.arguments], own) for own in environments]
+    watched = {} if options.no_monitor else {ELASTIC_VARIABLE: "1"}
+    return [Program(["-u", *script, *options.arguments], own | watched) for own in environments]
 
 
 def _explain(job: ElasticJob, terminal: Terminal, what: str) -> None:

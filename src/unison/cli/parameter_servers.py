@@ -13,6 +13,7 @@ from rich.text import Text
 
 from unison.cli import elastic_options, top
 from unison.cli.errors import CommandError
+from unison.cli.programs import program_of
 from unison.cli.terminal import Terminal
 from unison.monitoring.launcher import Monitored
 from unison.runtime.addresses import LOOPBACK, split_address
@@ -156,14 +157,13 @@ def _run(
         checkpoints = os.path.abspath(checkpoints)
         os.makedirs(checkpoints, exist_ok=True)
     key = _key(options)
-    script = ["-m", options.script] if options.module else [options.script]
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script))
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     programs = []
     for task in tasks:
         environment = task_environment(cluster, task, key, threads, checkpoints)
         if task.job == "chief":
-            arguments = ["-u", *script, *options.arguments]
+            arguments = ["-u", *program_of(options)]
         else:
             # The modules beside the program: a dataset's function may need them.
             arguments, environment["PYTHONPATH"] = ["-u", "-m", SERVING], path

@@ -1,4 +1,4 @@
-"""Where `unison run --address` starts a program's workers."""
+"""Where `--address` starts a program's workers: its options, and the places on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,12 +6,43 @@ import argparse
 import contextlib
 import os
 
+from unison.cli.errors import CommandError
+from unison.cli.programs import script_of
 from unison.runtime.launching import RayNodes, Room
 
 
-def script_on_this_machine(options: argparse.Namespace) -> list[str]:
-    """Returns what Python is started with here, without the program's arguments."""
-    return ["-m", options.script] if options.module else [options.script]
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of workers on a Ray cluster."""
+    group = parser.add_argument_group("on a Ray cluster")
+    group.add_argument(
+        "--address",
+        metavar="RAY",
+        help="start the workers there: auto, HOST:PORT from one of its nodes, or ray://HOST:PORT "
+        "from elsewhere; the program's folder is sent there",
+    )
+    group.add_argument(
+        "--cpus-per-worker",
+        type=int,
+        metavar="CPUS",
+        help="how many of its CPUs a worker takes (default: its share of a node's)",
+    )
+    group.add_argument("--gpus-per-worker", type=int, metavar="GPUS", help="the same for GPUs")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses what cannot be had.
+
+    Raises:
+        CommandError: It says what, and the mend.
+    """
+    for name, number, least in (
+        ("--cpus-per-worker", options.cpus_per_worker, 1),
+        ("--gpus-per-worker", options.gpus_per_worker, 0),
+    ):
+        if number is not None and number < least:
+            raise CommandError(f"Expected at least {least} for {name}. Received: {number}")
+        if number is not None and options.address is None:
+            raise CommandError(f"{name} is for Ray clusters. Give --address, or leave it out.")
 
 
 def on_ray(
@@ -31,7 +62,7 @@ def on_ray(
     Returns:
         What Python is started with there, and the nodes.
     """
-    script = script_on_this_machine(options)
+    script = script_of(options)
     folder = os.getcwd()
     if not options.module:
         folder, name = os.path.split(os.path.abspath(options.script))

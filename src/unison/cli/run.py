@@ -9,9 +9,8 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from unison.cli import elastic, elastic_options, parameter_servers, top
+from unison.cli import elastic, elastic_options, parameter_servers, programs, ray_places, top
 from unison.cli.errors import CommandError
-from unison.cli.ray_places import on_ray, script_on_this_machine
 from unison.cli.recipes import RECIPES, Asked, local_environments
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
@@ -59,19 +58,6 @@ def add_command(commands: Any) -> None:
         "address, which others cannot reach)",
     )
     parser.add_argument(
-        "--address",
-        metavar="RAY",
-        help="start the workers on a Ray cluster: auto, HOST:PORT from one of its nodes, or "
-        "ray://HOST:PORT from elsewhere; the program's folder is sent there",
-    )
-    parser.add_argument(
-        "--cpus-per-worker",
-        type=int,
-        metavar="CPUS",
-        help="how many of a Ray cluster's CPUs a worker takes (default: its share of a node's)",
-    )
-    parser.add_argument("--gpus-per-worker", type=int, metavar="GPUS", help="the same for GPUs")
-    parser.add_argument(
         "--timeout",
         type=float,
         metavar="SECONDS",
@@ -82,15 +68,11 @@ def add_command(commands: Any) -> None:
         choices=sorted(RECIPES),
         help="start nothing, and print how to start the workers there",
     )
+    ray_places.add_arguments(parser)
     elastic_options.add_arguments(parser)
     parameter_servers.add_arguments(parser)
     top.add_option(parser)
-    parser.add_argument("--no-color", action="store_true", help="print without colours")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
-    parser.add_argument("script", metavar="SCRIPT", help="the program")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's arguments"
-    )
+    programs.add_arguments(parser)
     parser.set_defaults(run=_run)
 
 
@@ -105,10 +87,10 @@ def _run(options: argparse.Namespace) -> int:
         if parameter_servers.is_asked(options):
             return parameter_servers.run(options)
         with contextlib.ExitStack() as places:
-            programs, start = _placed(options, places)
-            names = [f"worker {index}" for index in range(len(programs))]
+            of_workers, start = _placed(options, places)
+            names = [f"worker {index}" for index in range(len(of_workers))]
             monitored = places.enter_context(top.monitored(options, "workers", names))
-            job = _Run(monitored.programs(programs), start, options.no_color)
+            job = _Run(monitored.programs(of_workers), start, options.no_color)
             code = job.wait(options.timeout)
             monitored.ended(code)
             return code
@@ -122,20 +104,12 @@ def _check(options: argparse.Namespace) -> None:
     for name, number, least in (
         ("-n", options.workers, 0 if elastic_options.may_start_nobody(options) else 1),
         ("--devices-per-worker", options.devices_per_worker, 1),
-        ("--cpus-per-worker", options.cpus_per_worker, 1),
-        ("--gpus-per-worker", options.gpus_per_worker, 0),
     ):
         if number is not None and number < least:
             raise CommandError(f"Expected at least {least} for {name}. Received: {number}")
     if not options.module and not os.path.isfile(options.script):
         raise CommandError(f"There is no program {options.script!r}.")
-    of_ray = {
-        "--cpus-per-worker": options.cpus_per_worker,
-        "--gpus-per-worker": options.gpus_per_worker,
-    }
-    for name, given in of_ray.items():
-        if given is not None and options.address is None:
-            raise CommandError(f"{name} is for Ray clusters. Give --address, or leave it out.")
+    ray_places.check(options)
     if options.address is not None and options.host is not None:
         raise CommandError("--host is for workers on this machine: leave it out with --address.")
     elastic_options.check(options)
@@ -145,7 +119,7 @@ def _check(options: argparse.Namespace) -> None:
 def _asked(options: argparse.Namespace) -> Asked:
     """Returns what the recipes are made of."""
     return Asked(
-        program=[*(["-m"] if options.module else []), options.script, *options.arguments],
+        program=programs.program_of(options),
         workers=options.workers,
         devices_per_worker=options.devices_per_worker,
         host=options.host or LOOPBACK,
@@ -157,11 +131,11 @@ def _placed(
 ) -> tuple[list[Program], Start]:
     """Returns what the workers run, and how each is started."""
     if options.address is None:
-        script = script_on_this_machine(options)
+        script = programs.script_of(options)
         start: Start = ProcessWorker
         environments = local_environments(_asked(options))
     else:
-        script, nodes = on_ray(options, places, options.workers)
+        script, nodes = ray_places.on_ray(options, places, options.workers)
         start = nodes.start
         environments = worker_environments(nodes.cluster, options.devices_per_worker, nodes.cores)
     return [Program(["-u", *script, *options.arguments], own) for own in environments], start

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unison.cli.errors import CommandError
+from unison.cli.programs import program_of
 from unison.monitoring.launcher import Monitored
 from unison.monitoring.running_jobs import RunningJob, running_jobs
 from unison.planning.memory import in_units
@@ -42,7 +43,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
         help="watch a running job",
-        description="Shows what the workers of a job do that `unison run` has started on this "
+        description="Shows what the workers of a job do whose `unison run` runs on this "
         "machine: steps, examples/s, the times of steps, who keeps the others waiting and why, "
         "memory, and the loss. Ctrl-C ends the showing, and not the job.",
     )
@@ -69,15 +70,8 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def monitored(options: argparse.Namespace, kind: str, workers: list[str]) -> Monitored:
-    """Returns what lets others watch the job that `unison run` is about to start.
-
-    The nodes of a Ray cluster do not reach this machine's loopback address: jobs there are not
-    watched.
-    """
-    module = ["-m"] if options.module else []
-    program = shlex.join([*module, options.script, *options.arguments])
-    is_wanted = not options.no_monitor and options.address is None
-    return Monitored(program, kind, workers, is_wanted)
+    """Returns what lets others watch the job that `unison run` is about to start."""
+    return Monitored(shlex.join(program_of(options)), kind, workers, not options.no_monitor)
 
 
 def _run(options: argparse.Namespace) -> int:

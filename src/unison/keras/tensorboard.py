@@ -63,7 +63,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._every = _steps_of(update_freq)
         self._profiled = _bounds_of(profile_batch)
         self._writers: dict[str, Any] = {}
-        self._trace: Trace | None = None
+        self._profile: StepProfile | None = None
         #: How many steps this callback has been told of, if it is told of them.
         self._steps = 0
         if self._every or self._profiled:
@@ -102,7 +102,7 @@ class TensorBoard(keras.callbacks.Callback):
             writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        if self._trace is not None:  # the training was shorter than what was to be profiled
+        if self._profile is not None:  # the training was shorter than what was to be profiled
             self._end_profile()
         for writer in self._writers.values():
             writer.close()
@@ -111,11 +111,10 @@ class TensorBoard(keras.callbacks.Callback):
     def _begin_step(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if (
             self._profiled is not None
-            and self._trace is None
+            and self._profile is None
             and self._steps + 1 == self._profiled[0]
         ):
-            self._trace = Trace(os.path.join(self._folder, "profile"))
-            self._trace.start()
+            self._profile = StepProfile(self._folder)
 
     def _end_step(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps += 1
@@ -123,7 +122,7 @@ class TensorBoard(keras.callbacks.Callback):
             for name, value in (logs or {}).items():
                 self._write("train", f"batch_{name}", value, self._steps)
         profiled = self._profiled
-        if self._trace is not None and profiled is not None and self._steps >= profiled[1]:
+        if self._profile is not None and profiled is not None and self._steps >= profiled[1]:
             self._end_profile()
 
     # -- what is told ----------------------------------------------------------------------
@@ -184,15 +183,13 @@ class TensorBoard(keras.callbacks.Callback):
         }
 
     def _end_profile(self) -> None:
-        trace, self._trace = self._trace, None
-        assert trace is not None
+        profile, self._profile = self._profile, None
+        assert profile is not None
         assert self._profiled is not None
-        trace.stop()
         steps = self._steps - self._profiled[0] + 1
         self._profiled = None
-        for region, seconds in seconds_of_regions(trace.slices).items():
-            milliseconds = 1000 * seconds / max(steps, 1)
-            self._write("train", f"profile/{region}_milliseconds", milliseconds, self._steps)
+        for name, value in profile.end(steps).items():
+            self._write("train", name, value, self._steps)
 
     def _write(self, run: str, name: str, value: Any, step: int) -> None:
         if process_group.index() != 0 or np.ndim(value) != 0:
@@ -203,6 +200,36 @@ class TensorBoard(keras.callbacks.Callback):
         if run not in self._writers:
             self._writers[run] = event_writer(os.path.join(self._folder, run))
         return self._writers[run]
+
+
+class StepProfile:
+    """A trace of some steps of all workers, which is recorded from now on.
+
+    Args:
+        log_dir: What TensorBoard shows; the trace is `log_dir/profile/trace.json.gz`.
+
+    Raises:
+        RuntimeError: The profiler is recording already.
+    """
+
+    def __init__(self, log_dir: str):
+        self._trace = Trace(os.path.join(log_dir, "profile"))
+        self._trace.start()
+
+    def end(self, steps: int) -> dict[str, float]:
+        """Ends the recording, which all workers must do, and writes the trace.
+
+        Args:
+            steps: How many steps it has.
+
+        Returns:
+            How long a step is in each region, by what TensorBoard is to call it.
+        """
+        self._trace.stop()
+        return {
+            f"profile/{region}_milliseconds": 1000 * seconds / max(steps, 1)
+            for region, seconds in seconds_of_regions(self._trace.slices).items()
+        }
 
 
 def skew(of_workers: list[list[float]]) -> float:

@@ -1,9 +1,9 @@
 """What a running job does, for `unison top`, a browser and Prometheus.
 
 In each worker, a `Meter` counts steps and a thread tells once a second what it has counted
-(`reporting`). The process that has started the workers hears it (`collector`), makes of it what is
-known of the job (`job`), and serves that on the loopback address as JSON, as text for Prometheus
-(`prometheus`) and as a page (`page`). `launcher` is what `unison run` has of this; `running_jobs`
+(`reporting`); both begin with the first strategy. The process that has started the job hears it
+(`launcher`), makes of it what is known of the job (`job`), and serves that on the loopback address
+(`collector`) as JSON, as text for Prometheus (`prometheus`) and as a page (`page`). `running_jobs`
 finds the jobs of this user.
 """
 

@@ -1,8 +1,7 @@
-"""`Collector`: hears what the workers report, and serves what is known, on the loopback address.
+"""`Collector`: serves what is known of a job, on the loopback address.
 
-Who may see a job knows one secret, who may report to it another one. Names other than those of this
-machine's loopback are refused, so that no page of the web can ask under a name of its own (DNS
-rebinding).
+Who may see the job knows its secret. Names other than those of this machine's loopback are refused,
+so that no page of the web can ask under a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from typing import Any, Final, Self
 from unison.monitoring import page, prometheus
 from unison.monitoring.job import WatchedJob
 from unison.runtime.addresses import LOOPBACK
-
-#: More of a report is not read.
-_MOST_BYTES: Final = 1 << 20
 
 #: Seconds after which a connection is closed on which nothing is said.
 _SILENCE: Final = 30.0
@@ -46,7 +42,6 @@ class Collector:
     Attributes:
         address: Where it listens, as host:port.
         token: What lets one see the job.
-        report_token: What lets a worker report.
 
     Raises:
         OSError: It cannot listen.
@@ -55,7 +50,6 @@ class Collector:
     def __init__(self, job: WatchedJob):
         self.job = job
         self.token = secrets.token_urlsafe(24)
-        self.report_token = secrets.token_urlsafe(24)
         self.asked_at = -_WATCHES
         self._has_told_end = threading.Event()
         self._is_over = False
@@ -147,28 +141,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._answer(404, b"There are /, /state.json and /metrics.\n")
 
-    def do_POST(self) -> None:
-        collector = self.server.collector
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _MOST_BYTES:
-            self.close_connection = True
-            self._answer(413, b"A report has a length, and is short.\n")
-            return
-        if not self._may_pass(collector.report_token):
-            self.close_connection = True  # what it says has not been read
-            return
-        if self.path != "/report":
-            self.close_connection = True
-            self._answer(404, b"There is /report.\n")
-            return
-        try:
-            collector.job.hear(json.loads(self.rfile.read(int(length))))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            self._answer(400, f"This is no report: {error}\n".encode())
-        else:
-            self._answer(204, b"")
-
-    def _may_pass(self, token: str, query: str = "") -> bool:
+    def _may_pass(self, token: str, query: str) -> bool:
         """Whether who asks knows the secret, and means this machine; others are told so."""
         if self.headers.get("Host", "") not in self.server.hosts:
             self._answer(403, b"Ask for this machine's loopback address.\n")
@@ -183,9 +156,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         self.send_response(status)
-        if status != 204:
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
         for name, value in page.SECURITY_HEADERS.items():
             self.send_header(name, value)
         self.end_headers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -13,12 +14,14 @@ from typing import Any, Self
 
 from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
-from unison.monitoring.reporting import TOKEN_VARIABLE, VARIABLE
 from unison.monitoring.running_jobs import RunningJob, published
 from unison.runtime.launching import Program
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
 
 logger = logging.getLogger("unison")
+
+#: What reading something else than a report may raise.
+_NO_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 class Monitored:
@@ -32,17 +35,19 @@ class Monitored:
         workers: What the workers are called.
         is_wanted: Whether it is to be watched at all.
 
+    Attributes:
+        job: What is known of it.
+
     Examples:
         >>> with Monitored("train.py", "workers", ["worker 0"]) as monitored:
-        ...     programs = monitored.programs([Program(["train.py"], {})])
-        >>> json.loads(programs[0].environment["UNISON_MONITOR"])["worker"]
-        'worker 0'
+        ...     (program,) = monitored.programs([Program(["train.py"], {})])
+        >>> program.on_report(b"what a worker writes", 0.0)
     """
 
     def __init__(self, program: str, kind: str, workers: Sequence[str], is_wanted: bool = True):
         self._program = program
         self._workers = list(workers)
-        self._job = WatchedJob(program, kind, workers)
+        self.job = WatchedJob(program, kind, workers)
         self._is_wanted = is_wanted
         self._collector: Collector | None = None
         self._end = contextlib.ExitStack()
@@ -51,7 +56,7 @@ class Monitored:
         if self._is_wanted:
             try:
                 with contextlib.ExitStack() as undoing:
-                    collector = undoing.enter_context(Collector(self._job))
+                    collector = undoing.enter_context(Collector(self.job))
                     job = RunningJob(os.getpid(), self._program, collector.address, collector.token)
                     undoing.enter_context(published(job))
                     self._end = undoing.pop_all()
@@ -64,21 +69,29 @@ class Monitored:
         self._end.close()
 
     def programs(self, programs: Sequence[Program]) -> list[Program]:
-        """Returns the workers' programs, which are told whom to report to."""
-        collector = self._collector
-        if collector is None:
+        """Returns the workers' programs, which report to this process."""
+        if self._collector is None:
             return list(programs)
+        return [
+            dataclasses.replace(program, on_report=functools.partial(self._read, worker))
+            for program, worker in zip(programs, self._workers, strict=True)
+        ]
 
-        def told(program: Program, worker: str) -> Program:
-            about = {"address": collector.address, "worker": worker}
-            own = {VARIABLE: json.dumps(about), TOKEN_VARIABLE: collector.report_token}
-            return dataclasses.replace(program, environment={**program.environment, **own})
+    def hear(self, worker: str, told: Any) -> None:
+        """Takes note of what a worker reports; what is no report is left out. For any thread."""
+        with contextlib.suppress(*_NO_REPORT):
+            self.job.hear({**told, "worker": worker})
 
-        return [told(*each) for each in zip(programs, self._workers, strict=True)]
+    def _read(self, worker: str, line: bytes, ahead: float) -> None:
+        """Takes note of a report whose times are by a clock that is `ahead` of this one."""
+        with contextlib.suppress(*_NO_REPORT):
+            told = json.loads(line)
+            marks = [[step, at - ahead, has_paused] for step, at, has_paused in told["marks"]]
+            self.hear(worker, {**told, "now": told["now"] - ahead, "marks": marks})
 
     def happened(self, event: Mapping[str, Any], line: str | None) -> None:
         """Takes note of an event of an elastic job; called in any thread."""
-        self._job.happened(event, line)
+        self.job.happened(event, line)
 
     def ended(self, exit_code: int) -> None:
         """Says how the job has ended, to those who watch."""

@@ -145,7 +145,10 @@ class Meter:
             return None
         self._loss = None
         step, arrays = taken
-        values = [float(np.sum(np.asarray(array))) for array in arrays]
+        try:
+            values = [float(np.sum(np.asarray(array))) for array in arrays]
+        except (RuntimeError, TypeError, ValueError):  # deleted meanwhile, or no number
+            return None
         if len(values) == 1:
             return step, values[0]
         half = len(values) // 2

@@ -1,34 +1,36 @@
-"""Tells the process that has started this worker what it does, once a second."""
+"""Tells those who watch the job what this worker does, once a second.
+
+A worker of a job that may change says it to the register (`ElasticGroup.report`), any other one
+writes it to the process that has started it, by a pipe (`unison.runtime.launching.workers`). So
+nothing has to be reached that is not reached already, wherever the worker runs.
+"""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
-import http.client
 import json
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from unison.monitoring.meter import Meter
 from unison.monitoring.process import SentBytes, device_bytes, resident_bytes
+from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.strategies import observing
 
-#: The variables by which a worker is told whom to tell: a JSON object with `address` and `worker`,
-#: and a secret that lets it do so.
-VARIABLE: Final = "UNISON_MONITOR"
-TOKEN_VARIABLE: Final = "UNISON_MONITOR_TOKEN"
+#: The variable that tells a worker of a job that may change whether to report.
+ELASTIC_VARIABLE: Final = "UNISON_ELASTIC_REPORTS"
 
-#: Seconds between two reports, and for which one may take.
+#: Seconds between two reports.
 EVERY = 1.0
-_PATIENCE = 2.0
-
-#: After so many reports in a row that nobody has taken, no more are sent.
-_MOST_FAILURES = 30
 
 #: Seconds that the last report may keep a program from ending.
 _LAST_WORD = 0.5
+
+#: Takes a report; raises `OSError` where nobody will take any more.
+Send = Callable[[Mapping[str, Any]], None]
 
 _reporter: Reporter | None = None
 
@@ -50,6 +52,7 @@ def report(loss: Any = None, *, step: int | None = None, examples: int | None = 
         >>> for step in range(3):
         ...     unison.monitoring.report(loss=1 / (1 + step))
     """
+    start_if_asked()
     if _reporter is None:
         return
     meter = _reporter.meter
@@ -61,45 +64,68 @@ def report(loss: Any = None, *, step: int | None = None, examples: int | None = 
         meter.note_loss(loss)
 
 
-def start_if_asked() -> None:
-    """Starts to report, if this process has been told whom to.
+def start_if_asked(strategy: Any = None) -> None:
+    """Starts to report, if this process has been told to; called with each strategy that is made.
 
-    The variables go: processes that this one starts are no workers. If somebody else looks at the
-    steps, they are not counted.
+    The variable goes then: processes that this one starts are no workers. If somebody else looks at
+    the steps, they are not counted.
+
+    Args:
+        strategy: The strategy, whose group takes the reports in a job that may change.
     """
     global _reporter
-    told, token = os.environ.pop(VARIABLE, None), os.environ.pop(TOKEN_VARIABLE, None)
-    if told is None or token is None or _reporter is not None:
+    if _reporter is not None:
         return
-    try:
-        about = json.loads(told)
-        _reporter = Reporter(str(about["address"]), token, str(about["worker"]))
-    except (ValueError, KeyError, TypeError):  # a look at a job is not worth its end
+    group = getattr(strategy, "group", None)
+    send = _to_the_register(group) if group is not None else _to_who_has_started_it()
+    if send is None:
         return
+    _reporter = Reporter(send)
     if observing.step_observer is None:
         observing.observe_steps(_reporter.meter)
     _reporter.start()
     atexit.register(_reporter.end)
 
 
+def _to_the_register(group: Any) -> Send | None:
+    """Returns what sends reports to the register of a job that may change."""
+    is_asked = os.environ.pop(ELASTIC_VARIABLE, None) is not None
+    return group.report if is_asked else None
+
+
+def _to_who_has_started_it() -> Send | None:
+    """Returns what writes reports to the pipe of this process; None if it has got none."""
+    told = os.environ.pop(REPORTS_VARIABLE, "")
+    number, _, inode = told.partition(":")
+    try:
+        pipe = int(number)
+        if os.fstat(pipe).st_ino != int(inode):  # it was another process's, or is closed
+            return None
+        os.set_inheritable(pipe, False)
+    except (ValueError, OSError):  # a look at a job is not worth its end
+        return None
+
+    def send(told: Mapping[str, Any]) -> None:
+        left = json.dumps(told).encode() + b"\n"
+        while left:
+            left = left[os.write(pipe, left) :]
+
+    return send
+
+
 class Reporter:
     """Reports what a meter counts, from a thread of its own.
 
-    Whoever does not answer is left in peace after a while; the program never notices.
+    Whoever takes no more reports is left in peace; the program never notices.
 
     Args:
-        address: Where the reports go, as host:port.
-        token: What lets them in.
-        worker: What this worker is called.
+        send: Takes a report.
     """
 
-    def __init__(self, address: str, token: str, worker: str):
+    def __init__(self, send: Send):
         self.meter = Meter()
-        self._address = address
-        self._token = token
-        self._worker = worker
+        self._send = send
         self._sent = SentBytes()
-        self._connection: http.client.HTTPConnection | None = None
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unison-monitor", daemon=True)
 
@@ -114,18 +140,15 @@ class Reporter:
             self._thread.join(_LAST_WORD)
 
     def _run(self) -> None:
-        failures = 0
-        while failures < _MOST_FAILURES:
+        is_last = False
+        while not is_last:
             is_last = self._ends.wait(EVERY)
             try:
                 self._send(self.gathered(has_ended=is_last))
-                failures = 0
-            except Exception:  # whatever it is, it is not the program's
-                failures += 1
-                self._disconnect()
-            if is_last:
-                break
-        self._disconnect()
+            except OSError:  # nobody listens any more
+                return
+            except Exception:  # of something that the program has changed meanwhile
+                continue
 
     def gathered(self, has_ended: bool = False) -> dict[str, Any]:
         """Returns what is to be told now."""
@@ -133,7 +156,6 @@ class Reporter:
         marks = [meter.marks.popleft() for _ in range(len(meter.marks))]
         group = meter.group
         return {
-            "worker": self._worker,
             "process": os.getpid(),
             "now": time.time(),
             "has_ended": has_ended,
@@ -147,20 +169,3 @@ class Reporter:
             "device_memory": device_bytes(meter.devices),
             "sent": self._sent.count(),
         }
-
-    def _send(self, told: dict[str, Any]) -> None:
-        if self._connection is None:
-            patience = _LAST_WORD if told["has_ended"] else _PATIENCE
-            self._connection = http.client.HTTPConnection(self._address, timeout=patience)
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        self._connection.request("POST", "/report", json.dumps(told).encode(), headers)
-        answer = self._connection.getresponse()
-        answer.read()
-        if answer.status != 204:
-            raise ConnectionError(f"the report was not taken: {answer.status}")
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()

@@ -3,8 +3,8 @@
 Everything that the package has to say goes to the logger "unison" of Python's `logging`: warnings;
 at INFO one line for each event that matters (somebody joins, leaves or is late, groups form again,
 checkpoints are written and restored); at DEBUG decisions (what runs step by step, how collectives
-travel). A program may configure that logger as any other. Where it does not, Python
-shows the warnings.
+travel). A program may configure that logger as any other. Where it does not, Python shows the
+warnings.
 """
 
 from __future__ import annotations
@@ -44,9 +44,15 @@ def show_what_is_asked_for() -> None:
 
 
 def say_who(name: str) -> None:
-    """Has the messages of this process begin with its name from now on."""
+    """Has the messages of this process begin with its name from now on, if they are shown.
+
+    Args:
+        name: The worker, by what stays as it is while groups change; with its index in the present
+            group, where that may change.
+    """
     global _name
     _name = name
+    show_what_is_asked_for()
 
 
 class _ToStandardError(logging.StreamHandler):

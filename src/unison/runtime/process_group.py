@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import importlib.metadata
 import json
+import logging
 import os
 import sys
 import threading
@@ -29,6 +30,8 @@ from unison.runtime.liveness.relay import Relay
 from unison.runtime.liveness.sockets import listening
 from unison.runtime.private_jax import backend_is_started, forget_coordination
 from unison.runtime.rendezvous import Place, meet
+
+logger = logging.getLogger("unison")
 
 #: The jobs whose tasks train, in the order of their processes.
 TRAINING_JOBS = ("chief", "worker")
@@ -115,6 +118,8 @@ def join_cluster(
     )
     _timeout = timeout
     logs.say_who(f"{task_type} {task_id}")
+    if place == 0:
+        logger.info("%d workers have come together: %s", len(names), ", ".join(names))
     watcher = liveness.start(names, place, connections, timeout)
     atexit.register(_leave)
     _tell_of_errors()

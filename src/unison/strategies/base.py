@@ -144,6 +144,8 @@ class Strategy:
         self.replica_shares = replica_shares(
             batch_shares, self.num_replicas_in_sync, self.input_workers
         )
+        for observe in observing.strategy_observers:
+            observe(self)
 
     def keras_trainer(self) -> Callable[[Any, Strategy], Any] | None:
         """Returns what trains the Keras models of this strategy; None: its replicas do."""

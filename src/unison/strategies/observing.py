@@ -1,4 +1,4 @@
-"""Who looks at the steps that this process runs: nobody, unless somebody measures them."""
+"""Who looks at strategies and the steps that they run: nobody, unless somebody measures them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class StepObserver(Protocol):
             trains: Whether the step trains the model.
         """
 
+
+#: Called with each strategy that is made.
+strategy_observers: list[Callable[[Any], None]] = []
 
 #: Who looks, if somebody does.
 step_observer: StepObserver | None = None

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from unison.errors import UnavailableError
 from unison.runtime.cluster import ClusterSpec
@@ -35,8 +35,10 @@ _SECONDS_FOR_ROOM = 60.0
 _TELL_EVERY = 1.0
 _SECONDS_TO_ANSWER = 60.0
 
-#: How many lines an actor keeps; the worker waits when nobody fetches them.
+#: How many lines an actor keeps; the worker waits when nobody fetches them. Of reports it keeps the
+#: latest.
 _MOST_LINES = 10_000
+_MOST_REPORTS = 64
 
 #: The exit code of a worker whose node or actor is lost.
 _LOST = 1
@@ -182,8 +184,12 @@ class RayWorker(Worker):
         self._ray = ray
         self._actor = actor
         self._result = b""
+        self._on_report = program.on_report
+        self._clock = _Clock()
+        there = dataclasses.replace(program, on_report=None)  # what it calls is here
+        asks = program.on_report is not None
         try:
-            ray.get(actor.start.remote(program, grace), timeout=_SECONDS_TO_ANSWER)
+            ray.get(actor.start.remote(there, grace, asks), timeout=_SECONDS_TO_ANSWER)
         except ray.exceptions.RayError as error:
             raise UnavailableError(
                 message=f"The node of worker {index} cannot start it. Ray says: {error}"
@@ -205,11 +211,15 @@ class RayWorker(Worker):
         exit_code = None
         try:
             while exit_code is None:
-                lines, exit_code = self._ray.get(
-                    self._actor.tell.remote(), timeout=_SECONDS_TO_ANSWER
-                )
-                for line in lines:
+                asked = time.time()
+                told = self._ray.get(self._actor.tell.remote(), timeout=_SECONDS_TO_ANSWER)
+                self._clock.compare(asked, told.asked_at, told.told_at, time.time())
+                for line in told.lines:
                     self.hear(line)
+                if self._on_report is not None:
+                    for report in told.reports:
+                        self._on_report(report, self._clock.ahead)
+                exit_code = told.exit_code
             self._result = self._ray.get(self._actor.result.remote(), timeout=_SECONDS_TO_ANSWER)
         except self._ray.exceptions.RayError as error:
             exit_code, self.is_cut_off = _LOST, True
@@ -217,6 +227,51 @@ class RayWorker(Worker):
                 self.hear(line)
         self.ended_at = time.monotonic()
         self.exit_code = exit_code
+
+
+class _Clock:
+    """How far the clock of a node is ahead of this one's, by what is said anyway.
+
+    Nothing is heard before it was said, so each question and its answer bound it from both sides.
+
+    Examples:
+        >>> clock = _Clock()
+        >>> clock.compare(10.0, 15.1, 16.0, 11.5)  # asked and answered; there, in between
+        >>> clock.compare(12.0, 17.9, 18.1, 13.0)
+        >>> round(clock.ahead, 6)
+        5.1
+    """
+
+    def __init__(self) -> None:
+        self._bounds: collections.deque[tuple[float, float]] = collections.deque(maxlen=64)
+
+    def compare(self, said: float, heard_there: float, said_there: float, heard: float) -> None:
+        """Takes note of when a question and its answer were said and heard."""
+        self._bounds.append((said_there - heard, heard_there - said))
+
+    @property
+    def ahead(self) -> float:
+        """The middle of the tightest bounds, in seconds."""
+        least, most = zip(*self._bounds, strict=True)
+        return (max(least) + min(most)) / 2
+
+
+class Told(NamedTuple):
+    """What an actor tells of its worker.
+
+    Attributes:
+        lines: What it has printed since the last time.
+        reports: What it has reported since.
+        exit_code: How it has ended, after its last line; None before.
+        asked_at: When the actor was asked, by its node's clock.
+        told_at: When it answers.
+    """
+
+    lines: list[str]
+    reports: list[bytes]
+    exit_code: int | None
+    asked_at: float
+    told_at: float
 
 
 class WorkerActor:
@@ -227,6 +282,7 @@ class WorkerActor:
         self._guard: Guard | None = None
         self._lines: collections.deque[str] = collections.deque()
         self._has_lines = threading.Condition()
+        self._reports: collections.deque[bytes] = collections.deque(maxlen=_MOST_REPORTS)
 
     def address(self) -> str:
         """Returns the node's address with a port that is free there."""
@@ -234,10 +290,18 @@ class WorkerActor:
 
         return cluster_on_this_machine(1, ray.util.get_node_ip_address()).task_address("worker", 0)
 
-    def start(self, program: Program, grace: float | None = None) -> None:
-        """Starts the worker, which may go on for `grace` seconds after the end of this process."""
+    def start(self, program: Program, grace: float | None = None, asks: bool = False) -> None:
+        """Starts the worker.
+
+        Args:
+            program: What it runs.
+            grace: Seconds for which it may go on after the end of this process.
+            asks: Whether it is to report.
+        """
         if grace is not None and self._guard is None:
             self._guard = Guard(grace)
+        if asks:
+            program = dataclasses.replace(program, on_report=self._keep_report)
         self._worker = ProcessWorker(0, program, self._keep, self._guard)
 
     def signal(self, number: int) -> None:
@@ -245,18 +309,18 @@ class WorkerActor:
         assert self._worker is not None
         self._worker.signal(number)
 
-    def tell(self) -> tuple[list[str], int | None]:
-        """Returns the new lines, as soon as there are some; after the last one, the exit code."""
+    def tell(self) -> Told:
+        """Returns what is new, as soon as there are lines; after the last one, the exit code."""
+        asked_at = time.time()
         assert self._worker is not None
         exit_code = self._worker.exit_code
-        if lines := self._fetched(0.0 if exit_code is not None else _TELL_EVERY):
-            return lines, None
-        if exit_code is not None:
+        lines = self._fetched(0.0 if exit_code is not None else _TELL_EVERY)
+        if not lines and exit_code is not None:
             self._worker.signal(signal.SIGKILL)  # its children
             self._worker.close()
-            if lines := self._fetched(0.0):  # which it has read in the meantime
-                return lines, None
-        return [], exit_code
+            lines = self._fetched(0.0)  # which it has read in the meantime
+        reports = [self._reports.popleft() for _ in range(len(self._reports))]
+        return Told(lines, reports, None if lines else exit_code, asked_at, time.time())
 
     def _fetched(self, seconds: float) -> list[str]:
         """Returns the lines that are kept, and makes room; if there are none, those to come."""
@@ -277,6 +341,9 @@ class WorkerActor:
             self._has_lines.wait_for(lambda: len(self._lines) < _MOST_LINES)
             self._lines.append(line)
             self._has_lines.notify_all()
+
+    def _keep_report(self, report: bytes, ahead: float) -> None:
+        self._reports.append(report)
 
 
 def _connected(address: str, folder: str | None, undoing: contextlib.ExitStack) -> Any:

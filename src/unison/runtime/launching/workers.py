@@ -26,6 +26,17 @@ from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 #: Called with a worker's index and a line that it has printed, without its end.
 OnLine = Callable[[int, str], None]
 
+#: Called with what a worker reports of itself, a line of JSON, and with the seconds by which the
+#: clock of its machine is ahead of this one's.
+OnReport = Callable[[bytes, float], None]
+
+#: The variable that tells a worker the pipe to which it may write such lines: its number, and its
+#: inode, by which it is known to be that pipe still.
+REPORTS_VARIABLE = "UNISON_REPORTS"
+
+#: A report is no longer than this; what is, is none.
+_MOST_BYTES = 1 << 20
+
 #: How many of a worker's last lines are kept, to show why it failed.
 _LINES_KEPT = 200
 
@@ -53,11 +64,14 @@ class Program:
         environment: What is added to the environment of the process that starts it.
         call: What is sent to the program, which answers with its result: its standard input is a
             socket for both. None: it is empty.
+        on_report: Called, in a thread, with what the program reports while it runs. None: it has
+            nobody to report to.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     call: bytes | None = None
+    on_report: OnReport | None = None
 
 
 class Worker(abc.ABC):
@@ -120,7 +134,7 @@ Start = Callable[[int, Program, OnLine], Worker]
 
 
 class ProcessWorker(Worker):
-    """A worker on this machine: its process, and threads that read what it prints and when it ends.
+    """A worker on this machine: its process, and threads that read what it says and when it ends.
 
     Args:
         index: Its number.
@@ -134,30 +148,40 @@ class ProcessWorker(Worker):
         self._result = b""
         own_end, end_of_worker = socket.socketpair()
         output, end_of_output = os.pipe()
+        reports, end_of_reports = os.pipe()  # which ends at once where nobody is to report
         inherited = () if guard is None else guard.inherited(output)
         command = [sys.executable, *program.arguments]
+        environment = {**os.environ, **program.environment}
+        environment.pop(REPORTS_VARIABLE, None)
+        passed = inherited
+        if program.on_report is not None:
+            environment[REPORTS_VARIABLE] = f"{end_of_reports}:{os.fstat(end_of_reports).st_ino}"
+            passed += (end_of_reports,)
         try:
             self._process = subprocess.Popen(
                 ending_with_this_process(command, guard, inherited),
-                env={**os.environ, **program.environment},
+                env=environment,
                 stdin=subprocess.DEVNULL if program.call is None else end_of_worker.fileno(),
                 stdout=end_of_output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=inherited,
+                pass_fds=passed,
             )
         except BaseException:
             own_end.close()
             os.close(output)
+            os.close(reports)
             raise
         finally:
             end_of_worker.close()
             os.close(end_of_output)
+            os.close(end_of_reports)
         self._readers = [
             _started(self._read_output, output),
             _started(self._exchange, own_end, program.call or b""),
         ]
         self._waiter = _started(self._wait)
+        self._reader_of_reports = _started(self._read_reports, reports, program.on_report)
 
     def signal(self, number: int) -> None:
         if self._process.returncode is None:  # not reaped: the group's number is its own
@@ -167,7 +191,7 @@ class ProcessWorker(Worker):
     def close(self) -> None:
         self._waiter.join()
         self._process.wait()
-        for reader in self._readers:
+        for reader in (*self._readers, self._reader_of_reports):
             reader.join(_OUTPUT_GRACE)
 
     def result(self) -> bytes:
@@ -187,6 +211,13 @@ class ProcessWorker(Worker):
         with open(output, "rb"), contextlib.suppress(OSError):
             for line in printed_lines(output):
                 self.hear(line)
+
+    def _read_reports(self, reports: int, on_report: OnReport | None) -> None:
+        """Passes on whole lines; a worker that is killed leaves a part of one."""
+        with open(reports, "rb") as lines:
+            while (line := lines.readline(_MOST_BYTES)).endswith(b"\n"):
+                if on_report is not None:
+                    on_report(line, 0.0)
 
     def _exchange(self, connection: socket.socket, call: bytes) -> None:
         """Writes the call, and reads what comes back."""

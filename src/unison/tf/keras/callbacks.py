@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from unison.keras.tensorboard import StepProfile
+from unison.runtime import process_group
 from unison.tf.keras.names import make_module, stand_over
 
 _ACCEPTED_NAME = {True: "x.weights.h5", False: "x.keras"}
@@ -68,15 +70,42 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 class TensorBoard(keras.callbacks.TensorBoard):
     """Writes what TensorBoard shows: logs, histograms of weights and profiles, not the graph.
 
-    The arguments are those of `keras.callbacks.TensorBoard`; others of Keras 2 do nothing.
+    The arguments are those of `keras.callbacks.TensorBoard`; others of Keras 2 do nothing. Of
+    several workers, the first one writes. `profile_batch` makes one trace of all of them,
+    `log_dir/profile/trace.json.gz`: see `unison.profiling.trace`.
 
     TF: `tf.keras.callbacks.TensorBoard`.
     """
 
-    def __init__(self, log_dir: Any = "logs", *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        log_dir: Any = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: Any = "epoch",
+        profile_batch: Any = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Any = None,
+        **kwargs: Any,
+    ) -> None:
         for name in ("write_grads", "batch_size", "embeddings_layer_names", "embeddings_data"):
             kwargs.pop(name, None)
-        super().__init__(str(log_dir), *args, **kwargs)
+        super().__init__(
+            str(log_dir),
+            histogram_freq,
+            write_graph,
+            write_images,
+            write_steps_per_second,
+            update_freq,
+            0,  # Keras refuses some values for the sake of its own profiler
+            embeddings_freq,
+            embeddings_metadata,
+            **kwargs,
+        )
+        self._init_profile_batch(profile_batch)
+        self._profile: StepProfile | None = None
         if self.update_freq == "epoch" and not (self.write_steps_per_second or self._should_trace):
             # Nothing is written for a batch, so that nobody need wait for it.
             for event in ("begin", "end"):
@@ -89,20 +118,47 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
         return summary
 
+    @property
+    def _train_writer(self) -> Any:
+        return self._writer_into("train", self._train_dir)
+
+    @property
+    def _val_writer(self) -> Any:
+        return self._writer_into("val", self._val_dir)
+
+    def _writer_into(self, name: str, folder: str) -> Any:
+        """Returns what writes into a folder; on workers but the first, nothing is written."""
+        if process_group.index() != 0:
+            return self.summary.create_noop_writer()
+        if name not in self._writers:
+            self._writers[name] = self.summary.create_file_writer(folder)
+        return self._writers[name]
+
     def _write_keras_model_summary(self) -> None:
         """There is no graph to write."""
 
     def _write_keras_model_train_graph(self) -> None:
         """There is no graph to write."""
 
+    def _start_profiler(self, logdir: str) -> None:
+        """Keras warms its profiler up; `_start_trace` begins at once."""
+
+    def _stop_profiler(self, save: bool = True) -> None:
+        """See `_start_profiler`."""
+
     def _start_trace(self) -> None:
-        self._start_profiler(logdir=self._train_dir)
+        self._profile = StepProfile(self.log_dir)
         self._is_tracing = True
 
     def _stop_trace(self, batch: int | None = None) -> None:
         del batch
-        self._stop_profiler()
+        assert self._profile is not None
         self._is_tracing = False
+        step = self._global_train_batch
+        told = self._profile.end(step - self._start_batch + 1)
+        with self._train_writer.as_default():
+            for name, value in told.items():
+                self.summary.scalar(name, value, step=step)
 
 
 def _nothing(batch: int, logs: Any = None) -> None:
