@@ -143,9 +143,7 @@ class _Trace:
 
         for equation in jaxpr.eqns:
             inputs = [slot(atom) for atom in equation.invars]
-            if is_collective(equation) or (
-                equation.primitive.name == _CONDITIONAL and has_collectives(equation)
-            ):
+            if _is_meeting(equation):
                 outputs = [self._slot(var.aval) for var in equation.outvars]
                 self.meetings.append(_Operation(equation, inputs, outputs))
                 self.segments.append([])
@@ -169,6 +167,16 @@ class _Trace:
         later = [op for ops in self.segments[segment + 1 :] for op in ops]
         used = {slot for op in [*later, *self.meetings[segment + 1 :]] for slot in op.inputs}
         return sorted(computed & (used | set(self.results)))
+
+
+def _is_meeting(equation: jex.JaxprEqn) -> bool:
+    """Whether all replicas have to come to an operation together."""
+    if equation.primitive.name == _CONDITIONAL:
+        return has_collectives(equation)
+    if equation.primitive.name == "shard_map":  # what each core of a replica does for itself
+        inner = equation.params["jaxpr"].eqns
+        return len(inner) == 1 and is_collective(inner[0])
+    return is_collective(equation)
 
 
 def _check_meeting_points(traces: Sequence[_Trace]) -> None:

@@ -71,6 +71,23 @@ def test_a_model_with_divided_weights_trains_as_on_one_device(mesh, alone):
     assert_same_outcome(run_training_under(strategy, build, train), alone)
 
 
+def test_replicas_of_several_devices_may_have_parts_of_different_sizes():
+    def train_on_odd(model):
+        return model.fit(X[:37], Y[:37], batch_size=32, shuffle=False, verbose=0).history
+
+    together = run_training_under(two_by_two(zero=3), build, train_on_odd)
+    assert_same_outcome(together, run_training(build, train_on_odd))
+
+
+def test_an_axis_of_one_device_divides_nothing():
+    mesh, rules = {"batch": 4, "model": 1}, {"kernel": (None, "model")}
+    strategy = unison.ModelParallelStrategy(mesh=mesh, rules=rules, zero=3)
+    kernel = strategy.create_variables({"kernel": np.ones((64, 16), "float32")})["kernel"]
+    assert bytes_on_devices([kernel]) == {4 * 64 * 16 // 4}
+    sums = strategy.run(lambda: (jnp.ones(64) @ kernel.value()).sum())
+    assert [float(value) for value in sums.values] == [64 * 16] * 4
+
+
 def test_devices_have_their_parts_of_weights_and_slots_only():
     strategy = two_by_two()
     with strategy.scope():
@@ -337,6 +354,12 @@ def test_the_first_rule_that_is_found_counts():
 def test_a_mesh_that_cannot_be_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         unison.ModelParallelStrategy(**options)
+
+
+def test_a_job_whose_workers_may_change_is_refused(monkeypatch):
+    monkeypatch.setenv("UNISON_ELASTIC", "{}")
+    with pytest.raises(ValueError, match=r"workers that stay.*Leave --min-workers out"):
+        unison.ModelParallelStrategy(mesh={"model": 2})
 
 
 def test_a_mesh_without_a_batch_axis_has_replicas_on_all_devices():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -43,8 +44,8 @@ def build_plain():
     return build(lambda: [layer for stage in stages_of_different_sizes() for layer in stage])
 
 
-def build_pipeline():
-    return build(lambda: [Pipeline(stages_of_different_sizes(), microbatches=4)])
+def build_pipeline(schedule="gpipe"):
+    return build(lambda: [Pipeline(stages_of_different_sizes(), 4, schedule)])
 
 
 def train(model):
@@ -65,9 +66,19 @@ def strategy_of(batch, stage, zero=0):
     return unison.ModelParallelStrategy(mesh={"batch": batch, "stage": stage}, zero=zero)
 
 
-@pytest.mark.parametrize(("batch", "stage", "zero"), [(2, 2, 0), (1, 4, 0), (2, 2, 3)])
-def test_a_pipeline_trains_as_the_layers_on_one_device(batch, stage, zero, alone):
-    together = run_training_under(strategy_of(batch, stage, zero), build_pipeline, train)
+@pytest.mark.parametrize(
+    ("batch", "stage", "zero", "schedule"),
+    [
+        (2, 2, 0, "gpipe"),
+        (1, 4, 0, "gpipe"),
+        (2, 2, 3, "gpipe"),
+        (1, 4, 0, "1f1b"),
+        (2, 2, 3, "1f1b"),
+    ],
+)
+def test_a_pipeline_trains_as_the_layers_on_one_device(batch, stage, zero, schedule, alone):
+    build_it = functools.partial(build_pipeline, schedule)
+    together = run_training_under(strategy_of(batch, stage, zero), build_it, train)
     assert_close(together.result, alone)
 
 
@@ -171,8 +182,11 @@ def weights_of_stages(sizes):
     ]
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 8])
-def test_gradients_through_a_pipeline_are_those_of_its_stages_in_turn(microbatches):
+@pytest.mark.parametrize(
+    ("microbatches", "schedule"),
+    [(1, "gpipe"), (2, "gpipe"), (8, "gpipe"), (1, "1f1b"), (8, "1f1b")],
+)
+def test_gradients_through_a_pipeline_are_those_of_its_stages_in_turn(microbatches, schedule):
     weights = weights_of_stages([6, 8, 5, 7, 3])
     strategy = strategy_of(2, 2)
     variable = strategy.create_variables(
@@ -180,25 +194,77 @@ def test_gradients_through_a_pipeline_are_those_of_its_stages_in_turn(microbatch
     )["pipeline_stages"]
 
     def step(x):
-        def loss(packed):
-            out = pipeline([linear] * 4, packed, x, like=weights, microbatches=microbatches)
+        def loss(packed, x):
+            out = pipeline(
+                [linear] * 4,
+                packed,
+                x,
+                like=weights,
+                microbatches=microbatches,
+                schedule=schedule,
+            )
             return (out**2).sum()
 
-        value, gradient = jax.value_and_grad(loss)(variable.value())
-        variable.assign_sub(gradient)
-        return value
+        value, gradients = jax.value_and_grad(loss, (0, 1))(variable.value(), x)
+        variable.assign_sub(gradients[0])
+        return value, gradients[1]
 
-    def in_turn(packed):
-        hidden = X[:, :6]
+    def in_turn(packed, hidden):
         for row, like in zip(packed, weights, strict=True):
             hidden = linear(unpack_stage(row, like), hidden, 0)
         return (hidden**2).sum()
 
     (batch,) = strategy.experimental_distribute_dataset([X[:, :6]])
-    value = strategy.reduce("SUM", strategy.run(step, (batch,)))
-    expected, gradient = jax.value_and_grad(in_turn)(pack_stages(weights))
-    np.testing.assert_allclose(value, expected, **ROUND_OFF)
-    np.testing.assert_allclose(variable.numpy(), pack_stages(weights) - gradient, **ROUND_OFF)
+    value, of_batch = strategy.run(step, (batch,))
+    packed = pack_stages(weights)
+    expected, gradients = jax.value_and_grad(in_turn, (0, 1))(packed, X[:, :6])
+    np.testing.assert_allclose(strategy.reduce("SUM", value), expected, **ROUND_OFF)
+    np.testing.assert_allclose(variable.numpy(), packed - gradients[0], **ROUND_OFF)
+    np.testing.assert_allclose(strategy.gather(of_batch, 0), gradients[1], **ROUND_OFF)
+
+
+def test_tokens_go_through_a_pipeline_in_turns_without_a_gradient_of_their_own():
+    tables = [rng.normal(size=(7, 5)).astype("float32"), np.eye(5, dtype="float32")]
+    stages = [lambda table, tokens, _: table[tokens], lambda kernel, x, _: x @ kernel]
+    tokens = rng.integers(0, 7, (8, 3))
+
+    def gradient(packed):
+        def loss(packed):
+            out = pipeline(stages, packed, tokens, like=tables, microbatches=4, schedule="1f1b")
+            return (out**2).sum()
+
+        return jax.grad(loss)(packed)
+
+    packed = pack_stages(tables)
+    strategy = unison.ModelParallelStrategy(2, mesh={"stage": 2})
+    np.testing.assert_allclose(strategy.run(gradient, (packed,)), gradient(packed), **ROUND_OFF)
+
+
+def bytes_of_temporaries(schedule, microbatches, examples, width):
+    """What a device takes for the gradient of four stages between which `width` features go."""
+    shapes = [(2, width), (width, width), (width, width), (width, 2)]
+    weights = [{"kernel": np.zeros(s, "f"), "bias": np.zeros(s[1], "f")} for s in shapes]
+    mesh = jax.make_mesh((4,), ("stage",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def loss(packed, x):
+        out = pipeline(
+            [linear] * 4, packed, x, like=weights, microbatches=microbatches, schedule=schedule
+        )
+        return (out**2).sum()
+
+    packed = jax.ShapeDtypeStruct((4, pack_stages(weights).shape[1]), "float32")
+    batch = jax.ShapeDtypeStruct((microbatches * examples, 2), "float32")
+    shardings = tuple(jax.NamedSharding(mesh, spec) for spec in (jax.P("stage"), jax.P()))
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(jax.grad(loss), in_shardings=shardings).lower(packed, batch)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(("schedule", "waiting"), [("gpipe", 32), ("1f1b", 0)])
+def test_of_32_more_micro_batches_the_inputs_wait_or_not(schedule, waiting):
+    examples, width = 8, 512
+    few, many = (bytes_of_temporaries(schedule, count, examples, width) for count in (16, 48))
+    assert round((many - few) / (examples * width * 4)) == pytest.approx(waiting, abs=2)
 
 
 def test_the_bubble_is_the_share_of_idle_ticks():
@@ -241,6 +307,11 @@ def test_stages_that_devices_do_not_divide_are_refused():
 def test_a_stage_that_no_pipeline_can_have_is_refused(stage, said):
     with pytest.raises(ValueError, match=said):
         Pipeline([stage()], microbatches=1).build((None, 4))
+
+
+def test_a_schedule_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match=r"'gpipe', '1f1b'\)\. Received: 'zb'"):
+        Pipeline([keras.layers.Dense(2)], microbatches=1, schedule="zb")
 
 
 def test_parameters_of_two_dtypes_are_refused():

@@ -75,6 +75,27 @@ def test_replicas_scatter_gradients_and_gather_weights(zero):
     assert 0 <= counters <= 16
 
 
+@pytest.mark.parametrize("cores", [1, 4])
+def test_a_chip_has_few_whole_weights_at_a_time(cores):
+    layers, width, batch = 12, 1024, 8 // cores
+    mesh, rules = {"batch": batch, "model": cores}, {"kernel": (None, "model")}
+    strategy = unison.ModelParallelStrategy(mesh=mesh, rules=rules, zero=3, topology="v5e:2x4")
+    with strategy.scope():
+        hidden = [keras.layers.Dense(width, "tanh") for _ in range(layers)]
+        model = keras.Sequential([keras.Input((width,)), *hidden])
+        model.compile("adam", "mse")
+    examples = jax.ShapeDtypeStruct((64, width), "float32")
+    planned = plan_fit(model, examples, examples)
+    whole = layers * width * width // cores * FLOAT
+    assert planned.memory.temporaries < 0.5 * whole
+    gathered = sum(
+        one.bytes * one.runs
+        for one in planned.collectives
+        if (one.kind, one.group_size) == ("all-gather", batch)
+    )
+    assert 1.5 * whole < gathered < 2 * whole  # for the forward pass, and most for the gradient
+
+
 def test_stages_send_activations_to_their_neighbours():
     strategy = unison.ModelParallelStrategy(mesh={"batch": 2, "stage": 4}, topology="v5e:2x4")
 

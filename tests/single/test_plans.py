@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
+import tomllib
 from pathlib import Path
 
 import jax
@@ -54,6 +56,15 @@ def planned(name: str, batch_of_each: int = 8, network: str | None = None) -> St
             model.compile(optimizer="adam", loss="mse")
         batch = batch_of_each * strategy.num_replicas_in_sync
         return plan_fit(model, shape(batch, WIDTH), shape(batch, WIDTH))
+
+
+def test_every_device_and_link_says_where_its_numbers_are_from():
+    tables = tomllib.loads(
+        importlib.resources.files("unison.planning").joinpath("hardware.toml").read_text("utf-8")
+    )
+    for stated in (*tables["devices"].values(), *tables["links"].values()):
+        assert stated["source"]
+    assert all(device["reached_source"] for device in tables["devices"].values())
 
 
 # -- what a step takes ---------------------------------------------------------------------
@@ -114,6 +125,31 @@ def test_a_batch_that_is_told_to_fit_does_and_twice_as_many_do_not():
     assert "gradient_accumulation_steps=2" in str(raised.value)
 
 
+def adam_of_one_layer(strategy, width):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(width)])
+        model.compile(optimizer="adam", loss="mse")
+    return plan_fit(model, shape(8, width), shape(8, width))
+
+
+@pytest.mark.parametrize(("width", "zero"), [(1500, 1), (1900, 3)])
+def test_what_does_not_fit_names_the_least_that_replicas_have_to_divide(width, zero):
+    with target("cpu:4", None, MEASURED):
+        with pytest.raises(DoesNotFitError) as raised:
+            adam_of_one_layer(unison.MirroredStrategy(), width)
+        divided = {1: 2, 3: 3}[zero] * width * (width + 1) * FLOAT * 3 / 4 / 2**20
+        mend = f"{divided:.1f} MiB less by ModelParallelStrategy(mesh={{'batch': 4}}, zero={zero})"
+        assert mend in str(raised.value)
+        plan = adam_of_one_layer(unison.ModelParallelStrategy(mesh={"batch": 4}, zero=zero), width)
+    assert plan.memory.total < raised.value.available < raised.value.needed
+
+
+def test_weights_that_are_divided_already_are_no_mend():
+    with target("cpu:4", None, MEASURED), pytest.raises(DoesNotFitError) as raised:
+        adam_of_one_layer(unison.ModelParallelStrategy(mesh={"batch": 4}, zero=3), 4096)
+    assert "zero=" not in str(raised.value)
+
+
 def test_a_tpu_slice_is_a_machine_whose_links_go_everywhere():
     pytest.importorskip("libtpu", reason="libtpu, which compiles for TPUs, has no wheel here")
     plan = planned("v5e:2x2")
@@ -167,6 +203,16 @@ def test_a_sharded_update_keeps_a_part_of_the_optimizers_state():
     saved = ways["as it is"].memory - ways["sharded update"].memory
     slots = plan.memory.state["optimizer_variables"]
     assert saved == pytest.approx(slots * 7 / 8, rel=0.01)
+
+
+def test_divided_weights_take_less_memory_and_more_time():
+    plan = planned("h100:8")
+    ways = {way.name: way for way in plan.choices()}
+    sharded, divided = ways["sharded update"], ways["divided weights"]
+    weights = plan.memory.state["trainable_variables"]
+    assert sharded.memory - divided.memory == pytest.approx(weights * 7 / 8, rel=0.01)
+    assert divided.seconds > sharded.seconds
+    assert divided.how == "ModelParallelStrategy(mesh={'batch': 8}, zero=3)"
 
 
 def test_what_fits_is_preferred_to_what_is_fast():

@@ -258,7 +258,8 @@ def test_what_does_not_fit_says_by_how_much_and_what_would_help():
     with pytest.raises(DoesNotFitError, match=r"into the 15\.\d GiB of a device of v5e:2x2") as no:
         plan_fit(model, tokens, tokens)
     assert no.value.needed > no.value.available
-    for mend in ("a global batch of about", "times as many chips", "mixed_bfloat16", "sharded"):
+    divided = "less by ModelParallelStrategy(mesh={'batch': 4}, zero=3)"
+    for mend in ("a global batch of about", "times as many chips", "mixed_bfloat16", divided):
         assert mend in str(no.value)
 
 

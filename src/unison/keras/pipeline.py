@@ -13,7 +13,14 @@ import keras
 import numpy as np
 
 from unison.keras.variables import ReplicatedVariable
-from unison.pipelining import PACKED, STAGE_AXIS, pack_stages, pipeline, unpack_stage
+from unison.pipelining import (
+    PACKED,
+    STAGE_AXIS,
+    check_schedule,
+    pack_stages,
+    pipeline,
+    unpack_stage,
+)
 
 #: Odd, so that the random layers of all stages get distinct seeds modulo 2**32.
 _STREAM_STRIDE = 0x85EBCA6B
@@ -34,10 +41,13 @@ class Pipeline(keras.layers.Layer):
             the size of the mesh axis. They have no state but weights and random streams, and no
             regularizers.
         microbatches: Into how many parts each replica's batch, which they must divide, is divided.
+        schedule: `"gpipe"` or `"1f1b"`, which keeps the inputs of fewer micro-batches and computes
+            more; see `unison.pipelining.pipeline`.
         kwargs: As for any layer: `name`.
 
     Raises:
-        ValueError: There is no stage; or, when it is built, stages that a pipeline cannot have.
+        ValueError: There is no stage, or no such schedule; or, when it is built, stages that a
+            pipeline cannot have.
 
     Examples:
         ```
@@ -50,25 +60,32 @@ class Pipeline(keras.layers.Layer):
         ```
     """
 
-    def __init__(self, stages: Sequence[Any], microbatches: int, **kwargs: Any):
+    def __init__(
+        self, stages: Sequence[Any], microbatches: int, schedule: str = "gpipe", **kwargs: Any
+    ):
         super().__init__(**kwargs)
+        check_schedule(schedule)
         if not stages or microbatches < 1:
             raise ValueError(
                 "Expected at least one stage and one micro-batch. Received: "
                 f"{len(stages)} stages, microbatches={microbatches!r}"
             )
         self.microbatches = microbatches
+        self.schedule = schedule
         self._stages = _Stages([_as_layer(stage) for stage in stages])
         self._random = keras.random.SeedGenerator()
 
     @classmethod
-    def cut(cls, model: keras.Model, at: Sequence[str], microbatches: int) -> Pipeline:
+    def cut(
+        cls, model: keras.Model, at: Sequence[str], microbatches: int, schedule: str = "gpipe"
+    ) -> Pipeline:
         """Returns a pipeline of a Sequential or functional model, which is used up by it.
 
         Args:
             model: A built model of one input and one output.
             at: The names of the layers whose outputs the next stages start from.
             microbatches: As for `Pipeline`.
+            schedule: Likewise.
 
         Raises:
             ValueError: There is no such layer, or a layer behind a cut sees more than its output.
@@ -80,7 +97,8 @@ class Pipeline(keras.layers.Layer):
             )
         ends = [*(model.get_layer(name).output for name in at), model.outputs[0]]
         starts = [model.inputs[0], *ends[:-1]]
-        return cls([keras.Model(*cut) for cut in zip(starts, ends, strict=True)], microbatches)
+        stages = [keras.Model(*cut) for cut in zip(starts, ends, strict=True)]
+        return cls(stages, microbatches, schedule)
 
     def build(self, input_shape: Any) -> None:
         values = []
@@ -122,7 +140,13 @@ class Pipeline(keras.layers.Layer):
         seeds = self._seeds(training)
         if STAGE_AXIS in jax.sharding.get_abstract_mesh().axis_names:
             return pipeline(
-                stages, packed, inputs, like=like, microbatches=self.microbatches, seeds=seeds
+                stages,
+                packed,
+                inputs,
+                like=like,
+                microbatches=self.microbatches,
+                seeds=seeds,
+                schedule=self.schedule,
             )
         # The micro-batches would have the same results.
         for stage, row, shapes in zip(stages, packed, like, strict=True):
@@ -177,7 +201,11 @@ class Pipeline(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         stages = [keras.saving.serialize_keras_object(stage) for stage in self._stages.layers]
-        return super().get_config() | {"stages": stages, "microbatches": self.microbatches}
+        return super().get_config() | {
+            "stages": stages,
+            "microbatches": self.microbatches,
+            "schedule": self.schedule,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Pipeline:

@@ -6,7 +6,8 @@ slots of other parts it does not even store), and the new parts are all-gathered
 the wire, a replica's part of the arithmetic and memory traffic, and a part of the optimizer's
 memory (Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel
 Training"; Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models"). Where the weights themselves are sharded, they are gathered when a step begins.
+Models"). Where the weights themselves are sharded, a step gets them whole, and each is gathered
+where it is used (`unison.lowering.gathering`).
 
 It is used where it was measured to win: on logical CPU devices of one process, which share one
 memory bus. Between processes, gathering the weights takes longer than updating all of them. On a

@@ -127,9 +127,16 @@ def _smaller(step: Step, cluster: Cluster) -> list[Choice]:
     slots = step.memory.state.get("optimizer_variables", 0)
     n = cluster.num_devices
     if slots and n > 1 and not step.shards_update:
+        divided = f"ModelParallelStrategy(mesh={ {'batch': n} }, zero="
         kept = step.memory.total - round(slots * (1 - 1 / n))
-        how = "ModelParallelStrategy(zero=1), or TPUStrategy(sharded_update=True)"
+        how = f"{divided}1), or TPUStrategy(sharded_update=True)"
         ways.append(_choice("sharded update", how, step, cluster, step.exchange, kept))
+        # Weights are gathered twice, and gradients scattered: half as much again as a sum.
+        workload = step.workload._replace(gradient_bytes=1.5 * step.workload.gradient_bytes)
+        kept -= round(step.memory.state["trainable_variables"] * (1 - 1 / n))
+        gathering = step._replace(workload=workload)
+        how = f"{divided}3)"
+        ways.append(_choice("divided weights", how, gathering, cluster, step.exchange, kept))
     in_parts = _accumulated(step.memory, _PARTS)
     if step.memory.gradients and in_parts < step.memory.total:
         # Every part sums its gradients: what Keras accumulates is the aggregated gradient.

@@ -34,9 +34,11 @@ from unison.planning.options import Choice, Step, choices, preferred
 from unison.planning.scaling import Exchange, StepTime, Workload, scaling
 from unison.program.control_flow import ControlFlowError
 from unison.runtime import devices
+from unison.runtime.placement import OPTIMIZER, REPLICA_AXIS, WEIGHTS
 from unison.runtime.planned import PlannedPlacement, ProgramPlanned, planning
 from unison.runtime.tpu.slices import SHAPES, describe_slice
 from unison.strategies import Strategy
+from unison.strategies.model_parallel import BATCH_AXIS
 
 
 class NothingToPlanError(ValueError):
@@ -412,6 +414,31 @@ def _bytes_on_each_device(arguments: Any) -> int:
     )
 
 
+def _divides_less(planned: ProgramPlanned) -> bool:
+    """Whether the replicas could divide more of what a model keeps than they do."""
+    program = planned.program
+    is_model = "optimizer_variables" in planned.state
+    return is_model and program.num_replicas > 1 and program.placement.zero < WEIGHTS
+
+
+def _dividing(planned: ProgramPlanned, needed: int, available: int) -> str:
+    """Returns how the replicas may divide what they keep: no more of it than has to be."""
+    placement = planned.program.placement
+    axes = dict(placement.mesh.shape)
+    mesh = {BATCH_AXIS: axes.pop(REPLICA_AXIS), **axes}
+    rules = "" if placement.rules is None else "rules=rules, "
+    slots = 0 if placement.shards_update else planned.state["optimizer_variables"]
+    divided = {OPTIMIZER: slots, WEIGHTS: slots + planned.state["trainable_variables"]}
+    part_of_others = 1 - 1 / placement.num_replicas
+    saved = {zero: round(size * part_of_others) for zero, size in divided.items()}
+    zero = OPTIMIZER if slots and needed - saved[OPTIMIZER] <= available else WEIGHTS
+    return (
+        f"{in_units(saved[zero])} less by ModelParallelStrategy(mesh={mesh}, {rules}zero={zero}), "
+        "of which each replica keeps a part of the optimizer's state"
+        + (" and of the weights" if zero == WEIGHTS else "")
+    )
+
+
 def _does_not_fit(planned: ProgramPlanned, needed: int, available: int) -> DoesNotFitError:
     program = planned.program
     state = sum(_state_of(planned).values())
@@ -430,12 +457,7 @@ def _does_not_fit(planned: ProgramPlanned, needed: int, available: int) -> DoesN
         mends.append(f"about {math.ceil(times)} times as many chips, for the same global batch")
     else:
         mends.append("chips with more memory, or several cores per replica (DeviceAssignment)")
-    slots = planned.state.get("optimizer_variables", 0)
-    if slots:
-        mends.append(
-            f"a sharded update (sharded_update=True), which divides {in_units(slots)} of optimizer "
-            "state between the devices"
-        )
+    mends += [_dividing(planned, needed, available)] * _divides_less(planned)
     mends.append('16-bit activations (keras.config.set_dtype_policy("mixed_bfloat16"))')
     examples = "" if planned.examples is None else f", a global batch of {planned.examples}"
     return DoesNotFitError(

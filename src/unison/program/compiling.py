@@ -9,8 +9,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout
+from unison.lowering.gathering import gathered_where_used
 from unison.runtime.elastic import ElasticProgram
-from unison.runtime.placement import REPLICA_AXIS, Placement, Unchanged
+from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, Placement, Unchanged
 
 MIRRORED = PartitionSpec()
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
@@ -40,6 +41,8 @@ def compile_replicas(
     Returns:
         The compiled function.
     """
+    if placement.zero >= WEIGHTS:
+        function = gathered_where_used(function)
     launch = placement.program(function, in_specs, out_specs, donate, name, unchanged)
     return Executable(launch, placement)
 

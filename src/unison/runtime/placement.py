@@ -118,6 +118,7 @@ class Placement:
         self.mesh = _mesh_of(self.cores, core_axes)
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+        self._gatherings: dict[PartitionSpec, Callable[[jax.Array], jax.Array]] = {}
         #: Whether what `first_copy` returns shares its buffer with the kept array.
         self.shares_first_copy = home in (None, memory_of(self.devices[0]))
         several_cpus = len(self._local_cores) > 1 and self.devices[0].platform == "cpu"
@@ -348,20 +349,27 @@ class Placement:
     def whole_of(self, divided: Callable[[], jax.Array]) -> np.ndarray:
         """Returns the whole of what `divided` returns, which may be asked again; see `whole`."""
         array = divided()
-        if self.spans_processes:
+        if not self.spans_processes:
+            return np.asarray(array)
+        assert isinstance(array.sharding, NamedSharding)
+        division = array.sharding.spec
+        if REPLICA_AXIS in division:
             # At once, also where somebody else's function is traced.
             with jax.ensure_compile_time_eval():
-                array = self._gather(array).addressable_data(0)
-        return np.asarray(array)
+                array = self._gathering(division)(array)
+        return _of_local_parts(array)
 
-    @functools.cached_property
-    def _gather(self) -> Any:
-        return self.program(
-            lambda rows: jax.lax.all_gather(rows, REPLICA_AXIS, tiled=True),
-            PartitionSpec(REPLICA_AXIS),
-            PartitionSpec(),
-            name="a gathering of all replicas' values",
-        )
+    def _gathering(self, division: PartitionSpec) -> Callable[[jax.Array], jax.Array]:
+        """Returns a program that brings together what the replicas divide, and not their cores."""
+        if division not in self._gatherings:
+            axis = division.index(REPLICA_AXIS)
+            self._gatherings[division] = self.program(
+                lambda part: jax.lax.all_gather(part, REPLICA_AXIS, axis=axis, tiled=True),
+                division,
+                PartitionSpec(*(None if entry == REPLICA_AXIS else entry for entry in division)),
+                name="a gathering of all replicas' values",
+            )
+        return self._gatherings[division]
 
     def program(
         self,
@@ -440,7 +448,7 @@ class Placement:
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Inside, a function may be traced that says how the cores of a replica divide a value."""
-        if self.cores_per_replica == 1:
+        if self.mesh.axis_names == (REPLICA_AXIS,):
             return contextlib.nullcontext()
         of_replica = self.mesh.abstract_mesh.update_axis_types({REPLICA_AXIS: AxisType.Manual})
         return jax.sharding.use_abstract_mesh(of_replica)
@@ -479,6 +487,16 @@ def with_replicas_at(axis: int, division: PartitionSpec) -> PartitionSpec:
     entries = [*division, *(None,) * (axis + 1 - len(division))]
     entries[axis] = REPLICA_AXIS
     return PartitionSpec(*entries)
+
+
+def _of_local_parts(divided: jax.Array) -> np.ndarray:
+    """Returns the whole of what the cores of each replica divide, if they do: it is all here."""
+    if divided.is_fully_replicated:
+        return np.asarray(divided.addressable_data(0))
+    whole = np.empty(divided.shape, divided.dtype)
+    for shard in divided.addressable_shards:
+        whole[shard.index] = np.asarray(shard.data)
+    return whole
 
 
 def unnamed_core_axes(count: int) -> dict[str, int]:

@@ -44,14 +44,18 @@ class PlannedProgram(NamedTuple):
         arguments: What it is called with: a tuple of trees of `jax.ShapeDtypeStruct`s with their
             shardings.
         target: The name of the devices.
-        num_replicas: How many replicas they are.
+        placement: The replicas that they are.
     """
 
     name: str
     lowered: jax.stages.Lowered
     arguments: tuple[Any, ...]
     target: str
-    num_replicas: int
+    placement: Placement
+
+    @property
+    def num_replicas(self) -> int:
+        return self.placement.num_replicas
 
 
 class ProgramPlanned(BaseException):  # no error, and no `except Exception` takes it
@@ -225,9 +229,7 @@ class PlannedPlacement(Placement):
                 for sharding, arg in zip(shardings, args, strict=True)
             )
             lowered = compiled.lower(*described)
-            raise ProgramPlanned(
-                PlannedProgram(name, lowered, described, self.target, self.num_replicas)
-            )
+            raise ProgramPlanned(PlannedProgram(name, lowered, described, self.target, self))
 
         return launch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +14,15 @@ from jax.sharding import NamedSharding
 from unison.partitioning import PartitionRules, map_named
 from unison.pipelining import PACKED, STAGE_AXIS
 from unison.runtime import device_strings
+from unison.runtime import devices as runtime_devices
+from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
+from unison.runtime.elastic import is_elastic_worker
 from unison.runtime.placement import OPTIMIZER, WEIGHTS
+from unison.runtime.process_group import TIMEOUT
 from unison.runtime.tpu.slices import describe_slice
 from unison.strategies.base import Strategy
+from unison.strategies.batch_shares import replica_shares
+from unison.strategies.multi_worker import devices_of_workers, input_of_workers
 from unison.variables import Variable
 
 #: The name of the mesh axis along which the replicas lie.
@@ -30,9 +37,14 @@ class ModelParallelStrategy(Strategy):
     divides which axis of a variable; XLA divides the computation accordingly, and adds the
     communication (tensor parallelism).
 
+    In a cluster of several workers, each of which runs the same program, the mesh takes all devices
+    of all workers, and the devices of a replica are one worker's; see
+    `MultiWorkerMirroredStrategy`. Create the strategy before the first JAX computation there.
+
     Args:
-        devices: All devices: strings as TensorFlow writes them (`"GPU:0"`), `jax.Device`s, or their
-            number. Default: as many as the mesh takes, accelerators if there are any.
+        devices: All devices, of this process only: strings as TensorFlow writes them (`"GPU:0"`),
+            `jax.Device`s, or their number. Default: as many as the mesh takes, accelerators if
+            there are any; in a cluster of several workers, all of theirs.
         mesh: The sizes of the mesh axes, by name, such as `{"batch": 2, "model": 4}`. Of `"batch"`,
             the default is as many as there are devices for. Neighbours along the last axis are
             neighbours among the devices.
@@ -42,14 +54,17 @@ class ModelParallelStrategy(Strategy):
             along an axis `"stage"`.
         zero: What the replicas divide between them, of Keras models (Rajbhandari et al. 2020,
             "ZeRO"): 0: nothing. 1: the optimizer's state. 2: gradients as well: they are
-            reduce-scattered rather than all-reduced. 3: the weights, too, which are gathered for
-            use.
+            reduce-scattered rather than all-reduced. 3: the weights, too, each of which is gathered
+            where it is used.
         topology: The name of a TPU slice, such as `"v5e:2x4"`, that is not here: steps are compiled
             for it (see `unison.planning`), and running one is refused.
+        cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`.
 
     Raises:
-        ValueError: The mesh takes more devices than there are, or not all; or a rule names an axis
-            that it has not.
+        ValueError: The mesh takes more devices than there are, or not all; the devices of a replica
+            would be those of several workers; the workers may change; or a rule names an axis that
+            the mesh has not.
+        UnavailableError: The other workers did not come.
 
     Examples:
         >>> import unison
@@ -68,6 +83,7 @@ class ModelParallelStrategy(Strategy):
         rules: Mapping[str, Any] | None = None,
         zero: int = 0,
         topology: str | None = None,
+        cluster_resolver: ClusterResolver | None = None,
     ):
         if zero not in range(4):
             raise ValueError(f"Expected a stage of ZeRO, 0 to 3. Received: zero={zero!r}")
@@ -76,17 +92,29 @@ class ModelParallelStrategy(Strategy):
                 "Expected devices to run on, or a topology to compile for. Received: both, "
                 f"{devices!r} and {topology!r}."
             )
+        resolver = cluster_resolver or TFConfigClusterResolver()
+        of_workers = None
         if topology is not None:
             there = list(describe_slice(topology).devices)
         else:
-            there = device_strings.select_devices(devices)
-        chooses = devices is None and topology is None
+            if devices is None and not runtime_devices.planned_devices():
+                of_workers = _devices_of_workers(resolver)
+            there = of_workers or device_strings.select_devices(devices)
+        chooses = devices is None and topology is None and of_workers is None
         #: The sizes of the mesh axes, by name.
         self.mesh_shape = _completed(mesh, len(there), chooses)
         core_axes = {name: size for name, size in self.mesh_shape.items() if name != BATCH_AXIS}
+        if of_workers is not None:
+            _check_in_one_worker(of_workers, core_axes)
         stages = {f"{PACKED}$": (STAGE_AXIS,)} if STAGE_AXIS in core_axes else {}
         parsed = PartitionRules(rules or {}, core_axes, stages)
         super().__init__(there[: math.prod(self.mesh_shape.values())], core_axes=core_axes)
+        if of_workers is not None:
+            self.cluster_resolver = resolver
+            self.input_workers = input_of_workers(TIMEOUT)
+            self.replica_shares = replica_shares(
+                None, self.num_replicas_in_sync, self.input_workers
+            )
         if rules or stages:
             self.placement.rules = parsed
         self.placement.zero = zero
@@ -153,6 +181,29 @@ class ModelParallelStrategy(Strategy):
 
         with self.scope():
             return map_named(create, tree)
+
+
+def _devices_of_workers(resolver: ClusterResolver) -> list[jax.Device] | None:
+    """Returns the devices of all workers, those of one together; None without other workers."""
+    if is_elastic_worker():
+        raise ValueError(
+            "Expected workers that stay, since each keeps parts of the variables that no other "
+            "has. Received: ModelParallelStrategy under `unison run --min-workers`. Leave "
+            "--min-workers out, or use MultiWorkerMirroredStrategy."
+        )
+    return devices_of_workers(resolver, TIMEOUT)
+
+
+def _check_in_one_worker(devices: Sequence[jax.Device], core_axes: Mapping[str, int]) -> None:
+    """Raises a ValueError if several workers would compute a replica together."""
+    cores = math.prod(core_axes.values())
+    counts = collections.Counter(device.process_index for device in devices)
+    if any(count % cores for count in counts.values()):
+        raise ValueError(
+            f"Expected workers whose devices the mesh axes of a replica divide, {dict(core_axes)}. "
+            f"Received: workers with {', '.join(map(str, counts.values()))} devices. Make these "
+            "axes smaller, or give each worker more devices (`unison run --devices-per-worker`)."
+        )
 
 
 def _completed(mesh: Mapping[str, int], there: int, chooses: bool) -> dict[str, int]:

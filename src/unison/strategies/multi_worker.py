@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from unison.collectives import CommunicationImplementation, CommunicationOptions
+from unison.data import InputWorkers
 from unison.data.distribution.input_workers import workers_of_cluster, workers_of_group
 from unison.runtime import devices
 from unison.runtime.addresses import listen_at_own_address
@@ -22,6 +23,37 @@ from unison.strategies.equal_copies import EqualCopies
 
 #: Tells the strategies of a process apart, which all processes make in the same order.
 _strategies = itertools.count()
+
+
+def devices_of_workers(resolver: ClusterResolver, timeout: float) -> list[jax.Device] | None:
+    """Brings the workers of a cluster together, and returns their devices, those of one together.
+
+    Args:
+        resolver: Names the cluster.
+        timeout: How many seconds this worker waits for the others.
+
+    Returns:
+        The devices; None where there are no others, and for an evaluator.
+
+    Raises:
+        ValueError: The cluster is none, or this process no training task of it.
+        RuntimeError: JAX has started already.
+        UnavailableError: The other workers did not come.
+    """
+    cluster, task = resolver.cluster_spec(), (resolver.task_type, resolver.task_id)
+    check_cluster(cluster, *task)
+    if resolver.task_type == "evaluator" or len(training_tasks(cluster)) < 2:
+        return None
+    listen_at_own_address(cluster, *task)
+    join_cluster(cluster, *task, timeout)
+    of_platform = jax.devices(devices.default_devices()[0].platform)
+    return sorted(of_platform, key=lambda d: (d.process_index, d.id))
+
+
+def input_of_workers(timeout: float) -> InputWorkers:
+    """Returns this process's place among workers that have come together, for a new strategy."""
+    name = f"strategy {next(_strategies)}"
+    return workers_of_cluster(jax.process_count(), jax.process_index(), name, timeout)
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -78,27 +110,17 @@ class MultiWorkerMirroredStrategy(Strategy):
             return
         resolver = cluster_resolver or TFConfigClusterResolver()
         self.cluster_resolver = resolver
-        cluster = resolver.cluster_spec()
         options = communication_options or CommunicationOptions()
         timeout = options.timeout_seconds or TIMEOUT
-        check_cluster(cluster, resolver.task_type, resolver.task_id)
-        is_alone = resolver.task_type == "evaluator" or len(training_tasks(cluster)) < 2
-        if not is_alone:
-            listen_at_own_address(cluster, resolver.task_type, resolver.task_id)
-            join_cluster(cluster, resolver.task_type, resolver.task_id, timeout)
-        local = devices.default_devices()
-        if is_alone:
-            super().__init__(local, batch_shares=batch_shares)
+        replicas = devices_of_workers(resolver, timeout)
+        if replicas is None:
+            super().__init__(devices.default_devices(), batch_shares=batch_shares)
         else:
-            of_platform = jax.devices(local[0].platform)
-            replicas = sorted(of_platform, key=lambda d: (d.process_index, d.id))
             if options.implementation is CommunicationImplementation.AUTO:
-                names = [f"{job} {index}" for job, index in training_tasks(cluster)]
-                share_memory(replicas, names, timeout)
+                tasks = training_tasks(resolver.cluster_spec())
+                share_memory(replicas, [f"{job} {index}" for job, index in tasks], timeout)
             super().__init__(replicas)
-            self.input_workers = workers_of_cluster(
-                jax.process_count(), jax.process_index(), f"strategy {next(_strategies)}", timeout
-            )
+            self.input_workers = input_of_workers(timeout)
             self.replica_shares = replica_shares(
                 batch_shares, self.num_replicas_in_sync, self.input_workers
             )
