@@ -48,6 +48,26 @@ def test_updates_of_several_workers_all_count(started):
     assert coordinator.trace_count == 1
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_that_several_workers_add_to_all_count(started, shards):
+    strategy, coordinator = started(workers=2, servers=2, partitioner=FixedShardsPartitioner(shards))
+    with strategy.scope():
+        table = unison.Variable(np.zeros((6, 2), np.float32))
+        counts = unison.Variable(np.zeros(6, np.int32))
+
+    def add(row):
+        rows = jnp.stack([row, row, 5])  # twice to one, and all to the last one
+        table.scatter_add(unison.IndexedSlices(jnp.ones((3, 2)), rows))
+        counts.scatter_sub(unison.IndexedSlices(jnp.ones(3, jnp.int32), rows))
+
+    for call in range(100):
+        coordinator.schedule(add, args=(call % 4,))
+    coordinator.join()
+    expected = np.array([50, 50, 50, 50, 0, 100], np.float32)
+    np.testing.assert_array_equal(table.numpy(), np.stack([expected, expected], 1))
+    np.testing.assert_array_equal(counts.numpy(), -expected)
+
+
 def test_a_variable_is_read_and_assigned_by_the_coordinator(started):
     strategy, _ = started(servers=2, partitioner=FixedShardsPartitioner(2))
     with strategy.scope():

@@ -44,6 +44,9 @@ _OF_ZEROS = frozenset(
     "abs convert_element_type copy copy_p integer_pow mul neg sign sqrt square".split()
 )
 
+#: Those that add to some elements of their first operand, or subtract from them.
+_ADDING_TO_ROWS = frozenset({"scatter-add", "scatter-sub"})
+
 #: Constants up to this many elements may be on both sides.
 _SMALL = 1024
 #: What it costs to compute at a worker what follows from a sum over the workers: it cannot.
@@ -145,17 +148,20 @@ class Division:
 def inlined(program: jex.ClosedJaxpr, num_replicas: int = 1) -> jex.ClosedJaxpr:
     """Returns the program with the bodies of its calls in their places.
 
-    Of what it asks other replicas for, sums over `num_replicas` are left, each of one value.
+    Of what it asks other replicas for, sums over `num_replicas` are left, each of one value. What
+    is added to rows of an input is added up first, and then to the input, which a server can do.
     """
 
     def run(*inputs: Any) -> list[Any]:
-        return _run(program, inputs, num_replicas)
+        return _run(program, inputs, num_replicas, {id(each) for each in inputs})
 
     axis = [(REPLICA_AXIS, num_replicas)] if num_replicas > 1 else None
     return jax.make_jaxpr(run, axis_env=axis)(*program.in_avals)
 
 
-def _run(program: jex.ClosedJaxpr, inputs: Sequence[Any], num_replicas: int) -> list[Any]:
+def _run(
+    program: jex.ClosedJaxpr, inputs: Sequence[Any], num_replicas: int, of_program: set[int]
+) -> list[Any]:
     values = dict(zip(program.jaxpr.invars, inputs, strict=True))
     values.update(zip(program.jaxpr.constvars, program.consts, strict=True))
     read = _reading(values)
@@ -164,12 +170,16 @@ def _run(program: jex.ClosedJaxpr, inputs: Sequence[Any], num_replicas: int) -> 
         body = inlined_body(equation)
         outputs: Sequence[Any]
         if body is not None:
-            outputs = _run(body, operands, num_replicas)
+            outputs = _run(body, operands, num_replicas, of_program)
         elif names_the_replicas(equation):
             if num_replicas == 1:
                 outputs = _of_one_replica(equation, operands)
             else:
                 outputs = _of_several_replicas(equation, operands)
+        elif equation.primitive.name in _ADDING_TO_ROWS and id(operands[0]) in of_program:
+            before, *added = operands
+            (of_rows,) = evaluate(equation, [jnp.zeros_like(before), *added])
+            outputs = [before + of_rows]
         else:
             outputs = evaluate(equation, operands)
         values.update(zip(equation.outvars, outputs, strict=True))
