@@ -23,9 +23,10 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/unison demo
 
 # A file's tests stay in one process, which shares their fixtures. Each process has four logical
-# devices: more processes than eight would only crowd each other out.
+# devices: more processes than eight would only crowd each other out. tests/conftest.py says how
+# many there are, and which file comes when.
 test: lint types
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

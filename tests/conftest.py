@@ -4,7 +4,9 @@ JAX and Keras read these variables when they are first imported, so they are set
 pytest imports a test or, for the doctests, a module of the package.
 """
 
+import gc
 import os
+import sys
 
 import pytest
 
@@ -13,8 +15,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"
 
 # Compiling is most of what tests in this process do. XLA's optimizations are two thirds of it, and
-# the programs are small. What `subprocess_program` starts is compiled as users have it, without
-# these flags; `XLA_FLAGS= make test` compiles everything so.
+# the programs are small. What `subprocess_program` starts is compiled as users have it, where it is
+# not given these flags (`FEW_OPTIMIZATIONS`); `XLA_FLAGS= make test` compiles everything so.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0"
@@ -22,9 +24,44 @@ os.environ.setdefault(
     " --xla_cpu_parallel_codegen_split_count=1",
 )
 
-#: Programs that tests run: importing them starts a training, or does without the package's own
-#: imports.
-collect_ignore = ["integration/elastic_program.py", "integration/elastic_worker.py"]
+#: Programs that tests run: importing them starts a training, does without the package's own
+#: imports, or changes what is imported.
+collect_ignore = ["integration/elastic_program.py", "integration/elastic_worker.py", "startup"]
+
+#: The folders of tests that start processes.
+WAITING = ("integration", "parallel")
+
+
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores, since many tests wait; each has room for 4 GB."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist takes that
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(cores + 1, memory // 4_000_000_000))
+
+
+def pytest_collection_modifyitems(items):
+    """Puts files whose tests wait for other processes between those whose tests compute.
+
+    So both kinds run side by side. The doctests come last: their files are short.
+    """
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if path.parent.name in WAITING]
+    computing = [path for path in files if path.parent.name == "single"]
+    between = 0.9 * len(computing) / max(1, len(waiting))
+    places = {path: number * between for number, path in enumerate(waiting)}
+    places |= {path: number for number, path in enumerate(computing)}
+    order = sorted(files, key=lambda path: places.get(path, len(files)))
+    items[:] = [item for path in order for item in files[path]]
+
+
+def pytest_collection_finish():
+    """Leaves out of garbage collections what stays: thousands of tests, and what they import."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from subprocess_program import SOURCE, environment_of_program
+from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
 from unison import testing
 from unison.testing import Fault, Outcome
 
@@ -29,7 +27,7 @@ ROUND_OFF = 2e-5
 SECONDS = 120
 
 ENVIRONMENT = {
-    "PYTHONPATH": str(SOURCE),
+    "PYTHONPATH": PYTHON_PATH,
     "NPROC": "1",
     "OMP_NUM_THREADS": "1",
     "UNISON_CPU_DEVICES": "1",
@@ -56,12 +54,13 @@ def train(
 
 def train_alone(*given: str) -> dict[str, Any]:
     """Runs the program in one process to which nothing happens, and returns its report."""
-    done = subprocess.run(
-        [sys.executable, PROGRAM, *given],
-        env=environment_of_program({"NPROC": "1", "UNISON_CPU_DEVICES": "1"}),
-        capture_output=True,
-        text=True,
+    done = run_program(
+        "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')",
+        PROGRAM,
+        *given,
+        env={"NPROC": "1", "UNISON_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS},
         timeout=SECONDS,
+        imported=("jax", "keras"),
     )
     assert done.returncode == 0, done.stderr
     (report,) = _reports(done.stdout.splitlines())

@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping
 
+from warm_processes import STARTUP, start_program
+
 SOURCE = pathlib.Path(__file__).resolve().parents[1] / "src"
+#: Where a program finds Unison, and what shortens its imports (see `startup`).
+PYTHON_PATH = os.pathsep.join([STARTUP, str(SOURCE)])
 _DEVICE_VARIABLES = ("NPROC", "XLA_FLAGS", "UNISON_CPU_DEVICES", "JAX_NUM_CPU_DEVICES")
+
+#: What is added to the environment of a program that is to compile as soon as those of this process
+#: (see `conftest`), and need not compile as users' do.
+FEW_OPTIMIZATIONS = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
 # Steps fed from host memory, launched without waiting for the previous one: what an input pipeline
 # does, and what needs most threads. Without enough of them it hangs once 32 steps are in flight.
@@ -70,36 +79,74 @@ def run_program(
     *args: object,
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
+    given: str = "",
+    folder: pathlib.Path | None = None,
+    imported: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python -c source args...` on the CPU and waits at most `timeout` seconds.
 
     The program sees this environment without what sets devices and threads, then `env`. It and all
     processes that it started are killed at the end, also when time runs out
     (`subprocess.TimeoutExpired`, with the output so far).
+
+    Args:
+        source: The program.
+        args: Its arguments.
+        env: What is added to its environment.
+        timeout: Seconds, at most.
+        given: What it reads from its standard input.
+        folder: Its working folder. None: this one's.
+        imported: Modules that take long to import and are imported already in its process: see
+            `warm_processes`. For programs that have something else to show.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, args)],
-        env=environment_of_program(env or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as expired:
-        kill_group(process.pid)
-        expired.output, expired.stderr = process.communicate()
-        raise
-    finally:
-        kill_group(process.pid)
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    arguments = [source, *map(str, args)]
+    environment = environment_of_program(env or {})
+    with contextlib.ExitStack() as files:
+        stdin, stdout, stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        stdin.write(given.encode())
+        stdin.seek(0)
+        process = start_program(
+            *arguments,
+            imported=imported,
+            environment=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            folder=folder,
+        )
+
+        def written() -> list[str]:
+            for stream in (stdout, stderr):
+                stream.seek(0)
+            return [stream.read().decode(errors="replace") for stream in (stdout, stderr)]
+
+        try:
+            returncode = process.wait(timeout)
+        except subprocess.TimeoutExpired as expired:
+            kill_group(process.pid)
+            process.wait()
+            expired.output, expired.stderr = written()
+            raise
+        finally:
+            kill_group(process.pid)
+        return subprocess.CompletedProcess(arguments, returncode, *written())
+
+
+def imported_by(source: str) -> tuple[str, ...]:
+    """Returns which modules a program imports itself, or with Unison, of those that take long.
+
+    Keras only where a program imports it before the first scope: that it must is not hidden so.
+    """
+    before_scopes = source.partition(".scope(")[0]
+    if re.search(r"^import .*\bkeras\b", before_scopes, re.MULTILINE):
+        return ("jax", "keras")
+    return ("jax",) if "jax" in source or "unison" in source else ()
 
 
 def environment_of_program(env: Mapping[str, str]) -> dict[str, str]:
     """Returns this environment without what sets devices and threads, and then `env`."""
     environment = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
-    return environment | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE), **env}
+    return environment | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": PYTHON_PATH, **env}
 
 
 def kill_group(group: int) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
-import sys
+import tempfile
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 from subprocess_program import environment_of_program, kill_group
+from warm_processes import WarmProcess, start_program
 
 _PROLOGUE = """
 import json, sys
@@ -42,39 +44,40 @@ def run_workers(
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     environment = environment_of_program({"NPROC": "1"})
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _PROLOGUE + source,
-                str(index),
-                str(count),
-                str(port),
-                json.dumps(given),
-            ],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for index in range(count)
-    ]
     deadline = time.monotonic() + timeout
-    try:
-        outputs = [
-            process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
-            for process in processes
-        ]
-    finally:
+    with contextlib.ExitStack() as ending:
+        outputs = []
+        processes = []
+        for index in range(count):
+            files = [ending.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+            process = start_program(
+                _PROLOGUE + source,
+                *map(str, (index, count, port)),
+                json.dumps(given),
+                imported=("jax", "unison"),
+                server=index % 2,
+                environment=environment,
+                **dict(zip(("stdin", "stdout", "stderr"), files, strict=True)),
+            )
+            ending.callback(_end, process)
+            processes.append(process)
+            outputs.append(files[1:])
         for process in processes:
-            kill_group(process.pid)
-            process.wait()
-    return [(_reported(stdout, stderr), stderr) for stdout, stderr in outputs]
+            process.wait(max(deadline - time.monotonic(), 0.1))
+        return [_reported(*map(_read, files)) for files in outputs]
 
 
-def _reported(stdout: str, stderr: str) -> Any:
+def _end(process: WarmProcess | subprocess.Popen[bytes]) -> None:
+    kill_group(process.pid)
+    process.wait()
+
+
+def _read(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def _reported(stdout: str, stderr: str) -> tuple[Any, str]:
     lines = [line for line in stdout.splitlines() if line.startswith("REPORT ")]
     assert len(lines) == 1, f"Expected one report. Received: {stdout}\n{stderr}"
-    return json.loads(lines[0].removeprefix("REPORT "))
+    return json.loads(lines[0].removeprefix("REPORT ")), stderr

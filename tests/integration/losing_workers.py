@@ -20,6 +20,10 @@ import numpy as np
 import unison
 from unison.errors import OpError
 from unison.runtime import liveness, process_group
+from unison.runtime.liveness.verdict import BEAT
+
+#: Seconds in which all have heard where all are.
+HEARD = 3 * BEAT
 
 
 def killed():
@@ -43,8 +47,8 @@ def raising():
     raise ValueError("one is unwell")
 
 
-def steps(strategy, who, what, count=6):
-    """Training steps, of which `who` does something else before the fourth."""
+def steps(strategy, who, what, count=6, pause=0.0):
+    """Training steps; before the fourth, all pause, and `who` does something else."""
     with strategy.scope():
         weight = unison.Variable(
             np.ones(1000, np.float32), aggregation=unison.VariableAggregation.MEAN
@@ -56,8 +60,10 @@ def steps(strategy, who, what, count=6):
         return total
 
     for step in range(count):
-        if step == 3 and jax.process_index() == who:
-            what()
+        if step == 3:
+            time.sleep(pause)
+            if jax.process_index() == who:
+                what()
         total = strategy.run(train_step, (np.float32(0.5),))
     return float(strategy.reduce("SUM", total, axis=None)[0])
 
@@ -76,7 +82,7 @@ def second_of_three_is_killed(strategy):
     try:
         steps(strategy, 1, killed)
     finally:
-        last = time.monotonic() + 10
+        last = time.monotonic() + 30
         while not told and time.monotonic() < last:  # another thread calls
             time.sleep(0.01)
         assert [str(error) for error in told] == [str(liveness.failure())]
@@ -91,11 +97,11 @@ def one_is_interrupted(strategy):
 
 
 def one_is_stopped(strategy):
-    steps(strategy, 1, stopped)
+    steps(strategy, 1, stopped, pause=HEARD)
 
 
 def the_first_is_stopped(strategy):
-    steps(strategy, 0, stopped)
+    steps(strategy, 0, stopped, pause=HEARD)
 
 
 def one_loops(strategy):

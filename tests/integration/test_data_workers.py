@@ -32,7 +32,7 @@ def workers_of(process):
     return found
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not within the time"

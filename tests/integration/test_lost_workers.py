@@ -3,12 +3,13 @@
 The programs are in `losing_workers.py`. Their processes are really killed and stopped.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from unison.runtime.launching import cluster_on_this_machine, worker_environments
 from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
+from warm_processes import start_program
 
 PROGRAMS = Path(__file__).with_name("losing_workers.py")
 
@@ -38,31 +40,38 @@ class Ended:
 
 def run(program, workers=2, timeout=60.0, implementation="AUTO", stays=None):
     """Runs a program in several processes; `stays` is one that nobody waits for."""
-    cluster = cluster_on_this_machine(workers)
-    command = [sys.executable, str(PROGRAMS), program, str(timeout), implementation]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for environment in worker_environments(cluster, 1)
-    ]
-    last = time.monotonic() + LIMIT
-    try:
-        for index, process in enumerate(processes):
-            if index != stays:
-                process.wait(max(last - time.monotonic(), 0.1))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
+    environments = worker_environments(cluster_on_this_machine(workers), 1)
+    with contextlib.ExitStack() as ending:
+        nothing = ending.enter_context(open(os.devnull, "rb"))
+        files = [ending.enter_context(tempfile.TemporaryFile()) for _ in environments]
+        processes = []
+        for index, (environment, file) in enumerate(zip(environments, files, strict=True)):
+            process = start_program(
+                "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')",
+                *(str(PROGRAMS), program, str(timeout), implementation),
+                imported=("jax", "unison"),
+                server=index % 2,
+                environment=os.environ | environment,
+                stdin=nothing,
+                stdout=file,
+                stderr=file,
+            )
+            ending.callback(process.wait)
+            ending.callback(process.kill)
+            processes.append(process)
+        last = time.monotonic() + LIMIT
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for index, process in enumerate(processes):
+                if index != stays:
+                    process.wait(max(last - time.monotonic(), 0.1))
         codes = [process.poll() for process in processes]
         for process in processes:
             process.kill()
-        outputs = [process.communicate()[0] for process in processes]
-    return [Ended(code, output) for code, output in zip(codes, outputs, strict=True)]
+            process.wait()
+        for file in files:
+            file.seek(0)
+        outputs = [file.read().decode() for file in files]
+        return [Ended(code, output) for code, output in zip(codes, outputs, strict=True)]
 
 
 def name_of(worker):
@@ -116,7 +125,7 @@ def test_the_error_of_a_worker_is_told_to_the_others(program, exit_code, error):
     ("program", "victim"), [("the_first_is_stopped", 0), ("one_is_stopped", 1)]
 )
 def test_a_stopped_worker_is_named_when_the_limit_has_passed(program, victim):
-    ended = run(program, timeout=5.0, stays=victim)
+    ended = run(program, timeout=12.0, stays=victim)
     assert re.match(
         rf"DeadlineExceededError: {name_of(victim)} has not been heard of for \d+ s.*"
         r"Its last word: .*is in operation \d+ \((run of train_step|reduce by SUM)\)",
@@ -125,7 +134,7 @@ def test_a_stopped_worker_is_named_when_the_limit_has_passed(program, victim):
 
 
 def test_a_stuck_worker_is_named_and_ended():
-    culprit, survivor = run("one_loops", timeout=8.0)
+    culprit, survivor = run("one_loops", timeout=12.0)
     assert re.match(
         rf"DeadlineExceededError: {name_of(0)} has kept {name_of(1)} waiting for \d+ s in "
         r"operation \d+ .*\. Its last word: operation \d+ \(run of train_step\), for",

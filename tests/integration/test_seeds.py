@@ -15,7 +15,13 @@ import textwrap
 import pytest
 
 from seed_samples import SEEDS, read_sample, reindent
-from subprocess_program import environment_of_program, kill_group, run_program
+from subprocess_program import (
+    FEW_OPTIMIZATIONS,
+    environment_of_program,
+    imported_by,
+    kill_group,
+    run_program,
+)
 
 MNIST = SEEDS.parent / "data" / "mnist.npz"
 
@@ -42,7 +48,10 @@ with_mnist = pytest.mark.skipif(
 
 def run_on_two_devices(program: str):
     finished = run_program(
-        program, env={"UNISON_CPU_DEVICES": "2", "KERAS_BACKEND": "jax"}, timeout=100
+        program,
+        env={"UNISON_CPU_DEVICES": "2", "KERAS_BACKEND": "jax", **FEW_OPTIMIZATIONS},
+        timeout=100,
+        imported=imported_by(program),
     )
     assert finished.returncode == 0, finished.stderr
     return finished
@@ -267,7 +276,9 @@ def test_lost_indentation_is_found_again():
 @with_mnist
 def test_the_tpu_program_says_without_a_tpu_how_to_compile_for_one():
     program = "global_batch_size = 512\n" + LOADING + read_sample(*TPU_FIT)
-    finished = run_program(program, env={"KERAS_BACKEND": "jax"}, timeout=100)
+    finished = run_program(
+        program, env={"KERAS_BACKEND": "jax"}, timeout=100, imported=imported_by(program)
+    )
     assert finished.returncode == 1
     error = finished.stderr.splitlines()[-1]
     assert "NoTPUError: Expected a TPU on this machine" in error

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from subprocess_program import SOURCE, run_program
+from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
 
 TUTORIALS = pathlib.Path(__file__).resolve().parents[1] / "tutorials"
 SECONDS = 100
@@ -24,10 +24,16 @@ def printed_by(name: str, *arguments: object, **environment: str) -> str:
     settings = {
         "UNISON_CPU_DEVICES": "2",
         "KERAS_BACKEND": "jax",
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TUTORIALS)]),
+        "PYTHONPATH": os.pathsep.join([PYTHON_PATH, str(TUTORIALS)]),
+        **FEW_OPTIMIZATIONS,
     }
     finished = run_program(
-        program, TUTORIALS / f"{name}.py", *arguments, env=settings | environment, timeout=SECONDS
+        program,
+        TUTORIALS / f"{name}.py",
+        *arguments,
+        env=settings | environment,
+        timeout=SECONDS,
+        imported=("jax",),
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout

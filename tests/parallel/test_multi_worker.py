@@ -12,7 +12,8 @@ import pytest
 
 import unison
 from parallel import programs
-from unison.runtime import WorkerError, launch
+from unison.runtime import WorkerError
+from warm_workers import launch
 
 SECONDS = 100
 

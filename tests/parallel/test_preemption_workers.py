@@ -2,8 +2,9 @@
 
 import pytest
 
-from unison.runtime import WorkerError, launch
+from unison.runtime import WorkerError
 from unison.train import load_variable
+from warm_workers import launch
 
 SECONDS = 150
 STEPS = 60

@@ -7,8 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from unison.runtime import WorkerError, launch
+from unison.runtime import WorkerError
 from unison.train import latest_checkpoint, load_checkpoint
+from warm_workers import launch
 
 SECONDS = 150
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unison.runtime import launch
+from warm_workers import launch
 
 SECONDS = 200
 

@@ -38,7 +38,7 @@ def said(error):
     return "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
 
 
-def have_ended_but_for(before, seconds=5.0):
+def have_ended_but_for(before, seconds=30.0):
     """Whether all threads have ended, within a time, that were not there before."""
     end = time.monotonic() + seconds
     while {*threading.enumerate()} - before and time.monotonic() < end:

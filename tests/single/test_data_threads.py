@@ -23,7 +23,7 @@ def threads():
     return [thread for thread in own if thread.name.startswith(PREFIX)]
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not within the time"
@@ -123,7 +123,7 @@ def test_an_end_is_an_end_ever_after():
 
 
 def test_elements_that_wait_for_something_are_computed_side_by_side():
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=30)
 
     def meet(x):
         together.wait()
@@ -206,7 +206,7 @@ def test_blocks_are_read_ahead_where_blocks_are_taken():
 
 
 def test_datasets_that_are_interleaved_are_waited_for_side_by_side():
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=30)
 
     def meeting(n):
         together.wait()

@@ -25,7 +25,7 @@ def raised(call, *args):
 
 def printed(body: str, env: dict[str, str] | None = None) -> list[str]:
     """The lines that a program prints."""
-    done = run_program(HEAD + textwrap.dedent(body), env=env)
+    done = run_program(HEAD + textwrap.dedent(body), env=env, imported=("jax", "unison"))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -470,7 +470,7 @@ def test_an_error_that_nobody_catches_is_shown_once_and_ends_the_process(
     with there, job(connections={1: here}):
         assert uncaught(error, monkeypatch, fails) == [error]
         assert exits == [code]
-        there.settimeout(10)
+        there.settimeout(30)
         said = b""
         while received := there.recv(1 << 16):
             said += received
@@ -515,7 +515,7 @@ def test_a_child_neither_hides_the_end_of_its_worker_nor_is_one():
             os._exit(1)
         try:
             liveness.stop()
-            there.settimeout(10)
+            there.settimeout(30)
             while there.recv(1 << 16):
                 pass
             assert os.waitpid(child, os.WNOHANG) == (0, 0)
@@ -528,7 +528,7 @@ def test_a_relay_passes_on_and_stays_when_the_service_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as server:
         relay = Relay(server.getsockname(), 10.0)
         host, port = relay.address.split(":")
-        client = socket.create_connection((host, int(port)), timeout=10)
+        client = socket.create_connection((host, int(port)), timeout=30)
         service, _ = server.accept()
     with client:
         client.sendall(b"question")
@@ -551,11 +551,11 @@ def test_a_relay_ends_with_its_client():
     with socket.create_server(("127.0.0.1", 0)) as server:
         relay = Relay(server.getsockname(), 10.0)
         host, port = relay.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as client:
+        with socket.create_connection((host, int(port)), timeout=30) as client:
             client.sendall(b"!")
             service, _ = server.accept()
         with service:
-            service.settimeout(10)
+            service.settimeout(30)
             assert service.recv(1) == b"!"
             assert service.recv(1) == b""
         relay.close()

@@ -21,7 +21,7 @@ WITH_GPUS = HEAD + "config._physical_gpus = lambda: 2\n"
 
 
 def printed(body: str, head: str = HEAD) -> list[str]:
-    done = run_program(head + body)
+    done = run_program(head + body, imported=("jax", "unison"))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

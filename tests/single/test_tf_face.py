@@ -19,7 +19,7 @@ def two():
 
 
 def output_of(program: str, **env: str) -> list[str]:
-    finished = run_program(program, env=env)
+    finished = run_program(program, env=env, imported=("jax",))
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.splitlines()
 
