@@ -175,13 +175,9 @@ def multiples(most, seed=0, unit=2.0**-9):
         (compression.int8(), multiples(127)),
         (compression.int8(error_feedback=True), multiples(127)),
         (compression.int4(), multiples(7)),
-        (
-            compression.sign(momentum=0),
-            [{"w0": np.full((64, 64), x, "float32")} for x in (1, 2, 3, -4)],
-        ),
         (compression.topk(1.0, momentum=0), normal(3, (64, 64))),
     ],
-    ids=["bfloat16", "float16", "int8", "int8 with feedback", "int4", "sign", "topk"],
+    ids=["bfloat16", "float16", "int8", "int8 with feedback", "int4", "topk"],
 )
 def test_what_a_method_can_represent_is_summed_exactly(method, gradients):
     replicas = Replicas(method, gradients)
@@ -190,6 +186,31 @@ def test_what_a_method_can_represent_is_summed_exactly(method, gradients):
         np.testing.assert_allclose(replicas.step()["w0"][2], expected, rtol=1e-6, atol=1e-6)
     if "residual" in replicas.own:
         assert max(np.abs(residual).max() for residual in replicas.residuals()) < 1e-6
+
+
+def test_what_a_replica_adds_to_the_part_that_it_sums_is_not_rounded():
+    sums = multiples(7, seed=1, unit=3 * 2.0**-9)[0]["w0"]
+    sent = multiples(7)[0]["w0"]
+    kept = sums - sent  # which no block of int4 has room for
+    gradients = [
+        {"w0": np.concatenate([kept[:32], sent[32:]])},
+        {"w0": np.concatenate([sent[:32], kept[32:]])},
+    ]
+    received = Replicas(compression.int4(), gradients).step()["w0"]
+    np.testing.assert_allclose(received[1], sums, rtol=1e-6)
+
+
+def test_what_signs_owe_of_uneven_gradients_does_not_pile_up():
+    rng = np.random.default_rng(0)
+    unevenness = np.exp(rng.normal(size=(64, 64)))
+    gradients = [{"w0": (rng.normal(size=(64, 64)) * unevenness).astype("float32")}] * 2
+    replicas = Replicas(compression.sign(momentum=0), gradients)
+    for _ in range(60):
+        replicas.step()
+    owed, given = replicas.residuals()[0].sum(axis=0), total(gradients)
+    assert np.linalg.norm(owed) < 10 * np.linalg.norm(given)
+    # The largest element is in arrears by a few steps, not by most of them.
+    assert np.abs(owed).max() < 8 * np.abs(given).max()
 
 
 def test_powersgd_is_exact_for_gradients_of_its_rank():
@@ -381,7 +402,9 @@ def test_gradients_keep_their_dtype(make):
         replicas = Replicas(make(), gradients)
         for dtype, sums in replicas.step().items():
             assert sums.dtype == dtype
-            assert float(sums.astype("float64").max()) == pytest.approx(2, rel=0.01)
+            # An even block of signs is sent too large, at first.
+            most = 4 if make is WITH_RESIDUAL["sign"] else 2.02
+            assert 1.98 <= float(sums.astype("float64").max()) <= most
         if "residual" in replicas.own:
             kept = [str(residual.dtype) for residual in replicas.residuals()]
             assert kept == ["float32", "float32", "float32", "float64"]
@@ -390,10 +413,13 @@ def test_gradients_keep_their_dtype(make):
 def test_sums_of_doubles_are_doubles_throughout():
     with jax.enable_x64(True):
         gradients = [{"w0": np.full((64, 64), 1e300)} for _ in range(2)]
-        for make in (compression.int8, compression.float16, compression.sign):
+        for make in (compression.int8, compression.float16):
             np.testing.assert_allclose(
                 Replicas(make(), gradients).step()["w0"][0], 2e300, rtol=1e-3
             )
+        signs = Replicas(compression.sign(), gradients).step()["w0"][0]
+        assert (signs > 2e300).all()
+        assert np.isfinite(signs).all()
 
 
 def test_slices_of_rows_become_dense():

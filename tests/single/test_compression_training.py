@@ -105,19 +105,32 @@ def test_replicas_that_fit_by_compressed_gradients_stay_equal(method, four_repli
 @pytest.mark.parametrize(
     "method",
     [
+        compression.bfloat16(warmup_steps=100),
+        compression.float16(rule=lambda path, weight: False),
         compression.int8(warmup_steps=100),
+        compression.int4(rule=lambda path, weight: False),
         compression.topk(1.0, momentum=0, rule=everything),
         compression.powersgd(64),
         compression.local_sgd(1),
         compression.diloco(1, outer_learning_rate=1.0, outer_momentum=0.0),
     ],
-    ids=["warm-up", "topk", "powersgd", "local_sgd", "diloco"],
+    ids=["bfloat16", "float16", "int8", "int4", "topk", "powersgd", "local_sgd", "diloco"],
 )
 def test_without_loss_training_is_that_without_compression(method, four_replicas):
     plain, other = built(four_replicas, None), built(four_replicas, method)
     fit(plain), fit(other)
     assert_weights_close(other, plain)
     assert other.evaluate(X, Y, verbose=0) == pytest.approx(plain.evaluate(X, Y, verbose=0))
+
+
+@pytest.mark.parametrize(
+    "method", [compression.sign(warmup_steps=100), compression.topk(1.0)], ids=["sign", "topk"]
+)
+def test_the_momentum_of_a_compression_is_that_of_the_optimizer(method, four_replicas):
+    plain = built(four_replicas, None)
+    other = built(four_replicas, method, lambda: keras.optimizers.SGD(0.02))
+    fit(plain), fit(other)
+    assert_weights_close(other, plain)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ def test_updates_of_several_workers_all_count(started):
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_rows_that_several_workers_add_to_all_count(started, shards):
-    strategy, coordinator = started(workers=2, servers=2, partitioner=FixedShardsPartitioner(shards))
+    strategy, coordinator = started(
+        workers=2, servers=2, partitioner=FixedShardsPartitioner(shards)
+    )
     with strategy.scope():
         table = unison.Variable(np.zeros((6, 2), np.float32))
         counts = unison.Variable(np.zeros(6, np.int32))

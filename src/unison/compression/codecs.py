@@ -150,12 +150,21 @@ class Int4(Codec):
 
 
 class Sign(Codec):
-    """One bit an element, eight in a byte: the sign, times the block's mean of absolute values."""
+    """One bit an element, eight in a byte: the sign, times the root of twice the mean square.
+
+    With error feedback an element swings around its value by the scale s, where it is smaller, and
+    lags behind more and more, where it is larger. What is kept of the former is spread over -s to
+    s, and has a mean square of s^2 / 3: so s settles where s^2 = 2 (m + s^2 / 3), six times the
+    mean square m of what comes in. The mean of absolute values, which is nearest to a block, lets
+    the large elements of an uneven one wait ten times as long; a factor of 3 would not settle.
+    """
 
     granularity = 8
 
     def _scales(self, rows: jax.Array) -> jax.Array:
-        return jnp.abs(rows).mean(axis=-1)
+        peaks = _peaks(rows)
+        parts = rows / jnp.where(peaks > 0, peaks, jnp.ones_like(peaks))[..., None]
+        return peaks * jnp.sqrt(2 * jnp.square(parts).mean(axis=-1))
 
     def _words(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
         bits = (rows >= 0).reshape(*rows.shape[:-1], 8, -1).astype(jnp.uint8)

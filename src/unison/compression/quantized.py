@@ -79,14 +79,16 @@ class Quantized(Compression):
         words = self.codec.encode(rows, self._fractions(rows, exchange, 2 * place))
         received = lax.all_to_all(words, axis, split_axis=0, concat_axis=0)
         parts = self.codec.decode(received, blocks, rows.dtype)
+        # A replica's own contribution to the part that it sums does not travel, and loses nothing.
+        own = lax.dynamic_index_in_dim(rows, place)
+        parts = lax.dynamic_update_index_in_dim(parts, own, place, 0)
         part = sum(parts[sender] for sender in range(1, count)) + parts[0]
         sent = self.codec.encode(part[None], self._fractions(part[None], exchange, 2 * place + 1))
         total = self.codec.decode(lax.all_gather(sent, axis, tiled=True), blocks, rows.dtype)
-        # The loss of the second encoding stays with the replica that encoded.
+        # What the sum of that part loses stays with the replica.
         lost = part - lax.dynamic_index_in_dim(total, place, keepdims=False)
         residual = rows - self.codec.decode(words, blocks, rows.dtype)
-        own = lax.dynamic_index_in_dim(residual, place, keepdims=False)
-        return total, lax.dynamic_update_index_in_dim(residual, own + lost, place, 0)
+        return total, lax.dynamic_update_index_in_dim(residual, lost, place, 0)
 
     def _fractions(
         self, rows: jax.Array, exchange: Exchange, stream: jax.Array
@@ -202,7 +204,9 @@ def sign(
     rule: Rule = LARGE_MATRICES,
     warmup_steps: int = 0,
 ) -> Quantized:
-    """Sends signs, and a mean of absolute values for each block: a thirtieth of the bytes.
+    """Sends signs, and a scale for each block: a thirtieth of the bytes.
+
+    The scale is the root of twice the block's mean square.
 
     Each replica sends the momentum of its gradients, v = m v + g. What is lost is kept, and added
     to what is sent next (error feedback). Use an optimizer without momentum, such as plain SGD in
@@ -212,7 +216,7 @@ def sign(
 
     Args:
         momentum: The factor m, 0 or more and below 1. 0: the gradients themselves are sent.
-        block_size: The number of elements that share a mean; a multiple of 8.
+        block_size: The number of elements that share a scale; a multiple of 8.
         rule: Decides what is compressed.
         warmup_steps: So many steps are sent without loss at first.
 

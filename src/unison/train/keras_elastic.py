@@ -12,7 +12,7 @@ import collections
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from unison.data import count_examples
 from unison.errors import InternalError
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
+from unison.keras.variables import ReplicatedVariable
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.train.checkpoint import Checkpoint
@@ -191,6 +192,10 @@ class ElasticLoops:
 
     def unpack(self, held: bytes) -> None:
         unpack(self._checkpoint(), held)
+        if self._group.view is None:
+            # A newcomer. What is summed over the replicas (a compression's residual) stays with
+            # those who have it: twice would be too much.
+            _clear(variable.cell for variable in self._optimizer_variables())
         if self._place is not None:
             give_states(self._place.others, self._place.callbacks)
 
@@ -372,9 +377,12 @@ class ElasticLoops:
 
     def _clear_sums(self) -> None:
         """Leaves what all have counted to the first member."""
-        for cell in self._trainer.metrics_cells():
-            if cell.layout is Layout.LOCAL and _is_sum(cell):
-                cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
+        _clear(self._trainer.metrics_cells())
+
+    def _optimizer_variables(self) -> list[ReplicatedVariable]:
+        optimizer = self._model.optimizer
+        variables = [] if optimizer is None else optimizer.variables
+        return [each for each in variables if isinstance(each, ReplicatedVariable)]
 
 
 class _Place:
@@ -498,6 +506,13 @@ def _of_any_copy(cell: Cell) -> np.ndarray:
 def _factor(group: ElasticGroup) -> float:
     """Returns how large a batch is, compared with the beginning, where each replica's stays."""
     return group.placement.num_replicas / group.replicas_at_start
+
+
+def _clear(cells: Iterable[Cell]) -> None:
+    """Makes the copies of those zero that are summed over the replicas."""
+    for cell in cells:
+        if cell.layout is Layout.LOCAL and _is_sum(cell):
+            cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
 
 
 def _is_sum(cell: Cell) -> bool:
