@@ -26,7 +26,7 @@ from benchmarks import (
 from benchmarks.contestants import ENTRIES, FAMILIES, PEERS, Entry
 from benchmarks.driver import Limits, Result, measure
 from benchmarks.namespaces import THIS_MACHINE, Host, Link
-from benchmarks.workloads import RecoveryWork, Work
+from benchmarks.workloads import RecoveryWork, TrainingWork, Work
 
 _ROUNDS = 7
 _QUICK_ROUNDS = 2
@@ -264,8 +264,13 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
 
 
 def _limits(work: Work) -> Limits:
-    if isinstance(work, RecoveryWork):  # whose jobs have a limit, and each waits for all others
-        of_all = sum(entry.takes_part_in(work) for entry in ENTRIES) * (work.seconds + 30)
+    # Each waits for all others, and idle ones end by themselves.
+    contestants = sum(entry.takes_part_in(work) for entry in ENTRIES)
+    if isinstance(work, RecoveryWork):  # whose jobs have a limit
+        of_all = contestants * (work.seconds + 30)
+        return Limits(start=of_all, round=of_all)
+    if isinstance(work, TrainingWork) and work.link:
+        of_all = contestants * Limits().round
         return Limits(start=of_all, round=of_all)
     return Limits()
 
