@@ -15,7 +15,7 @@ help:
 	@echo "make test    install, lint, check types, run the tests and the documentation's examples"
 	@echo "make soak    the long tests that 'make test' leaves out"
 	@echo "make docs    build the documentation into site/"
-	@echo "make bench   install the peers, measure beside them, write $(RESULTS)/RESULTS.md;"
+	@echo "make bench   install the peers, measure beside them, write benchmarks/RESULTS.md;"
 	@echo "             hours: make bench WHAT=fit ARGS='--rounds 3' measures one contest"
 	@echo "make clean   remove the environment and everything built"
 

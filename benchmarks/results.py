@@ -1,7 +1,8 @@
-"""What was measured, as a page: `python -m benchmarks.results FOLDER` writes FOLDER/RESULTS.md.
+"""What was measured, as a page: `python -m benchmarks.results FOLDER` writes RESULTS.md.
 
-It reads what `python -m benchmarks WHAT --json FOLDER/WHAT.json` has written, one file a contest,
-and draws how many times as fast as the others Unison was, one plot a contest.
+It reads what `python -m benchmarks WHAT --json FOLDER/WHAT.json` has written, one file a contest.
+The page lies beside the folder; into it comes a plot for each contest: how many times as fast as
+the peers Unison was.
 """
 
 from __future__ import annotations
@@ -65,16 +66,18 @@ class Measured:
         return [their / our for our, their in pairs]
 
 
-def section(title: str, written: Mapping[str, Any], plot: str | None) -> str:
+def section(title: str, written: Mapping[str, Any], plot: pathlib.Path | None) -> str:
     """Returns the Markdown of a contest.
 
     Args:
         title: Its name.
         written: What `--json` wrote of it.
-        plot: The file of its plot, beside the page.
+        plot: The file of its plot, in a folder beside the page.
     """
     lines = [f"## {title}", "", _about(written), ""]
-    lines += [f"![How many times as fast Unison is]({plot})", ""] if plot else []
+    if plot is not None:
+        source = f"{plot.resolve().parent.name}/{plot.name}"
+        lines += [f"![How many times as fast Unison is]({source})", ""]
     for each in map(Measured.of, written["workloads"]):
         lines += [f"**{each.name}**, {each.unit}", ""]
         lines += [
@@ -95,37 +98,43 @@ def section(title: str, written: Mapping[str, Any], plot: str | None) -> str:
 
 
 def draw(written: Mapping[str, Any], path: pathlib.Path) -> bool:
-    """Draws how many times as fast as the others Unison was; returns whether there was anything."""
+    """Draws how many times as fast as the peers Unison was; returns whether there was anything."""
+    import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     bars = [
-        (f"{each.name}: {name}", each.ratios(name))
+        (f"{each.name}\nbeside {name}", each.ratios(name))
         for each in map(Measured.of, written["workloads"])
         for name in each.values
-        if each.ratios(name)
+        if each.ratios(name) and name.split()[0] != OURS
     ]
     if not bars:
         return False
     medians = [statistics.median(ratios) for _, ratios in bars]
-    figure = Figure(figsize=(8, 0.8 + 0.28 * len(bars)), layout="constrained")
+    figure = Figure(figsize=(8, 0.8 + 0.45 * len(bars)), layout="constrained")
     axes = figure.subplots()
     places = range(len(bars))
     colours = [_FASTER if median >= 1 else _SLOWER for median in medians]
     axes.set_xscale("log")  # half as fast is as far from equal as twice as fast
-    axes.barh(places, [m - 1 for m in medians], left=1, color=colours, height=0.7)
+    axes.barh(places, [m - 1 for m in medians], left=1, color=colours, height=0.6)
     axes.hlines(places, *zip(*((min(r), max(r)) for _, r in bars), strict=True), color=_NEUTRAL)
     axes.axvline(1, color=_NEUTRAL, linewidth=1)
     axes.set_yticks(places, [name for name, _ in bars])
     axes.invert_yaxis()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("Unison is so many times as fast (bar: median of rounds, line: their range)")
+    axes.margins(x=0.15)
+    figure.supxlabel("times as fast (bar: median of the rounds, line: their range)", fontsize=9)
     for place, median, (_, ratios) in zip(places, medians, bars, strict=True):
         end = max(1, *ratios)
         axes.annotate(
             f"{median:.2f}", (end, place), (4, 0), textcoords="offset points", va="center"
         )
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None})  # the same file of the same numbers
     return True
 
 
@@ -147,7 +156,7 @@ def _number(value: float) -> str:
 
 
 def write(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the page of all contests in a folder; returns it, and the plots.
+    """Writes the page of all contests in a folder beside it; returns it, and the plots.
 
     Raises:
         FileNotFoundError: There is no contest.
@@ -162,9 +171,9 @@ def write(folder: pathlib.Path) -> list[pathlib.Path]:
         written = json.loads(file.read_text())
         plot = file.with_suffix(".svg")
         is_drawn = draw(written, plot)
-        sections.append(section(file.stem, written, plot.name if is_drawn else None))
+        sections.append(section(file.stem, written, plot if is_drawn else None))
         plots += [plot] if is_drawn else []
-    page = folder / "RESULTS.md"
+    page = folder.resolve().parent / "RESULTS.md"
     page.write_text("\n".join([_BEGINNING, *sections]))
     return [page, *plots]
 

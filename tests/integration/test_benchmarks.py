@@ -70,7 +70,7 @@ def test_fit_is_measured_beside_a_hand_written_loop(benchmarks, tmp_path):
     assert plot.read_text().startswith("<?xml")
     text = page.read_text()
     assert "## fit" in text
-    assert "![How many times as fast Unison is](fit.svg)" in text
+    assert "![How many times as fast Unison is](deep/fit.svg)" in text
     (row,) = [line for line in text.splitlines() if line.startswith("| hand |")]
     ratio = workload["unison_times_as_fast_as"]["hand"]
     assert row.split("|")[4].startswith(f" {ratio:.2f} (")
