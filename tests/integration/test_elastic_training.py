@@ -46,7 +46,7 @@ def test_one_after_the_other_is_lost_until_one_is_left(tmp_path):
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*FIT))) == 1
     assert sizes(outcome) == [4, 3, 2, 1]
-    ends = {0: ["SIGKILL"], 1: ["SIGKILL"], 2: ["exit code 0"], 3: ["exit code 143"]}
+    ends = {0: ["SIGKILL"], 1: ["SIGKILL"], 2: ["exit code 0"], 3: ["SIGTERM"]}
     assert outcome.exit_codes == ends
 
 

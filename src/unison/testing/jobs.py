@@ -23,6 +23,7 @@ from unison.runtime.elastic import faults as injection
 from unison.runtime.elastic.environment import TOKEN_VARIABLE
 from unison.runtime.elastic.faults import Fault
 from unison.runtime.elastic.history import VARIABLE as HISTORY_VARIABLE
+from unison.runtime.launching import Failure
 from unison.testing.checking import Finding, check, read_history
 
 #: Seconds, beyond its own limit, after which a job is ended from outside.
@@ -69,7 +70,8 @@ class Outcome:
             if event["event"] == "process lost":
                 found.setdefault(event["worker"], []).append(event["why"])
             elif event["event"] == "process ended":
-                found.setdefault(event["worker"], []).append(f"exit code {event['code']}")
+                how = Failure(event["worker"], event["code"], []).how
+                found.setdefault(event["worker"], []).append(how)
         return found
 
     @property
