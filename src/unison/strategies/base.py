@@ -104,6 +104,8 @@ class Strategy:
             `MirroredStrategy`.
         core_axes: The mesh of devices that compute a replica together; see `Placement`.
         group: The workers to which these replicas belong, where they may change.
+        input_workers: This process's place among the workers that share datasets. Default: it is
+            alone.
 
     Attributes:
         cluster_resolver: What names the cluster of a strategy for several workers; else None.
@@ -127,6 +129,7 @@ class Strategy:
         batch_shares: Sequence[float] | str | None = None,
         core_axes: Mapping[str, int] | None = None,
         group: ElasticGroup | None = None,
+        input_workers: InputWorkers | None = None,
     ):
         logs.show_what_is_asked_for()
         #: The workers whose replicas these are, where they may change while the program runs.
@@ -141,6 +144,8 @@ class Strategy:
         )
         self._cross_device_ops = cross_device_ops
         self._extended = StrategyExtended(self, cross_device_ops)
+        if input_workers is not None:
+            self.input_workers = input_workers
         self.replica_shares = replica_shares(
             batch_shares, self.num_replicas_in_sync, self.input_workers
         )

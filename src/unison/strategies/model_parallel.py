@@ -21,7 +21,6 @@ from unison.runtime.placement import OPTIMIZER, WEIGHTS
 from unison.runtime.process_group import TIMEOUT
 from unison.runtime.tpu.slices import describe_slice
 from unison.strategies.base import Strategy
-from unison.strategies.batch_shares import replica_shares
 from unison.strategies.multi_worker import devices_of_workers, input_of_workers
 from unison.variables import Variable
 
@@ -108,13 +107,13 @@ class ModelParallelStrategy(Strategy):
             _check_in_one_worker(of_workers, core_axes)
         stages = {f"{PACKED}$": (STAGE_AXIS,)} if STAGE_AXIS in core_axes else {}
         parsed = PartitionRules(rules or {}, core_axes, stages)
-        super().__init__(there[: math.prod(self.mesh_shape.values())], core_axes=core_axes)
+        super().__init__(
+            there[: math.prod(self.mesh_shape.values())],
+            core_axes=core_axes,
+            input_workers=None if of_workers is None else input_of_workers(TIMEOUT),
+        )
         if of_workers is not None:
             self.cluster_resolver = resolver
-            self.input_workers = input_of_workers(TIMEOUT)
-            self.replica_shares = replica_shares(
-                None, self.num_replicas_in_sync, self.input_workers
-            )
         if rules or stages:
             self.placement.rules = parsed
         self.placement.zero = zero

@@ -18,7 +18,6 @@ from unison.runtime.elastic import ElasticGroup, ElasticOptions, elastic_group
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.runtime.shared_memory import share_memory
 from unison.strategies.base import Strategy
-from unison.strategies.batch_shares import replica_shares
 from unison.strategies.equal_copies import EqualCopies
 
 #: Tells the strategies of a process apart, which all processes make in the same order.
@@ -119,10 +118,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             if options.implementation is CommunicationImplementation.AUTO:
                 tasks = training_tasks(resolver.cluster_spec())
                 share_memory(replicas, [f"{job} {index}" for job, index in tasks], timeout)
-            super().__init__(replicas)
-            self.input_workers = input_of_workers(timeout)
-            self.replica_shares = replica_shares(
-                batch_shares, self.num_replicas_in_sync, self.input_workers
+            super().__init__(
+                replicas, batch_shares=batch_shares, input_workers=input_of_workers(timeout)
             )
             if check_every is not None:
                 self.equal_copies = EqualCopies(check_every)
@@ -141,6 +138,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"--min-workers`, where the replicas' parts are equal. Received: {batch_shares!r}"
             )
         super().__init__(group.placement.local_devices, group=group)
+        # Behind the question for batch shares, which a worker that joins would ask alone.
         self.input_workers = workers_of_group(group)
         if check_every is not None:
             self.equal_copies = EqualCopies(check_every)

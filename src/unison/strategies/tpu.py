@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,6 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from unison.data.distribution.input_workers import workers_of_cluster
 from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
 from unison.runtime.placement import Placement, prime_factors, unnamed_core_axes
 from unison.runtime.process_group import TIMEOUT
@@ -19,9 +17,7 @@ from unison.runtime.tpu.slices import describe_slice
 from unison.runtime.tpu.system import tpu_devices
 from unison.runtime.tpu.topology import DeviceAssignment, coordinates_of
 from unison.strategies.base import Strategy
-
-#: Tells the strategies of a process apart, which all processes make in the same order.
-_strategies = itertools.count()
+from unison.strategies.multi_worker import input_of_workers
 
 
 class TPUStrategy(Strategy):
@@ -87,9 +83,7 @@ class TPUStrategy(Strategy):
         super().__init__(cores, core_axes=unnamed_core_axes(cores_per_replica))
         self.placement.shards_update = sharded_update
         if self.placement.spans_processes and jax.process_count() > 1:
-            self.input_workers = workers_of_cluster(
-                jax.process_count(), jax.process_index(), f"TPU {next(_strategies)}", TIMEOUT
-            )
+            self.input_workers = input_of_workers(TIMEOUT)
 
     def experimental_split_to_logical_devices(
         self, tensor: jax.Array, partition_dimensions: Sequence[int]
