@@ -265,14 +265,14 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
 
 def _limits(work: Work) -> Limits:
     # Each waits for all others, and idle ones end by themselves.
-    contestants = sum(entry.takes_part_in(work) for entry in ENTRIES)
     if isinstance(work, RecoveryWork):  # whose jobs have a limit
-        of_all = contestants * (work.seconds + 30)
-        return Limits(start=of_all, round=of_all)
-    if isinstance(work, TrainingWork) and work.link:
-        of_all = contestants * Limits().round
-        return Limits(start=of_all, round=of_all)
-    return Limits()
+        of_each = work.seconds + 30
+    elif isinstance(work, TrainingWork) and work.link:
+        of_each = Limits().round
+    else:
+        return Limits()
+    of_all = sum(entry.takes_part_in(work) for entry in ENTRIES) * of_each
+    return Limits(start=of_all, round=of_all)
 
 
 def _contestants(work: Work, pythons: dict[str, str]) -> list[tuple[Entry, str]]:

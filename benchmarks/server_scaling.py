@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.driver import Result
+from benchmarks.protocol import Round
 from benchmarks.server_loads import LOADS, Dense
 from benchmarks.tables import OURS
 from benchmarks.workloads import SERVERS_SCALED, WORKERS_SCALED, ServerWork
@@ -114,7 +115,7 @@ def _price(measured: Sequence[tuple[ServerWork, float]]) -> Price:
 def summary(results: Iterable[Result], cores: int) -> str:
     """Returns the table of workers and servers, and the model; "" if it was not measured."""
     measured = [
-        Measured(result.work, _median(result, "value"), _median(result, "CPU ms") / 1e3)
+        _measured(result.work, result.rounds[OURS])
         for result in results
         if isinstance(result.work, ServerWork)
         and result.work.task == "scaling"
@@ -152,9 +153,10 @@ def summary(results: Iterable[Result], cores: int) -> str:
     return "\n".join(lines)
 
 
-def _median(result: Result, what: str) -> float:
-    rounds = result.rounds[OURS]
-    return statistics.median(done.value if what == "value" else done.facts[what] for done in rounds)
+def _measured(work: ServerWork, rounds: Sequence[Round]) -> Measured:
+    """Returns the medians of a workload's rounds."""
+    milliseconds = statistics.median(done.facts["CPU ms"] for done in rounds)
+    return Measured(work, statistics.median(done.value for done in rounds), milliseconds / 1e3)
 
 
 def _terms(work: ServerWork) -> np.ndarray:
