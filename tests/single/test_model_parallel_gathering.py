@@ -49,12 +49,15 @@ def test_a_deep_model_trains_as_on_one_device(policy):
         np.testing.assert_allclose(together.result["loss"], alone.result["loss"], rtol=0.02)
 
 
-def memory_of_step(mesh, zero):
+build_deep = functools.partial(build, layers=LAYERS)
+
+
+def memory_of_step(mesh, zero, build_it=build_deep):
     """What is kept, and what a step takes on each device, as XLA counts it."""
     with target("h100:4"):
         strategy = strategy_of(zero, mesh, {"kernel": (None, "model")} if len(mesh) > 1 else None)
         with strategy.scope():
-            model = build(layers=LAYERS)
+            model = build_it()
         examples = jax.ShapeDtypeStruct((16, WIDTH), "float32")
         memory = plan_fit(model, examples, examples).memory
     return sum(memory.state.values()), memory.temporaries
@@ -172,3 +175,113 @@ def test_cores_and_replicas_divide_and_gather_a_deep_model():
     rules = {"kernel": (None, "model")}
     strategy = strategy_of(3, {"batch": 2, "model": 2}, rules)
     assert_same_outcome(run_training_under(strategy, build, train), run_training(build, train))
+
+
+# -- loops over stacked layers -------------------------------------------------------------
+
+
+class Stacked(keras.layers.Layer):
+    """Layers whose weights are stacked, and which a loop goes through."""
+
+    def __init__(self, rematerializes=False, **kwargs):
+        super().__init__(**kwargs)
+        self.rematerializes = rematerializes
+
+    def build(self, shape):
+        small = keras.initializers.RandomNormal(stddev=0.1)
+        self.kernels = self.add_weight((LAYERS, shape[-1], shape[-1]), small, name="kernels")
+        self.biases = self.add_weight((LAYERS, shape[-1]), "zeros", name="biases")
+
+    def call(self, inputs):
+        def layer(hidden, weights):
+            kernel, bias = weights
+            return jnp.tanh(hidden @ kernel + bias), None
+
+        if self.rematerializes:
+            layer = jax.checkpoint(layer)
+        stacks = tuple(map(keras.ops.convert_to_tensor, (self.kernels, self.biases)))
+        return jax.lax.scan(layer, inputs, stacks)[0]
+
+
+def build_stacked(policy="float32", **options):
+    model = keras.Sequential([keras.Input((WIDTH,)), Stacked(dtype=policy, **options)])
+    model.compile(keras.optimizers.Adam(0.001), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rules", "rematerializes"),
+    [
+        ({"batch": 4}, None, False),
+        ({"batch": 4}, None, True),
+        ({"batch": 2, "model": 2}, {"kernels": (None, None, "model")}, False),
+    ],
+    ids=["replicas", "rematerialized", "cores"],
+)
+def test_stacked_layers_train_as_on_one_device(mesh, rules, rematerializes):
+    build_it = functools.partial(build_stacked, rematerializes=rematerializes)
+    together = run_training_under(strategy_of(3, mesh, rules), build_it, train)
+    assert_same_outcome(together, run_training(build_it, train))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_device_has_few_whole_layers_of_a_stack_at_a_time(policy):
+    stacked = functools.partial(build_stacked, policy)
+    kept, temporaries = memory_of_step({"batch": REPLICAS}, 3, stacked)
+    kept_whole, _ = memory_of_step({"batch": REPLICAS}, 0, stacked)
+    assert kept < 1.1 * kept_whole / REPLICAS
+    # What each replica keeps of the gradient, and some layers.
+    assert temporaries < LAYERS * KERNEL / REPLICAS + 4 * KERNEL
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loop_over_layers_gathers_and_scatters_in_each_step(dtype):
+    def step(x, parts):
+        kernels = jax.lax.all_gather(parts, REPLICA_AXIS, axis=1, tiled=True)
+
+        def loss(kernels):
+            def layer(hidden, kernel):
+                return jnp.tanh(hidden @ kernel.astype(dtype)).astype("float32"), None
+
+            return jax.lax.scan(layer, x, kernels)[0].sum()
+
+        gradient = 0.5 * jax.grad(loss)(kernels)
+        return jax.lax.psum_scatter(gradient, REPLICA_AXIS, scatter_dimension=1, tiled=True)
+
+    jaxpr = traced(step, (4, 8), (6, 4, 8)).jaxpr
+    assert len(gatherings(jaxpr)) == 2  # forward, and for the gradient
+    outside = [equation.primitive.name for equation in jaxpr.eqns]
+    assert outside.count("scan") == 2
+    assert not {"all_gather", "reduce_scatter"}.intersection(outside)
+    whole = 6 * 8 * 8
+    assert all(out.aval.size < whole for equation in jaxpr.eqns for out in equation.outvars)
+
+
+def test_a_stack_that_is_divided_along_its_layers_is_gathered_before_the_loop():
+    def program(x, parts):
+        kernels = jax.lax.all_gather(parts, REPLICA_AXIS, axis=0, tiled=True)
+        return jax.lax.scan(lambda hidden, kernel: (hidden @ kernel, None), x, kernels)[0]
+
+    names = [each.primitive.name for each in traced(program, (4, 8), (3, 8, 8)).jaxpr.eqns]
+    assert names == ["all_gather", "scan"]
+
+
+def test_a_loop_that_returns_its_layers_weights_returns_them_whole():
+    strategy = strategy_of(3)
+    tree = {"kernels": rng.normal(size=(LAYERS, WIDTH, WIDTH)).astype("float32")}
+    kernels = strategy.create_variables(tree)["kernels"]
+    assert kernels.cell.array.addressable_shards[0].data.shape[0] == LAYERS
+
+    def step(x):
+        def layer(hidden, kernel):
+            return hidden @ kernel, kernel.T
+
+        return jax.lax.scan(layer, x, kernels.value())
+
+    hidden, turned = strategy.run(step, (X,))
+    expected = X
+    for kernel in tree["kernels"]:
+        expected = expected @ kernel
+    for own, matrices in zip(hidden.values, turned.values, strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+        np.testing.assert_array_equal(matrices, tree["kernels"].transpose(0, 2, 1))

@@ -96,6 +96,39 @@ def test_a_chip_has_few_whole_weights_at_a_time(cores):
     assert 1.5 * whole < gathered < 2 * whole  # for the forward pass, and most for the gradient
 
 
+class Stacked(keras.layers.Layer):
+    """Layers whose weights are stacked, and which a loop goes through."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def build(self, shape):
+        self.kernels = self.add_weight(shape=(self.layers, shape[-1], shape[-1]))
+
+    def call(self, inputs):
+        def layer(hidden, kernel):
+            return jax.numpy.tanh(hidden @ kernel), None
+
+        return jax.lax.scan(layer, inputs, keras.ops.convert_to_tensor(self.kernels))[0]
+
+
+def test_a_loop_over_stacked_layers_gathers_one_at_a_time():
+    layers, width = 12, 1024
+    mesh = {"batch": 8}
+    strategy = unison.ModelParallelStrategy(mesh=mesh, zero=3, topology="v5e:2x4")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((width,)), Stacked(layers)])
+        model.compile("adam", "mse")
+    examples = jax.ShapeDtypeStruct((64, width), "float32")
+    planned = plan_fit(model, examples, examples)
+    layer = width * width * FLOAT
+    sent = {(one.kind, one.bytes, one.runs) for one in planned.collectives if one.bytes >= layer}
+    # Forward and for the gradient, within the two loops: a layer in each of their steps.
+    assert sent == {("all-gather", layer, 2 * layers), ("reduce-scatter", layer, layers)}
+    assert planned.memory.temporaries < layers * layer / 8 + 4 * layer
+
+
 def test_stages_send_activations_to_their_neighbours():
     strategy = unison.ModelParallelStrategy(mesh={"batch": 2, "stage": 4}, topology="v5e:2x4")
 
@@ -111,6 +144,25 @@ def test_stages_send_activations_to_their_neighbours():
     assert planned.memory.state["trainable_variables"] == predicted["weights"]
     stage = (FEATURES * FEATURES + FEATURES) * FLOAT
     assert predicted["weights"] == stage + (FEATURES * CLASSES + CLASSES) * FLOAT
+
+
+def test_a_pipeline_that_computes_the_loss_keeps_few_inputs_and_computes_nothing_more():
+    def planned(schedule):
+        strategy = unison.ModelParallelStrategy(mesh={"batch": 2, "stage": 4}, topology="v5e:2x4")
+        with strategy.scope():
+            blocks = [[keras.layers.Dense(FEATURES, "tanh")] for _ in range(4)]
+            model = keras.Sequential(
+                [keras.Input((FEATURES,)), Pipeline(blocks, microbatches=32, schedule=schedule)]
+            )
+            model.compile("sgd", "mse")
+        examples = jax.ShapeDtypeStruct((8 * BATCH, FEATURES), "float32")
+        return plan_fit(model, examples, examples)
+
+    gpipe, in_turns = planned("gpipe"), planned("1f1b")
+    of_microbatch = 8 * BATCH // 2 // 32 * FEATURES * FLOAT
+    # Of 32 micro-batches' inputs and results, the inputs of 2 S - 1.
+    assert in_turns.memory.temporaries < gpipe.memory.temporaries - 32 * of_microbatch
+    assert in_turns.flops < 1.1 * gpipe.flops
 
 
 def test_running_is_refused():

@@ -37,7 +37,7 @@ def with_global_reductions(model: keras.Model, share: float) -> Iterator[None]:
         yield
         return
     compiled._flat_losses = [
-        entry._replace(loss=_GlobalLoss(entry.loss, share))
+        entry._replace(loss=GlobalLoss(entry.loss, share))
         if isinstance(entry.loss, keras.losses.Loss)
         else entry
         for entry in flat_losses
@@ -48,21 +48,25 @@ def with_global_reductions(model: keras.Model, share: float) -> Iterator[None]:
         compiled._flat_losses = flat_losses
 
 
-class _GlobalLoss:
+class GlobalLoss:
     """A loss whose values on the replicas, weighted by their shares, add up to the global loss.
 
     On a replica without examples it takes part in the sums over the replicas, with nothing.
+
+    Args:
+        loss: The loss of a replica's examples.
+        share: The replica's share of the global batch's.
     """
 
     def __init__(self, loss: keras.losses.Loss, share: float):
-        self._loss = loss
+        self.of_replica = loss
         self._share = share
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        with _recorded_mask(self._loss) as masks:
-            local = self._loss(y_true, y_pred, sample_weight)
+        with recorded_mask(self.of_replica) as masks:
+            local = self.of_replica(y_true, y_pred, sample_weight)
         masks = [mask for mask in (get_keras_mask(y_pred), *masks) if mask is not None]
-        reduction = self._loss.reduction
+        reduction = self.of_replica.reduction
         if reduction == "sum":
             return local / self._share if self._share else local
         if reduction == "mean_with_sample_weight":
@@ -84,7 +88,7 @@ class _GlobalLoss:
 
 
 @contextlib.contextmanager
-def _recorded_mask(loss: keras.losses.Loss) -> Iterator[list[Any]]:
+def recorded_mask(loss: keras.losses.Loss) -> Iterator[list[Any]]:
     """Yields a list that gets the mask of the values that `loss` computes inside.
 
     Some losses mask values themselves (`ignore_class`); only their `call` shows which.

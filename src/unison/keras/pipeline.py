@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,12 @@ from unison.pipelining import (
     check_schedule,
     pack_stages,
     pipeline,
+    pipeline_loss,
     unpack_stage,
 )
+
+if TYPE_CHECKING:
+    from unison.keras.pipelined_loss import PipelinedLoss
 
 #: Odd, so that the random layers of all stages get distinct seeds modulo 2**32.
 _STREAM_STRIDE = 0x85EBCA6B
@@ -41,8 +46,10 @@ class Pipeline(keras.layers.Layer):
             the size of the mesh axis. They have no state but weights and random streams, and no
             regularizers.
         microbatches: Into how many parts each replica's batch, which they must divide, is divided.
-        schedule: `"gpipe"` or `"1f1b"`, which keeps the inputs of fewer micro-batches and computes
-            more; see `unison.pipelining.pipeline`.
+        schedule: `"gpipe"` or `"1f1b"`, which keeps the inputs of fewer micro-batches. Where the
+            pipeline is the model's last layer, and the loss a mean over examples, it computes the
+            loss as well, and no more than `"gpipe"`; elsewhere, another forward pass. See
+            `unison.pipelining.pipeline_loss`.
         kwargs: As for any layer: `name`.
 
     Raises:
@@ -74,6 +81,7 @@ class Pipeline(keras.layers.Layer):
         self.schedule = schedule
         self._stages = _Stages([_as_layer(stage) for stage in stages])
         self._random = keras.random.SeedGenerator()
+        self._loss: PipelinedLoss | None = None
 
     @classmethod
     def cut(
@@ -138,20 +146,33 @@ class Pipeline(keras.layers.Layer):
         packed = jnp.asarray(self.packed.value)
         like = self._stages.like
         seeds = self._seeds(training)
-        if STAGE_AXIS in jax.sharding.get_abstract_mesh().axis_names:
-            return pipeline(
-                stages,
-                packed,
-                inputs,
-                like=like,
-                microbatches=self.microbatches,
-                seeds=seeds,
-                schedule=self.schedule,
-            )
-        # The micro-batches would have the same results.
-        for stage, row, shapes in zip(stages, packed, like, strict=True):
-            inputs = stage(unpack_stage(row, shapes), inputs, seeds[0])
-        return inputs
+        if STAGE_AXIS not in jax.sharding.get_abstract_mesh().axis_names:
+            # The micro-batches would have the same results.
+            for stage, row, shapes in zip(stages, packed, like, strict=True):
+                inputs = stage(unpack_stage(row, shapes), inputs, seeds[0])
+            return inputs
+        given: dict[str, Any] = {
+            "like": like,
+            "microbatches": self.microbatches,
+            "seeds": seeds,
+        }
+        loss = self._loss
+        if loss is None or not loss.is_of(len(inputs)):
+            return pipeline(stages, packed, inputs, schedule=self.schedule, **given)
+        value, results = pipeline_loss(
+            stages, packed, inputs, loss.of_microbatch, loss.targets, **given
+        )
+        loss.tell(value, results)
+        return results
+
+    @contextlib.contextmanager
+    def computing(self, loss: PipelinedLoss) -> Iterator[None]:
+        """Inside, calls compute the loss with their results."""
+        self._loss = loss
+        try:
+            yield
+        finally:
+            self._loss = None
 
     def _seeds(self, training: bool | None) -> jax.Array:
         """Returns a seed for each micro-batch, another in each step of a training."""

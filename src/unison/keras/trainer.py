@@ -27,6 +27,7 @@ from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
 from unison.keras.metrics import adopt_mean
 from unison.keras.optimizers import adopt_optimizer
+from unison.keras.pipelined_loss import with_pipelined_loss
 from unison.keras.progress import on_agreed_data, with_progress_bar
 from unison.keras.sharded_update import shard_slots
 from unison.keras.stateful_step import (
@@ -131,7 +132,7 @@ class ReplicaTrainer:
             make_train_function=self._make_train_function,
             make_test_function=self._make_test_function,
             make_predict_function=self._make_predict_function,
-            compute_loss_and_updates=jax.named_scope(FORWARD)(model.compute_loss_and_updates),
+            compute_loss_and_updates=jax.named_scope(FORWARD)(with_pipelined_loss(model)),
             jax_state_sync=self._store_state,
             _symbolic_build=functools.partial(self._build, model._symbolic_build),
             _get_jax_state=self._take_state,
