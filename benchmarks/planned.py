@@ -76,7 +76,13 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{machine.description()['cpu']}: {measured.device.flops / 1e9:.0f} GFLOP/s and "
         f"{measured.device.memory_rate / 1e9:.1f} GB/s a core, {measured.cores} cores; "
-        f"{measured.link.latency * 1e6:.1f} us and {measured.link.rate / 1e9:.2f} GB/s between"
+        + " and ".join(
+            f"{link.latency * 1e6:.1f} us and {link.rate / 1e9:.2f} GB/s between {those}"
+            for link, those in (
+                (measured.link, "processes"),
+                (measured.shared_link, "those that take turns"),
+            )
+        )
     )
     compared = []
     for model in workloads.WIDTHS:
@@ -103,8 +109,9 @@ def _compared(model: str, measured: Calibration, options: argparse.Namespace) ->
         yield Compared(work.name, planned.seconds, _seconds(work, options.rounds))
     for megabits in _MEGABITS if options.links else ():
         link = Link(f"{megabits} Mbit/s", megabits * 1e6 / 8 * _PAYLOAD, _LATENCY)
-        cluster = cluster_named("cpu:2x1", calibration=measured)._replace(network=link)
-        planned = step_time(plan.workload, cluster)
+        one = cluster_named("cpu:1", calibration=measured)
+        cluster = one._replace(machines=2, network=link)
+        planned = step_time(plan.workload_on(cluster), cluster)
         shaped = namespaces.Link(megabits)
         work = _work("network", model, planned, options.quick, str(shaped))
         with namespaces.hosts(2, shaped) as hosts:

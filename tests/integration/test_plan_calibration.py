@@ -24,11 +24,15 @@ def test_the_command_measures_this_machine_and_plans_from_that(tmp_path, capsys)
     assert measured.device.is_measured
     assert 1e8 < measured.device.flops < 1e14
     assert 1e8 < measured.device.memory_rate < 1e13
-    assert 0 <= measured.link.latency < 1
-    assert 1e6 < measured.link.rate < 1e12
+    sizes, rates = zip(*measured.device.cache_rates, strict=True)
+    assert list(sizes) == sorted(sizes)
+    assert all(1e8 < rate < 1e13 for rate in rates)
+    for link in (measured.link, measured.shared_link):
+        assert 0 <= link.latency < 1
+        assert 1e6 < link.rate < 1e12
     assert measured.cores == len(os.sched_getaffinity(0))
     assert "GFLOP/s" in capsys.readouterr().out
-    assert cluster_named("cpu:2x4", calibration=measured).cores == measured.cores
+    assert cluster_named("cpu:4", calibration=measured).turns == 4 / measured.cores
 
 
 @pytest.mark.soak

@@ -127,6 +127,7 @@ def test_results_come_back_from_their_file(tmp_path):
         ("{", "is no JSON"),
         ("[]", "does not hold what unison bench writes"),
         ('{"what": "unison bench", "format": 99}', "is of format 99; this version reads format 1"),
+        ('{"what": "unison bench"}', "is of format None"),
         ('{"what": "unison bench", "format": 1}', "is damaged: KeyError"),
     ],
 )
@@ -263,8 +264,10 @@ def test_columns_that_say_nothing_are_left_out():
         (["--devices", "1", "mlp", "--batch", "64"], "The model mlp takes no arguments"),
         (["--devices", "1,4", "--batch", "2", "--scaling", "strong", "mlp"], "too few examples"),
         (["--batch", "512", "--examples", "100", "mlp"], "is larger than the data"),
+        (["--output", __file__, "mlp"], "Expected a folder for --output. Received: "),
         (["--batch", "64", __file__], "The program is not told what --batch says"),
         ([__file__, "--batch", "{batch}"], "--batch does not say what it is"),
+        (["-m", "mlp", "--batch", "{batch}"], "--batch does not say what it is"),
         (["--scaling", "weak", __file__], "--scaling is about batches"),
         (["--devices", "2", "--workers", "2", "mlp"], "Give either --devices, of one process"),
         (["--devices-per-worker", "2", "mlp"], "--devices-per-worker is for several processes"),
@@ -286,6 +289,15 @@ def test_numbers_are_at_least_one(option, value, capsys):
         main(["bench", f"{option}={value}", "mlp"])
     assert end.value.code == 2
     assert f"expected a number of at least 1, received '{value}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench", "run"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon"])
+def test_nothing_is_waited_for_without_end(command, value, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, f"--timeout={value}", __file__])
+    assert end.value.code == 2
+    assert f"expected seconds, more than 0, received '{value}'" in capsys.readouterr().err
 
 
 def test_the_file_is_json_that_others_can_read(tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unison
-from subprocess_program import run_program
+from subprocess_program import UNISON, run_program
 from unison.data import Dataset
 from unison.planning import (
     DoesNotFitError,
@@ -332,10 +332,10 @@ ENTRY %main (p: f32[16]) -> f32[16] {
 
 def test_collectives_are_read_from_loops_groups_and_pairs_of_start_and_done():
     found = {one.kind: one for one in collectives_of(PROGRAM)}
-    assert found["all-reduce"] == ("all-reduce", 64, 1, 2, 5)
+    assert found["all-reduce"] == ("all-reduce", 64, 1, 2, 5, 2)
     assert found["all-reduce"].sent_bytes == 5 * 64
-    assert found["all-gather"] == ("all-gather", 32 * 2 * 2, 1, 8, 1)
-    assert found["reduce-scatter"] == ("reduce-scatter", 2 * FLOAT * 4, 1, 4, 1)
+    assert found["all-gather"] == ("all-gather", 32 * 2 * 2, 1, 8, 1, 8)
+    assert found["reduce-scatter"] == ("reduce-scatter", 2 * FLOAT * 4, 1, 4, 1, 4)
     assert found["collective-permute"].bytes == 3 * FLOAT
 
 
@@ -362,9 +362,7 @@ def planned(tmp_path: Path, strategy: str, *options: str):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(strategy=strategy))
     arguments = ["plan", "--json", str(tmp_path / "plan.json"), *options, str(script), "3"]
-    return run_program(
-        f"import sys; from unison.cli import main; sys.exit(main({arguments!r}))", timeout=300
-    )
+    return run_program(UNISON, *arguments, timeout=300, imported=("jax", "unison"))
 
 
 def test_a_program_with_another_strategy_is_planned_all_the_same(tmp_path):

@@ -47,6 +47,7 @@ def main() -> None:
     """Runs the program that comes in at the standard input, and answers there."""
     # A copy, which the program's children do not get; what they read is empty.
     connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    connection.settimeout(None)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     with connection, connection.makefile("rb") as call:

@@ -74,9 +74,9 @@ class Results:
             raise NoResultsError(
                 f"{path} does not hold what unison bench writes. Give the results.json of a run."
             )
-        if said["format"] != _FORMAT:
+        if (format_of := said.get("format")) != _FORMAT:
             raise NoResultsError(
-                f"{path} is of format {said['format']!r}; this version reads format {_FORMAT}. "
+                f"{path} is of format {format_of!r}; this version reads format {_FORMAT}. "
                 "Measure again with one version of unison."
             )
         try:

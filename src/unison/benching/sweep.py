@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
-import importlib.util
 import json
 import os
-import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from unison.benching.measured import Order
 from unison.benching.points import Point
 from unison.benching.records import Record
+from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, gpus_of_jax
 from unison.runtime.devices import available_cores
 from unison.runtime.launching import (
     Failure,
@@ -71,6 +68,11 @@ class Target:
         """Returns one of the models in `models`."""
         arguments = [name, "--batch", "{batch}", "--examples", "{examples}"]
         return cls(_MODELS, True, arguments, name)
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is one of the models in `models`."""
+        return self.script == _MODELS
 
     def is_told(self, size: str) -> bool:
         """Whether the program is told a size: `batch` or `examples`."""
@@ -136,7 +138,7 @@ class Sweep:
         self._warmup = warmup
         self._steps = steps
         self._timeout = timeout
-        self._gpus = [] if place.address else visible_gpus()
+        self._gpus = [] if place.address else gpus_of_jax()
         self.notes: list[str] = []
         most = max(point.replicas for point in points)
         if self._gpus and most > len(self._gpus):
@@ -228,7 +230,7 @@ class Sweep:
             cores = None if self._cores is None else self._cores * point.devices
             yield self._of(point, script, worker_environments(cluster, None, cores)), ProcessWorker
             return
-        folder = None if script == _MODELS else os.getcwd()  # what is sent there
+        folder = None if self._target.is_model else os.getcwd()  # what is sent there
         if not self._target.is_module:
             folder, script = os.path.split(os.path.abspath(script))
         room = Room(point.workers, self._place.cpus_per_worker, self._place.gpus_per_worker)
@@ -264,23 +266,8 @@ class Sweep:
             return {}
         if self._gpus:
             own = self._gpus[worker * point.devices : (worker + 1) * point.devices]
-            return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+            return {VISIBLE_GPUS: ",".join(own)}
         return {"UNISON_CPU_DEVICES": str(point.devices)}
-
-
-def visible_gpus() -> list[str]:
-    """Returns the names of the GPUs that JAX would use here, without starting it."""
-    if os.environ.get("JAX_PLATFORMS", "cuda").split(",")[0] not in ("cuda", "gpu"):
-        return []
-    plugins = importlib.util.find_spec("jax_plugins")
-    folders = plugins.submodule_search_locations if plugins else []
-    if not any(each.name.startswith("xla_cuda") for each in pkgutil.iter_modules(folders)):
-        return []
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is not None:
-        return [name for name in told.split(",") if name]
-    found = [Path(path).name.removeprefix("nvidia") for path in glob.glob("/dev/nvidia[0-9]*")]
-    return sorted(found, key=int)
 
 
 def _largest(sizes: Sequence[int | None]) -> int | None:

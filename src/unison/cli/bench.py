@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import signal
 from typing import Any, NoReturn
@@ -13,11 +14,13 @@ from rich.table import Table
 from unison.benching import showing
 from unison.benching.points import Point, Scaling, SizeError, points
 from unison.benching.results import NoResultsError, Results, this_machine
-from unison.benching.sweep import MeasurementError, Place, Sweep, Target, visible_gpus
+from unison.benching.sweep import MeasurementError, Place, Sweep, Target
 from unison.cli import programs, ray_places
 from unison.cli.errors import CommandError
+from unison.cli.numbers import positive, seconds
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
+from unison.runtime.cluster_resolvers.gpus import gpus_of_jax
 from unison.runtime.devices import available_cores
 
 _MODELS = ("mlp", "cnn", "loop")
@@ -58,7 +61,7 @@ def add_command(commands: Any) -> None:
     )
     of_sizes.add_argument(
         "--devices-per-worker",
-        type=_positive,
+        type=positive,
         metavar="D",
         help="how many devices each of --workers has (default: 1)",
     )
@@ -82,21 +85,21 @@ def add_command(commands: Any) -> None:
     )
     of_measuring = parser.add_argument_group("measuring")
     of_measuring.add_argument(
-        "--rounds", type=_positive, default=5, metavar="N", help="how often (default: 5)"
+        "--rounds", type=positive, default=5, metavar="N", help="how often (default: 5)"
     )
     of_measuring.add_argument(
-        "--steps", type=_positive, default=100, metavar="N", help="steps a round (default: 100)"
+        "--steps", type=positive, default=100, metavar="N", help="steps a round (default: 100)"
     )
     of_measuring.add_argument(
         "--warmup",
-        type=_positive,
+        type=positive,
         default=30,
         metavar="N",
         help="steps that run before, for compiling among others (default: 30)",
     )
     of_measuring.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=600.0,
         metavar="SECONDS",
         help="for a round of one size (default: 600)",
@@ -116,6 +119,7 @@ def add_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.target == _COMPARE and not options.module:
         return _compare(options.arguments, options.no_color)
+    programs.choose_keras_backend()
     target = _target(options)
     ray_places.check(options)
     console = Console(no_color=True if options.no_color else None, highlight=False)
@@ -123,6 +127,7 @@ def _run(options: argparse.Namespace) -> int:
         sizes = points(*_sizes(options, target))
         place = Place(options.address, options.cpus_per_worker, options.gpus_per_worker)
         sweep = Sweep(target, sizes, place, options.warmup, options.steps, options.timeout)
+        _check_folder(options.output)
         results = _measured(sweep, target, options, console)
     except (SizeError, ImportError, UnavailableError) as error:
         raise CommandError(str(error)) from error
@@ -134,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    _show(results, options.output, console)
+    _show(results, pathlib.Path(options.output), console)
     return 0
 
 
@@ -164,7 +169,7 @@ def _sizes(
                 f"The program is not told what --{name} says. Put {{{name}}} among its arguments: "
                 f"unison bench --{name} {given[0]} {target.script} --{name} '{{{name}}}'"
             )
-        if given is None and target.is_told(name) and options.target not in _MODELS:
+        if given is None and target.is_told(name) and not target.is_model:
             raise CommandError(
                 f"The program's arguments have {{{name}}}, and --{name} does not say what it is."
             )
@@ -176,7 +181,7 @@ def _sizes(
     scaling = Scaling(options.scaling or Scaling.BOTH.value)
     places = _places(options)
     batches, examples = options.batch or [], options.examples or []
-    if options.target in _MODELS:
+    if target.is_model:
         batches = batches or [_BATCH]
         growth = max(w * d for w, d in places) // min(w * d for w, d in places)
         largest = max(batches) * (1 if scaling is Scaling.STRONG else growth)
@@ -202,7 +207,7 @@ def _places(options: argparse.Namespace) -> list[tuple[int, int]]:
 
 
 def _powers_of_two() -> list[int]:
-    most = len(visible_gpus()) or available_cores()
+    most = len(gpus_of_jax()) or available_cores()
     return [2**power for power in range(most.bit_length())]
 
 
@@ -218,13 +223,20 @@ def _measured(
     return Results(target.name, this_machine(), sweep.notes, rounds)
 
 
-def _show(results: Results, output: str, console: Console) -> None:
+def _check_folder(path: str) -> None:
+    """Refuses a folder that cannot be made or written, before the results are measured."""
+    folder = pathlib.Path(path).absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise CommandError(f"Expected a folder for --output. Received: {path!r}")
+
+
+def _show(results: Results, folder: pathlib.Path, console: Console) -> None:
     from unison.benching import drawing
 
-    folder = pathlib.Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     results.write(folder / "results.json")
-    (folder / "report.html").write_text(drawing.html(results))
+    (folder / "report.html").write_text(drawing.html(results), "utf-8")
     console.print(_table(results))
     console.print(showing.about(results), *results.notes, sep="\n", markup=False, soft_wrap=True)
     written = [folder / "results.json", folder / "report.html"]
@@ -299,7 +311,7 @@ def _comparing_parser() -> argparse.ArgumentParser:
         type=_between(0.5, 1),
         default=0.95,
         metavar="P",
-        help="how sure it is that nothing is said to differ which does not (default: 0.95)",
+        help="the probability that no size is said to differ that does not (default: 0.95)",
     )
     parser.add_argument(
         "--least",
@@ -317,14 +329,8 @@ def _comparing_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, received {text!r}")
-    return int(text)
-
-
 def _numbers(text: str) -> list[int]:
-    return sorted({_positive(part.strip()) for part in text.split(",")})
+    return sorted({positive(part.strip()) for part in text.split(",")})
 
 
 def _between(low: float, high: float) -> Any:

@@ -15,6 +15,7 @@ from rich.table import Table
 import unison
 from unison.cli.demo_data import load_images
 from unison.cli.errors import CommandError
+from unison.cli.numbers import positive
 from unison.runtime import devices
 
 if TYPE_CHECKING:
@@ -35,21 +36,21 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--replicas",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="how many devices take part (default: all accelerators, else "
         f"{_LOGICAL_CPU_DEVICES} logical CPU devices)",
     )
     parser.add_argument(
         "--batch",
-        type=_positive,
+        type=positive,
         default=64,
         metavar="N",
         help="examples in a global batch (default: 64)",
     )
     parser.add_argument(
         "--epochs",
-        type=_positive,
+        type=positive,
         default=10,
         metavar="N",
         help="passes over the training data (default: 10)",
@@ -114,12 +115,6 @@ def _choose_keras_backend() -> None:
             f"Unison runs Keras on JAX, and the environment says KERAS_BACKEND={chosen}. Unset it, "
             "or set KERAS_BACKEND=jax"
         )
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, received {text!r}")
-    return int(text)
 
 
 def _strategy_of(replicas: int | None) -> unison.MirroredStrategy:

@@ -17,6 +17,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from unison.cli import programs
 from unison.cli.errors import CommandError
 from unison.planning import (
     Calibration,
@@ -65,7 +66,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--network",
         metavar="LINK",
-        help="what connects machines, such as ethernet-25g-tcp (default: what they mostly have)",
+        help="what connects machines, such as ethernet-25g-tcp (default: what they mostly have; "
+        "machines of CPUs have none)",
     )
     parser.add_argument(
         "--calibrate",
@@ -80,16 +82,15 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="compile as for a run: takes up to 20 times as long, for some percent of memory",
     )
-    parser.add_argument("--no-color", action="store_true", help="print without colours")
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the program")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's arguments"
-    )
+    programs.add_arguments(parser, is_optional=True)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console(no_color=options.no_color, highlight=False)
+    programs.choose_keras_backend()
+    console = Console(no_color=True if options.no_color else None, highlight=False)
+    for path in (options.calibrate, options.json, options.html):
+        _check_can_be_written(path)
     if options.calibrate is not None:
         try:
             measured = calibrate()
@@ -99,7 +100,9 @@ def _run(options: argparse.Namespace) -> int:
         console.print(_measured(measured))
         if options.script is None:
             return 0
-    if options.script is None or not pathlib.Path(options.script).is_file():
+    if options.script is None:
+        raise CommandError("Expected a program to plan. Received: none. See `unison plan -h`")
+    if not options.module and not pathlib.Path(options.script).is_file():
         raise CommandError(f"Expected a program to plan. Received: {options.script!r}, no file")
     if not options.target:
         raise CommandError(
@@ -129,8 +132,17 @@ def _run(options: argparse.Namespace) -> int:
             console.print(_table_of_scaling(plan))
             console.print(_table_of_ways(plan))
             for line in _lines_below(plan):
-                console.print(line)
+                console.print(line, soft_wrap=True)
     return 0
+
+
+def _check_can_be_written(path: str | None) -> None:
+    """Refuses a file that cannot be written, before the work whose result it is to have."""
+    if path is None:
+        return
+    file = pathlib.Path(path)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise CommandError(f"Expected a file that can be written. Received: {path!r}")
 
 
 def _calibration(options: argparse.Namespace) -> Calibration | None:
@@ -150,24 +162,27 @@ def _measured(measured: Calibration) -> str:
 def _plan(options: argparse.Namespace) -> dict[str, Any]:
     """Runs the program in this process, up to its first step."""
     os.environ.pop("TF_CONFIG", None)  # the plan's devices are those of all workers
-    os.environ.setdefault("KERAS_BACKEND", "jax")
     jax.config.update("jax_platforms", "cpu")
     (name,) = options.target
     arguments, path = sys.argv, sys.path.copy()
     sys.argv = [options.script, *options.arguments]
-    sys.path.insert(0, str(pathlib.Path(options.script).resolve().parent))
+    folder = pathlib.Path() if options.module else pathlib.Path(options.script).parent
+    sys.path.insert(0, str(folder.resolve()))
     try:
         with target(name, options.network, _calibration(options)):
-            return plan_first_step(lambda: _call(options.script), options.thorough).as_dict()
+            return plan_first_step(lambda: _call(options), options.thorough).as_dict()
     except (DoesNotFitError, NothingToPlanError, ControlFlowError) as error:
         raise CommandError(str(error)) from error
     finally:
         sys.argv, sys.path[:] = arguments, path
 
 
-def _call(script: str) -> None:
+def _call(options: argparse.Namespace) -> None:
     try:
-        runpy.run_path(script, run_name="__main__")
+        if options.module:
+            runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(options.script, run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise
@@ -183,7 +198,7 @@ def _plan_in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]
         calibration = options.calibration or options.calibrate
         command += ["--calibration", calibration] * (calibration is not None)
         status = subprocess.run(
-            [*command, options.script, *options.arguments],
+            [*command, *programs.program_of(options)],
             env=os.environ | {_RESULT: str(result)},
             check=False,
         ).returncode
@@ -212,7 +227,8 @@ def _rows(plan: dict[str, Any]) -> dict[str, str]:
         **{name.replace("_", " "): in_units(size) for name, size in memory["state"].items()},
         "batch": in_units(memory["batch"]),
         "temporaries": in_units(memory["temporaries"]),
-        "  of them gradients": in_units(memory["gradients"]),
+        "  of them gradients": in_units(memory["temporaries"] - memory["activations"]),
+        "  activations, buffers": in_units(memory["activations"]),
         "program": in_units(memory["code"]),
         "memory": in_units(memory["total"]),
         "floating-point operations": f"{plan['flops']:.3g}",

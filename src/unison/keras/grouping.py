@@ -26,8 +26,7 @@ def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
     """Returns how many of a step should run as one program; of one that is planned, one."""
     if isinstance(placement, PlannedPlacement):
         return 1
-    platform = placement.devices[0].platform
-    worth_starting = _WORTH_STARTING.get(platform, _WORTH_STARTING_ELSEWHERE)
+    worth_starting = _WORTH_STARTING.get(placement.platform, _WORTH_STARTING_ELSEWHERE)
     steps = math.ceil(worth_starting / max(count_flops(step.jaxpr), 1))
     return min(steps, _MOST_GROUPED_STEPS)
 

@@ -265,7 +265,7 @@ def _is_worth_sharding(placement: Placement) -> bool:
         return False
     if placement.shards_update is not None:
         return placement.shards_update
-    return placement.devices[0].platform == "cpu" and not placement.spans_processes
+    return placement.platform == "cpu" and not placement.spans_processes
 
 
 def _can_be_sharded(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -550,7 +550,7 @@ class CompiledStep:
             of_replica = [classes.index(count) for count in shares.counts]
             return run_in_lockstep(bodies, of_replica)(donated_state, kept_state, batch)
 
-        if placement.devices[0].platform == "cpu":
+        if placement.platform == "cpu":
             program = lower_for_cpu(program)
         place_of = {index: (0, place) for place, index in enumerate(donated)}
         place_of |= {index: (1, place) for place, index in enumerate(kept)}

@@ -4,6 +4,7 @@ from unison.planning.calibration import Calibration, calibrate, read_calibration
 from unison.planning.clusters import Cluster, cluster_named, cluster_of_slice
 from unison.planning.collectives import Collective, collectives_of
 from unison.planning.communication import all_reduce_seconds
+from unison.planning.division import Division
 from unison.planning.hardware import Device, Link, UnknownHardwareError
 from unison.planning.memory import DoesNotFitError, StepMemory
 from unison.planning.options import Choice, preferred
@@ -23,6 +24,7 @@ __all__ = [
     "Cluster",
     "Collective",
     "Device",
+    "Division",
     "DoesNotFitError",
     "Exchange",
     "Link",

@@ -8,7 +8,7 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,11 +28,21 @@ class Calibration(NamedTuple):
         device: A core, and its share of the memory.
         link: The exchange between processes: seconds a message, and bytes per second.
         cores: How many cores the machine has.
+        shared_link: The exchange between processes that take turns on the cores.
     """
 
     device: Device
     link: Link
     cores: int
+    shared_link: Link
+
+    def link_between(self, processes: int) -> Link:
+        """Returns the link between so many processes of the machine."""
+        return self.link if processes <= self.cores else self.shared_link
+
+    def turns(self, processes: int) -> float:
+        """Returns how many of so many processes of the machine take turns on a core."""
+        return max(1.0, processes / self.cores)
 
     def write(self, path: str) -> None:
         """Writes it as JSON."""
@@ -40,6 +50,7 @@ class Calibration(NamedTuple):
             "device": self.device._asdict(),
             "link": self.link._asdict(),
             "cores": self.cores,
+            "shared_link": self.shared_link._asdict(),
         }
         pathlib.Path(path).write_text(json.dumps(told, indent=2) + "\n")
 
@@ -52,7 +63,14 @@ def read_calibration(path: str) -> Calibration:
     """
     try:
         told: dict[str, Any] = json.loads(pathlib.Path(path).read_text())
-        return Calibration(Device(**told["device"]), Link(**told["link"]), int(told["cores"]))
+        device = Device(**told["device"])
+        rates = tuple((float(size), float(rate)) for size, rate in device.cache_rates)
+        return Calibration(
+            device._replace(cache_rates=rates),
+            Link(**told["link"]),
+            int(told["cores"]),
+            Link(**told["shared_link"]),
+        )
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ValueError(
             "Expected a file that `unison plan --calibrate FILE` wrote. Received: "
@@ -61,7 +79,9 @@ def read_calibration(path: str) -> Calibration:
 
 
 def calibrate(timeout: float = 120.0) -> Calibration:
-    """Measures this machine: two processes that compute and exchange at once, for some seconds.
+    """Measures this machine for some seconds.
+
+    Two processes compute and exchange at once; then twice as many as there are cores exchange.
 
     Args:
         timeout: Seconds after which it is given up.
@@ -69,81 +89,154 @@ def calibrate(timeout: float = 120.0) -> Calibration:
     Raises:
         TimeoutError: It took longer.
     """
-    measured = launch(_measure, workers=_PROCESSES, timeout=timeout)
-    flops = min(own[0] for own in measured)
-    memory_rate = min(own[1] for own in measured)
+    end = time.monotonic() + timeout
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    seconds = {size: max(own[2][size] for own in measured) for size in _SUMMED}
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (cores or 1)
-    device = Device("cpu", memory, memory_rate, flops, flops, 1.0, is_measured=True)
-    return Calibration(device, _fitted(seconds), cores or 1)
+    cores = cores or 1
+    measured = launch(_measure, workers=_PROCESSES, timeout=timeout)
+    flops = statistics.mean(own[0] for own in measured)
+    rates = {size: statistics.mean(own[1][size] for own in measured) for size in measured[0][1]}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / cores
+    device = Device(
+        name="cpu",
+        memory=memory,
+        memory_rate=rates[max(rates)],
+        flops=flops,
+        flops_32=flops,
+        reached=1.0,
+        is_measured=True,
+        cache_rates=tuple((float(size), rate) for size, rate in rates.items()),
+    )
+    link = _fitted([own[2] for own in measured])
+    shared_link = link
+    if (crowd := _TURNS * cores) <= _MOST_PROCESSES:
+        sums = launch(_measure_sums, workers=crowd, timeout=end - time.monotonic())
+        shared_link = _fitted(sums, turns=_TURNS)
+    return Calibration(device, link, cores, shared_link)
 
 
 _PROCESSES = 2
+#: How many processes share a core where they take turns; and the most that are started for that.
+_TURNS = 2
+_MOST_PROCESSES = 16
 #: The bytes that are summed.
 _SUMMED = (2**14, 2**19, 2**24)
-#: Sums that follow each other; from one, a call of the program is taken off.
+#: Sums that follow each other in a program.
 _SUMS = 5
+#: Rows and columns of the matrices that are multiplied before each.
+_BETWEEN_SUMS = 512
 _ROUNDS = 15
 #: Seconds that a sum takes at least: less is noise.
 _LEAST = 1e-6
 #: Rows and columns of the matrices that are multiplied.
 _WIDTH = 1024
-#: Floats of each array of the update.
-_UPDATED = 2**20
+#: Floats of each of the four arrays of an update: from what caches hold to what none does.
+_UPDATED = tuple(2**power for power in range(18, 23, 2))
+_ARRAYS = 4
 
 
-def _fitted(seconds: dict[int, float]) -> Link:
-    """Returns the latency and the rate that explain what sums of two processes took.
+def _fitted(seconds: Sequence[dict[int, float]], turns: float = 1.0) -> Link:
+    """Returns the latency and the rate that explain what sums took, by their bytes.
 
-    A ring of two sends a message each way, and the bytes once. Relative residuals count.
+    Of n processes a ring sends 2 (n - 1) messages, and 2 (n - 1) / n of the bytes. Relative
+    residuals count.
+
+    Args:
+        seconds: What each process measured.
+        turns: How many of them share a core.
     """
-    sizes, taken = np.array(list(seconds)), np.array(list(seconds.values()))
-    terms = np.stack([np.full(len(sizes), 2.0), sizes], axis=1) / taken[:, None]
+    count = len(seconds)
+    sizes = np.array(list(seconds[0]))
+    taken = np.array([max(own[size] for own in seconds) for size in seconds[0]])
+    messages = np.full(len(sizes), 2.0 * (count - 1) * turns)
+    sent = 2 * (count - 1) / count * turns * sizes
+    terms = np.stack([messages, sent], axis=1) / taken[:, None]
     (latency, seconds_a_byte), *_ = np.linalg.lstsq(terms, np.ones(len(sizes)))
     if min(latency, seconds_a_byte) <= 0:  # too noisy to tell the two apart
-        latency, seconds_a_byte = taken[0] / 2, taken[-1] / sizes[-1]
+        latency, seconds_a_byte = taken[0] / messages[0], taken[-1] / sent[-1]
     return Link("measured", 1 / float(seconds_a_byte), float(latency))
 
 
-def _measure() -> tuple[float, float, dict[int, float]]:
-    """Returns a worker's operations and bytes per second, and the seconds of a sum by its bytes."""
-    strategy = MultiWorkerMirroredStrategy()
-    once, again = _sums_of(1), _sums_of(_SUMS)
-    sums = {}
-    for size in _SUMMED:
-        array = jnp.ones(size // 4)
-        seconds = [
-            _timed(functools.partial(strategy.run, program, (array,))) for program in (once, again)
-        ]
-        sums[size] = max((seconds[1] - seconds[0]) / (_SUMS - 1), _LEAST)
+def _measure() -> tuple[float, dict[int, float], dict[int, float]]:
+    """Returns what a worker measured.
+
+    Its operations per second; by the bytes in use, those that an update reads and writes per
+    second; and by its bytes, the seconds of a sum.
+    """
+    sums = _measure_sums()
     matrix = jnp.ones((_WIDTH, _WIDTH))
     product = jax.jit(lambda left: left @ left)
     flops = 2 * _WIDTH**3 / _timed(lambda: product(matrix))
-    arrays = [jnp.ones(_UPDATED) for _ in range(4)]
-    update = jax.jit(_update)
-    rate = 7 * arrays[0].nbytes / _timed(lambda: update(*arrays))
-    return flops, rate, sums
+    return flops, _update_rates(), sums
 
 
-def _update(weights: jax.Array, mean: jax.Array, square: jax.Array, gradient: jax.Array) -> Any:
-    """Adam's: four arrays are read, three written."""
+def _measure_sums() -> dict[int, float]:
+    """Returns the seconds of a sum over workers that compute before each, by its bytes."""
+    strategy = MultiWorkerMirroredStrategy()
+    matrix = jnp.ones((_BETWEEN_SUMS, _BETWEEN_SUMS))
+    both, products = _products(sums_too=True), _products(sums_too=False)
+    sums = {}
+    for size in _SUMMED:
+        arguments = jnp.ones(size // 4), matrix
+        of_both, of_products = (
+            _timed(functools.partial(strategy.run, program, arguments))
+            for program in (both, products)
+        )
+        sums[size] = max((of_both - of_products) / _SUMS, _LEAST)
+    return sums
+
+
+def _update_rates() -> dict[int, float]:
+    """Returns the bytes per second of updates, as XLA counts them in plans, by the bytes in use."""
+    update = jax.jit(_update, donate_argnums=(0, 1, 2))  # in place, as in training
+    starting = _timed(_in_place(update, 1))
+    rates = {}
+    for count in _UPDATED:
+        array = jax.ShapeDtypeStruct((count,), "float32")
+        costs: Any = update.lower(*_ARRAYS * [array]).compile().cost_analysis()
+        seconds = _timed(_in_place(update, count)) - starting
+        rates[_ARRAYS * 4 * count] = costs["bytes accessed"] / max(seconds, _LEAST)
+    return rates
+
+
+def _in_place(update: Callable[..., Any], count: int) -> Callable[[], list[jax.Array]]:
+    """Returns a function that updates the same `count` weights each time."""
+    *state, gradient = (jnp.ones(count) for _ in range(_ARRAYS))
+
+    def call() -> list[jax.Array]:
+        nonlocal state
+        state = update(*state, gradient)
+        return state
+
+    return call
+
+
+def _update(
+    weights: jax.Array, mean: jax.Array, square: jax.Array, gradient: jax.Array
+) -> list[jax.Array]:
+    """Adam's."""
     mean = 0.9 * mean + 0.1 * gradient
     square = 0.99 * square + 0.01 * gradient**2
-    return weights - 0.001 * mean / (jnp.sqrt(square) + 1e-7), mean, square
+    return [weights - 0.001 * mean / (jnp.sqrt(square) + 1e-7), mean, square]
 
 
-def _sums_of(times: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that sums an array over the workers, again and again."""
+def _products(sums_too: bool) -> Callable[..., jax.Array]:
+    """Returns a function of an array and a matrix, all ones, that multiplies, and sums the array.
 
-    def sum_again(array: jax.Array) -> jax.Array:
+    Workers that share a core wait for each other longer where they have something to compute.
+    """
+
+    def multiply_and_sum(array: jax.Array, matrix: jax.Array) -> jax.Array:
         context = get_replica_context()
         assert context is not None
-        for _ in range(times):
-            array = context.all_reduce("SUM", array) * 0.5
+        for _ in range(_SUMS):
+            # Each takes what the one before gives; ones stay ones.
+            matrix = (matrix @ matrix) * (array[0] / len(matrix))
+            array = array * matrix[0, 0]
+            if sums_too:
+                array = context.all_reduce("SUM", array) / context.num_replicas_in_sync
         return array
 
-    return sum_again
+    return multiply_and_sum
 
 
 def _timed(call: Callable[[], Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import NamedTuple
@@ -20,13 +21,20 @@ from unison.planning.hardware import (
     names,
 )
 from unison.runtime.private_jax import described_cpus
-from unison.runtime.tpu.slices import SHAPES, TPUSlice, describe_slice, remember_described
+from unison.runtime.tpu.slices import (
+    SHAPES,
+    Described,
+    TPUSlice,
+    describe_slice,
+    description_of,
+    remember_described,
+)
 
 #: What the devices of a measured cluster are called in the name of a target.
 MEASURED = "cpu"
 
-#: The clusters of which devices were described, by name, and those devices.
-_described: dict[str, tuple[Cluster, list[jax.Device]]] = {}
+#: The clusters of which devices were described, by each of those.
+_clusters: dict[jax.Device, Cluster] = {}
 
 _NAME = re.compile(r"(?P<device>[\w.]+):(?:(?P<machines>\d+)x)?(?P<devices>\d+)")
 
@@ -41,7 +49,7 @@ class Cluster(NamedTuple):
         per_machine: Devices of each.
         inside: The link between devices of a machine, which each has.
         network: The link between machines, which the devices of a machine share.
-        cores: Of CPUs, the cores that the devices of a machine share; None if each has its own.
+        measured: Of CPUs, what was measured on a machine, whose cores its devices share.
     """
 
     name: str
@@ -50,11 +58,21 @@ class Cluster(NamedTuple):
     per_machine: int
     inside: Link
     network: Link
-    cores: int | None = None
+    measured: Calibration | None = None
 
     @property
     def num_devices(self) -> int:
         return self.machines * self.per_machine
+
+    @property
+    def turns(self) -> float:
+        """How many devices take turns on a core: 1 unless a machine has fewer cores."""
+        return 1.0 if self.measured is None else self.measured.turns(self.per_machine)
+
+    @property
+    def sums_by_nccl(self) -> bool:
+        """Whether its devices are GPUs, whose library for sums can be told how."""
+        return self.device.name in names("devices", "gpu")
 
     @property
     def slowest_rate(self) -> float:
@@ -66,13 +84,37 @@ class Cluster(NamedTuple):
     def of(self, num_devices: int) -> Cluster:
         """Returns the part with so many devices: whole machines, or one with fewer."""
         per_machine = min(num_devices, self.per_machine)
-        return self._replace(machines=-(-num_devices // per_machine), per_machine=per_machine)
+        part = self._replace(machines=-(-num_devices // per_machine), per_machine=per_machine)
+        if self.measured is None:
+            return part
+        return part._replace(
+            device=_part_of_machine(self.measured, per_machine),
+            inside=self.measured.link_between(per_machine),
+        )
+
+    def of_replicas(self, cores: int) -> Cluster:
+        """Returns one device of each replica of `cores` neighbours, with its part of the network.
+
+        Each device sums its part of a replica's gradients with those of the other replicas, all at
+        the same time.
+        """
+        together = min(cores, self.per_machine)
+        per_machine = self.per_machine // together
+        return self._replace(
+            machines=self.num_devices // cores // per_machine,
+            per_machine=per_machine,
+            network=self.network._replace(rate=self.network.rate / together),
+        )
 
     def sizes(self) -> list[int]:
-        """Returns numbers of devices at which to look: powers of two and machines, up to all."""
-        counts = {2**power for power in range(self.num_devices.bit_length())}
-        whole = {n for n in counts if n <= self.per_machine or n % self.per_machine == 0}
-        return sorted({n for n in whole if n <= self.num_devices} | {self.num_devices})
+        """Returns numbers of devices at which to look, up to all.
+
+        Powers of two in a machine, then powers of two of machines.
+        """
+        powers = [2**power for power in range(self.num_devices.bit_length())]
+        counts = {n for n in powers if n <= self.per_machine}
+        counts |= {n * self.per_machine for n in powers if n <= self.machines}
+        return sorted(counts | {self.num_devices})
 
 
 def cluster_named(
@@ -81,10 +123,11 @@ def cluster_named(
     """Returns the cluster of a name.
 
     Args:
-        name: A device, and how many: `"h100:8"` is one machine of 8, `"h100:4x8"` are 4 of them.
-            `"cpu:..."` are processes on machines such as the one that was measured.
+        name: A device, and how many: `"h100:8"` is one machine of 8, `"h100:4x8"` are 4 of them,
+            as is `"h100:32"`, since such machines mostly have 8. `"cpu:..."` are processes on
+            machines such as the one that was measured.
         network: The link between machines, by its name in `hardware.toml`. Default: the one that
-            such machines mostly have.
+            such machines mostly have; machines that were measured have none.
         calibration: What was measured, for `"cpu:..."`.
 
     Raises:
@@ -92,9 +135,9 @@ def cluster_named(
             message lists those that there are.
 
     Examples:
-        >>> cluster = cluster_named("h100:4x8")
-        >>> cluster.num_devices, cluster.inside.name, cluster.network.name
-        (32, 'nvlink4', 'infiniband-8x400g')
+        >>> cluster = cluster_named("h100:32")
+        >>> cluster.machines, cluster.inside.name, cluster.network.name
+        (4, 'nvlink4', 'infiniband-8x400g')
     """
     found = _NAME.fullmatch(name)
     known = names("devices", "gpu")
@@ -115,17 +158,31 @@ def cluster_named(
                 "calibration. Measure with `unison plan --calibrate FILE`, and give the file as "
                 "--calibration FILE."
             )
-        link = calibration.link if network is None else link_named(network)
-        return Cluster(
-            name, calibration.device, machines, devices, calibration.link, link, calibration.cores
-        )
-    _, inside, usual_network = machine_of(found["device"])
+        if machines > 1 and network is None:
+            raise UnknownHardwareError(
+                f"Expected what joins the machines of {name!r}, which was not measured: --network "
+                f"LINK, one of {', '.join(names('links'))}. Received: none."
+            )
+        inside = calibration.link_between(devices)
+        between = inside if network is None else link_named(network)
+        device = _part_of_machine(calibration, devices)
+        return Cluster(name, device, machines, devices, inside, between, calibration)
+    usual_devices, usual_inside, usual_network = machine_of(found["device"])
+    if found["machines"] is None and devices > usual_devices:
+        machines, left = divmod(devices, usual_devices)
+        if left:
+            raise UnknownHardwareError(
+                f"Expected whole machines, which mostly have {usual_devices} {found['device']}. "
+                f"Received: {name!r}. Give the machines and the devices of each, such as "
+                f'"{found["device"]}:{machines + 1}x{usual_devices}".'
+            )
+        devices = usual_devices
     return Cluster(
         name,
         device_named(found["device"]),
         machines,
         devices,
-        link_named(inside),
+        link_named(usual_inside),
         link_named(network or usual_network),
     )
 
@@ -137,17 +194,29 @@ def cluster_of_slice(described: TPUSlice) -> Cluster:
     return Cluster(described.name, device, 1, len(described.devices), link, link)
 
 
-def described_devices(cluster: Cluster) -> list[jax.Device]:
+@functools.cache
+def described_devices(cluster: Cluster) -> tuple[jax.Device, ...]:
     """Returns devices to compile for in the place of a cluster's: CPUs, which do not run either."""
-    known = _described.get(cluster.name)
-    if known is None or known[0] != cluster:
-        known = cluster, described_cpus(cluster.num_devices)
-        remember_described(cluster.name, known[1])
-        _described[cluster.name] = known
-    return known[1]
+    devices = tuple(described_cpus(cluster.num_devices))
+    platform = "gpu" if cluster.measured is None else "cpu"
+    remember_described(Described(cluster.name, platform, devices))
+    _clusters.update(dict.fromkeys(devices, cluster))
+    return devices
 
 
-def cluster_of_target(target: str) -> Cluster:
-    """Returns the cluster or the TPU slice of a target whose devices were described."""
-    known = _described.get(target)
-    return cluster_of_slice(describe_slice(target)) if known is None else known[0]
+def cluster_of(device: jax.Device) -> Cluster:
+    """Returns the cluster or the TPU slice that a device was described with.
+
+    Raises:
+        UnknownHardwareError: It is of a slice, and nobody has stated what its devices can do.
+    """
+    described = description_of(device)
+    assert described is not None
+    known = _clusters.get(device)
+    return cluster_of_slice(describe_slice(described.name)) if known is None else known
+
+
+def _part_of_machine(measured: Calibration, processes: int) -> Device:
+    """Returns what each of so many processes of a measured machine has."""
+    device = measured.device
+    return device._replace(memory=device.memory / measured.turns(processes))

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 #: Of every collective: what part of its bytes a device sends, in a group of n.
 _SENT = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
@@ -25,10 +27,18 @@ _COLLECTIVE = re.compile(
     rf"%(?P<name>[\w.\-]+) = (?P<type>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\("
 )
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|async_execution_thread)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
+#: The branches that a conditional chooses from, in its line.
+BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONDITION = re.compile(r" while\(.*?condition=%?([\w.\-]+)")
+_LIMIT = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
 _ARRAY = re.compile(r"(?P<dtype>pred|[a-z]+\d+\w*)\[(?P<shape>[\d,]*)\]")
-_GROUPS = re.compile(r"replica_groups=(\{\{[\d,]*\}|\[[\d,]+\]<=|\{\})")
+#: The first group, as a list or as a part of an array of all devices, in an order of its axes.
+_GROUPS = re.compile(
+    r"replica_groups=(?:\{\{(?P<first>[\d,]+)\}"
+    r"|\[(?P<shape>[\d,]+)\]<=\[(?P<devices>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?)"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
 _NUM_PARTITIONS = re.compile(r"num_partitions=(\d+)")
 
 
@@ -41,6 +51,8 @@ class Collective(NamedTuple):
         tensors: How many tensors travel together in one.
         group_size: How many devices take part.
         runs: How many of them a step runs.
+        span: How many devices lie from the first of a group to its last; of permutations, from one
+            that sends to the one that receives.
     """
 
     kind: str
@@ -48,6 +60,7 @@ class Collective(NamedTuple):
     tensors: int
     group_size: int
     runs: int = 1
+    span: int = 0
 
     @property
     def sent_bytes(self) -> int:
@@ -64,7 +77,7 @@ def collectives_of(hlo: str) -> list[Collective]:
     Returns:
         One entry for each kind and size, the largest first; none for those of a device alone.
     """
-    computations = dict(_computations(hlo))
+    computations = dict(computations_of(hlo))
     partitions = _NUM_PARTITIONS.search(hlo)
     num_devices = int(partitions[1]) if partitions else 1
     runs = _runs_of(computations)
@@ -82,7 +95,8 @@ def collectives_of(hlo: str) -> list[Collective]:
     return sorted(every, key=lambda one: (-one.sent_bytes, one.kind))
 
 
-def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
+def computations_of(hlo: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields the name of each computation of a program, and its lines, its head first."""
     name, lines = "", list[str]()
     for line in hlo.splitlines():
         begins = _COMPUTATION.match(line)
@@ -95,6 +109,21 @@ def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
             lines.append(line)
 
 
+def trips_of(line: str, computations: dict[str, list[str]]) -> int:
+    """Returns how often the loop in a line runs what it calls: 1 if nobody knows, or it is none."""
+    loop = _CONDITION.search(line)
+    if loop is None:
+        return 1
+    known = _TRIPS.search(line)
+    if known is not None:
+        return int(known[1])
+    # TPUs' programs do not say. JAX counts from 0 on while the counter is less than a constant.
+    condition = computations.get(loop[1], [])
+    limits = [found[1] for inner in condition if (found := _LIMIT.search(inner))]
+    compares = any("direction=LT" in inner for inner in condition)
+    return int(limits[0]) if compares and len(limits) == 1 else 1
+
+
 def _runs_of(computations: dict[str, list[str]]) -> collections.Counter[str]:
     """Returns how often every computation runs; a loop of unknown length counts once."""
     runs: collections.Counter[str] = collections.Counter()
@@ -105,10 +134,9 @@ def _runs_of(computations: dict[str, list[str]]) -> collections.Counter[str]:
             return
         runs[name] += times
         for line in computations[name][1:]:
-            trips = _TRIPS.search(line)
-            inner = times * (int(trips[1]) if trips and " while(" in line else 1)
+            inner = times * trips_of(line, computations)
             names = _CALLED.findall(line)
-            for listed in _BRANCHES.findall(line):
+            for listed in BRANCHES.findall(line):
                 names += [branch.strip().lstrip("%") for branch in listed.split(",")]
             for called in names:
                 visit(called, inner)
@@ -123,18 +151,30 @@ def _collective(found: re.Match[str], line: str, num_devices: int) -> Collective
     sizes = [size for size, _ in arrays]
     if found["start"] and kind in ("all-gather", "collective-permute"):
         sizes = sizes[len(sizes) // 2 :] if kind == "all-gather" else sizes[1:2]
-    group = _group_size(line, num_devices)
+    group, span = _group(line, num_devices)
     whole = sum(sizes) * (group if kind == "reduce-scatter" else 1)
-    return Collective(kind, whole, len(sizes), group)
+    return Collective(kind, whole, len(sizes), group, span=span)
 
 
-def _group_size(line: str, num_devices: int) -> int:
+def _group(line: str, num_devices: int) -> tuple[int, int]:
+    """Returns how many devices take part in a collective, and how far apart they are."""
+    pairs = _PAIRS.search(line)
+    if pairs is not None:
+        ends = re.findall(r"(\d+),(\d+)", pairs[1])
+        return num_devices, 1 + max((abs(int(a) - int(b)) for a, b in ends), default=0)
     groups = _GROUPS.search(line)
-    if groups is None or groups[1] == "{}":
-        return num_devices
-    if groups[1].startswith("{{"):
-        return groups[1].count(",") + 1
-    return int(groups[1].strip("[]<=").split(",")[-1])
+    if groups is None:
+        return num_devices, num_devices
+    first = _numbers(groups["first"])
+    if not first:
+        devices = np.arange(num_devices).reshape(_numbers(groups["devices"]))
+        in_order = devices.transpose(_numbers(groups["order"]) or None)
+        first = in_order.reshape(_numbers(groups["shape"]))[0].tolist()
+    return len(first), 1 + max(first) - min(first)
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(number) for number in text.split(",")] if text else []
 
 
 def _bytes_of(array: re.Match[str]) -> int:

@@ -19,6 +19,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unison.planning.clusters import Cluster
+from unison.planning.collectives import Collective
+
+#: The collectives that rings run, and what part of an all-reduce each is.
+PART_OF_SUM = {"all-reduce": 1.0, "reduce-scatter": 0.5, "all-gather": 0.5}
 
 #: What a collective costs before the first message; NCCL, baseLat of ring, Simple.
 _BEGIN_SECONDS = 8.4e-6
@@ -58,12 +62,28 @@ def all_reduce_seconds(size: float, cluster: Cluster, algorithm: str = "ring") -
     if cluster.num_devices == 1:
         return 0.0
     seconds = ALGORITHMS[algorithm](size, cluster)
-    return (seconds + _BEGIN_SECONDS) * turns(cluster)
+    return (seconds + _BEGIN_SECONDS) * cluster.turns
 
 
-def turns(cluster: Cluster) -> float:
-    """Returns how many devices take turns on a core: 1 unless a machine has fewer cores."""
-    return 1.0 if cluster.cores is None else max(1.0, cluster.per_machine / cluster.cores)
+def collective_seconds(collective: Collective, cluster: Cluster) -> float:
+    """Returns how long neighbouring devices of a cluster take for all runs of a collective.
+
+    Args:
+        collective: What they run, each after the one before.
+        cluster: Where they are; where it has fewer devices, those take part.
+    """
+    is_permutation = collective.kind == "collective-permute"
+    count = collective.span if is_permutation else collective.group_size
+    part = cluster.of(min(count, cluster.num_devices))
+    if part.num_devices == 1:
+        return 0.0
+    if collective.kind in PART_OF_SUM:
+        seconds = PART_OF_SUM[collective.kind] * all_reduce_seconds(collective.bytes, part)
+    else:
+        link = part.network if part.machines > 1 else part.inside
+        sent = collective.sent_bytes / collective.runs
+        seconds = (_BEGIN_SECONDS + link.latency + sent / part.slowest_rate) * part.turns
+    return collective.runs * seconds
 
 
 def sent_bytes(size: float, cluster: Cluster) -> Sent:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.resources
+import math
 import tomllib
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Device(NamedTuple):
@@ -21,6 +24,8 @@ class Device(NamedTuple):
         reached: Which part of these rates training steps reach.
         is_measured: Whether the rates are those of products and of copies alone, which a step does
             one after the other; else of whole steps, in which one hides the other.
+        cache_rates: What a measured core reads and writes per second of so many bytes in use, of
+            which its caches hold the more the fewer they are: pairs of bytes and rate, by bytes.
     """
 
     name: str
@@ -30,9 +35,15 @@ class Device(NamedTuple):
     flops_32: float
     reached: float
     is_measured: bool = False
+    cache_rates: tuple[tuple[float, float], ...] = ()
+    kernel_seconds: float = 0.0
 
     def compute_seconds(
-        self, flops: float, bytes_accessed: float, is_16_bit: bool = False
+        self,
+        flops: float,
+        bytes_accessed: float,
+        is_16_bit: bool = False,
+        bytes_in_use: float = math.inf,
     ) -> float:
         """Returns the time of a step by the roofline: the longer of arithmetic and memory, or both.
 
@@ -43,10 +54,18 @@ class Device(NamedTuple):
             flops: Floating-point operations.
             bytes_accessed: Bytes read and written.
             is_16_bit: Whether most products are of 16-bit numbers.
+            bytes_in_use: The bytes that those are of, each counted once.
         """
         rate = (self.flops if is_16_bit else self.flops_32) * self.reached
-        arithmetic, memory = flops / rate, bytes_accessed / self.memory_rate
+        arithmetic, memory = flops / rate, bytes_accessed / self._rate_of(bytes_in_use)
         return arithmetic + memory if self.is_measured else max(arithmetic, memory)
+
+    def _rate_of(self, bytes_in_use: float) -> float:
+        """Returns the rate between those that were measured for fewer and for more bytes."""
+        if not self.cache_rates:
+            return self.memory_rate
+        sizes, rates = zip(*self.cache_rates, strict=True)
+        return float(np.interp(math.log(bytes_in_use), np.log(sizes), rates))
 
 
 class Link(NamedTuple):
@@ -86,6 +105,7 @@ def device_named(name: str) -> Device:
         stated["flops"] / parts,
         stated["flops_32"] / parts,
         stated["reached"],
+        kernel_seconds=stated["kernel_seconds"],
     )
 
 

@@ -19,9 +19,11 @@ class StepMemory:
     """The bytes that a step takes on each device.
 
     Attributes:
-        state: What stays between steps, by what it is: `"parameters"`, `"optimizer"`, ...
+        state: What stays between steps, by what it is: of a model that is trained
+            `"trainable_variables"`, `"optimizer_variables"`, ...
         batch: The device's part of the batch, and other arguments.
-        gradients: The part of `temporaries` that the gradients of all weights take.
+        gradients: What the gradients of all weights take: a part of `temporaries`, as far as they
+            are all there at once.
         temporaries: What lives within the step: gradients, activations, buffers.
         results: What the step returns beside the state.
         code: The program itself.
@@ -39,6 +41,14 @@ class StepMemory:
         """The sum, without the gradients, which are in `temporaries`."""
         kept = sum(self.state.values())
         return kept + self.batch + self.temporaries + self.results + self.code
+
+    @property
+    def activations(self) -> int:
+        """What of `temporaries` gradients do not take: activations and buffers, at least so much.
+
+        More, if not all gradients are there when a step takes most.
+        """
+        return max(0, self.temporaries - self.gradients)
 
 
 class DoesNotFitError(MemoryError):

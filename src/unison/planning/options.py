@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from unison.planning.clusters import Cluster
 from unison.planning.communication import ALGORITHMS
+from unison.planning.division import Division
 from unison.planning.memory import StepMemory
 from unison.planning.scaling import Exchange, Workload, best_algorithm, step_time
+from unison.runtime.placement import OPTIMIZER, WEIGHTS
 
 MIB = 2**20
 _BUCKETS = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
@@ -52,13 +54,13 @@ class Step(NamedTuple):
         workload: What a device does.
         memory: What it takes there.
         exchange: How the step, as it is, sums its gradients.
-        shards_update: Whether it does already.
+        division: What its replicas divide of a model's state.
     """
 
     workload: Workload
     memory: StepMemory
     exchange: Exchange
-    shards_update: bool
+    division: Division
 
 
 def choices(step: Step, cluster: Cluster) -> list[Choice]:
@@ -72,12 +74,15 @@ def choices(step: Step, cluster: Cluster) -> list[Choice]:
     ways = [_choice("as it is", "", step, cluster, step.exchange)]
     if not size or cluster.num_devices == 1:
         return ways + _smaller(step, cluster)
-    algorithm = best_algorithm(size / step.exchange.compression, cluster)
-    if algorithm != step.exchange.algorithm and cluster.cores is None:
+    replicas = cluster.of_replicas(step.workload.cores)
+    algorithm = best_algorithm(size / step.exchange.compression, replicas)
+    if algorithm != step.exchange.algorithm and cluster.sums_by_nccl:
         other = step.exchange._replace(algorithm=algorithm)
-        ways.append(_choice(f"{algorithm} instead of ring", _HOW[algorithm], step, cluster, other))
+        how = _how(other, step.exchange)
+        ways.append(_choice(f"{algorithm} instead of ring", how, step, cluster, other))
     best = step.exchange
-    if cluster.cores is None:
+    is_mirrored = len(step.division.mesh) == 1 and not step.division.stage
+    if cluster.sums_by_nccl and is_mirrored:
         every = [
             step.exchange._replace(bucket_bytes=bucket, algorithm=algorithm)
             for bucket in _BUCKETS
@@ -87,11 +92,11 @@ def choices(step: Step, cluster: Cluster) -> list[Choice]:
         best = min(every, key=lambda one: _seconds(step, cluster, one), default=best)
         if best is not step.exchange:
             name = f"buckets of {best.bucket_bytes // MIB:.0f} MiB, {best.algorithm}"
-            how = f"CommunicationOptions(bytes_per_pack={best.bucket_bytes:.0f})"
-            ways.append(_choice(name, how, step, cluster, best))
-    for name, factor in _COMPRESSIONS.items():
-        how = f"with_compression(optimizer, {name}())"
+            ways.append(_choice(name, _how(best, step.exchange), step, cluster, best))
+    # Replicas divide no update whose gradients are compressed.
+    for name, factor in ({} if step.division.stage else _COMPRESSIONS).items():
         smaller = best._replace(compression=factor)
+        how = _how(smaller, step.exchange, f"with_compression(optimizer, {name}())")
         ways.append(
             _choice(f"{name} on the wire", how, step, cluster, smaller)._replace(is_exact=False)
         )
@@ -115,6 +120,17 @@ def preferred(ways: list[Choice]) -> Choice:
     return best
 
 
+def _how(exchange: Exchange, plain: Exchange, *others: str) -> str:
+    """Returns what to write, and to set, for an exchange instead of the plain one."""
+    asked = [*others]
+    if exchange.bucket_bytes != plain.bucket_bytes:
+        options = f"CommunicationOptions(bytes_per_pack={exchange.bucket_bytes:.0f})"
+        asked.append(f"MultiWorkerMirroredStrategy(communication_options={options})")
+    if exchange.algorithm != plain.algorithm:
+        asked.append(_HOW[exchange.algorithm])
+    return "; ".join(asked)
+
+
 _HOW = {
     "tree": "NCCL_ALGO=Tree",
     "hierarchical": "NCCL sums inside machines first where it finds that faster; see NCCL_ALGO",
@@ -124,27 +140,29 @@ _HOW = {
 def _smaller(step: Step, cluster: Cluster) -> list[Choice]:
     """Returns ways that take less memory."""
     ways = []
-    slots = step.memory.state.get("optimizer_variables", 0)
-    n = cluster.num_devices
-    if slots and n > 1 and not step.shards_update:
-        divided = f"ModelParallelStrategy(mesh={ {'batch': n} }, zero="
-        kept = step.memory.total - round(slots * (1 - 1 / n))
-        how = f"{divided}1), or TPUStrategy(sharded_update=True)"
+    saved, saved_at_most = (
+        step.division.saved(step.memory.state, stage) for stage in (OPTIMIZER, WEIGHTS)
+    )
+    if saved:
+        how = step.division.strategy(OPTIMIZER)
+        if len(step.division.mesh) == 1:
+            how += ", or TPUStrategy(sharded_update=True)"
+        kept = step.memory.total - saved
         ways.append(_choice("sharded update", how, step, cluster, step.exchange, kept))
+    if saved_at_most > saved:
         # Weights are gathered twice, and gradients scattered: half as much again as a sum.
         workload = step.workload._replace(gradient_bytes=1.5 * step.workload.gradient_bytes)
-        kept -= round(step.memory.state["trainable_variables"] * (1 - 1 / n))
+        how, kept = step.division.strategy(WEIGHTS), step.memory.total - saved_at_most
         gathering = step._replace(workload=workload)
-        how = f"{divided}3)"
         ways.append(_choice("divided weights", how, gathering, cluster, step.exchange, kept))
     in_parts = _accumulated(step.memory, _PARTS)
     if step.memory.gradients and in_parts < step.memory.total:
         # Every part sums its gradients: what Keras accumulates is the aggregated gradient.
-        half = step.workload._replace(seconds=step.workload.seconds / _PARTS)
+        seconds = max(step.workload.seconds / _PARTS, step.workload.least)
         way = _choice(
             f"batch in {_PARTS} parts",
             f"a batch {_PARTS} times smaller, gradient_accumulation_steps={_PARTS}",
-            step._replace(workload=half),
+            step._replace(workload=step.workload._replace(seconds=seconds)),
             cluster,
             step.exchange,
             in_parts,
@@ -155,7 +173,7 @@ def _smaller(step: Step, cluster: Cluster) -> list[Choice]:
 
 def _accumulated(memory: StepMemory, parts: int) -> int:
     """Returns the bytes where the batch is in parts, and an accumulator keeps the gradients."""
-    divided = memory.batch + memory.temporaries - memory.gradients
+    divided = memory.batch + memory.activations
     return memory.total - divided + divided // parts + memory.gradients
 
 

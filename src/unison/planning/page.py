@@ -73,8 +73,12 @@ def _plot_of_memory(plans: Sequence[Mapping[str, Any]]) -> str:
         name.replace("_", " "): [plan["memory"]["state"].get(name, 0) / 2**20 for plan in plans]
         for name in names
     }
-    for name in ("batch", "temporaries", "results", "code"):
+    for name in ("batch", "results", "code"):
         parts[name] = [plan["memory"][name] / 2**20 for plan in plans]
+    parts["activations, buffers"] = [plan["memory"]["activations"] / 2**20 for plan in plans]
+    parts["gradients"] = [
+        (plan["memory"]["temporaries"] - plan["memory"]["activations"]) / 2**20 for plan in plans
+    ]
     least = _VISIBLE * max(plan["memory"]["total"] for plan in plans) / 2**20
     seen = {name: sizes for name, sizes in parts.items() if max(sizes) >= least}
     small = [sizes for name, sizes in parts.items() if name not in seen]

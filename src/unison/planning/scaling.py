@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from unison.planning.clusters import Cluster
-from unison.planning.communication import ALGORITHMS, Sent, all_reduce_seconds, sent_bytes, turns
+from unison.planning.communication import ALGORITHMS, Sent, all_reduce_seconds, sent_bytes
 
 #: What part of a step's computing is its backward pass: two products for each of the forward pass.
 BACKWARD = 2 / 3
@@ -22,15 +22,19 @@ class Workload(NamedTuple):
     """What one device has to do in a step.
 
     Attributes:
-        seconds: How long it computes, alone.
+        seconds: How long it computes, alone, and waits for the other devices of its replica.
         gradient_bytes: What is summed.
         ready: Points of the backward pass and what part of the gradients is ready there, both from
             0 to 1. Default: they become ready evenly.
+        least: How many of `seconds` it takes with however few examples.
+        cores: How many neighbouring devices compute a replica.
     """
 
     seconds: float
     gradient_bytes: float
     ready: tuple[tuple[float, float], ...] = ((0.0, 0.0), (1.0, 1.0))
+    least: float = 0.0
+    cores: int = 1
 
 
 class Exchange(NamedTuple):
@@ -55,12 +59,14 @@ class StepTime(NamedTuple):
         computing: Seconds of computing; on shared cores, until all had their turn.
         waiting: Seconds in which devices wait for sums.
         sent: Bytes over each kind of link.
+        turns: How many devices take turns on a core.
     """
 
     devices: int
     computing: float
     waiting: float
     sent: Sent
+    turns: float = 1.0
 
     @property
     def seconds(self) -> float:
@@ -68,8 +74,8 @@ class StepTime(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        """What part of the time is computing."""
-        return self.computing / self.seconds
+        """What part of the time a device computes, without others' turns on its core."""
+        return self.computing / self.turns / self.seconds
 
 
 def step_time(workload: Workload, cluster: Cluster, exchange: Exchange | None = None) -> StepTime:
@@ -90,19 +96,29 @@ def step_time(workload: Workload, cluster: Cluster, exchange: Exchange | None = 
         0.96
     """
     exchange = exchange or Exchange()
-    computing = workload.seconds * turns(cluster)
+    computing = workload.seconds * cluster.turns
     size = workload.gradient_bytes / exchange.compression
+    replicas = cluster.of_replicas(workload.cores)
+    turns = cluster.turns / replicas.turns
     end = computing
     # On a CPU the cores that compute also exchange.
-    buckets = _buckets(workload.gradient_bytes, exchange) if cluster.cores is None else 1
+    buckets = _buckets(workload.gradient_bytes, exchange) if cluster.measured is None else 1
     begin = 0.0
     for bucket in range(1, buckets + 1):
         moment = _moment(workload.ready, bucket / buckets)
         ready = computing * (1 - BACKWARD * (1 - moment)) if buckets > 1 else computing
         begin = max(begin, ready)
-        begin += all_reduce_seconds(size / buckets, cluster, exchange.algorithm)
+        begin += all_reduce_seconds(size / buckets, replicas, exchange.algorithm) * turns
         end = max(end, begin)
-    return StepTime(cluster.num_devices, computing, end - computing, sent_bytes(size, cluster))
+    sent = sent_bytes(size, replicas)
+    together = min(workload.cores, cluster.per_machine)
+    return StepTime(
+        cluster.num_devices,
+        computing,
+        end - computing,
+        sent._replace(network=sent.network * together),
+        cluster.turns,
+    )
 
 
 def scaling(

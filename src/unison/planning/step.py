@@ -24,21 +24,23 @@ from unison.planning.calibration import Calibration
 from unison.planning.clusters import (
     Cluster,
     cluster_named,
-    cluster_of_target,
+    cluster_of,
     described_devices,
 )
 from unison.planning.collectives import Collective, collectives_of
+from unison.planning.communication import PART_OF_SUM, collective_seconds
+from unison.planning.division import Division, division_by
 from unison.planning.hardware import UnknownHardwareError
+from unison.planning.kernels import kernels_of
 from unison.planning.memory import DoesNotFitError, StepMemory, in_units, needed_and_available
 from unison.planning.options import Choice, Step, choices, preferred
-from unison.planning.scaling import Exchange, StepTime, Workload, scaling
+from unison.planning.scaling import Exchange, StepTime, Workload, step_time
 from unison.program.control_flow import ControlFlowError
 from unison.runtime import devices
 from unison.runtime.placement import OPTIMIZER, REPLICA_AXIS, WEIGHTS
 from unison.runtime.planned import PlannedPlacement, ProgramPlanned, planning
 from unison.runtime.tpu.slices import SHAPES, describe_slice
 from unison.strategies import Strategy
-from unison.strategies.model_parallel import BATCH_AXIS
 
 
 class NothingToPlanError(ValueError):
@@ -55,14 +57,17 @@ class StepPlan:
         num_chips: How many chips that is.
         num_devices: How many devices; of some generations, a chip is two.
         num_replicas: Between how many replicas the batch is divided.
+        division: What the devices divide of a model's state.
         memory: The bytes on each device.
         flops: Floating-point operations of a device in a step, as XLA counts them.
         bytes_accessed: Bytes that a device's program reads and writes in a step, likewise.
         collectives: The communication in a step.
+        kernels: How many kernels a device starts in a step, as XLA fuses operations where it was
+            compiled.
         compile_seconds: How long compiling took here.
         is_16_bit: Whether most of its products are of 16-bit numbers.
         cluster: The target's devices and links; None where nobody has stated what they can do.
-        examples: The examples of the global batch; None if nobody said.
+        examples: The examples of the global batch; None where no argument is a batch.
         hlo: The compiled program.
     """
 
@@ -71,10 +76,12 @@ class StepPlan:
     num_chips: int
     num_devices: int
     num_replicas: int
+    division: Division
     memory: StepMemory
     flops: float
     bytes_accessed: float
     collectives: list[Collective]
+    kernels: int
     compile_seconds: float
     is_16_bit: bool
     cluster: Cluster | None
@@ -101,7 +108,8 @@ class StepPlan:
     @property
     def exchange(self) -> Exchange:
         """How the step sums its gradients: in how many collectives, but for very small ones."""
-        sums = [one for one in self.collectives if one.kind in ("all-reduce", "reduce-scatter")]
+        of_replicas = [one for one in self.collectives if self._joins_replicas(one)]
+        sums = [one for one in of_replicas if one.kind in ("all-reduce", "reduce-scatter")]
         largest = max((one.bytes for one in sums), default=0)
         count = sum(one.runs for one in sums if one.bytes > _SMALL * largest)
         return Exchange(bucket_bytes=largest if count > 1 else 0)
@@ -113,18 +121,38 @@ class StepPlan:
         Raises:
             ValueError: Nobody has stated what the target's devices can do.
         """
-        device = self._stated_cluster().device
-        seconds = device.compute_seconds(self.flops, self.bytes_accessed, self.is_16_bit)
-        summed = sum(one.bytes * one.runs * _SUMS.get(one.kind, 0) for one in self.collectives)
-        return Workload(seconds, summed)
+        return self.workload_on(self._stated_cluster())
+
+    def workload_on(self, cluster: Cluster) -> Workload:
+        """Returns what a device of another cluster has to do for the same examples."""
+        # Those that take turns on a core take each other's place in its caches.
+        in_use = self.memory.total * cluster.turns
+        seconds = cluster.device.compute_seconds(
+            self.flops, self.bytes_accessed, self.is_16_bit, in_use
+        )
+        joining = [one for one in self.collectives if self._joins_replicas(one)]
+        summed = sum(one.bytes * one.runs * PART_OF_SUM[one.kind] for one in joining)
+        # Activations and the like, for which the step waits at once.
+        others = [one for one in self.collectives if not self._joins_replicas(one)]
+        waited = sum(collective_seconds(one, cluster) for one in others) / cluster.turns
+        least = self.kernels * cluster.device.kernel_seconds
+        seconds = max(seconds, least) + waited
+        return Workload(seconds, summed, least=least, cores=self.division.cores)
+
+    def _joins_replicas(self, collective: Collective) -> bool:
+        """Whether it sums over replicas, or divides and gathers, as is done with gradients."""
+        return collective.kind in PART_OF_SUM and collective.span > self.division.cores
 
     def scaling(self) -> list[StepTime]:
-        """Returns what the step takes on 1 to all devices, each with as many examples as here.
+        """Returns what the step takes on one replica's to all devices, with as many examples each.
 
         Raises:
             ValueError: As for `workload`.
         """
-        return scaling(self.workload, self._stated_cluster(), self.exchange)
+        cluster = self._stated_cluster()
+        cores = self.division.cores
+        parts = [cluster.of(count) for count in cluster.sizes() if count % cores == 0]
+        return [step_time(self.workload_on(part), part, self.exchange) for part in parts]
 
     def choices(self) -> list[Choice]:
         """Returns ways to run the step, and what each would take.
@@ -132,20 +160,19 @@ class StepPlan:
         Raises:
             ValueError: As for `workload`.
         """
-        shards = any(one.kind == "reduce-scatter" for one in self.collectives)
-        step = Step(self.workload, self.memory, self.exchange, shards)
+        step = Step(self.workload, self.memory, self.exchange, self.division)
         return choices(step, self._stated_cluster())
 
     def largest_batch(self) -> int | None:
         """Returns a global batch that fits, by what this one takes; None if nobody said its size.
 
-        More may fit: what grows with the batch is not told from what does not, such as buffers of
-        gradients, which weigh most where the planned batch is small.
+        More may fit: what grows with the batch is not told from what does not, such as gradients,
+        which weigh most where the planned batch is small.
         """
         if self.examples is None or self.cluster is None:
             return None
         memory = self.memory
-        of_batch = memory.batch + memory.temporaries - memory.gradients + memory.results
+        of_batch = memory.batch + memory.temporaries + memory.results
         room = self.cluster.device.memory - (memory.total - of_batch)
         times = room / max(of_batch, 1)
         return max(0, int(self.examples * times) // self.num_replicas * self.num_replicas)
@@ -165,7 +192,11 @@ class StepPlan:
             for field in dataclasses.fields(self)
             if field.name not in ("hlo", "cluster")
         }
-        told["memory"] = dataclasses.asdict(self.memory) | {"total": self.memory.total}
+        told["division"] = self.division._asdict()
+        told["memory"] = dataclasses.asdict(self.memory) | {
+            "activations": self.memory.activations,
+            "total": self.memory.total,
+        }
         told["collectives"] = [
             one._asdict() | {"sent_bytes": one.sent_bytes} for one in self.collectives
         ]
@@ -285,8 +316,9 @@ def target(
         >>> plan_run(strategy, lambda x: x @ x.T, [jax.ShapeDtypeStruct((8, 4), "float32")]).flops
         512.0
     """
-    with devices.planned_for(described_target(name, network, calibration)):
-        yield _cluster_of(name)
+    described = described_target(name, network, calibration)
+    with devices.planned_for(described):
+        yield _cluster_of(described[0])
 
 
 def described_target(
@@ -308,9 +340,6 @@ _NEEDS_VALUES = (
 
 #: A collective of a smaller part of the largest one's bytes is no bucket: biases, a loss.
 _SMALL = 0.05
-
-#: The collectives that sum gradients, and what part of an all-reduce each is.
-_SUMS = {"all-reduce": 1.0, "reduce-scatter": 0.5, "all-gather": 0.5}
 
 #: A product or convolution in the text of a lowered program.
 _PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution)\b.*?: \(tensor<(?:\d+x)*(\w+)>")
@@ -334,8 +363,9 @@ def _example(leaf: Any) -> Any:
 
 def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
     program = planned.program
-    cluster = _cluster_of(program.target)
-    is_slice = program.target.partition(":")[0] in SHAPES
+    placement = program.placement
+    cluster = _cluster_of(placement.devices[0])
+    is_slice = placement.platform == "tpu"
     begin = time.perf_counter()
     try:
         compiled = program.lowered.compile(_QUICKLY if is_slice and not thorough else None)
@@ -362,7 +392,7 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
         described = describe_slice(program.target)
         num_chips, num_devices = described.num_chips, len(described.devices)
     else:
-        num_chips = num_devices = cluster_of_target(program.target).num_devices
+        num_chips = num_devices = cluster_of(placement.devices[0]).num_devices
     if cluster is not None and not is_slice and memory.total > cluster.device.memory:
         raise _does_not_fit(planned, memory.total, round(cluster.device.memory))
     return StepPlan(
@@ -371,22 +401,24 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
         num_chips=num_chips,
         num_devices=num_devices,
         num_replicas=program.num_replicas,
+        division=division_by(placement),
         memory=memory,
         flops=costs.get("flops", math.nan),
         bytes_accessed=costs.get("bytes accessed", math.nan),
         collectives=collectives_of(hlo),
+        kernels=kernels_of(hlo),
         compile_seconds=seconds,
         is_16_bit=_is_16_bit(program.lowered),
         cluster=cluster,
-        examples=planned.examples,
+        examples=_examples_of(planned),
         hlo=hlo,
     )
 
 
-def _cluster_of(target: str) -> Cluster | None:
-    """Returns the devices and links of a target; None where nobody has stated them."""
+def _cluster_of(device: jax.Device) -> Cluster | None:
+    """Returns the devices and links of a device's target; None where nobody has stated them."""
     try:
-        return cluster_of_target(target)
+        return cluster_of(device)
     except UnknownHardwareError:
         return None
 
@@ -394,6 +426,16 @@ def _cluster_of(target: str) -> Cluster | None:
 def _is_16_bit(lowered: jax.stages.Lowered) -> bool:
     dtypes = _PRODUCT.findall(lowered.as_text())
     return 2 * sum(dtype in ("bf16", "f16") for dtype in dtypes) > len(dtypes)
+
+
+def _examples_of(planned: ProgramPlanned) -> int | None:
+    """Returns the examples of the global batch: of a custom loop, those of its first batch."""
+    if planned.examples is not None:
+        return planned.examples
+    for leaf in jax.tree.leaves(planned.program.arguments[2:]):
+        if leaf.ndim > 1 and tuple(leaf.sharding.spec)[:1] == (REPLICA_AXIS,):
+            return leaf.shape[0] * leaf.shape[1]
+    return None
 
 
 def _state_of(planned: ProgramPlanned) -> dict[str, int]:
@@ -414,52 +456,54 @@ def _bytes_on_each_device(arguments: Any) -> int:
     )
 
 
-def _divides_less(planned: ProgramPlanned) -> bool:
-    """Whether the replicas could divide more of what a model keeps than they do."""
-    program = planned.program
-    is_model = "optimizer_variables" in planned.state
-    return is_model and program.num_replicas > 1 and program.placement.zero < WEIGHTS
-
-
-def _dividing(planned: ProgramPlanned, needed: int, available: int) -> str:
-    """Returns how the replicas may divide what they keep: no more of it than has to be."""
-    placement = planned.program.placement
-    axes = dict(placement.mesh.shape)
-    mesh = {BATCH_AXIS: axes.pop(REPLICA_AXIS), **axes}
-    rules = "" if placement.rules is None else "rules=rules, "
-    slots = 0 if placement.shards_update else planned.state["optimizer_variables"]
-    divided = {OPTIMIZER: slots, WEIGHTS: slots + planned.state["trainable_variables"]}
-    part_of_others = 1 - 1 / placement.num_replicas
-    saved = {zero: round(size * part_of_others) for zero, size in divided.items()}
-    zero = OPTIMIZER if slots and needed - saved[OPTIMIZER] <= available else WEIGHTS
-    return (
-        f"{in_units(saved[zero])} less by ModelParallelStrategy(mesh={mesh}, {rules}zero={zero}), "
+def _dividing(planned: ProgramPlanned, needed: int, available: int) -> list[str]:
+    """Returns how the replicas may divide what they keep, if they may: no more than has to be."""
+    division, state = division_by(planned.program.placement), planned.state
+    if not division.saved(state, WEIGHTS):
+        return []
+    stage = OPTIMIZER if needed - division.saved(state, OPTIMIZER) <= available else WEIGHTS
+    return [
+        f"{in_units(division.saved(state, stage))} less by {division.strategy(stage)}, "
         "of which each replica keeps a part of the optimizer's state"
-        + (" and of the weights" if zero == WEIGHTS else "")
-    )
+        + (" and of the weights" if stage == WEIGHTS else "")
+    ]
+
+
+def _smaller_batches(planned: ProgramPlanned, needed: int, available: int) -> list[str]:
+    """Returns how a device may have fewer examples at a time; none where one is too many."""
+    count, state = planned.program.num_replicas, sum(_state_of(planned).values())
+    if state >= available:
+        return []
+    times = (needed - state) / (available - state)
+    more_chips = f"about {math.ceil(times)} times as many chips, for the same global batch"
+    examples = _examples_of(planned)
+    if examples is None:
+        return [more_chips]
+    fitting = int(examples / times) // count * count
+    if not fitting:
+        return []
+    mends = [f"a global batch of about {fitting} examples"]
+    # What is accumulated takes as much as the gradients, in every part.
+    room = available - state - _gradients_of(planned)
+    parts = math.ceil((needed - state) / room) if room > 0 else math.inf
+    if _gradients_of(planned) and examples >= parts * count:
+        mends.append(
+            f"a batch {parts} times smaller with gradient_accumulation_steps={parts}, for the "
+            "same updates"
+        )
+    return [*mends, more_chips]
 
 
 def _does_not_fit(planned: ProgramPlanned, needed: int, available: int) -> DoesNotFitError:
     program = planned.program
     state = sum(_state_of(planned).values())
-    mends = []
-    if state < available:
-        times = (needed - state) / (available - state)
-        if planned.examples is not None:
-            fitting = int(planned.examples / times) // program.num_replicas * program.num_replicas
-            if fitting:
-                mends.append(f"a global batch of about {fitting} examples")
-            parts = math.ceil(times)
-            mends.append(
-                f"a batch {parts} times smaller with gradient_accumulation_steps={parts}, for the "
-                "same updates"
-            )
-        mends.append(f"about {math.ceil(times)} times as many chips, for the same global batch")
-    else:
+    mends = _smaller_batches(planned, needed, available)
+    if not mends:
         mends.append("chips with more memory, or several cores per replica (DeviceAssignment)")
-    mends += [_dividing(planned, needed, available)] * _divides_less(planned)
+    mends += _dividing(planned, needed, available)
     mends.append('16-bit activations (keras.config.set_dtype_policy("mixed_bfloat16"))')
-    examples = "" if planned.examples is None else f", a global batch of {planned.examples}"
+    count = _examples_of(planned)
+    examples = "" if count is None else f", a global batch of {count}"
     return DoesNotFitError(
         f"Expected {program.name} to fit into the {in_units(available)} of a device of "
         f"{program.target}. Received: a step that takes {in_units(needed)}, "

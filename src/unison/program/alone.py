@@ -128,7 +128,7 @@ def compile_alone(placement: Placement, part: Callable[..., Any]) -> Callable[..
     Returns:
         A function of a device and arguments that lie there, which computes, and waits.
     """
-    if placement.devices[0].platform == "cpu":
+    if placement.platform == "cpu":
         part = lower_for_cpu(part)
 
     @functools.cache

@@ -14,7 +14,7 @@ import jax
 
 from unison.runtime import devices as runtime_devices
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, DeviceCountError
-from unison.runtime.tpu.slices import described_with, slice_of
+from unison.runtime.tpu.slices import description_of
 
 
 class NamedDevice(Protocol):
@@ -143,12 +143,12 @@ def canonical_name(device: jax.Device) -> str:
     In a single process "/job:localhost/replica:0/task:0/device:CPU:0"; in a job of several
     processes "/job:worker/replica:0/task:<process>/device:<type>:<index in that process>".
     """
-    described = slice_of(device)
+    described = description_of(device)
     if described is None:
         several = jax.process_count() > 1
         of_kind = _devices_of(device_type(device), device.process_index)
     else:
-        every = described_with(device)
+        every = described.devices
         several = len({core.process_index for core in every}) > 1
         of_kind = [core for core in every if core.process_index == device.process_index]
     job = "worker" if several else "localhost"
@@ -159,7 +159,9 @@ def canonical_name(device: jax.Device) -> str:
 
 def device_type(device: jax.Device) -> str:
     """TF's word for the kind of a device: "CPU", "GPU" (CUDA and ROCm) or "TPU"."""
-    return _TYPES.get(device.platform, device.platform.upper())
+    described = description_of(device)
+    platform = device.platform if described is None else described.platform
+    return _TYPES.get(platform, platform.upper())
 
 
 def _name_of(device: DeviceLike) -> str:

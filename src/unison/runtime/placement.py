@@ -92,6 +92,8 @@ class Placement:
         cores_per_replica = math.prod(core_axes.values())
         #: The replicas' devices: of a replica of several cores, the first.
         self.devices = tuple(replica_devices[::cores_per_replica])
+        #: What they are, as JAX calls it: `"cpu"`, `"gpu"`, `"tpu"`.
+        self.platform = self.devices[0].platform
         self.home = home
         self.num_replicas = len(self.devices)
         self.cores_per_replica = cores_per_replica
@@ -121,7 +123,7 @@ class Placement:
         self._gatherings: dict[PartitionSpec, Callable[[jax.Array], jax.Array]] = {}
         #: Whether what `first_copy` returns shares its buffer with the kept array.
         self.shares_first_copy = home in (None, memory_of(self.devices[0]))
-        several_cpus = len(self._local_cores) > 1 and self.devices[0].platform == "cpu"
+        several_cpus = len(self._local_cores) > 1 and self.platform == "cpu"
         needs_lock = several_cpus or self.spans_processes
         #: Held while a program with collectives is launched; see `unison.runtime.devices`.
         self.launch_lock: AbstractContextManager[Any] = (
@@ -174,12 +176,16 @@ class Placement:
     def axis_for_replicas(self, name: str, shape: tuple[int, ...]) -> int | None:
         """Returns the first axis of a variable that the replicas can divide, None if none.
 
-        It is one that the cores of a replica do not divide.
+        It is one that the cores of a replica do not divide. Of divided weights with more than two
+        axes, the first comes last: layers may be stacked along it, to be gathered one by one.
         """
         division = self.division_of(name, shape)
         entries = (*division, *(None,) * (len(shape) - len(division)))
-        for axis, (size, entry) in enumerate(zip(shape, entries, strict=True)):
-            if entry is None and size and size % self.num_replicas == 0:
+        axes = list(range(len(shape)))
+        if self.zero >= WEIGHTS and len(shape) > 2:
+            axes = [*axes[1:], 0]
+        for axis in axes:
+            if entries[axis] is None and shape[axis] and shape[axis] % self.num_replicas == 0:
                 return axis
         return None
 

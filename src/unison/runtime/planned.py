@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from unison.runtime import devices
 from unison.runtime.placement import WHOLE, Placement, Unchanged, specs_of_each
 from unison.runtime.precision import device_dtype
-from unison.runtime.tpu.slices import slice_of
+from unison.runtime.tpu.slices import Described, description_of
 
 #: Arrays of at most so many bytes keep their values, so that a program can look at its learning
 #: rate; larger ones take no memory, and read as zeros.
@@ -136,19 +136,20 @@ class PlannedPlacement(Placement):
 
     Args:
         replica_devices: As for `Placement`.
-        target: What the devices are called in messages.
+        described: What they belong to.
         core_axes: As for `Placement`.
     """
 
     def __init__(
         self,
         replica_devices: Sequence[jax.Device],
-        target: str,
+        described: Described,
         core_axes: Mapping[str, int] | None = None,
     ):
         devices.prepare_backend()  # of the CPU, which traces
         super().__init__(replica_devices, core_axes=core_axes)
-        self.target = target
+        self.platform = described.platform
+        self.target = described.name
         self.local_replicas = tuple(range(self.num_replicas))
         host = jax.local_devices(backend="cpu")[0]
         self.local_devices = (host,) * self.num_replicas
@@ -274,13 +275,13 @@ def placement_on(
     Raises:
         ValueError: Central storage is asked for on devices that are only described.
     """
-    described = slice_of(replica_devices[0])
+    described = description_of(replica_devices[0])
     if described is None:
         return Placement(replica_devices, home, core_axes)
     if home is not None:
         raise ValueError(
-            f"Expected a strategy whose variables are on the devices of {described}, for which "
-            f"programs are only compiled. Received: variables in central storage, {home}. Use "
-            "MirroredStrategy or TPUStrategy."
+            f"Expected a strategy whose variables are on the devices of {described.name}, for "
+            f"which programs are only compiled. Received: variables in central storage, {home}. "
+            "Use MirroredStrategy or TPUStrategy."
         )
     return PlannedPlacement(replica_devices, described, core_axes)

@@ -14,12 +14,11 @@ from jax.sharding import NamedSharding
 from unison.partitioning import PartitionRules, map_named
 from unison.pipelining import PACKED, STAGE_AXIS
 from unison.runtime import device_strings
-from unison.runtime import devices as runtime_devices
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
 from unison.runtime.elastic import is_elastic_worker
 from unison.runtime.placement import OPTIMIZER, WEIGHTS
 from unison.runtime.process_group import TIMEOUT
-from unison.runtime.tpu.slices import describe_slice
+from unison.runtime.tpu.system import devices_of_topology
 from unison.strategies.base import Strategy
 from unison.strategies.multi_worker import devices_of_workers, input_of_workers
 from unison.variables import Variable
@@ -94,9 +93,9 @@ class ModelParallelStrategy(Strategy):
         resolver = cluster_resolver or TFConfigClusterResolver()
         of_workers = None
         if topology is not None:
-            there = list(describe_slice(topology).devices)
+            there = devices_of_topology(topology)
         else:
-            if devices is None and not runtime_devices.planned_devices():
+            if devices is None:
                 of_workers = _devices_of_workers(resolver)
             there = of_workers or device_strings.select_devices(devices)
         chooses = devices is None and topology is None and of_workers is None

@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec
 from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
 from unison.runtime.placement import Placement, prime_factors, unnamed_core_axes
 from unison.runtime.process_group import TIMEOUT
-from unison.runtime.tpu.slices import describe_slice
-from unison.runtime.tpu.system import tpu_devices
+from unison.runtime.tpu.system import devices_of_topology, tpu_devices
 from unison.runtime.tpu.topology import DeviceAssignment, coordinates_of
 from unison.strategies.base import Strategy
 from unison.strategies.multi_worker import input_of_workers
@@ -76,7 +75,7 @@ class TPUStrategy(Strategy):
             self.cluster_resolver = tpu_cluster_resolver or TPUClusterResolver()
             cores = tpu_devices(self.cluster_resolver)
         else:
-            cores = list(describe_slice(topology).devices)
+            cores = devices_of_topology(topology)
         if assignment is not None:
             cores = _assigned(cores, assignment)
         cores_per_replica = 1 if assignment is None else assignment.num_cores_per_replica

@@ -10,7 +10,6 @@ import difflib
 import functools
 import importlib.util
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -46,10 +45,6 @@ WITHOUT_A_TPU = {
 }
 
 
-#: The name of the slice, or the cluster, of every device that was described.
-_slices: dict[jax.Device, str] = {}
-
-
 class MissingTPULibraryError(ImportError):
     """The library that compiles for TPUs is not installed."""
 
@@ -83,6 +78,24 @@ class TPUSlice(NamedTuple):
         return 1 + max(device.process_index for device in self.devices)
 
 
+class Described(NamedTuple):
+    """What a device that is not here belongs to.
+
+    Attributes:
+        name: The slice, or the cluster: `"v5e:2x4"`.
+        platform: What its devices are: `"tpu"`, `"gpu"` or `"cpu"`. CPUs stand for GPUs.
+        devices: All of them.
+    """
+
+    name: str
+    platform: str
+    devices: tuple[jax.Device, ...]
+
+
+#: By every device that was described.
+_described: dict[jax.Device, Described] = {}
+
+
 @functools.cache
 def describe_slice(name: str) -> TPUSlice:
     """Returns the slice of a name.
@@ -112,23 +125,18 @@ def describe_slice(name: str) -> TPUSlice:
         )
     described_devices: list[Any] = described.devices
     devices = sorted(described_devices, key=lambda device: (device.process_index, device.id))
-    remember_described(name, devices)
+    remember_described(Described(name, "tpu", tuple(devices)))
     return TPUSlice(name, tuple(devices))
 
 
-def remember_described(name: str, described: Sequence[jax.Device]) -> None:
-    """Has devices that are not here known by the name of what they belong to."""
-    _slices.update(dict.fromkeys(described, name))
+def remember_described(described: Described) -> None:
+    """Has devices that are not here known by what they belong to."""
+    _described.update(dict.fromkeys(described.devices, described))
 
 
-def slice_of(device: jax.Device) -> str | None:
-    """Returns the name of what a device was described with; None for a real device."""
-    return _slices.get(device)
-
-
-def described_with(device: jax.Device) -> list[jax.Device]:
-    """Returns all devices of the slice, or the cluster, that a device was described with."""
-    return [other for other, name in _slices.items() if name == _slices[device]]
+def description_of(device: jax.Device) -> Described | None:
+    """Returns what a device was described with; None for a real device."""
+    return _described.get(device)
 
 
 def _check_name(name: str) -> None:

@@ -9,6 +9,7 @@ import jax
 from unison.runtime import devices
 from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
 from unison.runtime.process_group import TIMEOUT, join_cluster
+from unison.runtime.tpu.slices import describe_slice
 from unison.runtime.tpu.topology import Topology, topology_of
 
 
@@ -80,6 +81,19 @@ def tpu_devices(cluster_resolver: ClusterResolver | None = None) -> list[jax.Dev
     if getattr(resolver, "is_local", False):
         cores = [core for core in cores if core.process_index == jax.process_index()]
     return sorted(cores, key=lambda core: (core.process_index, core.id))
+
+
+def devices_of_topology(topology: str) -> list[jax.Device]:
+    """Returns devices to compile for: a slice's, or those of the target that is planned instead.
+
+    Args:
+        topology: The slice's name.
+
+    Raises:
+        UnknownSliceError: There is no such slice; the message lists those that there are.
+        MissingTPULibraryError: libtpu, which compiles for TPUs, is not installed.
+    """
+    return list(devices.planned_devices() or describe_slice(topology).devices)
 
 
 def _attached_cores() -> list[jax.Device]:

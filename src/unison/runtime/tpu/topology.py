@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from unison.runtime.tpu.slices import description_of
+
 #: The axes of a slice's mesh: three of chips, and the cores of a chip.
 RANK = 4
 
@@ -255,7 +257,10 @@ def _four_numbers(name: str, given: Sequence[int] | None) -> np.ndarray:
 
 
 def topology_of(devices: Sequence[jax.Device]) -> Topology:
-    """Returns the topology of TPU devices, those of a machine together."""
+    """Returns the topology of TPU devices, those of a machine together.
+
+    Other devices, for which a TPU program is planned, are one behind the other along x.
+    """
     tasks: dict[int, list[list[int]]] = {}
     for device in devices:
         tasks.setdefault(device.process_index, []).append(list(coordinates_of(device)))
@@ -266,5 +271,8 @@ def topology_of(devices: Sequence[jax.Device]) -> Topology:
 
 def coordinates_of(device: Any) -> tuple[int, int, int, int]:
     """Returns where a TPU core is in its slice: x, y, z and its index on the chip."""
+    described = description_of(device)
+    if described is not None and described.platform != "tpu":
+        return (device.id, 0, 0, 0)
     x, y, z = device.coords
     return (x, y, z, device.core_on_chip)

@@ -1,0 +1,40 @@
+"""Numbers that options take."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+
+def positive(text: str) -> int:
+    """Returns a count of at least 1, for `add_argument(type=...)`.
+
+    Raises:
+        ArgumentTypeError: It is none.
+
+    Examples:
+        >>> positive("3")
+        3
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, received {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Returns a time that is waited for at most, for `add_argument(type=...)`.
+
+    Raises:
+        ArgumentTypeError: It is none: not a number, not above 0, or without end.
+
+    Examples:
+        >>> seconds("1.5")
+        1.5
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
+    return value

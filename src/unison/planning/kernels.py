@@ -1,0 +1,45 @@
+"""The kernels of a compiled program, which a device starts one after the other."""
+
+from __future__ import annotations
+
+import re
+
+from unison.planning.collectives import BRANCHES, computations_of, trips_of
+
+_OPERATION = re.compile(r"^\s*(?:ROOT )?%[\w.\-]+ = (?:\(.*?\)|\S+) (?P<kind>[\w\-]+)\(")
+_CALLED = re.compile(r"(?:to_apply|body|condition)=%?([\w.\-]+)")
+
+#: Operations that start nothing: they name a value, or wait for one.
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier "
+    "partition-id replica-id".split()
+)
+
+
+def kernels_of(hlo: str) -> int:
+    """Returns how many kernels a run of a program starts, those of loops as often as they run.
+
+    Of a conditional, the branch with most counts; a loop of unknown length counts once.
+
+    Args:
+        hlo: The text of the program: `compiled.as_text()`.
+    """
+    computations = dict(computations_of(hlo))
+
+    def count(name: str) -> int:
+        return sum(map(count_line, computations.get(name, [])[1:]))
+
+    def count_line(line: str) -> int:
+        found = _OPERATION.match(line)
+        if found is None:
+            return 0
+        kind = found["kind"]
+        if kind == "conditional":
+            branches = [name for listed in BRANCHES.findall(line) for name in listed.split(",")]
+            return max((count(branch.strip().lstrip("%")) for branch in branches), default=0)
+        if kind in ("while", "call"):
+            return sum(map(count, _CALLED.findall(line))) * trips_of(line, computations)
+        return int(kind not in _FREE and not kind.endswith("-done"))
+
+    entry = next(name for name, lines in computations.items() if lines[0].startswith("ENTRY"))
+    return count(entry)
