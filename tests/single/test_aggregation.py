@@ -314,10 +314,10 @@ def test_default_is_a_tree_across_hosts_for_what_is_small():
 def test_default_leaves_the_choice_to_xla_on_accelerators(monkeypatch):
     class Accelerators:
         class Device:
-            platform = "gpu"
             process_index = 0
 
         devices = (Device,) * 4
+        platform = "gpu"
 
     monkeypatch.setattr("unison.collectives.aggregation.placement_in_scope", Accelerators)
     assert reduced_sizes(traced("DEFAULT", [1000, MEBIBYTE])) == {"psum": [1000 + MEBIBYTE]}

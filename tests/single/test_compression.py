@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
 import unison
@@ -127,15 +128,19 @@ def test_an_element_is_off_by_the_resolution_of_its_block_at_most(make, error, r
 
 @pytest.mark.parametrize(("make", "levels"), [(compression.int8, 127), (compression.int4, 7)])
 def test_stochastic_rounding_is_right_on_average(make, levels):
-    gradients = normal(0, (32, 64), replicas=2)
-    replicas = Replicas(make(), gradients)
-    sums = np.stack([replicas.step()["w0"][0] for _ in range(200)])
-    off = sums.mean(axis=0) - total(gradients)
-    # A rounding deviates by half its resolution at most: two of contributions, one of their sum.
-    resolution = np.abs([tree["w0"] for tree in gradients]).max() / levels
-    deviation = resolution / 2 * np.sqrt(1 + 1 + 2**2) / np.sqrt(len(sums))
-    assert deviation / 100 < np.abs(off).max() < 5 * deviation
-    assert np.abs(off.mean()) < 5 * deviation / np.sqrt(off.size)
+    # Whole blocks; a tensor that ends within a block; one of a single block that is not full.
+    gradients = normal(0, (32, 64), (37, 29), (7, 5), replicas=2)
+    replicas = Replicas(make(rule=everything), gradients)
+    steps = [replicas.step() for _ in range(200)]
+    for name in gradients[0]:
+        sums = np.stack([step[name][0] for step in steps])
+        off = sums.mean(axis=0) - total(gradients, name)
+        # A rounding deviates by half its resolution at most: two of contributions, one of their
+        # sum.
+        resolution = np.abs([tree[name] for tree in gradients]).max() / levels
+        deviation = resolution / 2 * np.sqrt(1 + 1 + 2**2) / np.sqrt(len(sums))
+        assert deviation / 100 < np.abs(off).max() < 5 * deviation
+        assert np.abs(off.mean()) < 5 * deviation / np.sqrt(off.size)
 
 
 @with_residual
@@ -213,6 +218,13 @@ def test_what_signs_owe_of_uneven_gradients_does_not_pile_up():
     assert np.abs(owed).max() < 8 * np.abs(given).max()
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_signs_of_a_block_that_is_not_full_are_scaled_as_others(replicas):
+    gradients = [{"w0": np.ones((43, 24), "float32")}] * replicas  # 2 blocks of 512, and 8 elements
+    sums = Replicas(compression.sign(momentum=0), gradients).step()["w0"][0]
+    np.testing.assert_allclose(sums, sums[0, 0], rtol=1e-6)
+
+
 def test_powersgd_is_exact_for_gradients_of_its_rank():
     rng = np.random.default_rng(0)
     left, right = rng.normal(size=(50, 3)), rng.normal(size=(4, 3, 40))
@@ -262,13 +274,52 @@ def test_steps_of_the_warm_up_lose_nothing(make):
     assert max(errors[:2]) < 1e-5 < errors[2]
 
 
+def test_what_topk_sends_falls_from_a_quarter_to_its_fraction():
+    gradients = normal(0, (32, 32), replicas=1) * 2
+    method = compression.topk(1 / 64, momentum=0.5, warmup_steps=1, ramp_steps=6)
+    replicas = Replicas(method, gradients)
+    sent = [np.count_nonzero(replicas.step()["w0"][0]) for _ in range(9)]
+    assert sent == [1024, 256, 256, 256, 64, 64, 64, 16, 16]
+    alike = compression.topk(1 / 64, momentum=0.5)
+    assert compression.report(method, gradients[0], 2) == compression.report(alike, gradients[0], 2)
+
+
+def test_each_replica_clips_its_part_of_the_gradients():
+    gradients = normal(0, (40, 40), (9,))
+    norms = [np.linalg.norm([*tree["w0"].ravel(), *tree["w1"]]) for tree in gradients]
+    gradients[3] = {name: tensor / 1e6 for name, tensor in gradients[3].items()}
+    limit = 3 / np.sqrt(4)
+    factors = [*(limit / norm for norm in norms[:3]), 1]
+    expected = {
+        name: sum(tree[name] * factor for tree, factor in zip(gradients, factors, strict=True))
+        for name in ("w0", "w1")
+    }
+    method = compression.topk(1.0, momentum=0, clipnorm=3.0)
+    summed = Replicas(method, gradients).step()
+    larger = [{name: 4 * tensor for name, tensor in tree.items()} for tree in gradients]
+    means = Replicas(method, larger, op="MEAN").step()
+    for name, clipped in expected.items():
+        np.testing.assert_allclose(summed[name][2], clipped, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(means[name][2], clipped, rtol=1e-4, atol=1e-6)
+
+
+@with_residual
+def test_one_replica_sends_what_several_have_kept(make):
+    gradients = normal(0, (40, 40), replicas=1)
+    alone = Replicas(make(), gradients)
+    alone.own = {**alone.own, "residual": tuple(map(jnp.ones_like, alone.own["residual"]))}
+    np.testing.assert_allclose(alone.step()["w0"][0], gradients[0]["w0"] + 1, rtol=1e-6)
+    assert not alone.residuals()[0].any()
+    np.testing.assert_array_equal(alone.step()["w0"][0], gradients[0]["w0"])
+
+
 @everyone
 def test_one_replica_loses_nothing(make):
     gradients = normal(0, (40, 40), replicas=1)
     method = make()
     alone = Replicas(method, gradients)
     np.testing.assert_array_equal(alone.step()["w0"][0], gradients[0]["w0"])
-    assert not re.findall(r" (?:all|collective|reduce)-\w+\(", alone.compiled())
+    assert not re.findall(r" (?:all-\w+|collective-\w+|reduce-scatter)\(", alone.compiled())
     outside, state = method.apply(gradients[0], method.init(gradients[0]))
     np.testing.assert_array_equal(outside["w0"], gradients[0]["w0"])
     assert int(state.step) == 1
@@ -325,6 +376,23 @@ SIZE = 64 * 128  # a multiple of all block sizes, and of the replicas
 def test_the_wire_carries_the_small_type(method, expected):
     gradients = normal(0, (64, 128))
     assert set(collectives(Replicas(method, gradients).compiled())) == expected
+
+
+@everyone
+def test_a_program_is_as_long_for_many_replicas_as_for_two(make):
+    method, gradients = make(), normal(0, (64, 128), (40, 40))[0]
+
+    def length(jaxpr):
+        bodies = [body for one in jaxpr.eqns for body in jaxprs_in_params(one.params)]
+        return len(jaxpr.eqns) + sum(map(length, bodies))
+
+    def program_of(replicas):
+        trace = jax.make_jaxpr(
+            lambda tree: method.apply(tree, method.init(tree)), axis_env=[("replica", replicas)]
+        )
+        return trace(gradients).jaxpr
+
+    assert length(program_of(2)) == length(program_of(64))
 
 
 @everyone
@@ -489,6 +557,8 @@ def test_the_state_of_other_gradients_is_refused():
         (lambda: compression.topk(0), "fraction must be above 0"),
         (lambda: compression.topk(1.5), "fraction must be above 0"),
         (lambda: compression.topk(momentum=1), "momentum must be 0 or more"),
+        (lambda: compression.topk(ramp_steps=-1), "ramp_steps must be 0 or more"),
+        (lambda: compression.sign(clipnorm=0), "clipnorm must be None or above 0"),
         (lambda: compression.powersgd(0), "rank must be 1 or more"),
         (lambda: compression.local_sgd(0), "every must be 1 or more"),
         (lambda: compression.diloco(outer_momentum=1), "outer_momentum must be"),

@@ -93,5 +93,5 @@ def test_what_is_still_to_be_sent_outlives_a_lost_worker(replicas, tmp_path):
     for line in lines:
         told = json.loads(line[7:])
         assert told["replicas"] == replicas
-        assert told["owed"] > 0.1
-        assert told["lost"] < 1e-4 < told["owed"]
+        assert told["lost"] < 1e-4
+        assert told["owed"] > 0.1 if replicas > 1 else told["owed"] == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -15,6 +18,7 @@ from hlo import compiled_programs
 from unison import compression
 from unison.cells import Layout
 from unison.compression import everything
+from unison.planning import plan_fit
 
 METHODS = {
     "bfloat16": compression.bfloat16(),
@@ -185,6 +189,56 @@ def test_one_device_trains_as_without_compression():
     assert_weights_close(other, plain, atol=0)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        compression.topk(0.05, momentum=0),
+        compression.sign(momentum=0),
+        compression.powersgd(2),
+        compression.int8(error_feedback=True),
+    ],
+    ids=["topk", "sign", "powersgd", "int8"],
+)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_weight_without_a_gradient_keeps_what_is_to_be_sent_of_it(method, two_replicas):
+    given = rng.normal(size=(6, 2, 40, 40)).astype("float32")
+    with two_replicas.scope():
+        weights = [keras.Variable(np.zeros((40, 40), "float32"), name=name) for name in "ab"]
+        sgd = unison.train.with_compression(keras.optimizers.SGD(1.0), method)
+        sgd.build(weights)
+
+    def step(place, gradient):
+        sgd.apply([gradient], [weights[place]])
+
+    for index, of_replicas in enumerate(given):
+        update = functools.partial(step, index % 2)
+        two_replicas.run(update, (unison.PerReplica(list(of_replicas)),))
+    residuals = [v for v in sgd.variables if "residual" in v.name]
+    for place, (weight, residual) in enumerate(zip(weights, residuals, strict=True)):
+        owed = residual.numpy()
+        assert np.abs(owed).max() > 1e-3
+        expected = given[place::2].sum(axis=(0, 1))
+        np.testing.assert_allclose(owed - weight.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_the_momentum_of_a_weight_without_a_gradient_waits(two_replicas):
+    method = compression.topk(1.0, momentum=0.5)
+    with two_replicas.scope():
+        weights = [keras.Variable(np.zeros(shape, "float32")) for shape in [(40, 40), (3,)]]
+        sgd = unison.train.with_compression(keras.optimizers.SGD(1.0), method)
+        sgd.build(weights)
+
+    def step(place):
+        sgd.apply([jnp.ones(weights[place].shape)], [weights[place]])
+
+    for place in (0, 1, 0, 1):
+        two_replicas.run(functools.partial(step, place))
+    # 2, and 2 + 1 of momentum: as if no other weight had been between.
+    for weight in weights:
+        np.testing.assert_array_equal(weight.numpy(), np.full(weight.shape, -5))
+
+
 def test_every_replica_updates_whole_weights(two_replicas):
     model = built(two_replicas, compression.int8(), units=2**11)
     fit(model, epochs=1)
@@ -220,6 +274,21 @@ def test_a_checkpoint_has_what_is_still_to_be_sent(two_replicas, four_replicas, 
     fit(other, epochs=1)
 
 
+def test_one_replica_sends_what_a_checkpoint_of_several_owes(two_replicas, tmp_path):
+    model = built(two_replicas, compression.sign(momentum=0))
+    fit(model, epochs=1)
+    assert unison.train.compression_report(model.optimizer)[1] > 0
+    path = unison.train.Checkpoint(model=model, optimizer=model.optimizer).save(tmp_path / "c")
+    alone = unison.OneDeviceStrategy("CPU:0")
+    other = built(alone, compression.sign(momentum=0))
+    with alone.scope():
+        other.optimizer.build(other.trainable_variables)
+    unison.train.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
+    assert unison.train.compression_report(other.optimizer)[1] > 0
+    fit(other, epochs=1)
+    assert unison.train.compression_report(other.optimizer)[1] == 0
+
+
 def test_a_step_that_overflows_is_skipped_by_the_loss_scale_and_forgotten(two_replicas):
     def scaled():
         return keras.optimizers.LossScaleOptimizer(momentum(), initial_scale=2.0**12)
@@ -236,6 +305,99 @@ def test_a_step_that_overflows_is_skipped_by_the_loss_scale_and_forgotten(two_re
     for weight, old in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(weight, old)
     assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**11
+
+
+@pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
+def test_weights_of_half_precision_are_compressed_in_single_precision(name, two_replicas):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model = built(two_replicas, METHODS[name])
+    finally:
+        keras.config.set_dtype_policy(policy)
+    losses = fit(model, epochs=3)
+    assert losses[-1] < losses[0]
+    for weight in model.trainable_variables:
+        assert weight.dtype == "bfloat16"
+        assert (copies(weight) == copies(weight)[0]).all()
+    kept = [v.dtype for v in model.optimizer.variables if "of_replica" in v.name]
+    assert set(kept) <= {"float32"}
+
+
+# -- other strategies --------------------------------------------------------------------------
+
+OTHER_STRATEGIES = {
+    "central storage": lambda: unison.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:3"),
+    "model parallel": lambda: unison.ModelParallelStrategy(
+        mesh={"batch": 2, "model": 2}, rules={r"dense.*/kernel": (None, "model")}
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        ("central storage", "sign"),
+        ("model parallel", "topk"),
+        *(
+            pytest.param(strategy, method, marks=pytest.mark.soak)
+            for strategy in OTHER_STRATEGIES
+            for method in ("bfloat16", "int8", "powersgd")
+        ),
+    ],
+)
+def test_other_strategies_compress_as_mirrored_variables_do(strategy, method, two_replicas):
+    models = [built(s, METHODS[method]) for s in (OTHER_STRATEGIES[strategy](), two_replicas)]
+    for model in models:
+        model.fit(X[:32], Y[:32], batch_size=16, epochs=2, shuffle=False, verbose=0)
+    assert_weights_close(*models, atol=1e-5)
+
+
+@pytest.mark.timeout(600)  # XLA compiles on one core; the machine may be busy
+@pytest.mark.parametrize(
+    ("method", "kinds"),
+    [
+        (compression.int8(), {"all-to-all", "all-gather"}),
+        pytest.param(compression.sign(), {"all-to-all", "all-gather"}, marks=pytest.mark.soak),
+        pytest.param(compression.topk(), {"all-reduce"}, marks=pytest.mark.soak),
+        pytest.param(compression.powersgd(), {"all-reduce"}, marks=pytest.mark.soak),
+    ],
+    ids=["int8", "sign", "topk", "powersgd"],
+)
+def test_a_step_of_a_tpu_slice_sends_the_small_type(method, kinds):
+    pytest.importorskip("libtpu", reason="libtpu, which compiles for TPUs, has no wheel here")
+    model = built(unison.TPUStrategy(topology="v5e:2x4"), method, units=512)
+    like = [jax.ShapeDtypeStruct((64, size), jnp.float32) for size in (FEATURES, 4)]
+    plan = plan_fit(model, *like)
+    assert kinds <= {one.kind for one in plan.collectives}  # XLA may sum what is small
+    kernel = FEATURES * 512 * 4
+    assert sum(one.sent_bytes for one in plan.collectives) < kernel
+
+
+# -- options of the optimizer ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_clipping_behind_error_feedback_is_warned_of(option, two_replicas, caplog):
+    def clipping():
+        return keras.optimizers.SGD(0.02, **{option: 1.0})
+
+    for method in (compression.int8(), compression.sign()):
+        model = built(two_replicas, method, clipping)
+        model.optimizer.build(model.trainable_variables)
+    (said,) = [record for record in caplog.records if "clips by" in record.getMessage()]
+    assert said.levelno == logging.WARNING
+    assert option in said.getMessage()
+
+
+def test_accumulation_behind_a_compression_is_warned_of(two_replicas, caplog):
+    model = built(
+        two_replicas,
+        compression.int8(),
+        lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=2),
+    )
+    fit(model, epochs=1)
+    assert any("accumulates the gradients of 2 steps" in line for line in caplog.messages)
 
 
 # -- training apart ----------------------------------------------------------------------------
@@ -268,6 +430,34 @@ def test_diloco_goes_by_nesterovs_momentum():
         weights, state = method.synchronized(weights, after, state)
     # d = 1, v = 1: 1 - 0.5 (1 + 0.5) = 0.25; d = 1, v = 1.5: 0.25 - 0.5 (1 + 0.75) = -0.625
     assert float(weights["w"]) == pytest.approx(-0.625)
+
+
+def test_small_outer_steps_of_half_precision_add_up():
+    method = compression.diloco(1, outer_learning_rate=0.25, outer_momentum=0.0)
+    weights = {"w": jnp.ones((), jnp.bfloat16)}
+    state = method.init(weights)
+    for _ in range(8):
+        after = {"w": weights["w"] - jnp.bfloat16(2**-8)}
+        weights, state = method.synchronized(weights, after, state)
+    # Each goes a quarter of what a half float below 1 can tell.
+    assert weights["w"].dtype == jnp.bfloat16
+    assert float(weights["w"]) == 1 - 8 * 2**-10
+    weights, state = method.synchronized({"w": jnp.bfloat16(3)}, {"w": jnp.bfloat16(2)}, state)
+    assert float(weights["w"]) == 2.75  # the weights were loaded: a round begins there
+
+
+def test_training_apart_takes_no_notice_of_compresses_and_says_so(tmp_path, caplog):
+    strategy = unison.MultiWorkerMirroredStrategy(
+        communication_options=unison.CommunicationOptions(compresses=False)
+    )
+    model = built(strategy, compression.local_sgd(3))
+    board = unison.keras.TensorBoard(tmp_path)
+    model.fit(X[:32], Y[:32], batch_size=16, verbose=0, callbacks=[board])
+    kernel = copies(model.layers[0].kernel)
+    assert np.abs(kernel[0] - kernel[1]).max() > 1e-4
+    assert any("does not switch local_sgd and diloco off" in line for line in caplog.messages)
+    sent, _ = unison.train.compression_report(model.optimizer)
+    assert board._communication()["communication/bytes_a_step"] == sent.bytes_sent
 
 
 # -- Optax -------------------------------------------------------------------------------------

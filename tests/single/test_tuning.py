@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import logging
+import re
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -81,12 +83,14 @@ def test_fit_settles_for_the_fastest_way_and_trains_as_without(fastest_is, caplo
 
 def settled(seconds, caplog, monkeypatch, of_others=()):
     """The options on which a worker settles by its times and those of others."""
-    monkeypatch.setattr(tuning, "all_gather_json", lambda value, what: [value, *of_others])
+    monkeypatch.setattr(
+        tuning.process_group, "all_gather_json", lambda value, what: [value, *of_others]
+    )
     communication = Communication(CommunicationOptions(auto_tune=True))
     trial = tuning._Trial([CommunicationOptions(), CommunicationOptions(method="TREE")], 0)
     trial.seconds = seconds
     with caplog.at_level(logging.INFO, "unison"):
-        tuning.Tuning(communication)._settle(trial)
+        tuning.Tuning(communication, lambda: None)._settle(trial)
     return communication.options
 
 
@@ -96,6 +100,15 @@ def test_what_is_not_clearly_faster_does_not_replace_the_default(caplog, monkeyp
     assert any("no other way takes 3% less" in line for line in caplog.messages)
 
 
+@pytest.mark.parametrize(("is_first", "level"), [(True, "WARNING"), (False, "INFO")])
+def test_the_first_worker_says_what_was_chosen(is_first, level, caplog, monkeypatch):
+    monkeypatch.setattr(tuning.process_group, "is_first", lambda: is_first)
+    settled(FASTER, caplog, monkeypatch)
+    (said,) = caplog.records
+    assert said.levelname == level
+    assert said.getMessage().startswith("Gradients travel by TREE")
+
+
 def test_workers_settle_by_the_times_of_the_last_to_come(caplog, monkeypatch):
     options = settled(FASTER, caplog, monkeypatch, of_others=[[[0.3] * 8, [0.4] * 8]])
     # By itself this worker would have taken the second; it had waited for the other.
@@ -103,7 +116,10 @@ def test_workers_settle_by_the_times_of_the_last_to_come(caplog, monkeypatch):
     assert settled(FASTER, caplog, monkeypatch).method is AggregationMethod.TREE
 
 
-def test_a_loop_of_runs_settles_and_trains_as_without(fastest_is):
+def test_a_loop_of_runs_settles_and_trains_as_without(fastest_is, monkeypatch, caplog):
+    # The ways are programs of one signature: none is traced as often.
+    monkeypatch.setattr("unison.program.cache._RETRACES_TO_WARN", 3)
+
     def weights_after(strategy):
         with strategy.scope():
             weight = unison.Variable(np.ones(8, np.float32))
@@ -126,15 +142,20 @@ def test_a_loop_of_runs_settles_and_trains_as_without(fastest_is):
     fastest_is(tuned, lambda way: way.bytes_per_pack == 2**20)
     np.testing.assert_allclose(weights_after(tuned), weights_after(strategy_of()), rtol=1e-5)
     assert tuned.communication_options == CommunicationOptions(bytes_per_pack=2**20)
+    # Of `step` and `look`; those of other ways are dropped.
+    assert len(tuned._programs) == 2
+    assert not any("has been traced" in line for line in caplog.messages)
 
 
 def test_a_compression_is_switched_off_where_it_costs_time(fastest_is, caplog):
     strategy = strategy_of(auto_tune=True)
     fastest_is(strategy, lambda way: not way.compresses)
-    with caplog.at_level(logging.INFO, "unison"):
-        _, model = trained(strategy, 30, compression.sign(momentum=0))
+    _, model = trained(strategy, 30, compression.sign(momentum=0))
     assert not strategy.communication_options.compresses
-    assert any("The compression is switched off" in line for line in caplog.messages)
+    # Both lines are seen without UNISON_LOG.
+    first, second = [one.getMessage() for one in caplog.records if one.name == "unison"]
+    assert first.startswith("Gradients travel by DEFAULT, not compressed from now on: measured")
+    assert second.startswith("The compression is switched off")
     # What was still to be sent went with the first step without it.
     assert unison.train.compression_report(model.optimizer)[1] == 0
 
@@ -180,17 +201,24 @@ def test_sums_without_a_strategy_go_by_the_defaults():
     assert communication.was_asked
 
 
-def test_packs_of_a_strategy_divide_the_sums_of_its_gradients():
-    import jax
+def sums_by(**options):
+    """The program that sums two tensors of 2048 bytes."""
+    strategy = strategy_of(**options)
+    tree = [np.ones(512, np.float32), np.ones(512, np.float32)]
+    with strategy.replica_context():
+        trace = jax.make_jaxpr(lambda t: unison.aggregate(t), axis_env=[("replica", 4)])(tree)
+    return str(trace)
 
-    def sums(**options):
-        strategy = strategy_of(**options)
-        tree = [np.ones(512, np.float32), np.ones(512, np.float32)]
-        with strategy.replica_context():
-            trace = jax.make_jaxpr(lambda t: unison.aggregate(t), axis_env=[("replica", 4)])(tree)
-        return str(trace).count("psum")
 
-    assert (sums(), sums(bytes_per_pack=2048), sums(bytes_per_pack=4096)) == (1, 2, 1)
+@pytest.mark.parametrize("method", ["DEFAULT", "ADD_N", "ACCUMULATE_N"])
+def test_packs_of_a_strategy_divide_the_sums_of_its_gradients(method):
+    sums = [sums_by(method=method, bytes_per_pack=size).count("psum") for size in (0, 2048, 4096)]
+    assert sums == [1, 2, 1]
+
+
+def test_pieces_of_accumulate_n_have_the_size_of_packs():
+    rounds = re.findall(r"length=(\d+)", sums_by(method="ACCUMULATE_N", bytes_per_pack=512))
+    assert rounds == ["4", "4"]
 
 
 # -- files ---------------------------------------------------------------------------------------

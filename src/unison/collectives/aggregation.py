@@ -32,7 +32,7 @@ from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS, placement_in_scope
 from unison.slices import IndexedSlices
 
-#: How much `ACCUMULATE_N` reduces at a time.
+#: How much `ACCUMULATE_N` reduces at a time, unless the options say.
 _CHUNK_BYTES = 2**20
 
 #: A larger tensor travels faster alone than copied into a buffer with others. What is not larger
@@ -118,7 +118,9 @@ def _sums(
             tensors, lambda buffer: all_reduce_tree(buffer, hosts, axis_name), most_bytes
         )
     if method is AggregationMethod.ACCUMULATE_N:
-        return _sums_in_turn(tensors, axis_name)
+        return _sums_in_turn(
+            tensors, axis_name, _CHUNK_BYTES if most_bytes == math.inf else most_bytes
+        )
     return _fastest_sums(tensors, axis_name, hosts, most_bytes)
 
 
@@ -126,7 +128,7 @@ def _fastest_sums(
     tensors: list[jax.Array], axis_name: str, hosts: Sequence[Team], most_bytes: float
 ) -> list[jax.Array]:
     """Reduces `tensors` by what was measured to be fastest."""
-    if placement_in_scope().devices[0].platform != "cpu" or takes_several_buffers(axis_name):
+    if placement_in_scope().platform != "cpu" or takes_several_buffers(axis_name):
         # On accelerators not measured: XLA and NCCL choose rings and trees for one large
         # all-reduce themselves.
         return all_reduce_packed(tensors, axis_name, most_bytes)
@@ -140,19 +142,23 @@ def _fastest_sums(
     return reduce_packed(tensors, reduce, min(most_bytes, _LARGE_BYTES))
 
 
-def _sums_in_turn(tensors: Sequence[jax.Array], axis_name: str) -> list[jax.Array]:
+def _sums_in_turn(
+    tensors: Sequence[jax.Array], axis_name: str, chunk_bytes: float
+) -> list[jax.Array]:
     """Reduces `tensors` a chunk at a time, each into the place that it came from."""
-    if sum(tensor.nbytes for tensor in tensors) <= _CHUNK_BYTES:
+    if sum(tensor.nbytes for tensor in tensors) <= chunk_bytes:
         return all_reduce_packed(tensors, axis_name)
     summed = list(tensors)
-    for indices in share_buffers(tensors, _CHUNK_BYTES):
-        group = _sum_chunks([tensors[index] for index in indices], axis_name)
+    for indices in share_buffers(tensors, chunk_bytes):
+        group = _sum_chunks([tensors[index] for index in indices], axis_name, chunk_bytes)
         for index, total in zip(indices, group, strict=True):
             summed[index] = total
     return summed
 
 
-def _sum_chunks(tensors: Sequence[jax.Array], axis_name: str) -> list[jax.Array]:
+def _sum_chunks(
+    tensors: Sequence[jax.Array], axis_name: str, chunk_bytes: float
+) -> list[jax.Array]:
     """Reduces the tensors of one buffer in a loop.
 
     Only a loop keeps what is reduced in its place: all-reduces that follow each other in a program
@@ -160,7 +166,7 @@ def _sum_chunks(tensors: Sequence[jax.Array], axis_name: str) -> list[jax.Array]
     chunks or more, because XLA dissolves loops of one.
     """
     size = sum(tensor.size for tensor in tensors)
-    count = max(2, math.ceil(size * tensors[0].dtype.itemsize / _CHUNK_BYTES))
+    count = max(2, math.ceil(size * tensors[0].dtype.itemsize / chunk_bytes))
     length = math.ceil(size / count)
 
     def sum_chunk(index: jax.Array, tensors: list[jax.Array]) -> list[jax.Array]:

@@ -40,13 +40,14 @@ class CommunicationOptions:
 
     Args:
         bytes_per_pack: About how large the buffers are into which the arrays of a sum or mean are
-            packed; an array is never divided. XLA may combine small ones (on CPU it combines
-            all). 0: XLA's choice.
+            packed; an array is never divided, but by `ACCUMULATE_N`, whose pieces have this size.
+            XLA may combine small ones (on CPU it combines all). 0: the method's choice.
         timeout_seconds: How long workers wait for each other; within one process nobody waits.
         implementation: A `CommunicationImplementation` or its name.
         method: The `AggregationMethod`, or its name, of gradients for which none is given.
         compresses: Whether gradients take the compression that is given to their optimizer. If
-            not, they are sent without loss, and with the first what was still to be sent.
+            not, they are sent without loss, and with the first what was still to be sent. No
+            matter to `local_sgd` and `diloco`, which send no gradients.
         auto_tune: Whether a strategy measures in the first steps by which of these options they
             are fastest, and takes those; see `unison.strategies.tuning`.
 

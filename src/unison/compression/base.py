@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -72,11 +74,16 @@ class Compression(abc.ABC):
         warmup_steps: So many steps are sent without loss at first.
         momentum: The factor of the momentum that takes the gradients' place, 0 for none: v = m v +
             g, by each replica for itself, before anything is lost.
+        clipnorm: Each replica clips what it contributes to the sum before that, so that the
+            Euclidean norm of all of it is at most this divided by the root of the number of
+            replicas: the norm of a sum of independent contributions is then at most this on
+            average. None: nothing is clipped. (Lin et al. 2018, "Deep Gradient Compression".)
     """
 
     rule: Rule = LARGE_MATRICES
     warmup_steps: int = 0
     momentum: float = 0.0
+    clipnorm: float | None = None
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
@@ -86,6 +93,10 @@ class Compression(abc.ABC):
         if not 0 <= self.momentum < 1:
             raise ValueError(
                 f"momentum must be 0 or more, and below 1. Received: momentum={self.momentum}"
+            )
+        if self.clipnorm is not None and self.clipnorm <= 0:
+            raise ValueError(
+                f"clipnorm must be None or above 0. Received: clipnorm={self.clipnorm}"
             )
 
     def init(self, params: Any) -> CompressionState:
@@ -115,8 +126,9 @@ class Compression(abc.ABC):
         """Combines the replicas' gradients.
 
         Used inside a replica program, or where a `jax.shard_map` binds `axis_name`; elsewhere,
-        and with one replica, nothing is sent and nothing lost. A step whose result is not finite
-        leaves the state as it was (a loss scale will skip such a step).
+        and with one replica, nothing is sent and nothing lost or kept: what was still to be sent
+        is in the result. A step whose result is not finite leaves the state as it was (a loss
+        scale will skip such a step).
 
         Args:
             gradients: A tree of arrays, of equal shapes on all replicas.
@@ -141,10 +153,14 @@ class Compression(abc.ABC):
             return tensors if count == 1 else aggregate(tensors, method, axis_name=axis_name)
 
         others = [tensor for _, tensor in divided.others]
-        if count > 1:
-            others = aggregate(others, method, op, axis_name)
         tensors = [tensor for _, tensor in divided.compressed]
         self._check(state, tensors)
+        if self.clipnorm is not None:
+            # A mean has an n-th of what each replica gives it.
+            limit = self.clipnorm / math.sqrt(count) * (count if op is ReduceOp.MEAN else 1)
+            tensors, others = _clipped(tensors, others, limit)
+        if count > 1:
+            others = aggregate(others, method, op, axis_name)
         others, common = self._with_momentum(others, state)
         exchange = Exchange(state.step, sum_all, axis_name)
         with jax.named_scope(AGGREGATE):
@@ -165,6 +181,48 @@ class Compression(abc.ABC):
         """Returns the names of the tensors of `gradients` that are compressed."""
         divided, _ = self._divided(gradients)
         return [divided.names[place] for place, _ in divided.compressed]
+
+    @property
+    def steps_until_settled(self) -> int:
+        """After how many steps all send alike."""
+        return self.warmup_steps
+
+    def settled(self) -> Compression:
+        """Returns the compression as it is after the first steps."""
+        return dataclasses.replace(self, warmup_steps=0)
+
+    def part_of_state(
+        self, state: CompressionState, params: Any, names: Collection[str]
+    ) -> tuple[CompressionState, Callable[[CompressionState], CompressionState]]:
+        """Returns the state of some tensors, and what puts it back into that of all.
+
+        For a step that has gradients of some tensors only: what is kept of the others stays.
+
+        Args:
+            state: The state of all tensors.
+            params: The tree that `init` was given.
+            names: The names of those tensors.
+        """
+        divided, _ = self._divided(params)
+        compressed = [divided.names[place] in names for place, _ in divided.compressed]
+        others = [
+            divided.names[place] in names for place, tensor in divided.others if _is_float(tensor)
+        ]
+        # Of what all keep alike, the momentum is that of the tensors that are not compressed.
+        own = dict.fromkeys(state.of_replica, compressed)
+        common = {kind: others if kind == "velocity" else compressed for kind in state.of_all}
+
+        def whole(part: CompressionState) -> CompressionState:
+            return CompressionState(
+                part.step,
+                _put_back(part.of_replica, state.of_replica, own),
+                _put_back(part.of_all, state.of_all, common),
+            )
+
+        part = CompressionState(
+            state.step, _taken(state.of_replica, own), _taken(state.of_all, common)
+        )
+        return part, whole
 
     # -- what a method says ------------------------------------------------------------------
 
@@ -200,28 +258,27 @@ class Compression(abc.ABC):
             tensors = [self.momentum * v + g for v, g in zip(before, tensors, strict=True)]
             own["velocity"] = tuple(tensors)
 
-        def lossless() -> tuple[list[jax.Array], Kinds, Kinds]:
-            return exchange.sum(tensors), state.of_replica | own, state.of_all
-
         def everything() -> tuple[list[jax.Array], Kinds, Kinds]:
             """Sends without loss, and with it what is still to be sent."""
-            late = state.of_replica.get("residual")
-            if late is None:
-                return lossless()
-            owed = [held + tensor for held, tensor in zip(late, tensors, strict=True)]
-            nothing = {"residual": tuple(map(jnp.zeros_like, late))}
-            return exchange.sum(owed), state.of_replica | own | nothing, state.of_all
+            kept, owed = state.of_replica | own, tensors
+            if "residual" in kept:
+                late = kept["residual"]
+                owed = [held + tensor for held, tensor in zip(late, tensors, strict=True)]
+                kept = {**kept, "residual": tuple(map(jnp.zeros_like, late))}
+            return exchange.sum(owed), kept, state.of_all
 
         def lossy() -> tuple[list[jax.Array], Kinds, Kinds]:
             sums, kept, common = self._compressed(tensors, state, exchange)
             return sums, own | kept, state.of_all | common
 
-        if number_of_replicas(exchange.axis_name) == 1 or not tensors:
-            sums, kept, common = lossless()
-        elif not options_in_scope(self.warmup_steps).compresses:
+        if (
+            number_of_replicas(exchange.axis_name) == 1
+            or not tensors
+            or not options_in_scope(self.steps_until_settled).compresses
+        ):
             sums, kept, common = everything()
         elif self.warmup_steps:
-            sums, kept, common = lax.cond(state.step < self.warmup_steps, lossless, lossy)
+            sums, kept, common = lax.cond(state.step < self.warmup_steps, everything, lossy)
         else:
             sums, kept, common = lossy()
         return sums, CompressionState(state.step + 1, kept, common)
@@ -280,6 +337,37 @@ class _Divided(NamedTuple):
     names: list[str]
     compressed: list[tuple[int, Any]]
     others: list[tuple[int, Any]]
+
+
+def _taken(kinds: Kinds, chosen: dict[str, list[bool]]) -> Kinds:
+    """Returns of each kind of state that of the chosen tensors."""
+    return {kind: tuple(itertools.compress(kept, chosen[kind])) for kind, kept in kinds.items()}
+
+
+def _put_back(part: Kinds, whole: Kinds, chosen: dict[str, list[bool]]) -> Kinds:
+    """Returns `whole` with what `_taken` has taken of it as `part` has it."""
+    put = {}
+    for kind, kept in whole.items():
+        new = iter(part[kind])
+        put[kind] = tuple(
+            next(new) if is_chosen else old
+            for old, is_chosen in zip(kept, chosen[kind], strict=True)
+        )
+    return put
+
+
+def _clipped(
+    tensors: Sequence[jax.Array], others: Sequence[jax.Array], limit: float
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns a replica's tensors, multiplied so that the norm of all floats is at most `limit`."""
+    floats = [tensor for tensor in (*tensors, *others) if _is_float(tensor)]
+    squares = [jnp.sum(jnp.square(wide(tensor))) for tensor in floats]
+    factor = jnp.minimum(1, limit / jnp.sqrt(sum(squares, start=jnp.zeros(()))))
+
+    def clipped(tensor: jax.Array) -> jax.Array:
+        return tensor * factor.astype(tensor.dtype) if _is_float(tensor) else tensor
+
+    return [clipped(tensor) for tensor in tensors], [clipped(other) for other in others]
 
 
 def _unless_spoiled(

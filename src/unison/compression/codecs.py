@@ -39,18 +39,24 @@ class Codec(abc.ABC):
                 f"block_size={self.block_size}"
             )
 
-    def encode(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
+    def encode(
+        self, rows: jax.Array, fractions: jax.Array | float, sizes: jax.Array | None = None
+    ) -> jax.Array:
         """Returns the words of `rows`.
 
         Args:
             rows: Of shape (rows, blocks, block_size), float32 or float64.
             fractions: What is added before rounding down, between 0 and 1 and of the shape of
                 `rows`: 0.5 rounds to the nearest, random ones make the result unbiased.
+            sizes: How many elements each block has, of shape (rows, blocks); the others, at its
+                end, are padding. Default: all.
 
         Returns:
             An array of shape (rows, words).
         """
-        scales = self._scales(rows)
+        if sizes is None:
+            sizes = jnp.full(rows.shape[:-1], self.block_size)
+        scales = self._scales(rows, sizes)
         divisors = jnp.where(scales == 0, jnp.ones_like(scales), scales)
         words = self._words(rows / divisors[..., None], fractions)
         return jnp.concatenate([words.reshape(len(rows), -1), _as_words(scales, self.word)], axis=1)
@@ -63,7 +69,7 @@ class Codec(abc.ABC):
         return numbers * _as_numbers(scales, blocks, dtype)[..., None]
 
     @abc.abstractmethod
-    def _scales(self, rows: jax.Array) -> jax.Array:
+    def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
         """Returns what each block is divided by; where it is 0, all of the block is."""
 
     @abc.abstractmethod
@@ -80,13 +86,15 @@ class BFloat16(Codec):
 
     word = jnp.uint16
 
-    def encode(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
+    def encode(
+        self, rows: jax.Array, fractions: jax.Array | float, sizes: jax.Array | None = None
+    ) -> jax.Array:
         return self._words(rows, fractions).reshape(len(rows), -1)
 
     def decode(self, words: jax.Array, blocks: int, dtype: jnp.dtype) -> jax.Array:
         return self._numbers(words.reshape(len(words), blocks, -1), dtype)
 
-    def _scales(self, rows: jax.Array) -> jax.Array:
+    def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
         return jnp.ones(rows.shape[:-1], rows.dtype)
 
     def _words(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
@@ -105,7 +113,7 @@ class Float16(Codec):
 
     word = jnp.uint16
 
-    def _scales(self, rows: jax.Array) -> jax.Array:
+    def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
         peaks = _peaks(rows)
         _, exponents = jnp.frexp(peaks)
         powers = jnp.ldexp(jnp.ones_like(peaks), exponents)
@@ -121,7 +129,7 @@ class Float16(Codec):
 class Int8(Codec):
     """Integers from -127 to 127; the largest element of a block becomes one of the two."""
 
-    def _scales(self, rows: jax.Array) -> jax.Array:
+    def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
         return _peaks(rows) / 127
 
     def _words(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
@@ -136,7 +144,7 @@ class Int4(Codec):
 
     granularity = 2
 
-    def _scales(self, rows: jax.Array) -> jax.Array:
+    def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
         return _peaks(rows) / 7
 
     def _words(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
@@ -161,10 +169,14 @@ class Sign(Codec):
 
     granularity = 8
 
-    def _scales(self, rows: jax.Array) -> jax.Array:
+    def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
+        # There is no sign of 0: what others have sent as padding is not 0, and does not count.
+        is_padding = lax.iota(sizes.dtype, self.block_size) >= sizes[..., None]
+        rows = jnp.where(is_padding, jnp.zeros_like(rows), rows)
         peaks = _peaks(rows)
         parts = rows / jnp.where(peaks > 0, peaks, jnp.ones_like(peaks))[..., None]
-        return peaks * jnp.sqrt(2 * jnp.square(parts).mean(axis=-1))
+        squares = jnp.square(parts).sum(axis=-1) / jnp.maximum(sizes, 1)
+        return peaks * jnp.sqrt(2 * squares)
 
     def _words(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
         bits = (rows >= 0).reshape(*rows.shape[:-1], 8, -1).astype(jnp.uint8)

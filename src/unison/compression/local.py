@@ -7,6 +7,7 @@ of its own by its own gradients meanwhile.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +15,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unison.collectives import AggregationMethod, ReduceOp, aggregate
+from unison.collectives import AggregationMethod, ReduceOp, aggregate, options_in_scope
 from unison.collectives.aggregation import parse_linear
-from unison.compression.base import CompressionState, number_of_replicas
+from unison.compression.base import CompressionState, number_of_replicas, wide
 from unison.runtime.placement import REPLICA_AXIS
+
+logger = logging.getLogger("unison")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalTraining:
     """Lets the replicas train apart, and averages their weights every `every` steps.
+
+    This is another training, and not another way to send what a step has summed: options such as
+    `CommunicationOptions(compresses=False)` do not switch it off.
 
     Attributes:
         every: The number of steps from one average to the next.
@@ -68,7 +74,8 @@ class LocalTraining:
         """
         common = {}
         if self.has_outer_optimizer:
-            weights = tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(params))
+            # In float32 at least: steps that are too small for the weights' dtype add up.
+            weights = tuple(wide(jnp.asarray(leaf)) for leaf in jax.tree.leaves(params))
             common["anchor"] = weights
             common["velocity"] = tuple(map(jnp.zeros_like, weights))
         return CompressionState(jnp.zeros((), jnp.int32), {}, common)
@@ -114,6 +121,11 @@ class LocalTraining:
         starting, structure = jax.tree.flatten(before)
         weights = jax.tree.leaves(after)
         step, common = state.step, state.of_all
+        if not options_in_scope().compresses:
+            logger.warning(
+                "CommunicationOptions(compresses=False) does not switch local_sgd and diloco off: "
+                "the replicas train apart. Give the optimizer no compression, or local_sgd(1)."
+            )
         if self.has_outer_optimizer:
             # Weights that were loaded since the last average are where this round begins.
             common = {**common, "anchor": self._anchors(starting, state)}
@@ -136,7 +148,7 @@ class LocalTraining:
     ) -> tuple[jax.Array, ...]:
         is_first = (state.step == 0) | self._is_last(state.step - 1)
         return tuple(
-            jnp.where(is_first, weight, anchor)
+            jnp.where(is_first & (weight != anchor.astype(weight.dtype)), wide(weight), anchor)
             for weight, anchor in zip(starting, state.of_all["anchor"], strict=True)
         )
 
@@ -153,14 +165,16 @@ class LocalTraining:
             means = [mean.astype(w.dtype) for mean, w in zip(averaged, weights, strict=True)]
         if not self.has_outer_optimizer:
             return means, common
-        new, velocities = [], []
+        anchors, velocities = [], []
         for mean, anchor, velocity in zip(means, common["anchor"], common["velocity"], strict=True):
-            gradient = anchor - mean
+            # The replicas began at the anchor as their weights can express it.
+            gradient = wide(anchor.astype(mean.dtype)) - wide(mean)
             velocity = self.outer_momentum * velocity + gradient
             direction = gradient + self.outer_momentum * velocity
-            new.append((anchor - self.outer_learning_rate * direction).astype(mean.dtype))
-            velocities.append(velocity.astype(mean.dtype))
-        return new, {"anchor": common["anchor"], "velocity": tuple(velocities)}
+            anchors.append(anchor - self.outer_learning_rate * direction)
+            velocities.append(velocity)
+        new = [anchor.astype(mean.dtype) for anchor, mean in zip(anchors, means, strict=True)]
+        return new, {"anchor": tuple(anchors), "velocity": tuple(velocities)}
 
 
 def local_sgd(every: int = 8, *, warmup_steps: int = 0) -> LocalTraining:
@@ -195,7 +209,8 @@ def diloco(
 
     With the weights a of the last average and the mean w of the replicas' weights, d = a - w,
     v = m v + d, and all go on with a - l (d + m v): Nesterov's momentum. In the long run they go
-    l / (1 - m) times as far as the replicas: 1.4 times. (Douillard et al. 2023, "DiLoCo", where
+    l / (1 - m) times as far as the replicas: 1.4 times. a and v are kept in float32 at least.
+    (Douillard et al. 2023, "DiLoCo", where
     `every` is 500 and m is 0.9: seven times as far is too much for a learning rate that is as large
     as training bears.)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from unison.collectives.packing import share_buffers
@@ -55,8 +56,10 @@ class Quantized(Compression):
         sums, residuals = list(tensors), list(tensors)
         for indices in share_buffers(tensors, math.inf):
             group = [tensors[index] for index in indices]
-            blocks = _in_blocks(group, self.codec.block_size, lax.axis_size(exchange.axis_name))
-            total, residual = self._exchanged(blocks, exchange)
+            count = lax.axis_size(exchange.axis_name)
+            blocks = _in_blocks(group, self.codec.block_size, count)
+            sizes = _sizes_of_blocks(group, self.codec.block_size, count)
+            total, residual = self._exchanged(blocks, sizes, exchange)
             for index, one, other in zip(
                 indices,
                 _out_of_blocks(total, group, self.codec.block_size),
@@ -67,26 +70,34 @@ class Quantized(Compression):
         own: Kinds = {"residual": tuple(residuals)} if self.error_feedback else {}
         return sums, own, {}
 
-    def _exchanged(self, rows: jax.Array, exchange: Exchange) -> tuple[jax.Array, jax.Array]:
+    def _exchanged(
+        self, rows: jax.Array, sizes: jax.Array, exchange: Exchange
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns the sum of `rows` over the replicas, and what this replica did not send of it.
 
         Args:
             rows: Of shape (replicas, blocks, block_size).
+            sizes: How many elements each block has.
             exchange: The step at hand.
         """
         axis, (count, blocks, _) = exchange.axis_name, rows.shape
         place = lax.axis_index(axis)
-        words = self.codec.encode(rows, self._fractions(rows, exchange, 2 * place))
+        words = self.codec.encode(rows, self._fractions(rows, exchange, 2 * place), sizes)
         received = lax.all_to_all(words, axis, split_axis=0, concat_axis=0)
-        parts = self.codec.decode(received, blocks, rows.dtype)
+
+        def with_that_of(distance: jax.Array, part: jax.Array) -> jax.Array:
+            encoded = lax.dynamic_index_in_dim(received, (place + distance) % count)
+            return part + self.codec.decode(encoded, blocks, rows.dtype)
+
         # A replica's own contribution to the part that it sums does not travel, and loses nothing.
-        own = lax.dynamic_index_in_dim(rows, place)
-        parts = lax.dynamic_update_index_in_dim(parts, own, place, 0)
-        part = sum(parts[sender] for sender in range(1, count)) + parts[0]
-        sent = self.codec.encode(part[None], self._fractions(part[None], exchange, 2 * place + 1))
+        # The others' are added in a loop: the program is as long for many replicas as for two.
+        part = lax.dynamic_index_in_dim(rows, place)
+        part = lax.fori_loop(1, count, with_that_of, part)
+        part_sizes = lax.dynamic_index_in_dim(sizes, place)
+        sent = self.codec.encode(part, self._fractions(part, exchange, 2 * place + 1), part_sizes)
         total = self.codec.decode(lax.all_gather(sent, axis, tiled=True), blocks, rows.dtype)
         # What the sum of that part loses stays with the replica.
-        lost = part - lax.dynamic_index_in_dim(total, place, keepdims=False)
+        lost = part - lax.dynamic_index_in_dim(total, place)
         residual = rows - self.codec.decode(words, blocks, rows.dtype)
         return total, lax.dynamic_update_index_in_dim(residual, lost, place, 0)
 
@@ -200,6 +211,7 @@ def int4(
 def sign(
     *,
     momentum: float = 0.9,
+    clipnorm: float | None = None,
     block_size: int = 512,
     rule: Rule = LARGE_MATRICES,
     warmup_steps: int = 0,
@@ -216,6 +228,7 @@ def sign(
 
     Args:
         momentum: The factor m, 0 or more and below 1. 0: the gradients themselves are sent.
+        clipnorm: What the gradients are clipped by before their momentum; see `topk`.
         block_size: The number of elements that share a scale; a multiple of 8.
         rule: Decides what is compressed.
         warmup_steps: So many steps are sent without loss at first.
@@ -227,6 +240,7 @@ def sign(
         codec=Sign(block_size),
         error_feedback=True,
         momentum=momentum,
+        clipnorm=clipnorm,
         rule=rule,
         warmup_steps=warmup_steps,
     )
@@ -252,16 +266,28 @@ def _hash(x: jax.Array) -> jax.Array:
 def _in_blocks(tensors: Sequence[jax.Array], block_size: int, count: int) -> jax.Array:
     """Returns the elements of `tensors`, each padded to whole blocks, in `count` equal parts.
 
-    Filled by `dynamic_update_slice`: see `collectives.packing`.
+    The barrier keeps XLA's CPU compiler from gathering elements where they are computed: it would
+    read gradients of kernels, which lie transposed, from one end of the memory to the other, and
+    compute those of biases again for each element.
     """
     blocks = sum(math.ceil(tensor.size / block_size) for tensor in tensors)
     part = math.ceil(blocks / count)
-    buffer = jnp.zeros(count * part * block_size, tensors[0].dtype)
-    start = 0
-    for tensor in tensors:
-        buffer = lax.dynamic_update_slice(buffer, tensor.reshape(-1), (start,))
-        start += math.ceil(tensor.size / block_size) * block_size
+    pieces = []
+    for vector in lax.optimization_barrier([tensor.reshape(-1) for tensor in tensors]):
+        pieces += [vector, jnp.zeros(-vector.size % block_size, vector.dtype)]
+    pieces.append(jnp.zeros((count * part - blocks) * block_size, tensors[0].dtype))
+    buffer = jnp.concatenate(pieces)
     return buffer.reshape(count, part, block_size)
+
+
+def _sizes_of_blocks(tensors: Sequence[jax.Array], block_size: int, count: int) -> jax.Array:
+    """Returns how many elements each block of `_in_blocks` has that are no padding."""
+    blocks = [math.ceil(tensor.size / block_size) for tensor in tensors]
+    part = math.ceil(sum(blocks) / count)
+    last = np.cumsum(blocks) - 1
+    of_last = np.asarray([(tensor.size - 1) % block_size + 1 for tensor in tensors])
+    sizes = jnp.where(jnp.arange(count * part) <= last[-1], block_size, 0)
+    return sizes.at[last].set(of_last).reshape(count, part)
 
 
 def _out_of_blocks(rows: jax.Array, like: Sequence[jax.Array], block_size: int) -> list[jax.Array]:

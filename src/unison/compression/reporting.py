@@ -22,8 +22,8 @@ class Report:
     """What one step sends.
 
     Attributes:
-        bytes_sent: What a replica sends in a step, once the warm-up is over: the mean over the
-            steps, where they differ. Of all-reduces, what a ring sends.
+        bytes_sent: What a replica sends in a step once the warm-up is over, whether it is or not:
+            the mean over the steps, where they differ. Of all-reduces, what a ring sends.
         bytes_uncompressed: What it would send without compression.
         compressed: The names of the tensors that are compressed.
     """
@@ -46,6 +46,8 @@ class Report:
 def report(compression: Compression | LocalTraining, gradients: Any, num_replicas: int) -> Report:
     """Returns what a step with `compression` sends, from the collectives of the step itself.
 
+    It knows of no warm-up and of no strategy, whose options may switch the compression off.
+
     Args:
         compression: A compression.
         gradients: A tree of arrays, or of anything with shape and dtype.
@@ -62,7 +64,7 @@ def report(compression: Compression | LocalTraining, gradients: Any, num_replica
     plain = bytes_sent(lambda tree: all_reduce_packed(jax.tree.leaves(tree)), like, num_replicas)
     if isinstance(compression, LocalTraining):
         return Report(plain / compression.every, plain, ())
-    settled = dataclasses.replace(compression, warmup_steps=0)
+    settled = compression.settled()
     sent = bytes_sent(lambda tree: settled.apply(tree, settled.init(tree)), like, num_replicas)
     return Report(sent, plain, tuple(compression.names(like)))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unison.collectives.packing import share_buffers
 from unison.compression.base import (
     Compression,
     CompressionState,
@@ -25,9 +28,11 @@ class TopK(Compression):
 
     Attributes:
         fraction: How much of each tensor is sent.
+        ramp_steps: In so many steps after the warm-up the fraction falls from a quarter to that.
     """
 
     fraction: float
+    ramp_steps: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,6 +40,17 @@ class TopK(Compression):
             raise ValueError(
                 f"fraction must be above 0 and at most 1. Received: fraction={self.fraction}"
             )
+        if self.ramp_steps < 0:
+            raise ValueError(
+                f"ramp_steps must be 0 or more. Received: ramp_steps={self.ramp_steps}"
+            )
+
+    @property
+    def steps_until_settled(self) -> int:
+        return self.warmup_steps + self.ramp_steps
+
+    def settled(self) -> TopK:
+        return dataclasses.replace(self, warmup_steps=0, ramp_steps=0)
 
     def _own_state(self, tensors: Sequence[jax.Array]) -> Kinds:
         return {"residual": tuple(tensors)}
@@ -42,12 +58,35 @@ class TopK(Compression):
     def _compressed(
         self, tensors: list[jax.Array], state: CompressionState, exchange: Exchange
     ) -> tuple[list[jax.Array], Kinds, Kinds]:
+        earlier = self._earlier_fractions() if self.ramp_steps else []
+        stages = [
+            functools.partial(self._sent, fraction, tensors, state, exchange.axis_name)
+            for fraction in (*earlier, self.fraction)
+        ]
+        steps = state.step - self.warmup_steps
+        stage = steps * len(earlier) // max(1, self.ramp_steps)
+        return lax.switch(stage, stages)  # which takes the last for all larger ones
+
+    def _earlier_fractions(self) -> list[float]:
+        """Returns a quarter, a quarter of that, and so on, down to the fraction."""
+        fractions = [0.25]
+        while fractions[-1] > self.fraction:
+            fractions.append(fractions[-1] / 4)
+        return fractions[:-1]
+
+    def _sent(
+        self, fraction: float, tensors: list[jax.Array], state: CompressionState, axis_name: str
+    ) -> tuple[list[jax.Array], Kinds, Kinds]:
+        """Sends that fraction of what waits; returns what `_compressed` returns."""
         kept = state.of_replica["residual"]
         waiting = [
             (residual + tensor).reshape(-1) for residual, tensor in zip(kept, tensors, strict=True)
         ]
-        chosen = [_places_of_largest(vector, self._count(vector.size)) for vector in waiting]
-        sums = _sums_of_chosen(waiting, chosen, exchange.axis_name)
+        chosen = [
+            _places_of_largest(vector, max(1, math.ceil(fraction * vector.size)))
+            for vector in waiting
+        ]
+        sums = _sums_of_chosen(waiting, chosen, axis_name)
         residuals = [
             vector.at[places].set(0, unique_indices=True)
             for vector, places in zip(waiting, chosen, strict=True)
@@ -62,16 +101,15 @@ class TopK(Compression):
             own["velocity"] = _shaped(velocities, tensors)
         return list(_shaped(sums, tensors)), own, {}
 
-    def _count(self, size: int) -> int:
-        return max(1, math.ceil(self.fraction * size))
-
 
 def topk(
     fraction: float = 0.01,
     *,
     momentum: float = 0.9,
+    clipnorm: float | None = None,
     rule: Rule = LARGE_MATRICES,
     warmup_steps: int = 0,
+    ramp_steps: int = 0,
 ) -> TopK:
     """Sends the largest elements of each tensor, each with its place.
 
@@ -86,11 +124,16 @@ def topk(
     Args:
         fraction: How much of each tensor is sent, above 0 and at most 1.
         momentum: The factor m, 0 or more and below 1. 0: the gradients themselves are sent.
+        clipnorm: What the Euclidean norm of a sum of gradients is to be at most. Each of n
+            replicas clips what it contributes to it by `clipnorm` / sqrt(n), before the momentum:
+            in the place of an optimizer's clipping, which would cut what comes late with the rest.
         rule: Decides what is compressed.
         warmup_steps: So many steps are sent without loss at first.
+        ramp_steps: In so many steps after these, the fraction falls to what it is to be: 1/4 of
+            each tensor is sent, then 1/16, and so on, equally long.
 
     Raises:
-        ValueError: The fraction or the momentum is out of bounds.
+        ValueError: An argument is out of bounds.
 
     Examples:
         >>> import numpy as np, unison
@@ -106,7 +149,14 @@ def topk(
         >>> state.of_replica["residual"][0].values[0]
         Array([1., 2., 3., 0.], dtype=float32)
     """
-    return TopK(fraction=fraction, momentum=momentum, rule=rule, warmup_steps=warmup_steps)
+    return TopK(
+        fraction=fraction,
+        momentum=momentum,
+        clipnorm=clipnorm,
+        rule=rule,
+        warmup_steps=warmup_steps,
+        ramp_steps=ramp_steps,
+    )
 
 
 def _places_of_largest(vector: jax.Array, count: int) -> jax.Array:
@@ -117,34 +167,45 @@ def _places_of_largest(vector: jax.Array, count: int) -> jax.Array:
 def _sums_of_chosen(
     vectors: list[jax.Array], chosen: list[jax.Array], axis_name: str
 ) -> list[jax.Array]:
-    """Returns the sums over the replicas of `vectors` with zeros but at the `chosen` places.
-
-    All of a dtype travel in one all-gather, the numbers as integers beside their places.
-    """
-    sums = [jnp.zeros_like(vector) for vector in vectors]
-    for dtype in sorted({vector.dtype for vector in vectors}, key=str):
-        group = [index for index, vector in enumerate(vectors) if vector.dtype == dtype]
-        numbers = jnp.concatenate([vectors[index][chosen[index]] for index in group])
-        places = jnp.concatenate([chosen[index] for index in group])
-        words = lax.bitcast_convert_type(numbers, jnp.int32).reshape(-1)
-        gathered = lax.all_gather(jnp.concatenate([places, words]), axis_name)
-        all_places, all_words = gathered[:, : places.size], gathered[:, places.size :]
-        pairs = all_words.reshape(len(gathered), places.size, -1)
-        all_numbers = lax.bitcast_convert_type(
-            pairs if pairs.shape[-1] > 1 else pairs[..., 0], dtype
-        )
-        start = 0
-        for index in group:
-            end = start + chosen[index].size
-            # One replica after the other, so that the order of addition is the same everywhere.
-            for sender in range(len(gathered)):
-                sums[index] = (
-                    sums[index]
-                    .at[all_places[sender, start:end]]
-                    .add(all_numbers[sender, start:end], unique_indices=True)
-                )
-            start = end
+    """Returns the sums over the replicas of `vectors` with zeros but at the `chosen` places."""
+    sums = list(vectors)
+    for indices in share_buffers(vectors, math.inf):
+        group = [vectors[index] for index in indices]
+        totals = _sums_of_a_dtype(group, [chosen[index] for index in indices], axis_name)
+        for index, total in zip(indices, totals, strict=True):
+            sums[index] = total
     return sums
+
+
+def _sums_of_a_dtype(
+    vectors: list[jax.Array], chosen: list[jax.Array], axis_name: str
+) -> list[jax.Array]:
+    """As `_sums_of_chosen`, in one all-gather: the numbers as integers beside their places."""
+    dtype = vectors[0].dtype
+    numbers = jnp.concatenate(
+        [vector[places] for vector, places in zip(vectors, chosen, strict=True)]
+    )
+    words = lax.bitcast_convert_type(numbers, jnp.int32).reshape(-1)
+    gathered = lax.all_gather(jnp.concatenate([*chosen, words]), axis_name)
+    all_places, all_words = gathered[:, : numbers.size], gathered[:, numbers.size :]
+    pairs = all_words.reshape(len(gathered), numbers.size, -1)
+    all_numbers = lax.bitcast_convert_type(pairs if pairs.shape[-1] > 1 else pairs[..., 0], dtype)
+    ends = list(itertools.accumulate(places.size for places in chosen))[:-1]
+
+    def with_those_of(sender: jax.Array, sums: list[jax.Array]) -> list[jax.Array]:
+        return [
+            total.at[places].add(own, unique_indices=True)
+            for total, places, own in zip(
+                sums,
+                jnp.split(all_places[sender], ends),
+                jnp.split(all_numbers[sender], ends),
+                strict=True,
+            )
+        ]
+
+    # One replica after the other, so that the order of addition is the same everywhere; in a loop,
+    # so that the program is as long for many as for two.
+    return lax.fori_loop(0, len(gathered), with_those_of, [jnp.zeros_like(v) for v in vectors])
 
 
 def _shaped(vectors: Sequence[jax.Array], like: Sequence[jax.Array]) -> tuple[jax.Array, ...]:

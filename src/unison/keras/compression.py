@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from unison.keras.aggregation import (
     without_loss_scale,
 )
 from unison.keras.variables import ReplicatedVariable
+
+logger = logging.getLogger("unison")
 
 _VARIABLES = "_unison_compression_variables"
 
@@ -70,10 +73,9 @@ def state_of(
 ) -> CompressionState:
     """Returns `values` of the state's variables as the state that they are."""
     inner = without_loss_scale(optimizer)
-    avals = [jax.ShapeDtypeStruct(w.shape, jnp.dtype(w.dtype)) for w in _weights(inner)]
     compression = compression_of(inner)
     assert compression is not None
-    shapes = jax.eval_shape(compression.init, _named(inner, avals))
+    shapes = jax.eval_shape(compression.init, _named(inner, _avals(inner)))
     return jax.tree.unflatten(jax.tree.structure(shapes), values)
 
 
@@ -90,8 +92,8 @@ def report_of(optimizer: keras.optimizers.Optimizer) -> tuple[Report, float]:
     Raises:
         ValueError: It has no compression, or no weights yet.
     """
-    compression = compression_of(optimizer)
-    weights = weights_by_name(without_loss_scale(optimizer))
+    inner, compression = without_loss_scale(optimizer), compression_of(optimizer)
+    weights = weights_by_name(inner)
     if compression is None or not weights:
         raise ValueError(
             f"Optimizer {optimizer.name!r} has {'no weights yet' if compression else ''}"
@@ -101,10 +103,7 @@ def report_of(optimizer: keras.optimizers.Optimizer) -> tuple[Report, float]:
     first = next(iter(weights.values()))
     count = first.cell.placement.num_replicas if isinstance(first, ReplicatedVariable) else 1
     state = state_of(optimizer, [variable.value for variable in state_variables(optimizer)])
-    like = {
-        name: jax.ShapeDtypeStruct(weight.shape, jnp.dtype(weight.dtype))
-        for name, weight in weights.items()
-    }
+    like = _named(inner, _avals(inner))
     return report(compression, like, count), float(residual_norm(state))
 
 
@@ -134,23 +133,21 @@ def compressed_sums(
         return [None if g is None else next(own) for g in gradients], list(values)
     of_weight = {id(w): g for w, g in zip(weights, gradients, strict=True) if g is not None}
     scale = jnp.asarray(loss_scale)
-    filled = [
-        jnp.zeros(weight.shape, weight.dtype)
-        if id(weight) not in of_weight
-        else of_weight[id(weight)] / scale.astype(of_weight[id(weight)].dtype)
-        for weight in _weights(inner)
-    ]
-    sums, state = compression.apply(
-        _named(inner, filled), state, ReduceOp.SUM, aggregation_method_of(optimizer)
+    name_of = {id(weight): name for name, weight in weights_by_name(inner).items()}
+    given = collections.OrderedDict(
+        (name, of_weight[key] / scale.astype(of_weight[key].dtype))
+        for key, name in name_of.items()
+        if key in of_weight
     )
-    of_weight = {
-        id(weight): sums[name] * scale.astype(sums[name].dtype)
-        for name, weight in zip(_names(inner), _weights(inner), strict=True)
-    }
+    # A weight without a gradient keeps what it has: its sum would go to nobody.
+    part, whole = compression.part_of_state(state, _named(inner, _avals(inner)), given)
+    sums, part = compression.apply(given, part, ReduceOp.SUM, aggregation_method_of(optimizer))
+    scaled = {name: total * scale.astype(total.dtype) for name, total in sums.items()}
     totals = [
-        None if g is None else of_weight[id(w)] for w, g in zip(weights, gradients, strict=True)
+        None if g is None else scaled[name_of[id(w)]]
+        for w, g in zip(weights, gradients, strict=True)
     ]
-    return totals, jax.tree.leaves(state)
+    return totals, jax.tree.leaves(whole(part))
 
 
 def synchronized_weights(
@@ -199,8 +196,33 @@ def _add_state(optimizer: keras.optimizers.Optimizer) -> None:
         optimizer._track_variable(variable)
         variables.append(variable)
     vars(optimizer)[_VARIABLES] = variables
+    _warn_of_options(optimizer, state)
     if isinstance(compression, LocalTraining):
         _localize(optimizer, variables)
+
+
+def _warn_of_options(optimizer: keras.optimizers.Optimizer, state: CompressionState) -> None:
+    """Says which options of the optimizer do something else than without a compression."""
+    clips = [
+        name
+        for name in ("clipnorm", "clipvalue", "global_clipnorm")
+        if getattr(optimizer, name, None) is not None
+    ]
+    if clips and "residual" in state.of_replica:
+        logger.warning(
+            "Optimizer %r clips by %s what the compression sends, and with it what comes late: "
+            "that is lost. topk and sign take clipnorm, by which each replica clips its gradients "
+            "first.",
+            optimizer.name,
+            clips[0],
+        )
+    if optimizer.gradient_accumulation_steps:
+        logger.warning(
+            "Optimizer %r accumulates the gradients of %d steps. Its compression goes before that: "
+            "each of these steps sends, and counts for its momentum, every and warmup_steps.",
+            optimizer.name,
+            optimizer.gradient_accumulation_steps,
+        )
 
 
 def _localize(optimizer: keras.optimizers.Optimizer, alike: Sequence[keras.Variable]) -> None:
@@ -217,6 +239,10 @@ def _localize(optimizer: keras.optimizers.Optimizer, alike: Sequence[keras.Varia
 
 def _weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return optimizer._trainable_variables
+
+
+def _avals(optimizer: keras.optimizers.Optimizer) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(w.shape, jnp.dtype(w.dtype)) for w in _weights(optimizer)]
 
 
 def _named(optimizer: keras.optimizers.Optimizer, values: Sequence[Any]) -> dict[str, Any]:

@@ -236,6 +236,13 @@ class ProgramCache:
         made_for = self.placement.num_replicas, self._variant()
         return identity(function), arguments.structure, arguments.descriptions, *made_for
 
+    def forget_other_variants(self) -> None:
+        """Drops the programs that were made for something else than what `variant` now returns."""
+        variant = self._variant()
+        with LAUNCH_LOCK:
+            for key in [key for key in self._programs if key[-1] != variant]:
+                del self._programs[key]
+
     def _keep(self, key: Any, program: _Program) -> None:
         self._programs[key] = program
         if len(self._programs) > self._capacity:
@@ -343,9 +350,9 @@ class ProgramCache:
         )
 
     def _warn_of_retracing(self, function: Callable[..., Any]) -> None:
-        code = getattr(function, "__code__", type(function))
-        self._retraces[code] += 1
-        if self._retraces[code] == _RETRACES_TO_WARN:
+        made_for = getattr(function, "__code__", type(function)), self._variant()
+        self._retraces[made_for] += 1
+        if self._retraces[made_for] == _RETRACES_TO_WARN:
             logger.warning(
                 "%s has been traced and compiled %d times. A new program is made for every new "
                 "shape, dtype, string or Boolean among the arguments, and for every new object "
@@ -425,7 +432,7 @@ class ProgramCache:
                 outputs.append(jnp.zeros((), bool))
             return [output if is_alone else output[None] for output in outputs], new, crossing
 
-        if placement.devices[0].platform == "cpu":
+        if placement.platform == "cpu":
             program = lower_for_cpu(program)
         execute = compile_replicas(
             placement,

@@ -169,7 +169,7 @@ class Strategy:
     def _communicate_by(self, options: CommunicationOptions) -> None:
         self._communication.options = options
         if options.auto_tune:
-            self.tuning = Tuning(self._communication)
+            self.tuning = Tuning(self._communication, self._programs.forget_other_variants)
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -20,8 +20,8 @@ import numpy as np
 from unison.cells import live_cells
 from unison.collectives import AggregationMethod, Communication, CommunicationOptions
 from unison.program.identity import identity
+from unison.runtime import process_group
 from unison.runtime.placement import Placement
-from unison.runtime.process_group import all_gather_json
 from unison.values import PerReplica, is_distributed
 
 logger = logging.getLogger("unison")
@@ -45,10 +45,12 @@ class Tuning:
 
     Args:
         communication: What the programs communicate by, and what is changed.
+        forget_other_ways: Drops programs that go by other options than the present ones.
     """
 
-    def __init__(self, communication: Communication):
+    def __init__(self, communication: Communication, forget_other_ways: Callable[[], None]):
         self._communication = communication
+        self._forget_other_ways = forget_other_ways
         #: The trials by what they are of; None for a program that sums no gradients.
         self._trials: dict[Hashable, _Trial | None] = {}
         communication.options = dataclasses.replace(communication.options, auto_tune=False)
@@ -95,7 +97,9 @@ class Tuning:
         return result
 
     def _settle(self, trial: _Trial) -> None:
-        of_workers = all_gather_json(trial.seconds, "The times of ways to communicate")
+        of_workers = process_group.all_gather_json(
+            trial.seconds, "The times of ways to communicate"
+        )
         # Of a step, the time of the worker that came last counts: the others waited for it.
         seconds = np.min(np.asarray(of_workers), axis=0)
         place = fastest(seconds)
@@ -105,7 +109,10 @@ class Tuning:
             for way, median in zip(trial.ways, np.median(seconds, axis=1), strict=True)
         )
         why = f"no other way takes {_LEAST_GAIN:.0%} less" if place == 0 else "measured fastest"
-        logger.info(
+        # `auto_tune` is asked to say it: so it is seen without UNISON_LOG, once.
+        level = logging.WARNING if process_group.is_first() else logging.INFO
+        logger.log(
+            level,
             "Gradients travel %s from now on: %s. A step took, as the median of %d: %s.",
             describe(chosen),
             why,
@@ -113,12 +120,13 @@ class Tuning:
             times,
         )
         if trial.ways[0].compresses and not chosen.compresses:
-            logger.info(
-                "The compression is switched off: the network is not what a step waits for."
+            logger.log(
+                level, "The compression is switched off: the network is not what a step waits for."
             )
         self._communication.options = chosen
         self.has_settled = True
         self._trials.clear()
+        self._forget_other_ways()
 
 
 class _Trial:
