@@ -60,7 +60,7 @@ def train_alone(*given: str) -> dict[str, Any]:
         *given,
         env={"NPROC": "1", "UNISON_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS},
         timeout=SECONDS,
-        imported=("jax", "keras"),
+        imported=("jax", "keras", "unison"),
     )
     assert done.returncode == 0, done.stderr
     (report,) = _reports(done.stdout.splitlines())

@@ -287,8 +287,11 @@ class Cell:
         return array
 
     def copy_later(self, copy: Callable[[], None]) -> None:
-        """Has `copy`, which reads the stored array, called before a program may overwrite it."""
-        if self._copy_first is not None:
+        """Has `copy`, which reads the stored array, called before a program may overwrite it.
+
+        What was to be called before is called now, unless it is `copy` itself.
+        """
+        if self._copy_first is not None and self._copy_first is not copy:
             self._copy_first()
         self._copy_first = copy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import jax
@@ -18,8 +18,7 @@ from unison.cells import Cell, live_cells
 from unison.data import DistributedDataset, DistributedIterator
 from unison.runtime.elastic import ElasticOptions as Options
 from unison.runtime.elastic import Entry, GroupChanged, elastic_group
-from unison.train.checkpoint import Checkpoint
-from unison.train.handover import packed, unpack
+from unison.train.handover import Handover
 
 __all__ = ["GroupChanged", "Options", "State", "run"]
 
@@ -33,7 +32,8 @@ class State:
     Numbers are attributes, to be read and set: `state.step += 1`. Everything else is what a
     `unison.train.Checkpoint` follows: Keras models and optimizers, variables, modules, metrics.
     `commit` says that a step is complete; what happens to the group afterwards, the state goes back
-    to that.
+    to that. Workers that join get the state of the others, but no part of what is summed over the
+    replicas where it is read (`ON_READ`, `SUM`).
 
     Args:
         steps_are_one_program: Whether there is at most one `strategy.run` that assigns variables
@@ -65,7 +65,7 @@ class State:
     def __init__(self, *, steps_are_one_program: bool = False, **parts: Any):
         self._numbers = {name: part for name, part in parts.items() if _is_number(part)}
         objects = {name: part for name, part in parts.items() if not _is_number(part)}
-        self._checkpoint = Checkpoint(numbers=_Numbers(self), **objects)
+        self._objects = Handover(numbers=_Numbers(self), **objects)
         self._keeps_copies = not steps_are_one_program
         self._group = elastic_group()
         self._iterators: dict[str, DistributedIterator] = {}
@@ -76,8 +76,10 @@ class State:
         self._begun: dict[str, DistributedDataset] = {}
         self._commits = 0
         self._committed: dict[str, Any] = {}
-        #: The variables' arrays at the last commit.
+        #: The variables' arrays at the last commit, and what copies them before a program may
+        #: overwrite them.
         self._kept: dict[Cell, jax.Array] = {}
+        self._copying: dict[Cell, Callable[[], None]] = {}
         #: How many programs there had been at the last commit.
         self._runs = 0
 
@@ -85,7 +87,7 @@ class State:
         numbers = vars(self).get("_numbers", {})
         if name in numbers:
             return numbers[name]
-        objects = vars(self).get("_checkpoint")
+        objects = vars(self).get("_objects")
         if objects is not None and name in vars(objects):
             return vars(objects)[name]
         raise AttributeError(
@@ -210,10 +212,17 @@ class State:
         return True
 
     def pack(self) -> bytes:
-        return packed(self._checkpoint)
+        return self._objects.pack()
 
-    def unpack(self, held: bytes) -> None:
-        unpack(self._checkpoint, held)
+    def pack_part(self) -> bytes:
+        return self._objects.pack_part()
+
+    def unpack(self, held: bytes, keeps_part: bool = False) -> None:
+        self._objects.unpack(held, keeps_part)
+        self._keep(counts=False)
+
+    def resume(self, held: bytes, parts: Sequence[bytes]) -> None:
+        self._objects.resume(held, parts)
         self._keep(counts=False)
 
     # -- what is kept ----------------------------------------------------------------------
@@ -237,8 +246,10 @@ class State:
         cells = live_cells(self._group.placement)
         self._kept = {cell: cell.stored() for cell in cells}
         if self._keeps_copies:
-            for cell in cells:
-                cell.copy_later(functools.partial(self._copy, cell))
+            known = self._copying
+            self._copying = {c: known.get(c) or functools.partial(self._copy, c) for c in cells}
+            for cell, copy in self._copying.items():
+                cell.copy_later(copy)
 
     def _copy(self, cell: Cell) -> None:
         """Copies what a program is about to overwrite."""
@@ -299,7 +310,7 @@ def _is_number(part: Any) -> bool:
     return isinstance(part, bool | int | float)
 
 
-def _public(checkpoint: Checkpoint | None) -> set[str]:
-    if checkpoint is None:
+def _public(objects: Handover | None) -> set[str]:
+    if objects is None:
         return set()
-    return {name for name in vars(checkpoint) if not name.startswith("_")} - {"numbers"}
+    return {name for name in vars(objects) if not name.startswith("_")} - {"numbers"}

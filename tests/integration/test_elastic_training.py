@@ -11,7 +11,7 @@ import pytest
 
 import elastic_training
 from elastic_training import reports, require_the_same_training, sizes, train, train_alone
-from unison.testing import Fault
+from unison.testing import Fault, run
 
 pytestmark = pytest.mark.timeout(elastic_training.SECONDS + 60)
 
@@ -129,6 +129,70 @@ def test_loops_of_ones_own_go_on_from_the_last_commit():
     outcome = train(3, faults, *given, "slow=0.02", WAITING)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*given))) == 3
+
+
+#: Each replica counts its steps in a copy of its own.
+COUNTING = """
+import json, time
+import numpy as np
+import unison
+
+strategy = unison.MultiWorkerMirroredStrategy()
+resolver = strategy.cluster_resolver
+before = resolver.task_id
+patience = 40.0
+with strategy.scope():
+    count = unison.Variable(
+        np.int32(0),
+        synchronization=unison.VariableSynchronization.ON_READ,
+        aggregation=unison.VariableAggregation.SUM,
+    )
+begun_at = []
+
+
+@unison.elastic.run
+def train(state):
+    global patience
+    begun_at.append(state.step)
+    while state.step < 40:
+        strategy.run(lambda: count.assign_add(1))
+        state.step += 1
+        state.commit()
+        time.sleep(0.01)
+        while strategy.num_replicas_in_sync < 2 and patience > 0 and not strategy.group.is_over:
+            time.sleep(0.02)
+            patience -= 0.02
+
+
+train(unison.elastic.State(step=0, count=count))
+told = {
+    "steps": 40 - begun_at[0],
+    "own": int(count.cell.copies()[0]),
+    "sum": int(count),
+    "tasks": [before, resolver.task_id, resolver.cluster_spec().num_tasks("worker")],
+}
+print("REPORT", json.dumps(told), flush=True)
+"""
+
+
+def test_what_is_summed_over_the_replicas_is_not_given_to_whoever_joins(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(COUNTING)
+    outcome = run(
+        program,
+        workers=2,
+        faults=[Fault("kill", 1, 12, "exchange")],
+        environment=elastic_training.ENVIRONMENT,
+        timeout=elastic_training.SECONDS,
+    )
+    outcome.assert_fired()
+    outcome.assert_ended(0)
+    old, new = sorted(reports(outcome), key=lambda told: -told["steps"])
+    assert old["steps"] == 40 > new["steps"] > 0
+    for told in (old, new):
+        assert told["own"] == told["steps"]
+        assert told["sum"] == old["steps"] + new["steps"]
+    assert (old["tasks"], new["tasks"]) == ([0, 0, 2], [None, 1, 2])
 
 
 def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow():

@@ -13,6 +13,7 @@ from unison.errors import UnavailableError
 from unison.runtime.elastic import Ended, Interrupted, Membership, View, Welcome
 from unison.runtime.elastic.protocol import MOST_BYTES
 from unison.runtime.elastic.register import Register
+from unison.runtime.liveness import stragglers
 
 TOKEN = "a secret"
 #: Seconds after which a test has failed.
@@ -623,3 +624,39 @@ def _pass_on(source, target):
         while received := source.recv(1 << 16):
             target.sendall(received)
         target.shutdown(socket.SHUT_RDWR)
+
+
+# A member that keeps the others waiting
+
+
+def test_a_member_that_is_late_is_asked_where_it_is_and_reported_once(job, monkeypatch):
+    monkeypatch.setattr(stragglers, "_LEAST_SECONDS", 0.3)
+    job.register(most=2)
+    first, second = job.start(2)
+    for worker in (first, second, first):
+        worker.begin()
+
+    def events(what):
+        return [event for event in job.events if event["event"] == what]
+
+    (late,) = eventually(lambda: events("late"))
+    assert late["worker"] == "worker 1"
+    assert late["about"].startswith("worker 1 has kept the others waiting for")
+    # Here all workers are threads of one process, whose main thread is in this test.
+    assert "test_a_member_that_is_late_is_asked_where_it_is_and_reported_once" in late["about"]
+    time.sleep(0.5)
+    second.begin()
+    (goes_on,) = eventually(lambda: events("goes on"))
+    assert goes_on["worker"] == "worker 1"
+    assert len(events("late")) == 1
+
+
+def test_in_the_next_view_all_begin_anew(job, monkeypatch):
+    monkeypatch.setattr(stragglers, "_LEAST_SECONDS", 0.3)
+    job.register(most=2)
+    first, second = job.start(2)
+    first.begin()
+    first.suspect("an exchange has failed")
+    job.group(first, second)
+    time.sleep(1.0)
+    assert not any(event["event"] == "late" for event in job.events)

@@ -29,6 +29,7 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
         ("--min-workers 1 --restarts -1", "Expected at least 0 for --restarts. Received: -1"),
         ("--min-workers 1 --heartbeat-timeout 0", "at least 0.5 for --heartbeat-timeout"),
         ("--min-workers 1 --wait -2", "Expected at least 0 for --wait. Received: -2.0"),
+        ("--min-workers 1 --wait inf", "Expected a number with an end for --wait. Received: inf"),
         ("--min-workers 1 --wait nan", "Expected at least 0 for --wait. Received: nan"),
         ("--min-workers 1 --grace -2", "Expected at least 0 for --grace. Received: -2.0"),
         ("--min-workers 1 --env slurm", "more workers on others with --join"),

@@ -1,10 +1,15 @@
-"""Where the state of a training loop says that its passes over a dataset are."""
+"""What the state of a training loop goes back to, and where it says that its passes are."""
 
+from types import SimpleNamespace
+
+import jax
 import numpy as np
 import pytest
 
 import unison
 from unison.data import Dataset
+from unison.runtime.elastic import ElasticPlacement
+from unison.runtime.placement import scoped_placement
 
 strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
 
@@ -58,3 +63,25 @@ def test_a_worker_that_joins_between_two_passes_begins_the_next_one(passes):
     old.commit()
     new.unpack(old.pack())
     assert [numbers_of(batch) for batch in new.iterate(distributed())] == passes[1]
+
+
+def test_a_commit_copies_only_what_is_overwritten_after_it(monkeypatch):
+    group = SimpleNamespace(
+        settle=lambda most: None, tell=lambda point: None, is_over=False, runs=0
+    )
+    group.placement = ElasticPlacement(jax.devices()[:1], group)
+    monkeypatch.setattr(unison.elastic, "elastic_group", lambda: group)
+    with scoped_placement(group.placement):
+        frozen, trained = unison.Variable(1.0), unison.Variable(1.0)
+    monkeypatch.setattr(unison.elastic, "live_cells", lambda _: [frozen.cell, trained.cell])
+    state = unison.elastic.State(step=0, frozen=frozen, trained=trained)
+    state.commit()
+    for value in (2.0, 3.0):
+        trained.cell.put(trained.cell.take() + 1)  # as a program does
+        state.commit()
+        assert float(trained) == value
+    committed = frozen.cell.stored()
+    trained.cell.put(trained.cell.take() + 1)
+    state.restore()
+    assert float(trained) == 3
+    assert frozen.cell.stored() is committed

@@ -34,6 +34,14 @@ from unison.cli.elastic_story import Story
         ),
         ({"event": "leaving", "worker": "worker 1"}, "worker 1 leaves: it is to end soon"),
         (
+            {"event": "late", "worker": "worker 1", "about": "worker 1 is late\nIts stack: ..."},
+            "worker 1 is late\nIts stack: ...",
+        ),
+        (
+            {"event": "goes on", "worker": "worker 1", "about": "worker 1 goes on"},
+            "worker 1 goes on",
+        ),
+        (
             {"event": "refused", "worker": "worker 3", "why": "other software"},
             "worker 3 is refused: other software",
         ),
@@ -51,7 +59,7 @@ from unison.cli.elastic_story import Story
         ({"event": "proposed", "view": 1, "workers": ["worker 0"]}, None),
     ],
 )
-def test_an_event_that_matters_is_one_line(event, said):
+def test_an_event_that_matters_is_said(event, said):
     assert Story(restarts=10).told(event) == said
 
 

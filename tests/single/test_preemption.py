@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -11,6 +9,7 @@ import pytest
 
 import unison
 import unison.tf as tf
+from subprocess_program import run_program
 from unison.errors import InvalidArgumentError
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
@@ -71,13 +70,7 @@ def saved(folder, name="count"):
 
 def test_program_that_gets_sigterm_saves_exits_with_42_and_goes_on_where_it_was(tmp_path):
     def run():
-        return subprocess.run(
-            [sys.executable, "-c", PROGRAM, tmp_path],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        return run_program(PROGRAM, tmp_path, timeout=100, imported=("jax", "unison"))
 
     stopped = run()
     assert (stopped.returncode, stopped.stdout) == (42, "0 [1, 2, 3, 4]\n"), stopped.stderr

@@ -85,6 +85,11 @@ class Story:
     def _leaving(self, event: Mapping[str, Any]) -> str:
         return f"{event['worker']} leaves: it is to end soon"
 
+    def _late(self, event: Mapping[str, Any]) -> str:
+        return str(event["about"])
+
+    _goes_on = _late
+
     def _failed(self, event: Mapping[str, Any]) -> str:
         return f"the program of {event['worker']} has failed: {event['why']}"
 

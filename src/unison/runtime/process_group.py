@@ -250,6 +250,11 @@ class ElasticProcesses(Protocol):
         """Which of them this is."""
         ...
 
+    @property
+    def is_joining(self) -> bool:
+        """Whether this one has come to others, and is alone until it takes part."""
+        ...
+
     def all_gather_json(self, value: Any, what: str) -> list[Any]:
         """See the function of this name."""
         ...
@@ -274,6 +279,11 @@ def count() -> int:
 def index() -> int:
     """Returns which process of its job this is: its number, from 0."""
     return jax.process_index() if _elastic is None else _elastic.index
+
+
+def is_first() -> bool:
+    """Whether this process does what one of its job is to do: save, write summaries."""
+    return index() == 0 and (_elastic is None or not _elastic.is_joining)
 
 
 def timeout() -> float:

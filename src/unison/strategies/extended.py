@@ -290,12 +290,12 @@ class StrategyExtended:
     @property
     def should_checkpoint(self) -> bool:
         """Whether this worker writes checkpoints: the first one does."""
-        return process_group.index() == 0
+        return process_group.is_first()
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this worker writes summaries: the first one does."""
-        return process_group.index() == 0
+        return process_group.is_first()
 
 
 class _Updating:

@@ -14,7 +14,12 @@ from unison.runtime import devices
 from unison.runtime.addresses import listen_at_own_address
 from unison.runtime.cluster import check_cluster
 from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
-from unison.runtime.elastic import ElasticGroup, ElasticOptions, elastic_group
+from unison.runtime.elastic import (
+    ElasticGroup,
+    ElasticOptions,
+    GroupClusterResolver,
+    elastic_group,
+)
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.runtime.shared_memory import share_memory
 from unison.strategies.base import Strategy
@@ -32,13 +37,16 @@ def devices_of_workers(resolver: ClusterResolver, timeout: float) -> list[jax.De
         timeout: How many seconds this worker waits for the others.
 
     Returns:
-        The devices; None where there are no others, and for an evaluator.
+        The devices; None where there are no others, for an evaluator, and where a step is only
+        planned.
 
     Raises:
         ValueError: The cluster is none, or this process no training task of it.
         RuntimeError: JAX has started already.
         UnavailableError: The other workers did not come.
     """
+    if devices.planned_devices():
+        return None
     cluster, task = resolver.cluster_spec(), (resolver.task_type, resolver.task_id)
     check_cluster(cluster, *task)
     if resolver.task_type == "evaluator" or len(training_tasks(cluster)) < 2:
@@ -66,7 +74,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     Create it before the first JAX computation: that is when the workers come together.
 
     Args:
-        cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`.
+        cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`. Under `unison run
+            --min-workers` it is not asked: the workers that train together are the cluster, and the
+            strategy's `cluster_resolver` follows them.
         communication_options: How gradients travel, and whether the first steps are to find the
             fastest way (`auto_tune`). `timeout_seconds` is how long this worker waits for the
             others.
@@ -137,6 +147,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "batch_shares are for workers that stay. Expected None under `unison run "
                 f"--min-workers`, where the replicas' parts are equal. Received: {batch_shares!r}"
             )
+        self.cluster_resolver = GroupClusterResolver(group)
         super().__init__(group.placement.local_devices, group=group)
         # Behind the question for batch shares, which a worker that joins would ask alone.
         self.input_workers = workers_of_group(group)

@@ -1,34 +1,203 @@
-"""What a checkpoint holds as bytes, for another worker."""
+"""What the workers of a group that changes give each other, and leave for a later run of the job.
+
+Most of a state is the same on all workers, and one of them gives it to whoever lacks it. What is
+`ON_READ` is not: each replica has a copy of its own, and reading combines all. So that a sum stays
+what it is, whoever comes gets nothing of it; and where a job goes on that has ended, the parts that
+its workers have left are combined as reading does, and each replica gets its share.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
-from unison.train.archive import SUFFIX
+import jax.numpy as jnp
+import numpy as np
+
+from unison.cells import Cell, Layout, VariableAggregation, has_cell
+from unison.train.archive import SUFFIX, Archive, Node, write_archive
 from unison.train.checkpoint import Checkpoint
+from unison.train.graph import describe, key_of, reachable
 
 #: In memory, where there is such a place.
 _FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def packed(checkpoint: Checkpoint) -> bytes:
-    """Returns what the objects of a checkpoint hold, for `unpack` on another worker."""
-    with _path() as path, open(checkpoint.write(path) + SUFFIX, "rb") as file:
-        return file.read()
+class Handover(Checkpoint):
+    """The state of a worker in a group that changes. All of them make one of the same objects.
+
+    Args:
+        of_all: Returns the cells of which this worker has what the replicas of all workers have
+            together, while it is in no group: nothing of them is its own.
+        objects: What is followed, by name; see `Checkpoint`.
+
+    Examples:
+        >>> import unison
+        >>> strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     seen = unison.Variable(
+        ...         6.0,
+        ...         synchronization=unison.VariableSynchronization.ON_READ,
+        ...         aggregation=unison.VariableAggregation.SUM,
+        ...     )
+        >>> state = Handover(seen=seen)
+        >>> common, part = state.pack(), state.pack_part()
+        >>> state.unpack(common)  # as a worker does that joins
+        >>> float(seen)
+        0.0
+        >>> state.resume(common, [part, part])  # as two workers have left them
+        >>> float(seen)
+        24.0
+    """
+
+    def __init__(self, of_all: Callable[[], Collection[Cell]] = tuple, /, **objects: Any):
+        super().__init__(**objects)
+        self._of_all = of_all
+
+    def pack(self) -> bytes:
+        """Returns the state, of which sums are left out: they are zero."""
+        own = set(self._parts_of_its_own().values())
+
+        def value_of(cell: Cell) -> np.ndarray:
+            is_left_out = cell in own and cell.reading_aggregation is VariableAggregation.SUM
+            return np.zeros(cell.aval.shape, cell.aval.dtype) if is_left_out else cell.numpy()
+
+        return _packed(*describe(self._root, self._parts, value_of))
+
+    def pack_part(self) -> bytes:
+        """Returns this worker's part of what reading combines; empty if there is none."""
+        own = self._parts_of_its_own()
+        if not own:
+            return b""
+        cells = set(own.values())
+        nothing = np.zeros(())
+        nodes, arrays = describe(
+            self._root, self._parts, lambda cell: cell.numpy() if cell in cells else nothing
+        )
+        for node in nodes:
+            node.state = None
+            node.variable = node.variable if node.variable in own else None
+        about = {
+            "replicas": max(len(cell.placement.local_replicas) for cell in cells),
+            "aggregations": {key: cell.reading_aggregation.value for key, cell in own.items()},
+        }
+        parts = {key: arrays[key] for key in own}
+        return json.dumps(about).encode() + b"\n" + _packed(nodes, parts)
+
+    def unpack(self, held: bytes, keeps_part: bool = False) -> None:
+        """Takes over another worker's state.
+
+        Args:
+            held: What that one's `pack` has returned.
+            keeps_part: Whether this worker's part of what reading combines stays; else it has none
+                of a sum, and the other one's copies of anything else.
+        """
+        own = self._parts_of_its_own().values() if keeps_part else ()
+        kept = {cell: cell.stored() for cell in own}
+        self._take(held)
+        for cell, array in kept.items():
+            cell.put(array)
+
+    def resume(self, held: bytes, parts: Sequence[bytes]) -> None:
+        """Takes over the state of an earlier run of the job; all its workers do.
+
+        Args:
+            held: What `pack` has returned there.
+            parts: What `pack_part` has returned on its workers, in their order.
+        """
+        self._take(held)
+        if not parts:
+            return
+        nodes, values = _combined(parts)
+        self._take(_packed(nodes, values))
+        for key, cell in self._parts_of_its_own().items():
+            if key in values and cell.reading_aggregation is VariableAggregation.SUM:
+                _give_rest(cell, values[key])
+
+    def _take(self, held: bytes) -> None:
+        with _file(held) as path:
+            self.read(path).expect_partial()
+
+    def _parts_of_its_own(self) -> dict[str, Cell]:
+        """Returns the cells whose copies are parts of what reading combines, by key."""
+        of_all = set(self._of_all())
+        return {
+            key_of(path, "VARIABLE_VALUE"): owner.cell
+            for path, owner in reachable(self._root, self._parts)
+            if has_cell(owner) and _is_part(owner.cell) and owner.cell not in of_all
+        }
 
 
-def unpack(checkpoint: Checkpoint, held: bytes) -> None:
-    """Gives the objects of a checkpoint what those of another worker's like it hold."""
-    with _path() as path:
-        with open(path + SUFFIX, "wb") as file:
-            file.write(held)
-        checkpoint.read(path).expect_partial()
+def _is_part(cell: Cell) -> bool:
+    """Whether reading combines the copies of a cell with those of other workers."""
+    return (
+        cell.layout is Layout.LOCAL
+        and cell.array is not None
+        and cell.reading_aggregation is not VariableAggregation.NONE
+        and (cell.placement.is_elastic or not cell.is_alone)
+    )
+
+
+def _combined(parts: Sequence[bytes]) -> tuple[list[Node], dict[str, np.ndarray]]:
+    """Returns the objects, and what reading would make of the parts of all workers."""
+    found: dict[str, list[tuple[np.ndarray, int]]] = {}
+    aggregations: dict[str, str] = {}
+    nodes: list[Node] = []
+    for part in parts:
+        header, _, held = part.partition(b"\n")
+        about = json.loads(header)
+        aggregations |= about["aggregations"]
+        with _file(held) as path:
+            archive = Archive(path)
+            nodes = nodes or archive.nodes
+            for key in archive.arrays:
+                found.setdefault(key, []).append((archive.read(key), about["replicas"]))
+    return nodes, {
+        key: _combine(VariableAggregation(aggregations[key]), pairs) for key, pairs in found.items()
+    }
+
+
+def _combine(how: VariableAggregation, of_workers: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
+    """Returns one value of those of several workers, given with the numbers of their replicas."""
+    values = [value for value, _ in of_workers]
+    dtype = values[0].dtype
+    wide = np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    stacked = np.stack(values).astype(wide)
+    if how is VariableAggregation.SUM:
+        return np.sum(stacked, axis=0, dtype=wide).astype(dtype)
+    if how is VariableAggregation.MEAN:
+        replicas = [count for _, count in of_workers]
+        return np.asarray(np.average(stacked, axis=0, weights=replicas)).astype(dtype)
+    return values[0]
+
+
+def _give_rest(cell: Cell, total: np.ndarray) -> None:
+    """Gives the first replica what is left of integers when each has got an equal share."""
+    placement = cell.placement
+    if 0 in placement.local_replicas and jnp.issubdtype(total.dtype, jnp.integer):
+        copies = np.stack(cell.copies())
+        first = placement.local_replicas.index(0)
+        copies[first] = total - copies[first] * (placement.num_replicas - 1)
+        cell.put(placement.spread(copies))
+
+
+def _packed(nodes: Sequence[Node], arrays: dict[str, np.ndarray]) -> bytes:
+    with _file() as path:
+        write_archive(path, nodes, arrays)
+        with open(path + SUFFIX, "rb") as file:
+            return file.read()
 
 
 @contextlib.contextmanager
-def _path() -> Iterator[str]:
+def _file(held: bytes = b"") -> Iterator[str]:
+    """Inside, there is a path for a checkpoint, which holds what is given."""
     with tempfile.TemporaryDirectory(prefix="unison-", dir=_FOLDER) as folder:
-        yield os.path.join(folder, "state")
+        path = os.path.join(folder, "state")
+        if held:
+            with open(path + SUFFIX, "wb") as file:
+                file.write(held)
+        yield path

@@ -12,7 +12,7 @@ import collections
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,11 +24,9 @@ from unison.data import count_examples
 from unison.errors import InternalError
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
-from unison.keras.variables import ReplicatedVariable
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
-from unison.train.checkpoint import Checkpoint
-from unison.train.handover import packed, unpack
+from unison.train.handover import Handover
 from unison.train.keras_backup import Batches, catch_batches, forget_backups
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.rebatching import Rebatched
@@ -188,25 +186,32 @@ class ElasticLoops:
         return self._place is not None
 
     def pack(self) -> bytes:
-        return packed(self._checkpoint())
+        return self._handover().pack()
 
-    def unpack(self, held: bytes) -> None:
-        unpack(self._checkpoint(), held)
-        if self._group.view is None:
-            # A newcomer. What is summed over the replicas (a compression's residual) stays with
-            # those who have it: twice would be too much.
-            _clear(variable.cell for variable in self._optimizer_variables())
+    def pack_part(self) -> bytes:
+        return self._handover().pack_part()
+
+    def unpack(self, held: bytes, keeps_part: bool) -> None:
+        self._handover().unpack(held, keeps_part)
+        self._give_states()
+
+    def resume(self, held: bytes, parts: Sequence[bytes]) -> None:
+        self._handover().resume(held, parts)
+        self._give_states()
+
+    def _give_states(self) -> None:
         if self._place is not None:
             give_states(self._place.others, self._place.callbacks)
 
-    def _checkpoint(self) -> Checkpoint:
+    def _handover(self) -> Handover:
         parts: dict[str, Any] = {"model": self._model, "metrics": list(self._model.metrics)}
         seeds = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
         if seeds is not None:
             parts["seeds"] = seeds
         if self._place is not None:
             parts["place"] = self._place
-        return Checkpoint(**parts)
+        # Between two groups each worker has what all have counted (`_collect_metrics`).
+        return Handover(self._trainer.metrics_cells, **parts)
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -320,7 +325,7 @@ class ElasticLoops:
         self._collect_metrics(step)
         outcome = group.regroup(self, is_open)
         if outcome.has_taken_over and step is not None:
-            step.know_metrics([_of_any_copy(cell) for cell in self._trainer.metrics_cells()])
+            step.know_metrics([_of_all(cell) for cell in self._trainer.metrics_cells()])
             replicas = replicas if place is None else place.num_replicas
         self._scale_learning_rate(replicas)
         if outcome.place:
@@ -377,12 +382,9 @@ class ElasticLoops:
 
     def _clear_sums(self) -> None:
         """Leaves what all have counted to the first member."""
-        _clear(self._trainer.metrics_cells())
-
-    def _optimizer_variables(self) -> list[ReplicatedVariable]:
-        optimizer = self._model.optimizer
-        variables = [] if optimizer is None else optimizer.variables
-        return [each for each in variables if isinstance(each, ReplicatedVariable)]
+        for cell in self._trainer.metrics_cells():
+            if cell.layout is Layout.LOCAL and _is_sum(cell):
+                cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
 
 
 class _Place:
@@ -498,21 +500,15 @@ def _digest(arrays: Sequence[jax.Array]) -> str:
     return own.hexdigest()[:16]
 
 
-def _of_any_copy(cell: Cell) -> np.ndarray:
-    """Returns what all have counted, on a worker that has it."""
-    return cell.copies()[0]
+def _of_all(cell: Cell) -> np.ndarray:
+    """Returns what all have counted, on a worker that has it in its own copies."""
+    copies = np.stack(cell.copies())
+    return np.sum(copies, axis=0, dtype=copies.dtype) if _is_sum(cell) else copies[0]
 
 
 def _factor(group: ElasticGroup) -> float:
     """Returns how large a batch is, compared with the beginning, where each replica's stays."""
     return group.placement.num_replicas / group.replicas_at_start
-
-
-def _clear(cells: Iterable[Cell]) -> None:
-    """Makes the copies of those zero that are summed over the replicas."""
-    for cell in cells:
-        if cell.layout is Layout.LOCAL and _is_sum(cell):
-            cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
 
 
 def _is_sum(cell: Cell) -> bool:

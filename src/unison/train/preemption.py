@@ -398,7 +398,7 @@ def _check_cluster(resolver: ClusterResolver | None) -> None:
             "together. Received: a cluster with parameter servers, whose workers do not."
         )
     count = len(process_group.training_tasks(cluster))
-    if count > 1 and not _is_one_of_several():
+    if count > 1 and not (_is_one_of_several() or process_group.is_elastic()):
         raise ValueError(
             f"Expected this process to have joined the {count} workers of the cluster. Make the "
             "MultiWorkerMirroredStrategy before the PreemptionCheckpointHandler."

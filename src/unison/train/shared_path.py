@@ -101,7 +101,7 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
         UnavailableError: The same, and a process has ended.
     """
     if process_group.is_elastic():
-        return Writing() if process_group.index() == 0 else _Passing()
+        return Writing() if process_group.is_first() else _Passing()
     spread = [cell for cell in cells if cell.placement.spans_processes]
     if not spread or getattr(_inside, "a_write", False):
         return Writing()

@@ -2,7 +2,8 @@
 
 `register` decides, in the process that starts the workers, who computes together; `membership` is a
 worker's side of it; `protocol` has what they say. `communicator` carries the exchanges of one view.
-`group` runs programs in it, on the replicas of `placement`.
+`group` runs programs in it, on the replicas of `placement`; `keeping` is what a job leaves for its
+next run.
 """
 
 from unison.runtime.elastic.environment import is_elastic_worker
@@ -11,6 +12,7 @@ from unison.runtime.elastic.membership import Membership
 from unison.runtime.elastic.options import ElasticOptions
 from unison.runtime.elastic.placement import ElasticPlacement, ElasticProgram
 from unison.runtime.elastic.protocol import Ended, Interrupted, Member, View, Welcome
+from unison.runtime.elastic.resolver import GroupClusterResolver
 
 __all__ = [
     "ElasticGroup",
@@ -20,6 +22,7 @@ __all__ = [
     "Ended",
     "Entry",
     "GroupChanged",
+    "GroupClusterResolver",
     "Interrupted",
     "Member",
     "Membership",

@@ -28,14 +28,16 @@ import numpy as np
 
 from unison.errors import FailedPreconditionError, UnavailableError, UnimplementedError
 from unison.runtime import devices, logs, process_group
-from unison.runtime.elastic import faults, happenings, history
+from unison.runtime.elastic import faults, happenings, history, keeping
 from unison.runtime.elastic.communicator import Broken, Communicator
 from unison.runtime.elastic.compiler import Compiler
 from unison.runtime.elastic.environment import ElasticEnvironment, elastic_environment
+from unison.runtime.elastic.keeping import Origin
 from unison.runtime.elastic.membership import Membership
 from unison.runtime.elastic.options import ElasticOptions
 from unison.runtime.elastic.placement import ElasticPlacement
 from unison.runtime.elastic.protocol import (
+    REFUSED,
     REGISTER_LOST,
     TOO_FEW_WORKERS,
     Ended,
@@ -54,9 +56,7 @@ T = TypeVar("T")
 #: How a communicator says that the members' programs differ.
 _DIFFERENT_OPERATIONS = 9
 
-#: The file with the state of a job that has ended before its time, and the exit codes with which
-#: it does.
-_STATE = "state"
+#: The exit codes with which a job ends before its time, and leaves its state.
 _SAVING_CODES = (TOO_FEW_WORKERS, REGISTER_LOST)
 
 
@@ -76,11 +76,29 @@ class SharedState(Protocol):
         ...
 
     def pack(self) -> bytes:
-        """Returns the state, for `unpack` on another worker."""
+        """Returns what all members have in common, for `unpack` or `resume`."""
         ...
 
-    def unpack(self, held: bytes) -> None:
-        """Takes over the state of another worker."""
+    def pack_part(self) -> bytes:
+        """Returns what this worker alone has; empty if that is nothing."""
+        ...
+
+    def unpack(self, held: bytes, keeps_part: bool) -> None:
+        """Takes over the state of another worker.
+
+        Args:
+            held: What that one's `pack` has returned.
+            keeps_part: Whether what this worker alone has stays; else it has nothing of its own.
+        """
+        ...
+
+    def resume(self, held: bytes, parts: Sequence[bytes]) -> None:
+        """Takes over the state of an earlier run; all members do.
+
+        Args:
+            held: What `pack` has returned there.
+            parts: What `pack_part` has returned on its workers, in their order.
+        """
         ...
 
 
@@ -123,12 +141,12 @@ class ElasticGroup:
         step: How many of those all members had to take part in: equal states have the same number.
         runs: How many of those that may assign variables were launched.
         view: The present view; None while this worker is alone.
+        latest_view: That, or the one before while the next one is formed; None before this worker
+            has first taken part.
     """
 
     def __init__(self, environment: ElasticEnvironment):
         self._environment = environment
-        logs.say_who(environment.name)
-        keep_freed_memory()  # as in every job of several processes
         own = devices.default_devices()
         if own[0].platform != "cpu":
             raise UnimplementedError(
@@ -140,7 +158,7 @@ class ElasticGroup:
         self.placement = ElasticPlacement(own, self)
         self.launched = self.committed = self.step = self.runs = 0
         self._first_step = 0
-        self._has_looked = False  # for what an earlier run has kept
+        self._has_looked = False  # for what an earlier run has left
         #: How many loops there were in which others can take part, and whether those who have the
         #: state are in a later one.
         self._loops = 0
@@ -148,6 +166,13 @@ class ElasticGroup:
         #: How many steps of the loop have taken effect that the first program is without effect.
         self.partly_committed = 0
         self.view: View | None = None
+        self.latest_view: View | None = None
+        #: In which run of the job, and where there, the state has come about that this worker has;
+        #: 0 and None while it has none that a run could go on from.
+        self._run = 0
+        self._computed_in: tuple[int, str] | None = None
+        #: This worker's place there, if it was there: it may have a part of its own.
+        self._place: int | None = None
         #: How many members there are, and which of them this one is.
         self.num_members, self.index = 1, 0
         #: Returns the step of this worker's state, for the register.
@@ -172,17 +197,24 @@ class ElasticGroup:
         self.options = ElasticOptions()
         self._membership = self._new_membership()
         self.nominal, self.is_joining = self._ended_by(self._membership.enter)
-        happenings.happened("start", 0)
-        process_group.agree_through(self)
         self._compiler = Compiler()
         self._has_failed = False
-        self._show_error, sys.excepthook = sys.excepthook, self._note_error
         self._exit_code: Any = None
+
+    def close(self) -> None:
+        """Ends this worker's part; to the others it is lost, unless it has said something else."""
+        self.leave()
+        self._membership.close()
+        self._compiler.close()
+        self._listener.close()
+
+    def have_process(self) -> None:
+        """Makes this the group of the process: it hears how the program ends, and of notices."""
+        process_group.agree_through(self)
+        self._show_error, sys.excepthook = sys.excepthook, self._note_error
         self._exit, sys.exit = sys.exit, self._note_exit
         atexit.register(self._end)
         self._heed_notices()
-        if not self.is_joining:
-            self.regroup(None)
 
     def _new_membership(self) -> Membership:
         own, environment = self.placement.local_devices, self._environment
@@ -221,6 +253,7 @@ class ElasticGroup:
         if self._membership.interrupted is not None:
             self.settle(0)
             raise GroupChanged(message=f"{name} was not run: {self._membership.interrupted}")
+        self._membership.begin()
         self._ticket, status, results = program(self._ticket, *args)
         self._unsettled.append(status)
         self.launched += 1
@@ -353,6 +386,7 @@ class ElasticGroup:
             return [own]
         self.tell("read")
         if self._membership.interrupted is None:
+            self._membership.begin()
             try:
                 return self._communicator.all_gather(own)
             except Broken:
@@ -432,6 +466,8 @@ class ElasticGroup:
         step = None if was_alone and self.is_joining else self.position()
         has_taken_over = False
         while True:
+            if self._is_early:  # what it got in the last view was of no use
+                self._is_early = has_taken_over = False
             self.tell("recovery", at="stopped")
             ask = functools.partial(self._membership.regroup, step, is_open)
             view = self._ended_by(ask, state)
@@ -478,17 +514,20 @@ class ElasticGroup:
         self._loops += 1
         if not self.is_joining:
             return self._resume(state)
-        self.regroup(state, is_open=True)
-        if not self._is_early:
-            self._has_looked = True  # as the others have
-            return Entry.JOINED
-        self._withdraw()
-        return Entry.EARLY
+        has_joined = self.regroup(state, is_open=True).has_taken_over
+        if self._is_early:
+            self._withdraw()
+            return Entry.EARLY
+        if not has_joined:  # nobody is left who has the state
+            return self._resume(state)
+        self._has_looked = True  # as the others have
+        return Entry.JOINED
 
     def _withdraw(self) -> None:
         """Is lost to the others, and comes anew: as one that is alone until it joins."""
         self._membership.close()
         self.leave()
+        self.latest_view = None
         self._membership = self._new_membership()
         self.is_joining = self._ended_by(self._membership.enter).is_joining
 
@@ -503,7 +542,7 @@ class ElasticGroup:
         return self._membership.was_cut
 
     def _resume(self, state: SharedState) -> Entry:
-        """Takes over what an earlier run of the job has kept of this loop; all members call.
+        """Takes over what an earlier run of the job has left of this loop; all members call.
 
         Only once: what follows is ahead of it.
         """
@@ -511,50 +550,89 @@ class ElasticGroup:
             return Entry.NEW
         self._has_looked = True
         folder = self._environment.folder
-        kept = None if folder is None else _kept(os.path.join(folder, _STATE))
-        steps = self.all_gather_json(None if kept is None else kept[0], "The state of the job")
-        if all(step is None for step in steps):
+        kept = None if folder is None else keeping.kept_state(folder)
+        own = None if kept is None else kept.origin
+        told = self.all_gather_json(own, "The state of the job")
+        origins = [None if origin is None else Origin(*origin) for origin in told]
+        latest = max((origin for origin in origins if origin is not None), default=None)
+        if latest is None:
+            self._run = 1
             return Entry.NEW
-        if len(set(steps)) > 1:  # machines that do not share the folder
-            own = b"" if kept is None else b"%d\n" % kept[0] + kept[1]
-            parts = [part.partition(b"\n") for part in self.ask_all(lambda: own) if part]
-            kept = max((int(step), packed) for step, _, packed in parts)
-        assert kept is not None
-        if not self._unpack(state, kept[1]):
+        held = b"" if kept is None or own != latest else kept.held
+        if any(origin != latest for origin in origins):  # machines that do not share the folder
+            held = _first(self.ask_all(lambda: held))
+        loops, _, _, packed = _unpacked_state(held)
+        if loops > self._loops:
             self._has_looked = False
             return Entry.EARLY
-        self.renumber(kept[0])
+        state.resume(packed, self._kept_parts(latest))
+        self._run = latest.run + 1
+        self.renumber(latest.step)
         self.tell("resumed")
         return Entry.RESUMED
 
-    def _pack(self, state: SharedState) -> bytes:
-        return b"%d\n" % self._loops + state.pack()
+    def _kept_parts(self, origin: Origin) -> list[bytes]:
+        """Returns what workers of an earlier run had alone, in their order; all members call."""
+        folder = self._environment.folder
+        own = {} if folder is None else keeping.kept_parts(folder, origin)
+        found = self.all_gather_json(sorted(own), "The parts of the job's state")
+        places = sorted({place for each in found for place in each})
+        if all(each == places for each in found):
+            return [own[place] for place in places]
 
-    def _unpack(self, state: SharedState, packed: bytes) -> bool:
-        """Takes over a state, unless it is that of a later loop; whether it was taken."""
-        loops, _, held = packed.partition(b"\n")
-        self._is_early = int(loops) > self._loops
+        def own_part(place: int) -> bytes:
+            return own.get(place, b"")
+
+        asked = (functools.partial(own_part, place) for place in places)
+        return [_first(self.ask_all(ask)) for ask in asked]
+
+    def _pack(self, state: SharedState | None) -> bytes:
+        """Returns a state for `_unpack`; None: the loop is over that it was of."""
+        about = [self._loops + (state is None), self._run, self._computed_in]
+        return json.dumps(about).encode() + b"\n" + (b"" if state is None else state.pack())
+
+    def _unpack(self, state: SharedState, held: bytes, is_behind: bool) -> None:
+        """Takes over a state, unless it is that of a later loop.
+
+        Args:
+            state: Where it is taken to.
+            held: What another member's `_pack` has returned.
+            is_behind: Whether this worker has an earlier one, and not none.
+        """
+        loops, run, computed_in, packed = _unpacked_state(held)
+        self._is_early = loops > self._loops
         if not self._is_early:
-            state.unpack(held)
-        return not self._is_early
+            state.unpack(packed, keeps_part=is_behind)
+            self._run, self._computed_in = run, computed_in
+            self._place = self._place if is_behind else None
 
     def _take_over(self, view: View, communicator: Communicator, state: SharedState | None) -> bool:
         """Gives members that lack it the state of one that has it; whether this one has got it."""
         steps = [None if s is None else int(s) for s in view.steps]
-        if view.source is None or state is None:
+        if view.source is None:
             return False
-        behind = [step != steps[view.source] for step in steps]
-        if not any(behind):
+        lacks_it = [step != steps[view.source] for step in steps]
+        if not any(lacks_it):
             return False
         is_source = view.own == view.source
         self._membership.progress(self.step, "hands over the state")
         packed = self._hand_out(communicator, view.source, self._pack(state) if is_source else None)
         self.tell("recovery", at="state received")
         self._membership.progress(self.step, "has handed over the state")
-        if behind[view.own]:
-            self._unpack(state, packed)
-            self.step = steps[view.source] or 0
-        return behind[view.own]
+        if not lacks_it[view.own] or state is None:
+            return False
+        is_behind = steps[view.own] is not None
+        self._unpack(state, packed, is_behind)
+        if self._is_early and is_behind:
+            self._leave_job("the others have ended the loop that it is in")
+        self.step = steps[view.source] or 0
+        return True
+
+    def _leave_job(self, why: str) -> NoReturn:
+        """Ends the process; the supervisor starts another one, which joins."""
+        self.close()
+        logger.error("%s ends: %s", self._environment.name, why)
+        raise SystemExit(REFUSED)
 
     def _hand_answer(self, view: View, communicator: Communicator, is_new: bool) -> None:
         """Gives the latest answer to members that have asked for it and do not have it yet."""
@@ -569,6 +647,8 @@ class ElasticGroup:
             if own == most - 1 and self._asks:
                 self._handed = packed
                 return  # it is counted by whoever asks
+            # Whoever had it may be lost before the view begins.
+            self._latest_answer = lambda: packed
         self._answers = most
 
     def _hand_out(self, communicator: Communicator, source: int, own: bytes | None) -> bytes:
@@ -581,7 +661,8 @@ class ElasticGroup:
         return buffer.tobytes()
 
     def _become_member(self, view: View, communicator: Communicator) -> None:
-        self.view = view
+        self.view = self.latest_view = view
+        self._computed_in, self._place = (view.number, view.members[0].id), view.own
         self.num_members, self.index = len(view.members), view.own
         logs.say_who(f"{self._environment.name} (index {view.own})")
         self._first_step = self.step
@@ -637,17 +718,15 @@ class ElasticGroup:
         self._exit(code)
 
     def _save(self, state: SharedState, folder: str) -> None:
-        """Keeps the state for the job that is started next, unless another member has done so."""
-        path = os.path.join(folder, _STATE)
-        kept = _kept(path)
-        if kept is None or kept[0] != self.step:
-            aside = f"{path}.{os.getpid()}"
-            with open(aside, "wb") as file:
-                file.write(json.dumps({"step": self.step}).encode() + b"\n")
-                file.write(self._pack(state))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
+        """Leaves the state for the next run of the job, if this worker has it."""
+        if not self._run or self._computed_in is None:
+            return
+        view, group = self._computed_in
+        origin = Origin(self._run, view, self.position(), group)
+        part = b"" if self._place is None else state.pack_part()
+        if part and self._place is not None:
+            keeping.keep_part(folder, origin, self._place, part)
+        keeping.keep_state(folder, origin, lambda: self._pack(state))
 
     def _end(self) -> None:
         """Ends this worker's part; the others hear that its program has ended."""
@@ -655,9 +734,7 @@ class ElasticGroup:
             self._membership.failed(f"exit code {self._exit_code}")
         elif not self._has_failed and self.settle_all():
             self._membership.done()
-        self.leave()
-        self._membership.close()
-        self._compiler.close()
+        self.close()
 
     def _abort(self, why: str) -> None:
         communicator = self._communicator
@@ -682,6 +759,32 @@ def _unpacked_answers(packed: bytes) -> list[bytes]:
     return [bytes.fromhex(answer) for answer in json.loads(packed)]
 
 
+def _unpacked_state(held: bytes) -> tuple[int, int, tuple[int, str] | None, bytes]:
+    """Returns of a state in which loop, run and view it has come about, and the state."""
+    about, _, packed = held.partition(b"\n")
+    loops, run, computed_in = json.loads(about)
+    if computed_in is not None:
+        view, group = computed_in
+        computed_in = int(view), str(group)
+    return loops, run, computed_in, packed
+
+
+def _first(answers: Sequence[bytes]) -> bytes:
+    """Returns what those gave who had it.
+
+    Raises:
+        UnavailableError: Whoever had it is lost.
+    """
+    for answer in answers:
+        if answer:
+            return answer
+    raise UnavailableError(
+        message="Expected what the last run of the job has left on one of its machines. Received: "
+        "nothing; the worker that had it is lost. Start the job again on that machine, or with a "
+        "folder that all machines share."
+    )
+
+
 @functools.cache
 def elastic_group() -> ElasticGroup | None:
     """Returns the group of this process, which comes to its job now; None outside such jobs."""
@@ -691,13 +794,11 @@ def elastic_group() -> ElasticGroup | None:
     faults.listen()
     history.listen()
     happenings.happened("start", 0)
-    return ElasticGroup(environment)
-
-
-def _kept(path: str) -> tuple[int, bytes] | None:
-    """Returns the step and the state that a job has kept; None if it has kept nothing."""
-    try:
-        with open(path, "rb") as file:
-            return int(json.loads(file.readline())["step"]), file.read()
-    except FileNotFoundError:
-        return None
+    logs.say_who(environment.name)
+    keep_freed_memory()  # as in every job of several processes
+    group = ElasticGroup(environment)
+    happenings.happened("start", 0)
+    group.have_process()
+    if not group.is_joining:
+        group.regroup(None)
+    return group

@@ -21,7 +21,8 @@ from unison.errors import UnavailableError
 from unison.runtime.addresses import split_address
 from unison.runtime.elastic.lines import Line
 from unison.runtime.elastic.participant import Participant
-from unison.runtime.elastic.protocol import BEAT, Ended, Interrupted, View, Welcome
+from unison.runtime.elastic.protocol import BEAT, Ended, Interrupted, Message, View, Welcome
+from unison.runtime.liveness.stragglers import where_the_program_is
 
 logger = logging.getLogger("unison")
 
@@ -90,6 +91,7 @@ class Membership:
         self._changed = threading.Condition()
         self._callbacks: list[Callable[[str], None]] = []
         self._progress: tuple[int, str] = (0, "begins")
+        self._begun = 0
         self._report: Mapping[str, Any] | None = None
         self._has_notice = False
         self._is_closing = False
@@ -125,6 +127,7 @@ class Membership:
             UnavailableError: The register cannot be reached.
         """
         with self._changed:
+            self._begun = 0
             self._participant.regroup(step, is_open)
         self._ring()
         return self._await(self._participant.take)
@@ -190,6 +193,10 @@ class Membership:
         While a view is formed, `doing` is to change as long as there is headway.
         """
         self._progress = (step, doing)
+
+    def begin(self) -> None:
+        """Notes that this worker begins something that all members of the view do together."""
+        self._begun += 1
 
     def report(self, told: Mapping[str, Any]) -> None:
         """Says something for those who watch the job; any thread may call.
@@ -296,8 +303,7 @@ class Membership:
             selector.register(line.connection, selectors.EVENT_READ)
             while line.is_open:
                 if (now := time.monotonic()) >= beat_at:
-                    step, doing = self._progress
-                    line.say({"is": "beat", "step": step, "doing": doing})
+                    line.say(self._beat())
                     beat_at = now + BEAT
                 writes = selectors.EVENT_WRITE if line.has_more_to_say else 0
                 selector.modify(line.connection, selectors.EVENT_READ | writes)
@@ -307,6 +313,8 @@ class Membership:
                     elif events & selectors.EVENT_READ:
                         for message in line.hear():
                             heard_at = self._heard_at = time.monotonic()
+                            if message["is"] == "where":
+                                line.say({"is": "stack", "stack": where_the_program_is()})
                             self._tell(self._participant.hear, message)
                 report, self._report = self._report, None
                 if report is not None and not line.has_more_to_say:
@@ -318,6 +326,12 @@ class Membership:
                     return
                 if time.monotonic() - heard_at > self._silence:
                     return
+
+    def _beat(self) -> Message:
+        step, doing = self._progress
+        view = self._participant.view
+        begun = {"view": 0 if view is None else view.number, "begun": self._begun}
+        return {"is": "beat", "step": step, "doing": doing} | begun
 
     def _listen(self) -> None:
         """Takes up what the program has said."""

@@ -18,9 +18,19 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
+from unison.runtime.elastic.lateness import Lateness
 from unison.runtime.elastic.lines import Line
 from unison.runtime.elastic.protocol import BEAT, Member, Message
-from unison.runtime.elastic.roster import Drop, Effect, Limits, Report, Roster, Tell, Wake
+from unison.runtime.elastic.roster import (
+    Drop,
+    Effect,
+    Limits,
+    Phase,
+    Report,
+    Roster,
+    Tell,
+    Wake,
+)
 
 logger = logging.getLogger("unison")
 
@@ -30,6 +40,9 @@ _MOST_STRANGERS = 64
 
 #: Seconds for which a connection that is to be closed stays, if the other end does not read.
 _SECONDS_TO_READ = 1.0
+
+#: Characters of a worker's stack; what is longer is none.
+_MOST_TOLD = 20_000
 
 #: How the job ends if the register has a mistake.
 _FAILED = 1
@@ -52,7 +65,7 @@ class Register:
         start_timeout: Seconds after which the job begins with those who are there.
         on_event: Is told what happens, in the register's thread: a dictionary whose `event` is
             "came", "proposed", "started", "interrupted", "lost", "leaving", "done", "failed",
-            "benched", "refused" or "ended".
+            "benched", "refused", "late", "goes on" or "ended".
         on_report: Is told what workers report for those who watch the job, in the register's
             thread: a worker's name, and what it says, which is unchecked.
         slots: How many workers the supervisor starts at first, in the slots 0, 1, ...; by default
@@ -113,6 +126,8 @@ class Register:
         self._guests: set[_Guest] = set()
         self._workers: dict[str, _Guest] = {}
         self._timers: dict[str, float] = {}
+        self._lateness: Lateness | None = None
+        self._compares_at = 0.0
         self._wishes: collections.deque[Callable[[], None]] = collections.deque()
         self._has_ended = threading.Event()
         self._is_closing = False
@@ -222,6 +237,35 @@ class Register:
                 self._roster.wake(timer)
                 self._carry_out()
         self._carry_out()
+        if now >= self._compares_at:  # not for every word of a thousand workers
+            self._compares_at = now + BEAT
+            self._compare_members(now)
+
+    def _compare_members(self, now: float) -> None:
+        """Asks members that keep the others waiting where they are."""
+        roster = self._roster
+        if roster.phase is not Phase.ACTIVE:
+            self._lateness = None
+            return
+        present = {id_: self._workers[id_] for id_ in roster.members if id_ in self._workers}
+        if self._lateness is None or self._lateness.view != roster.number:
+            names = {id_: guest.name for id_, guest in present.items()}
+            self._lateness = Lateness(roster.number, names, self._ask_where, self._say_of)
+        done = {id_ for id_, worker in roster.workers.items() if worker.is_done}
+        begun = {
+            id_: (guest.begun, guest.doing)
+            for id_, guest in present.items()
+            if guest.view == roster.number and id_ not in done
+        }
+        self._lateness.look(begun, now)
+
+    def _ask_where(self, id_: str) -> None:
+        if (guest := self._workers.get(id_)) is not None:
+            self._tell(guest, {"is": "where"})
+
+    def _say_of(self, name: str, is_late: bool, text: str) -> None:
+        what = "late" if is_late else "goes on"
+        self._do(Report({"event": what, "worker": name, "about": text}))
 
     def _seconds_to_sleep(self, now: float) -> float:
         return max(min([BEAT, *(when - now for when in self._timers.values())]), 0.0)
@@ -231,6 +275,7 @@ class Register:
         for guest in self._guests:
             guest.heard_at = min(guest.heard_at + seconds, time.monotonic())
         self._timers = {timer: when + seconds for timer, when in self._timers.items()}
+        self._lateness = None
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -302,6 +347,7 @@ class Register:
         elif self._workers.get(id_) is not guest:
             pass  # it has been told to go
         elif what == "beat":
+            guest.view, guest.begun = _number(message["view"]), _number(message["begun"])
             state = _step(message["step"]), str(message["doing"])
             if guest.state != state:
                 guest.state = state
@@ -324,6 +370,10 @@ class Register:
             roster.done(id_)
         elif what == "failed":
             roster.failed(id_, str(message["about"]))
+        elif what == "stack":
+            if self._lateness is not None:
+                stack = str(message["stack"])[:_MOST_TOLD]
+                self._lateness.hear(id_, stack, time.monotonic())
         elif what == "report":
             if self._on_report is not None:
                 self._on_report(guest.name, message["told"])
@@ -398,6 +448,8 @@ class _Guest:
         name: What it is called.
         closes_at: When the connection is closed at the latest; None: it is not to be.
         state: What it has said that it does.
+        view: The view that it has formed last.
+        begun: How many exchanges it has begun there.
     """
 
     def __init__(self, line: Line, now: float):
@@ -407,6 +459,13 @@ class _Guest:
         self.name = ""
         self.closes_at: float | None = None
         self.state: tuple[int | None, str] | None = None
+        self.view = self.begun = 0
+
+    @property
+    def doing(self) -> str:
+        """What it does, in words."""
+        step, doing = self.state or (None, "")
+        return f"{doing} (step {step})"
 
 
 def _number(value: Any) -> int:

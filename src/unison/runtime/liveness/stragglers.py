@@ -1,7 +1,8 @@
 """Who keeps the others waiting for longer than usual, and where in its program it is.
 
 A worker that is late is asked for its Python stack by the first of those that wait for it, which
-writes it to the log. Nothing else happens: whether a worker is lost, `verdict` decides.
+writes it to the log; in a job that may change, by the register (`unison.runtime.elastic.lateness`).
+Nothing else happens: whether a worker is lost, `verdict` decides.
 """
 
 from __future__ import annotations
@@ -35,17 +36,29 @@ _ANSWER_WITHIN = 2.0
 _MOST_CALLS = 25
 
 
+def _log(worker: int, is_late: bool, text: str) -> None:
+    logger.log(logging.WARNING if is_late else logging.INFO, "%s", text)
+
+
 class Stragglers:
     """What one worker knows of those that are late.
 
     Args:
         names: What each worker is called.
         say: Tells all others something.
+        report: Called with a worker, whether it is late or goes on, and a text about it. By
+            default, this is logged.
     """
 
-    def __init__(self, names: Sequence[str], say: Callable[[dict[str, Any]], None]):
+    def __init__(
+        self,
+        names: Sequence[str],
+        say: Callable[[dict[str, Any]], None],
+        report: Callable[[int, bool, str], None] = _log,
+    ):
         self._names = names
         self._say = say
+        self._report = report
         self._seconds: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_BEATS)
         self._last_count = 0
         self._counted_at = 0.0
@@ -88,14 +101,11 @@ class Stragglers:
         late = asked[1]
         self._reported[worker] = late
         usual = f"{statistics.median(self._seconds):.2g} s" if self._seconds else "not known yet"
-        logger.warning(
-            "%s has kept the others waiting for %.1f s (an operation usually takes: %s). Its last "
-            "word: %s.\n%s",
-            self._names[worker],
-            now - late.since,
-            usual,
-            late.doing,
-            stack,
+        self._report(
+            worker,
+            True,
+            f"{self._names[worker]} has kept the others waiting for {now - late.since:.1f} s (an "
+            f"operation usually takes: {usual}). Its last word: {late.doing}.\n{stack}",
         )
 
     def _note_pace(self, count: int, now: float) -> None:
@@ -109,8 +119,8 @@ class Stragglers:
         for worker, late in list(self._reported.items()):
             if counts.get(worker) != late.count:
                 del self._reported[worker]
-                name = self._names[worker]
-                logger.info("%s goes on after %.1f s", name, now - late.since)
+                about = f"{self._names[worker]} goes on after {now - late.since:.1f} s"
+                self._report(worker, False, about)
         for worker, (_, late) in list(self._asked.items()):
             if counts.get(worker) != late.count:
                 del self._asked[worker]

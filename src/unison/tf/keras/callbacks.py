@@ -128,7 +128,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     def _writer_into(self, name: str, folder: str) -> Any:
         """Returns what writes into a folder; on workers but the first, nothing is written."""
-        if process_group.index() != 0:
+        if not process_group.is_first():
             return self.summary.create_noop_writer()
         if name not in self._writers:
             self._writers[name] = self.summary.create_file_writer(folder)
