@@ -7,8 +7,11 @@ for tf.distribute programs.
 Importing this package starts no backend and changes nothing in another library.
 """
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from unison import (
     compression,
@@ -35,8 +38,10 @@ from unison.data.dataset import when_made
 from unison.functions import Function
 from unison.module import Module
 from unison.parameter_server import ParameterServerStrategy
+from unison.runtime import logs
 from unison.runtime.devices import set_logical_cpu_devices
 from unison.runtime.elastic import is_elastic_worker
+from unison.runtime.launching.functions import watch_by
 from unison.slices import IndexedSlices
 from unison.strategies import (
     CentralStorageStrategy,
@@ -131,6 +136,15 @@ def _let_keras_take_datasets() -> None:
         importlib.import_module("unison.keras.datasets").teach_keras()
 
 
+def _watched(program: str, kind: str, workers: Sequence[str]) -> Any:
+    """Lets others watch a job; what that takes is imported then."""
+    launcher = importlib.import_module("unison.monitoring.launcher")
+    return launcher.Monitored(program, kind, workers)
+
+
+with contextlib.suppress(ValueError):  # who makes a strategy or gives a command is told
+    logs.show_what_is_asked_for()
+watch_by(_watched)
 observe_scopes(_KerasOnDemand())
 when_made.append(_let_keras_take_datasets)
 strategy_observers.append(monitoring.start_if_asked)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from subprocess_program import UNISON, run_program
+
 MPIRUN = shutil.which("mpirun")
 
 PROGRAM = """
@@ -30,10 +32,8 @@ multihost_utils.sync_global_devices("end")
 def printed(place: str, *arguments: object, workers: int | None = 2) -> str:
     """What `unison run --env` prints for a program."""
     count = [] if workers is None else ["-n", str(workers)]
-    command = [sys.executable, "-m", "unison", "run", *count, "--env", place, *arguments]
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=60, check=False
-    )
+    words = ("run", *count, "--env", place, *arguments)
+    done = run_program(UNISON, *words, imported=("jax", "unison"))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -128,3 +128,4 @@ def test_the_lines_for_ray_start_the_workers_there(program):
     assert lines.endswith(
         "unison run -n 2 --devices-per-worker 2 --address auto -m package.train 'a b'\n"
     )
+    assert "127.0.0.1" not in lines  # for which Ray takes the machine's outer address

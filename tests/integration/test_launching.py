@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from subprocess_program import UNISON, run_program
 from unison.cli import main
 from unison.runtime.launching import Job, Program, WorkerError, launch
 
@@ -52,8 +53,8 @@ def program(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object, timeout: float = 60) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "unison", "run", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    """`unison run` in a warm process; the workers that it starts are fresh ones."""
+    return run_program(UNISON, "run", *arguments, timeout=timeout, imported=("jax", "unison"))
 
 
 def processes_of(program: Path) -> list[int]:
@@ -100,6 +101,38 @@ def test_every_line_has_its_workers_name(program):
 
 def test_a_worker_alone_is_the_default(program):
     assert run(program).stdout == "[worker 0] here []\n"
+
+
+def test_a_worker_has_gpus_of_its_own_and_keras_runs_on_jax(tmp_path):
+    """On a machine where the driver lists two GPUs, and nobody has chosen a backend."""
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: B'\n")
+    driver.chmod(0o755)
+    plugin = tmp_path / "site" / "jax_plugins" / "xla_cuda12"
+    plugin.mkdir(parents=True)
+    (plugin / "__init__.py").write_text("raise SystemExit('JAX was started')")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['KERAS_BACKEND'])"
+    )
+    environment = os.environ | {
+        "JAX_PLATFORMS": "",
+        "KERAS_HOME": str(tmp_path),
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{plugin.parents[1]}{os.pathsep}{os.environ['PYTHONPATH']}",
+    }
+    del environment["KERAS_BACKEND"]
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "unison", "run", "-n", "2", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] 0 jax", "[worker 1] 1 jax"]
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_module_runs_by_its_name():

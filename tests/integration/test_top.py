@@ -1,6 +1,6 @@
 """`unison top` and a job that runs: its workers report, one is killed, one joins, it goes on.
 
-One launch serves all that is looked at; a browser looks at the page as well, if there is one.
+One launch serves all that is looked at. What the page makes of a job, a browser shows.
 """
 
 import contextlib
@@ -15,11 +15,16 @@ import sys
 
 import pytest
 
-from monitoring_reports import all_run, state_of_the_job, state_when
+from monitoring_reports import all_run, state_of_the_job, state_when, told, watched
 from subprocess_program import environment_of_program, kill_group
+from unison.monitoring.collector import Collector
 from unison.monitoring.running_jobs import running_jobs
 
 SECONDS = 60
+
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 #: Trains for a long time.
 PROGRAM = """
@@ -118,7 +123,6 @@ def test_a_job_is_watched_from_its_first_step_over_a_loss_to_its_end(program):
     try:
         lose_a_worker(program, state)
         let_one_join(program)
-        look_at_the_page(program)
         code, output = program.end()
         printed, said = watching.communicate(timeout=SECONDS)
     finally:
@@ -167,26 +171,38 @@ def look_at_the_messages(output):
     assert names == ["worker 0 (index 0)", *["worker 1 (index 0)"] * 3]
 
 
-def look_at_the_page(program):
-    """Opens the page in a browser without a screen, if there is one, and reads what it shows."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    browser = browser or shutil.which("google-chrome")
-    if browser is None:
-        return
-    url = running_jobs()[0].url
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000"]
-    profile = f"--user-data-dir={program.folder / 'browser'}"
-    finished = subprocess.run(
-        [browser, *options, profile, "--dump-dom", url],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed that could show the page")
+def test_a_browser_without_a_screen_shows_what_is_known_of_a_job(tmp_path, monkeypatch):
+    monkeypatch.setattr("unison.monitoring.job._SILENCE", 1e9)  # the browser takes its time
+    names = [f"worker {index}" for index in range(3)]
+    job = watched(kind="elastic", workers=names)
+    job.happened({"event": "process lost", "worker": 0}, "worker 0 was lost (SIGKILL)")
+    for second in range(4):
+        job._rated_at = 0.0  # as if a second had passed
+        for name in names:
+            about = {"examples": 640 * second, "loss": [10 * second, 0.5**second]}
+            job.hear(told(name, now=1000.0 + second, steps=10 * (second + 1), **about))
+    with Collector(job) as collector:
+        finished = subprocess.run(
+            [
+                BROWSER,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--virtual-time-budget=4000",
+                f"--user-data-dir={tmp_path}",
+                "--dump-dom",
+                f"http://{collector.address}/?token={collector.token}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     shown = html.unescape(finished.stdout)
     assert "3 of 3 workers run" in shown, finished.stderr
     assert re.search(r"<td>worker 1</td><td>running</td>", shown)
-    assert re.search(r"<dt>loss</dt><dd>[\d.]+", shown)
+    assert re.search(r"<dt>loss</dt><dd>0.125", shown)
     assert shown.count("<svg") == 2  # loss and examples/s
     assert "worker 0 was lost (SIGKILL)" in shown
     assert re.search(r"<title>\S*train.py", shown)

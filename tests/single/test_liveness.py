@@ -255,6 +255,17 @@ def test_what_one_says_reaches_all_through_the_first():
         star.close()
 
 
+def test_a_report_is_for_the_first_only():
+    first, second, third = star_of_three()
+    second.say({"is": "report"})
+    second.say({"is": "beat"})
+    second.hear(0.01)
+    assert [message["is"] for _, message in hear(first, count=2)] == ["report", "beat"]
+    assert [message["is"] for _, message in hear(third, [first])] == ["beat"]
+    for star in (first, second, third):
+        star.close()
+
+
 def test_the_end_of_one_is_heard_by_all_after_its_last_word():
     first, second, third = star_of_three()
     second.say({"is": "left"})

@@ -1,12 +1,17 @@
 """What `UNISON_LOG` shows."""
 
+import contextlib
+import io
 import logging
+import textwrap
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import unison
+from subprocess_program import run_program
+from unison.cli import main
 from unison.runtime import logs
 
 
@@ -30,6 +35,33 @@ def test_nothing_is_changed_without_the_variable(monkeypatch):
     assert logging.getLogger("unison").handlers == before
 
 
+def test_the_first_line_is_shown_and_no_other_library_notices():
+    program = """
+        import logging
+        import jax
+        loggers = [logging.getLogger(name) for name in (None, "jax", "absl")]
+        others = lambda: [(each.level, each.handlers[:], each.propagate) for each in loggers]
+        before = others()
+        import unison
+        print(others() == before)
+        logging.getLogger("unison").info("the first line")
+        logging.getLogger("jax").info("of another library")
+    """
+    done = run_program(textwrap.dedent(program), env={"UNISON_LOG": "info"})
+    assert done.stdout == "True\n", done.stderr
+    assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == [
+        "unison the first line"
+    ]
+
+
+def test_messages_go_where_errors_go_at_present(monkeypatch):
+    monkeypatch.setenv("UNISON_LOG", "info")
+    logs.show_what_is_asked_for()
+    with contextlib.redirect_stderr(io.StringIO()) as now:
+        logging.getLogger("unison").info("joined")
+    assert now.getvalue().endswith(" unison joined\n")
+
+
 def test_messages_have_time_worker_and_level_and_come_once(monkeypatch, capsys):
     monkeypatch.setenv("UNISON_LOG", "Info")
     for _ in range(2):
@@ -50,6 +82,13 @@ def test_a_level_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("UNISON_LOG", "loud")
     with pytest.raises(ValueError, match=r"debug, info, warning, error\. Received: 'loud'"):
         unison.OneDeviceStrategy("CPU:0")
+
+
+def test_a_command_says_in_one_line_that_there_is_no_such_level(monkeypatch, capsys):
+    monkeypatch.setenv("UNISON_LOG", "loud")
+    assert main(["top", "--once"]) == 2
+    (line,) = lines(capsys)
+    assert line.startswith("unison top: UNISON_LOG must be one of")
 
 
 def test_a_checkpoint_that_is_written_and_restored_is_an_event(monkeypatch, capsys, tmp_path):

@@ -3,6 +3,7 @@
 import atexit
 import base64
 import contextlib
+import fcntl
 import hashlib
 import http.client
 import json
@@ -16,15 +17,17 @@ import textwrap
 import threading
 import time
 import types
+import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import unison
-from monitoring_reports import told, watched
+from monitoring_reports import state_of_the_job, state_when, told, watched
+from unison.monitoring import first_worker, page, reporting, running_jobs
 from unison.monitoring import meter as meters
-from unison.monitoring import page, reporting, running_jobs
 from unison.monitoring.collector import Collector
 from unison.monitoring.job import Curve
 from unison.monitoring.launcher import Monitored
@@ -32,11 +35,14 @@ from unison.monitoring.meter import Meter
 from unison.monitoring.process import SentBytes
 from unison.monitoring.prometheus import exposition
 from unison.monitoring.reporting import Reporter
+from unison.runtime import liveness
 from unison.runtime.elastic.membership import Membership
 from unison.runtime.elastic.register import Register
 from unison.runtime.launching import Job, Program
 from unison.runtime.launching.workers import REPORTS_VARIABLE
+from unison.runtime.liveness.star import Star
 from unison.strategies import observing
+from unison.strategies.default import DefaultStrategy
 
 
 @pytest.fixture
@@ -80,6 +86,17 @@ def test_the_steps_and_examples_of_a_loop_of_the_users_own_are_counted(meter, st
         strategy.run(train, args=(batch,))
     strategy.run(evaluate, args=(batch,))
     assert (meter.steps, meter.examples) == (5, 18)  # two steps before it was known to be the loop
+
+
+def test_steps_that_the_program_counts_itself_never_go_back(meter, strategy):
+    def train():
+        return jnp.ones(())
+
+    for step in range(1001, 1006):
+        strategy.run(train)
+        meter.count_to(step)
+    assert meter.steps == 1005
+    assert [step for step, *_ in meter.marks] == [1000, 1001, 1002, 1003, 1004]
 
 
 def test_the_pace_is_not_that_of_what_runs_between_the_steps(meter, strategy):
@@ -249,6 +266,144 @@ def test_the_register_passes_reports_on_with_the_names_that_it_knows():
         worker.close()
 
 
+@pytest.fixture
+def by_itself(monkeypatch):
+    """This process is to let others watch its job, and does not do so yet."""
+    monkeypatch.setattr(reporting, "_reporter", None)
+    monkeypatch.setattr(reporting, "EVERY", 0.01)
+    monkeypatch.setattr(observing, "step_observer", None)
+    monkeypatch.setenv(first_worker.VARIABLE, "1")
+    yield
+    if reporting._reporter is not None:
+        reporting._reporter.end()
+        atexit.unregister(reporting._reporter.end)
+    first_worker.close()
+    atexit.unregister(first_worker.close)
+
+
+#: A job that goes on for as long as a test waits.
+ENDLESS = types.SimpleNamespace(poll=lambda: None)
+
+
+def test_a_process_that_something_else_has_started_serves_what_it_does(by_itself, own_folder):
+    reporting.start_if_asked()  # before it is known who the workers are
+    assert state_of_the_job() is None
+    unison.OneDeviceStrategy("CPU:0")
+    unison.monitoring.report(0.5, step=3)
+    state = state_when(lambda state: state["loss"] == 0.5, ENDLESS)
+    assert [(worker["name"], worker["step"]) for worker in state["workers"]] == [("worker 0", 3)]
+    assert state["workers"][0]["process"] == os.getpid()
+    assert first_worker.VARIABLE not in os.environ  # for its children, which are no workers
+    first_worker.close()
+    assert list(own_folder.rglob("*.json")) == []
+
+
+@pytest.mark.parametrize("said", ["", "0"])
+def test_a_process_serves_nothing_unless_it_is_asked(by_itself, monkeypatch, said):
+    monkeypatch.setenv(first_worker.VARIABLE, said)
+    unison.OneDeviceStrategy("CPU:0")
+    assert reporting._reporter is None
+    assert running_jobs.running_jobs() == []
+
+
+def test_who_reports_to_a_launcher_serves_nothing_itself(pipe, by_itself):
+    unison.OneDeviceStrategy("CPU:0")
+    assert json.loads(pipe.readline())["process"] == os.getpid()
+    assert first_worker.VARIABLE not in os.environ
+    assert running_jobs.running_jobs() == []
+
+
+@pytest.fixture
+def second_worker(monkeypatch):
+    """The second of two workers, the first of which is this process."""
+    here, there = socket.socketpair()
+    liveness.start(["worker 0 (a:1)", "worker 1 (b:1)"], 0, {1: here}, 100.0)
+    other = Star(1, {0: there})
+    yield other
+    other.say({"is": "left", "count": 0, "mark": ""})
+    other.close()
+    liveness.stop()
+
+
+def test_the_first_worker_serves_what_all_report(by_itself, second_worker):
+    unison.OneDeviceStrategy("CPU:0")
+    ahead = 5.0  # the other one's clock
+    for strange in ({}, {"told": 7}, {"told": "{"}, {"told": "[]"}, {"told": "{}"}):
+        second_worker.say({"is": "report"} | strange)
+    for now, steps in ((0.0, 0), (10.0, 100)):
+        report = told("another", now=time.time() + ahead + now, steps=steps)
+        second_worker.say({"is": "report", "told": json.dumps(report)})
+        second_worker.hear(0.01)
+    state = state_when(
+        lambda s: s["workers"][0]["process"] and s["workers"][1]["step"] == 100, ENDLESS
+    )
+    assert [worker["name"] for worker in state["workers"]] == ["worker 0", "worker 1"]
+    assert state["workers"][0]["process"] == os.getpid()
+    assert liveness.failure() is None
+
+
+def test_another_worker_reports_to_the_first(by_itself):
+    here, there = socket.socketpair()
+    first = Star(0, {1: there})
+    liveness.start(["worker 0 (a:1)", "worker 1 (b:1)"], 1, {0: here}, 100.0)
+    try:
+        unison.OneDeviceStrategy("CPU:0")
+        assert running_jobs.running_jobs() == []
+        last = time.monotonic() + 20
+        heard = []
+        while not any(message["is"] == "report" for message in heard):
+            assert time.monotonic() < last
+            heard += [message for _, message in first.hear(0.1)]
+        report = next(message for message in heard if message["is"] == "report")
+        assert json.loads(report["told"])["process"] == os.getpid()
+    finally:
+        first.say({"is": "left", "count": 0, "mark": ""})
+        first.close()
+        liveness.stop()
+
+
+@pytest.mark.usefixtures("server_key")
+def test_a_coordinator_serves_what_its_workers_and_servers_answer(by_itself, started):
+    started(workers=2, servers=1)
+    state = state_when(lambda s: all(worker["process"] for worker in s["workers"]), ENDLESS)
+    assert state["kind"] == "parameter servers"
+    assert [(worker["name"], worker["state"]) for worker in state["workers"]] == [
+        ("chief", "starting"),  # it has not run a step
+        ("worker 0", "running"),
+        ("worker 1", "running"),
+        ("ps 0", "running"),
+    ]
+
+
+def test_the_default_strategy_says_nothing_of_the_other_workers(by_itself):
+    DefaultStrategy(jax.local_devices()[:1])
+    assert running_jobs.running_jobs() == []
+    assert first_worker.VARIABLE in os.environ
+
+
+def test_the_clock_of_another_worker_is_compared_by_its_fastest_reports(monkeypatch):
+    clock = first_worker._Clock()
+    heard_at = iter([100.5, 101.002, 102.3])
+    own_clock = types.SimpleNamespace(time=lambda: next(heard_at))
+    monkeypatch.setattr(first_worker, "time", own_clock)
+    aheads = [clock.ahead(said_at + 5.0) for said_at in (100.0, 101.0, 102.0)]
+    assert aheads == pytest.approx([4.5, 4.998, 4.998])
+
+
+def test_a_child_leaves_the_serving_to_its_parent(by_itself):
+    unison.OneDeviceStrategy("CPU:0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX has threads
+        child = os.fork()
+    if not child:
+        try:
+            first_worker.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(running_jobs.running_jobs()) == 1
+
+
 @pytest.mark.parametrize("said", ["", "7", "x:y", "9999:1", "{}:1"])
 def test_a_variable_that_names_no_pipe_does_not_end_a_program(monkeypatch, said, tmp_path):
     monkeypatch.setattr(reporting, "_reporter", None)
@@ -376,6 +531,26 @@ def test_a_worker_that_does_not_come_to_the_step_of_the_others_is_the_straggler(
     assert job.as_dict()["stragglers"] == ["worker 1 has kept the others waiting for 20 s"]
 
 
+def test_a_hang_in_a_step_that_began_between_two_marks_has_its_straggler(monkeypatch):
+    monkeypatch.setattr(meters, "_MARK_EVERY", 3600.0)
+    others = Reporter(lambda told: None)
+    others.meter.count_to(96)  # a mark: 95 had begun before
+    for _ in range(5):
+        others.meter._begin()
+    first, second = others.gathered(), others.gathered()
+    assert [step for step, *_ in first["marks"]] == [95, 100]
+    assert second["marks"] == []  # it is told once
+    now = first["now"]
+    job = watched(
+        {**first, "worker": "worker 0"},
+        told("worker 1", now=now, steps=100, marks=[]),
+        {**second, "worker": "worker 0", "now": now + 20},
+        told("worker 1", now=now + 20, steps=100, marks=[]),
+    )
+    (straggler,) = job.as_dict()["stragglers"]
+    assert straggler.startswith("worker 1 has kept the others waiting for")
+
+
 def test_workers_that_run_alike_are_no_stragglers():
     reports = [
         told(f"worker {w}", now=now, steps=s) for now, s in ((990, 0), (1000, 100)) for w in (0, 1)
@@ -406,6 +581,7 @@ def test_a_recovery_is_from_the_interruption_to_the_next_start():
     assert worker_in(job, "worker 1")["state"] == "lost"
     time.sleep(0.01)
     job.happened({"event": "started"}, "regrouped")
+    job.happened({"event": "late", "worker": "worker 0"}, "worker 0 is late\nIts stack:\nstep()")
     state = job.as_dict()
     assert state["recoveries"] == 1
     assert state["last_recovery_seconds"] >= 0.01
@@ -413,7 +589,17 @@ def test_a_recovery_is_from_the_interruption_to_the_next_start():
         "the job runs",
         "worker 1 was lost",
         "regrouped",
+        "worker 0 is late",  # the stack is in the log
     ]
+
+
+@pytest.mark.parametrize("end", ["goes on", "interrupted"])
+def test_in_an_elastic_job_a_worker_straggles_by_the_word_of_the_register(end):
+    job = watched(told("worker 0"), told("worker 1"), kind="elastic")
+    job.happened({"event": "late", "worker": "worker 1"}, "worker 1 is late")
+    assert job.as_dict()["stragglers"] == ["worker 1 has kept the others waiting"]
+    job.happened({"event": end, "worker": "worker 1"})
+    assert job.as_dict()["stragglers"] == []
 
 
 def test_servers_and_their_workers_run_without_steps_of_their_own():
@@ -580,6 +766,23 @@ def test_what_a_killed_launcher_has_left_behind_is_removed():
     left.write_text(json.dumps(running_jobs.RunningJob(1, "x.py", "127.0.0.1:2", "t")._asdict()))
     assert running_jobs.running_jobs() == []
     assert not left.exists()
+
+
+def test_who_looks_for_jobs_while_one_is_being_published_does_not_hide_it(own_folder, monkeypatch):
+    lock = fcntl.flock
+    found = []
+
+    def after_a_look(file, how):
+        if how & fcntl.LOCK_EX:
+            found.append(running_jobs.running_jobs())
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_a_look)
+    with Monitored("train.py", "workers", ["worker 0"]):
+        assert found == [[]]
+        (job,) = running_jobs.running_jobs()
+        assert job.program == "train.py"
+    assert list(running_jobs.folder().iterdir()) == []
 
 
 def test_a_folder_that_others_can_enter_is_not_used(own_folder):

@@ -45,7 +45,7 @@ def url(collector):
 def test_without_a_job_it_says_so(run_top):
     status, _, said = run_top("--once")
     assert status == 2
-    assert "No job runs here that `unison run` has started" in said
+    assert "No job of this user can be watched here" in said
 
 
 def test_it_finds_the_only_job(run_top):
@@ -131,7 +131,7 @@ def test_a_launcher_that_goes_without_a_word_ends_the_watching(run_top, monkeypa
         status, printed, _ = run_top(url(collector))
         ending.join()
     assert status == 0
-    assert "its launcher has gone without a word" in printed
+    assert "The job has ended: nobody tells of it any more" in printed
 
 
 def test_the_end_waits_for_those_who_watch_and_for_nobody_else():

@@ -14,6 +14,7 @@ from unison.profiling import clocks
 from unison.profiling.merging import write_worker
 from unison.profiling.recording import Slice
 from unison.profiling.regions import Programs
+from unison.runtime import process_group
 
 
 def events_of(path):
@@ -69,6 +70,29 @@ def test_a_second_trace_in_a_folder_has_nothing_of_the_first(tmp_path):
     names = {event["name"] for event in events_of(tmp_path / "trace.json.gz")[0]}
     assert "second" in names
     assert "first" not in names
+
+
+def test_a_trace_has_nothing_of_more_workers_that_have_used_its_folder_before(tmp_path):
+    for worker in range(4):
+        write_worker(tmp_path, worker, profiling.Clock(0.0, 0.0), [one("before", 100.0)])
+    profiling.merge(tmp_path)
+    with profiling.trace(tmp_path):
+        pass
+    events, about = events_of(tmp_path / "trace.json.gz")
+    assert [worker["worker"] for worker in about["workers"]] == [0]
+    assert "before" not in {event["name"] for event in events}
+    assert [path.name for path in tmp_path.glob("worker-*")] == ["worker-0.trace.json.gz"]
+
+
+def test_a_worker_that_has_written_elsewhere_is_missed_also_where_there_is_an_older_trace(
+    tmp_path, monkeypatch, caplog
+):
+    write_worker(tmp_path, 1, profiling.Clock(0.0, 0.0), [one("before", 100.0)])
+    monkeypatch.setattr(process_group, "count", lambda: 2)
+    monkeypatch.setattr(process_group, "all_gather_json", lambda value, what: [value, value])
+    with profiling.trace(tmp_path):
+        pass
+    assert "is without workers [1]: they have written theirs on other machines" in caplog.text
 
 
 def test_a_trace_ends_when_its_block_raises(tmp_path):

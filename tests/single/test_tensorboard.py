@@ -72,6 +72,28 @@ def test_it_writes_metrics_speed_and_bytes_of_each_epoch(tmp_path, strategy):
     assert "workers/skew_milliseconds" not in train
 
 
+def test_an_evaluation_writes_its_metrics_by_the_step_as_keras_does(tmp_path, strategy):
+    board = unison.keras.TensorBoard(tmp_path)
+    data = np.ones((16, 32), "float32"), np.ones((16, 1), "float32")
+    _, model = fit(strategy, keras.callbacks.Callback(), epochs=1)
+    results = [
+        model.evaluate(*data, batch_size=8, verbose=0, return_dict=True, callbacks=[board])
+        for _ in range(2)
+    ]
+    written = scalars(tmp_path / "validation")
+    assert set(written) == {"evaluation_loss_vs_iterations"}
+    steps = written["evaluation_loss_vs_iterations"]
+    assert steps == pytest.approx({STEPS: results[0]["loss"]})
+    assert not (tmp_path / "train").exists()
+
+
+def test_a_validation_within_fit_is_written_by_the_step_too(tmp_path, strategy):
+    history, _ = fit(strategy, unison.keras.TensorBoard(tmp_path), validation_split=0.5)
+    steps = scalars(tmp_path / "validation")["evaluation_loss_vs_iterations"]
+    losses = history.history["val_loss"]
+    assert steps == pytest.approx({STEPS // 2: losses[0], STEPS: losses[1]})
+
+
 def test_it_writes_steps_where_it_is_asked_to(tmp_path, strategy):
     fit(strategy, unison.keras.TensorBoard(tmp_path, update_freq=4))
     assert set(scalars(tmp_path / "train")["batch_loss"]) == {4, 8, 12}

@@ -10,6 +10,7 @@ from typing import NoReturn
 import unison
 from unison.cli import bench, demo, plan, run, top
 from unison.cli.errors import CommandError
+from unison.runtime import logs
 
 __all__ = ["main"]
 
@@ -39,11 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
+        _show_messages()
         return options.run(options) or 0
     except CommandError as error:
         message = " ".join(str(error).split())  # what others said may have several lines
         print(f"{parser.prog} {options.command}: {message}", file=sys.stderr)
         return 2
+
+
+def _show_messages() -> None:
+    try:
+        logs.show_what_is_asked_for()
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 
 from unison.cli.errors import CommandError
@@ -31,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-workers",
         type=int,
         metavar="N",
-        help="more wait until one is lost (default: as many as are started); --workers says how "
-        "many are started here (default: N)",
+        help="more wait until one is lost (default: --workers, else M); --workers says how many "
+        "are started here (default: N)",
     )
     group.add_argument(
         "--join",
@@ -115,6 +116,8 @@ def check(options: argparse.Namespace) -> None:
         given = getattr(options, name)
         if given is not None and not given >= least:
             raise CommandError(f"Expected at least {least} for {_option(name)}. Received: {given}")
+        if given == math.inf:
+            raise CommandError(f"Expected a number with an end for {_option(name)}. Received: inf")
     if options.join is not None:
         first = ("min_workers", "max_workers", "folder", "listen", "address")
         _refuse(options, "is for the command that starts the job: leave it out with --join", *first)

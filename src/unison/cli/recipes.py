@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from unison.cli.errors import CommandError
+from unison.cli.programs import KERAS_BACKEND
+from unison.monitoring.first_worker import VARIABLE as MONITOR
 from unison.runtime.devices import CPU_DEVICES_VARIABLE
-from unison.runtime.launching import cluster_on_this_machine, worker_environments
+from unison.runtime.launching import (
+    cluster_on_this_machine,
+    with_own_gpus,
+    worker_environments,
+)
 
 #: The line that a program needs where nothing sets TF_CONFIG.
 _RESOLVER = """\
@@ -33,12 +40,26 @@ class Asked:
         workers: How many workers. None: as many as is usual there.
         devices_per_worker: Into how many logical devices each splits its CPU; None: as it is set.
         host: Where workers on this machine listen.
+        is_monitored: Whether `unison top` may watch them.
     """
 
     program: Sequence[str]
     workers: int | None = None
     devices_per_worker: int | None = None
     host: str = "127.0.0.1"
+    is_monitored: bool = True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every worker finds in its environment, wherever it is started."""
+        found = {}
+        if backend := os.environ.get(KERAS_BACKEND):
+            found[KERAS_BACKEND] = backend
+        if self.is_monitored:
+            found[MONITOR] = "1"
+        if self.devices_per_worker is not None:
+            found[CPU_DEVICES_VARIABLE] = str(self.devices_per_worker)
+        return found
 
 
 def local_environments(asked: Asked) -> list[dict[str, str]]:
@@ -53,16 +74,15 @@ def local_environments(asked: Asked) -> list[dict[str, str]]:
         raise CommandError(
             f"Cannot listen on {asked.host}: {error}. Give an address of this machine as --host."
         ) from error
-    return worker_environments(cluster, asked.devices_per_worker)
+    return with_own_gpus(worker_environments(cluster, asked.devices_per_worker))
 
 
 def _tf_config(asked: Asked) -> str:
     """Returns what each worker on this machine would find, for a shell."""
-    lines = []
-    for index, environment in enumerate(local_environments(asked)):
-        lines.append(f"# worker {index}")
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    return "\n".join(lines) + "\n"
+    return "".join(
+        f"# worker {index}\n{_exported({**asked.environment, **environment})}"
+        for index, environment in enumerate(local_environments(asked))
+    )
 
 
 def _slurm(asked: Asked) -> str:
@@ -75,7 +95,7 @@ def _slurm(asked: Asked) -> str:
         f"{_RESOLVER}"
         "export NPROC=$SLURM_CPUS_PER_TASK OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"
         " OPENBLAS_NUM_THREADS=$SLURM_CPUS_PER_TASK\n"
-        f"{_exported_devices(asked)}"
+        f"{_exported(asked.environment)}"
         'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \\\n'
         f"    python -u {shlex.join(asked.program)}\n"
     )
@@ -83,8 +103,7 @@ def _slurm(asked: Asked) -> str:
 
 def _open_mpi(asked: Asked) -> str:
     """Returns a line for `mpirun`."""
-    devices = asked.devices_per_worker
-    given = f"-x {CPU_DEVICES_VARIABLE}={devices} " if devices else ""
+    given = "".join(f"-x {name}={value} " for name, value in asked.environment.items())
     return (
         f"{_RESOLVER}"
         f"mpirun -n {asked.workers or 2} -x NPROC=1 -x OMP_NUM_THREADS=1 "
@@ -99,13 +118,14 @@ def _ray(asked: Asked) -> str:
     devices = (
         f"--devices-per-worker {asked.devices_per_worker} " if asked.devices_per_worker else ""
     )
+    unwatched = "" if asked.is_monitored else "--no-monitor "
     return (
-        "# on the first machine; --node-ip-address 127.0.0.1 where it is the only one\n"
+        "# on the first machine; --node-ip-address 127.0.0.2 where it is the only one\n"
         "ray start --head --port 6379\n"
         "# on the others\n"
         "ray start --address FIRST_MACHINE:6379\n"
         "# on one of them\n"
-        f"unison run {count}{devices}--address auto {shlex.join(asked.program)}\n"
+        f"unison run {count}{devices}{unwatched}--address auto {shlex.join(asked.program)}\n"
     )
 
 
@@ -117,12 +137,11 @@ def _kubernetes(asked: Asked) -> str:
     config = json.dumps(
         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": "$(INDEX)"}}
     )
-    devices = (
+    given = "".join(
         f"""
-            - name: {CPU_DEVICES_VARIABLE}
-              value: "{asked.devices_per_worker}\""""
-        if asked.devices_per_worker
-        else ""
+            - name: {variable}
+              value: {json.dumps(value)}"""
+        for variable, value in asked.environment.items()
     )
     return f"""\
 # Set image and resources. The pods find each other by the names that the service gives them.
@@ -161,7 +180,7 @@ spec:
                 fieldRef:
                   fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
             - name: TF_CONFIG
-              value: '{config}'{devices}
+              value: '{config}'{given}
 """
 
 
@@ -171,9 +190,9 @@ def _kubernetes_name(program: Sequence[str]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", script.lower())[:40].strip("-") or "train"
 
 
-def _exported_devices(asked: Asked) -> str:
-    devices = asked.devices_per_worker
-    return f"export {CPU_DEVICES_VARIABLE}={devices}\n" if devices else ""
+def _exported(environment: Mapping[str, str]) -> str:
+    """Returns the lines by which a shell sets variables."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
 
 
 #: By the name of the place.

@@ -11,6 +11,7 @@ from typing import Any
 
 from unison.cli import elastic, elastic_options, parameter_servers, programs, ray_places, top
 from unison.cli.errors import CommandError
+from unison.cli.numbers import seconds
 from unison.cli.recipes import RECIPES, Asked, local_environments
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
@@ -59,7 +60,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="end the workers after this time (default: never)",
     )
@@ -77,6 +78,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    programs.choose_keras_backend()
     _check(options)
     if options.env is not None:
         print(RECIPES[options.env](_asked(options)), end="")
@@ -123,6 +125,7 @@ def _asked(options: argparse.Namespace) -> Asked:
         workers=options.workers,
         devices_per_worker=options.devices_per_worker,
         host=options.host or LOOPBACK,
+        is_monitored=not options.no_monitor,
     )
 
 

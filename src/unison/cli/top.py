@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import shlex
 import time
 import urllib.parse
@@ -18,8 +19,9 @@ from rich.text import Text
 
 from unison.cli.errors import CommandError
 from unison.cli.programs import program_of
+from unison.monitoring.first_worker import VARIABLE
 from unison.monitoring.launcher import Monitored
-from unison.monitoring.running_jobs import RunningJob, running_jobs
+from unison.monitoring.running_jobs import RunningJob, folder, running_jobs
 from unison.planning.memory import in_units
 
 #: Seconds between two looks, and for which one may take.
@@ -43,9 +45,10 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
         help="watch a running job",
-        description="Shows what the workers of a job do whose `unison run` runs on this "
-        "machine: steps, examples/s, the times of steps, who keeps the others waiting and why, "
-        "memory, and the loss. Ctrl-C ends the showing, and not the job.",
+        description="Shows what the workers of a job do that this machine has started, or whose "
+        f"first worker runs here with {VARIABLE}=1: steps, examples/s, the times of steps, who "
+        "keeps the others waiting and why, memory, and the loss. Ctrl-C ends the showing, and not "
+        "the job.",
     )
     parser.add_argument(
         "job",
@@ -71,6 +74,8 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 def monitored(options: argparse.Namespace, kind: str, workers: list[str]) -> Monitored:
     """Returns what lets others watch the job that `unison run` is about to start."""
+    if options.no_monitor:
+        os.environ.pop(VARIABLE, None)  # else its first worker would let them
     return Monitored(shlex.join(program_of(options)), kind, workers, not options.no_monitor)
 
 
@@ -131,8 +136,9 @@ def _placed(job: str | None) -> _Place:
         return _Place(wanted[0].address, wanted[0].token)
     if not known:
         raise CommandError(
-            "No job runs here that `unison run` has started for this user. Elsewhere: pass the URL "
-            "that `unison top --web` prints there."
+            f"No job of this user can be watched here (there is none in {folder()}): none of "
+            f"`unison run` or launch(..., monitor=True), and no first worker with {VARIABLE}=1. "
+            "Elsewhere: pass the URL that `unison top --web` prints there."
         )
     several = "Several jobs run" if job is None else f"There is no job {job!r}"
     raise CommandError(f"{several}: pass the number of one, {_listed(known)}.")
@@ -192,7 +198,7 @@ def _watch(place: _Place, console: Console) -> int:
             try:
                 state = _state(place)
             except _GoneError:
-                state = {**state, "ended": "its launcher has gone without a word"}
+                state = {**state, "ended": "nobody tells of it any more"}
             live.update(_shown(state, console.width), refresh=True)
     return 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from unison.compression import LocalTraining
 from unison.data import waited_seconds
 from unison.keras.aggregation import compression_of
 from unison.keras.compression import report_of
@@ -22,7 +23,7 @@ from unison.runtime import process_group
 class TensorBoard(keras.callbacks.Callback):
     """Writes metrics, and where the time and the bytes of the steps go, for TensorBoard.
 
-    Give it to `fit` on every worker, under any strategy: the first worker writes. In
+    Give it to `fit` or `evaluate` on every worker, under any strategy: the first worker writes. In
     `log_dir/train` and `log_dir/validation` are the metrics, as `keras.callbacks.TensorBoard` names
     them; in `log_dir/train` is also, after each epoch,
 
@@ -64,6 +65,9 @@ class TensorBoard(keras.callbacks.Callback):
         self._profiled = _bounds_of(profile_batch)
         self._writers: dict[str, Any] = {}
         self._profile: StepProfile | None = None
+        self._is_training = False
+        #: How many seconds the present epoch has trained, once it does so no more.
+        self._trained: float | None = None
         #: How many steps this callback has been told of, if it is told of them.
         self._steps = 0
         if self._every or self._profiled:
@@ -74,16 +78,26 @@ class TensorBoard(keras.callbacks.Callback):
     # -- what Keras calls ------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if process_group.index() == 0:
+        self._is_training = True
+        if process_group.is_first():
             self._writer("train")  # says at once if it cannot
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._trained: float | None = None
+        self._trained = None
         self._begin_counting()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self._trained is None:  # a validation: its time is not training's
+        if self._is_training and self._trained is None:  # a validation's time is not training's
             self._end_counting()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            step = int(optimizer.iterations)
+            for name, value in (logs or {}).items():
+                self._write("validation", f"evaluation_{name}_vs_iterations", value, step)
+        if not self._is_training:
+            self._close()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs or {}
@@ -104,6 +118,10 @@ class TensorBoard(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._profile is not None:  # the training was shorter than what was to be profiled
             self._end_profile()
+        self._is_training = False
+        self._close()
+
+    def _close(self) -> None:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
@@ -175,7 +193,8 @@ class TensorBoard(keras.callbacks.Callback):
         if optimizer is None or compression_of(optimizer) is None:
             return {"communication/bytes_a_step": trainer.training_step.bytes_sent}
         sent, norm = report_of(optimizer)
-        is_on = trainer.strategy.communication_options.compresses
+        is_apart = isinstance(compression_of(optimizer), LocalTraining)
+        is_on = is_apart or trainer.strategy.communication_options.compresses
         return {
             "communication/bytes_a_step": sent.bytes_sent if is_on else sent.bytes_uncompressed,
             "communication/bytes_saved_a_step": sent.bytes_saved if is_on else 0.0,
@@ -192,7 +211,7 @@ class TensorBoard(keras.callbacks.Callback):
             self._write("train", name, value, self._steps)
 
     def _write(self, run: str, name: str, value: Any, step: int) -> None:
-        if process_group.index() != 0 or np.ndim(value) != 0:
+        if not process_group.is_first() or np.ndim(value) != 0:
             return
         self._writer(run).add_scalar(name, float(value), step)
 

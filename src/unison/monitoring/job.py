@@ -83,6 +83,8 @@ class WatchedWorker:
         self.heard_at = 0.0
         #: What the launcher knows of it: "lost", ...; None: nothing.
         self.said: str | None = None
+        #: Whether the register of a job that may change finds that it keeps the others waiting.
+        self.is_late = False
         #: Its latest loss.
         self.loss: float | None = None
         self._reports: collections.deque[Mapping[str, Any]] = collections.deque(
@@ -246,15 +248,21 @@ class WatchedJob:
         what, name = event["event"], event.get("worker")
         with self._lock:
             if line is not None:
-                self._events.append({"time": time.time(), "text": line[:_MOST_TEXT]})
+                text = line.partition("\n")[0]  # a stack is in the log
+                self._events.append({"time": time.time(), "text": text[:_MOST_TEXT]})
             if isinstance(name, int):
                 name = f"worker {name}"
             if name is not None and what in ("process lost", "lost", "leaving", "refused"):
                 self._worker(str(name)).said = "lost" if "lost" in what else what
             elif name is not None and what in ("process started", "came"):
                 self._worker(str(name)).said = None
-            if what == "interrupted" and self._runs and self._interrupted_at is None:
-                self._interrupted_at = time.monotonic()
+            elif name is not None and what in ("late", "goes on"):
+                self._worker(str(name)).is_late = what == "late"
+            if what == "interrupted":
+                for worker in self._workers.values():
+                    worker.is_late = False
+                if self._runs and self._interrupted_at is None:
+                    self._interrupted_at = time.monotonic()
             elif what == "started":
                 self._runs = True
                 if self._interrupted_at is not None:
@@ -325,6 +333,9 @@ class WatchedJob:
         latest = worker.latest or {}
         is_running = worker.state(now) == "running"
         own = waiting.get(worker.name)
+        straggles = own.words() if own is not None else None
+        if worker.is_late:
+            straggles = "has kept the others waiting"
         phases = None
         if is_running and (share := worker.input_share) is not None:
             others = None if own is None else own.share
@@ -341,7 +352,7 @@ class WatchedJob:
             "steps_per_second": worker.rate("steps") if is_running else None,
             "step_seconds": worker.step_seconds(),
             "phases": phases,
-            "straggles": own.words() if own is not None and is_running else None,
+            "straggles": straggles if is_running else None,
             "memory_bytes": latest.get("memory"),
             "device_bytes": latest.get("device_memory"),
             "sent_bytes": latest.get("sent"),

@@ -1,4 +1,7 @@
-"""`Monitored`: what `unison run` does so that a job can be watched."""
+"""`Monitored`: what a process does that lets others watch a job.
+
+The one that has started the workers, or the first of them (`first_worker`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _NO_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 class Monitored:
-    """A job that this process runs and that others may watch, in a `with` block.
+    """A job of which this process hears and that others may watch, in a `with` block.
 
     A job that cannot be watched (nobody can listen, there is no folder) runs all the same.
 
@@ -62,11 +65,16 @@ class Monitored:
                     self._end = undoing.pop_all()
                     self._collector = collector
             except OSError as error:
-                logger.info("The job cannot be watched: %s", error)
+                logger.warning("`unison top` cannot watch this job: %s", error)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end.close()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether others can watch it now."""
+        return self._collector is not None
 
     def programs(self, programs: Sequence[Program]) -> list[Program]:
         """Returns the workers' programs, which report to this process."""
@@ -77,17 +85,22 @@ class Monitored:
             for program, worker in zip(programs, self._workers, strict=True)
         ]
 
-    def hear(self, worker: str, told: Any) -> None:
-        """Takes note of what a worker reports; what is no report is left out. For any thread."""
+    def hear(self, worker: str, told: Any, ahead: float = 0.0) -> None:
+        """Takes note of what a worker reports; what is no report is left out. For any thread.
+
+        Args:
+            worker: What it is called.
+            told: What it reports.
+            ahead: By how many seconds the clock of its times is ahead of this process's.
+        """
         with contextlib.suppress(*_NO_REPORT):
-            self.job.hear({**told, "worker": worker})
+            marks = [[step, at - ahead, has_paused] for step, at, has_paused in told["marks"]]
+            now = told["now"] - ahead
+            self.job.hear({**told, "worker": worker, "now": now, "marks": marks})
 
     def _read(self, worker: str, line: bytes, ahead: float) -> None:
-        """Takes note of a report whose times are by a clock that is `ahead` of this one."""
         with contextlib.suppress(*_NO_REPORT):
-            told = json.loads(line)
-            marks = [[step, at - ahead, has_paused] for step, at, has_paused in told["marks"]]
-            self.hear(worker, {**told, "now": told["now"] - ahead, "marks": marks})
+            self.hear(worker, json.loads(line), ahead)
 
     def happened(self, event: Mapping[str, Any], line: str | None) -> None:
         """Takes note of an event of an elastic job; called in any thread."""

@@ -54,6 +54,9 @@ class Meter:
         )
         self.group: Any = None
         self.devices: Sequence[Any] = ()
+        #: The latest beginning of a step, written down or not, and the last that has been told.
+        self._latest: tuple[int, float, bool] | None = None
+        self._told = -1
         self._next_mark = 0.0
         self._has_paused = False
         self._waited: dict[int, float] = {}
@@ -105,11 +108,13 @@ class Meter:
         """Counts a step, and returns whether its beginning is written down."""
         now = time.time()
         is_marked = now >= self._next_mark
+        latest = (self.steps, now, self._has_paused)
         if is_marked:
             self._next_mark = now + _MARK_EVERY
-            self.marks.append((self.steps, now, self._has_paused))
+            self.marks.append(latest)
             self._has_paused = False
             self._waited[threading.get_ident()] = waited_seconds()
+        self._latest = latest
         self.steps += 1
         return is_marked
 
@@ -119,7 +124,7 @@ class Meter:
         calls = self._calls[name] = self._calls.get(name, 0) + 1
         if calls == _OFTEN:
             self._step_name = name
-            self.steps = self._counted_steps = calls - 1
+            self.steps = self._counted_steps = max(self.steps, calls - 1)
         return calls == _OFTEN
 
     def _count_examples(self, arguments: Any, programs: ProgramCache) -> None:
@@ -132,6 +137,19 @@ class Meter:
         self._counted_steps = self.steps
 
     # -- what is told ----------------------------------------------------------------------
+
+    def take_marks(self) -> list[tuple[int, float, bool]]:
+        """Returns the marks since the last call, and the latest beginning also where it has none:
+        it is that of the step in which this worker may wait for the others.
+        """
+        latest = self._latest  # before the marks: a step that begins meanwhile is told next time
+        taken = [self.marks.popleft() for _ in range(len(self.marks))]
+        if taken:
+            self._told = taken[-1][0]
+        if latest is not None and latest[0] > self._told:
+            taken.append(latest)
+            self._told = latest[0]
+        return taken
 
     @property
     def waited(self) -> float:

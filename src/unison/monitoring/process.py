@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Any
 
+from unison.runtime.open_sockets import tcp_sockets
+
 #: Where Linux' `tcp_info` has the number of bytes that the other end has got.
 _ACKNOWLEDGED = 120
-
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def resident_bytes() -> int | None:
@@ -50,22 +49,12 @@ class SentBytes:
         """
         now: dict[int, int] = {}
         try:
-            numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-        except OSError:
+            for own in tcp_sockets():
+                told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                inode = os.fstat(own.fileno()).st_ino
+                now[inode] = struct.unpack_from("=Q", told, _ACKNOWLEDGED)[0]
+        except (OSError, struct.error):
             return None
-        for number in numbers:
-            with contextlib.suppress(OSError, struct.error):
-                inode = os.fstat(number).st_ino
-                copy = os.dup(number)
-                try:
-                    connection = socket.socket(fileno=copy)
-                except OSError:  # a file
-                    os.close(copy)
-                    continue
-                with connection:
-                    if connection.family in _FAMILIES and connection.type == socket.SOCK_STREAM:
-                        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                        now[inode] = struct.unpack_from("=Q", told, _ACKNOWLEDGED)[0]
         self._of_closed += sum(
             sent for inode, sent in self._of_open.items() if now.get(inode, -1) < sent
         )

@@ -1,8 +1,9 @@
 """Tells those who watch the job what this worker does, once a second.
 
-A worker of a job that may change says it to the register (`ElasticGroup.report`), any other one
-writes it to the process that has started it, by a pipe (`unison.runtime.launching.workers`). So
-nothing has to be reached that is not reached already, wherever the worker runs.
+A worker of a job that may change says it to the register (`ElasticGroup.report`); any other one
+writes it to the process that has started it, by a pipe (`unison.runtime.launching.workers`), or,
+where something else than Unison has, tells the first worker (`first_worker`). So nothing has to be
+reached that is not reached already, wherever the worker runs.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from unison.monitoring import first_worker
 from unison.monitoring.meter import Meter
 from unison.monitoring.process import SentBytes, device_bytes, resident_bytes
 from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.strategies import observing
+from unison.strategies.default import DefaultStrategy
 
 #: The variable that tells a worker of a job that may change whether to report.
 ELASTIC_VARIABLE: Final = "UNISON_ELASTIC_REPORTS"
@@ -33,6 +36,7 @@ _LAST_WORD = 0.5
 Send = Callable[[Mapping[str, Any]], None]
 
 _reporter: Reporter | None = None
+_answerer: Reporter | None = None
 
 
 def report(loss: Any = None, *, step: int | None = None, examples: int | None = None) -> None:
@@ -64,20 +68,28 @@ def report(loss: Any = None, *, step: int | None = None, examples: int | None = 
         meter.note_loss(loss)
 
 
+def gathered() -> dict[str, Any]:
+    """Returns a report of this process, for who asks it: of one that runs no steps of its own."""
+    global _answerer
+    if _answerer is None:
+        _answerer = Reporter(lambda told: None)
+    return _answerer.gathered()
+
+
 def start_if_asked(strategy: Any = None) -> None:
     """Starts to report, if this process has been told to; called with each strategy that is made.
 
-    The variable goes then: processes that this one starts are no workers. If somebody else looks at
-    the steps, they are not counted.
+    The variables that tell it go then: processes that this one starts are no workers. If somebody
+    else looks at the steps, they are not counted.
 
     Args:
-        strategy: The strategy, whose group takes the reports in a job that may change.
+        strategy: The strategy, whose group takes the reports in a job that may change, and whose
+            workers know each other by now.
     """
     global _reporter
     if _reporter is not None:
         return
-    group = getattr(strategy, "group", None)
-    send = _to_the_register(group) if group is not None else _to_who_has_started_it()
+    send = _send(strategy)
     if send is None:
         return
     _reporter = Reporter(send)
@@ -85,6 +97,18 @@ def start_if_asked(strategy: Any = None) -> None:
         observing.observe_steps(_reporter.meter)
     _reporter.start()
     atexit.register(_reporter.end)
+
+
+def _send(strategy: Any) -> Send | None:
+    """Returns what takes the reports of this process; None: nobody does."""
+    # Before the program has made a strategy, it is not known which other workers there are.
+    is_known = strategy is not None and not isinstance(strategy, DefaultStrategy)
+    is_asked = is_known and first_worker.is_asked()
+    group = getattr(strategy, "group", None)
+    if group is not None:
+        return _to_the_register(group)
+    send = _to_who_has_started_it()
+    return first_worker.tell_first_worker(strategy) if send is None and is_asked else send
 
 
 def _to_the_register(group: Any) -> Send | None:
@@ -153,7 +177,7 @@ class Reporter:
     def gathered(self, has_ended: bool = False) -> dict[str, Any]:
         """Returns what is to be told now."""
         meter = self.meter
-        marks = [meter.marks.popleft() for _ in range(len(meter.marks))]
+        marks = meter.take_marks()
         group = meter.group
         return {
             "process": os.getpid(),

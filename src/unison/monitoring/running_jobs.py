@@ -59,15 +59,21 @@ def folder() -> Path:
 @contextlib.contextmanager
 def published(job: RunningJob) -> Iterator[None]:
     """Inside, the user's other processes find the job."""
+    owner = os.getpid()
     path = folder() / f"{job.process}-{job.address.rpartition(':')[2]}.json"
-    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # Under its name nobody finds it without the lock, as one that was left behind.
+    unfinished = path.with_suffix(".new")
+    opened = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(opened, 0)
         os.write(opened, json.dumps(job._asdict()).encode())
+        unfinished.rename(path)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if os.getpid() == owner:  # and no child, which has a copy of this
+            for each in (unfinished, path):
+                each.unlink(missing_ok=True)
         os.close(opened)
 
 

@@ -799,7 +799,11 @@ class _Worker:
                 job=self._coordinator.strategy.store.job,
             )
             self._pulse = Pulse(
-                self._address, connection, lambda: self._timeout, self._say_that_it_is_silent
+                f"worker {self._index}",
+                self._address,
+                connection,
+                lambda: self._timeout,
+                self._say_that_it_is_silent,
             )
         except (OpError, RuntimeError) as error:
             self._say_that_too_many_are_lost(error)

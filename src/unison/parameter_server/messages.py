@@ -451,6 +451,7 @@ def _connected(address: str, within: float) -> socket.socket:
     local = _local_name(address)
     if local is not None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(within)
         try:
             sock.connect(local)
         except OSError:
@@ -495,6 +496,8 @@ def listen(address: str) -> list[socket.socket]:
             sock.bind(local)
             sock.listen(64)
             listening.append(sock)
+    for each in listening:
+        each.settimeout(None)  # whatever the program's default is
     return listening
 
 

@@ -1,4 +1,7 @@
-"""`Pulse`: notices that a process has stopped, or is cut off, where nothing says so."""
+"""`Pulse`: notices that a process has stopped, or is cut off, where nothing says so.
+
+Where this process lets others watch the job, it also asks what the other one does.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from unison.errors import UnavailableError
+from unison.monitoring import first_worker
 from unison.parameter_server.messages import Connection, connect
 
 #: Seconds between two signs of life.
@@ -19,7 +23,8 @@ class Pulse:
     Whoever waits for an answer by that connection then gets an `UnavailableError`.
 
     Args:
-        address: Where the process listens.
+        name: What the process is called: "worker 0", "ps 1".
+        address: Where it listens.
         connection: What is closed.
         patience: Returns for how many seconds there may be no sign.
         on_silence: Called once there has been none for so long, before the connection is closed.
@@ -30,12 +35,14 @@ class Pulse:
 
     def __init__(
         self,
+        name: str,
         address: str,
         connection: Connection,
         patience: Callable[[], float],
         on_silence: Callable[[], None] = lambda: None,
     ):
         self._pulse = connect(address, patience(), "The process", role="pulse")
+        self._name = name
         self._connection = connection
         self._patience = patience
         self._on_silence = on_silence
@@ -54,8 +61,10 @@ class Pulse:
     def _listen(self) -> None:
         try:
             while True:
-                self._pulse.receive()
+                answer = self._pulse.receive()
                 self._heard = time.monotonic()
+                if answer.fields.get("report") is not None:
+                    first_worker.hear(self._name, answer["report"])
         except UnavailableError:
             if not self._is_ended.is_set():  # the process has gone
                 self._connection.close()
@@ -64,7 +73,7 @@ class Pulse:
     def _ask(self) -> None:
         while not self._is_ended.wait(_EVERY):
             try:
-                self._pulse.send("ping")
+                self._pulse.send("ping", wants_report=first_worker.is_serving())
             except UnavailableError:
                 return
             patience = self._patience()

@@ -24,6 +24,7 @@ import jax
 
 from unison.errors import OpError, UnavailableError
 from unison.monitoring import start_if_asked
+from unison.monitoring.reporting import gathered
 from unison.parameter_server.jobs import Jobs
 from unison.parameter_server.messages import Connection, Message, accept, listen
 from unison.parameter_server.programs import traced_worker_index
@@ -189,8 +190,8 @@ class Server:
             hello = accept(connection)
             if hello["role"] == "pulse":
                 while True:
-                    connection.receive()
-                    connection.send("alive")
+                    wants_report = connection.receive().fields.get("wants_report")
+                    connection.send("alive", report=gathered() if wants_report else None)
             if self.job_name == "ps":
                 said_goodbye = self._serve_variables(connection)
             else:

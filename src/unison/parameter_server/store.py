@@ -165,7 +165,7 @@ class Store:
         connection = connect(address, self.patience, what, role=self._role, job=self.job)
         with contextlib.ExitStack() as undoing:
             undoing.callback(connection.close)
-            pulse = Pulse(address, connection, lambda: self.patience)
+            pulse = Pulse(f"ps {server}", address, connection, lambda: self.patience)
             undoing.callback(pulse.close)
             begun = connection.ask("begin", job=self.job, is_new=is_new)
             if not is_new and not begun["has_state"]:

@@ -92,9 +92,9 @@ class ParameterServerStrategy(Strategy):
         check(compression)
         _check_mode(workers, max_staleness, synchronous, backup_workers)
         (device,) = select_devices(None)[:1]
+        self.cluster_resolver = cluster_resolver
         super().__init__([device])
         self.synchronous = synchronous
-        self.cluster_resolver = cluster_resolver
         self.timeout_seconds = timeout_seconds
         self.max_staleness = max_staleness
         addresses = [cluster.task_address("ps", index) for index in cluster.task_indices("ps")]

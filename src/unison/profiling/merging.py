@@ -38,6 +38,18 @@ def write_worker(
     _write(pathlib.Path(folder) / _OF_WORKER.format(worker), events, {"workers": [about]})
 
 
+def forget_workers(folder: str | os.PathLike[str]) -> None:
+    """Removes the workers' own traces of an earlier recording, which may have had more of them."""
+    for path in _of_workers(folder):
+        path.unlink(missing_ok=True)  # each of several workers does it
+
+
+def _of_workers(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """Returns the workers' own traces in a folder, in their order."""
+    found = pathlib.Path(folder).glob(_OF_WORKER.format("*"))
+    return sorted(found, key=lambda path: (len(path.name), path))
+
+
 def merge(folder: str | os.PathLike[str]) -> pathlib.Path:
     """Merges the traces of workers in a folder, and returns the file, which Perfetto opens.
 
@@ -49,7 +61,7 @@ def merge(folder: str | os.PathLike[str]) -> pathlib.Path:
         ValueError: A file is no trace of a worker.
     """
     folder = pathlib.Path(folder)
-    paths = sorted(folder.glob(_OF_WORKER.format("*")), key=lambda path: (len(path.name), path))
+    paths = _of_workers(folder)
     if not paths:
         raise FileNotFoundError(
             f"Expected traces of workers, {_OF_WORKER.format('N')}, in {folder}, as "

@@ -9,7 +9,13 @@ import pathlib
 from collections.abc import Iterator
 
 from unison.profiling.clocks import compare_clocks
-from unison.profiling.merging import MERGED, merge, missing_workers, write_worker
+from unison.profiling.merging import (
+    MERGED,
+    forget_workers,
+    merge,
+    missing_workers,
+    write_worker,
+)
 from unison.profiling.recording import Recording, Slice
 from unison.runtime import process_group
 
@@ -49,6 +55,7 @@ class Trace:
         """
         self._recording.stop()
         worker, count = process_group.index(), process_group.count()
+        forget_workers(self._folder)  # before anybody writes: all compare their clocks first
         clocks = compare_clocks()
         self.slices = self._recording.slices()
         write_worker(self._folder, worker, clocks[worker], self.slices)
@@ -88,7 +95,8 @@ def trace(folder: str | os.PathLike[str], python: bool = False) -> Iterator[None
     which compiles.
 
     Args:
-        folder: Where the trace is written. The workers should share it; see `merge`.
+        folder: Where the trace is written, in place of an earlier one. The workers should share
+            it; see `merge`.
         python: Whether every call of a Python function is recorded as well.
 
     Raises:

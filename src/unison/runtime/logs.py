@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 
 #: The environment variable that names the level from which on messages are shown.
@@ -24,8 +25,9 @@ logger = logging.getLogger("unison")
 def show_what_is_asked_for() -> None:
     """Shows the messages of the level that `UNISON_LOG` names, each with time and worker.
 
-    Strategies call it when they are made, parameter servers' processes when they begin. Without
-    the variable it does nothing.
+    `import unison` calls it; strategies do when they are made, since a program may have set the
+    variable meanwhile. It changes nothing but the logger "unison", and without the variable nothing
+    at all.
 
     Raises:
         ValueError: There is no such level.
@@ -59,6 +61,10 @@ class _ToStandardError(logging.StreamHandler):
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(_Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr  # which a program may have changed since
+        super().emit(record)
 
 
 class _Formatter(logging.Formatter):

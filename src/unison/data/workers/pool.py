@@ -216,6 +216,8 @@ class _Worker:
 
     def __init__(self, function: bytes):
         ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.settimeout(None)  # whatever the program's default is
         to_worker, from_worker = new_file(), new_file()
         lifeline, self._lifeline = os.pipe()
         files = [theirs.fileno(), to_worker, from_worker, lifeline]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from unison.runtime.cluster import ClusterSpec
-from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, count_gpus
+from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, visible_gpus
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -72,7 +72,7 @@ class SlurmClusterResolver(ClusterResolver):
         if not 0 <= self._rank < count:
             raise RuntimeError(f"SLURM_PROCID must be below {count}. Received: {self._rank}")
         most = max(self._tasks_per_node.values())
-        gpus = count_gpus() if gpus_per_node is None else gpus_per_node
+        gpus = len(visible_gpus()) if gpus_per_node is None else gpus_per_node
         self._gpus_per_task = gpus // most if gpus_per_task is None else gpus_per_task
         if most * self._gpus_per_task > gpus:
             raise RuntimeError(

@@ -10,6 +10,7 @@ from unison.runtime.launching.elastic import ElasticJob, ForeignGroup
 from unison.runtime.launching.environments import (
     cluster_on_this_machine,
     elastic_environments,
+    with_own_gpus,
     worker_environments,
 )
 from unison.runtime.launching.functions import WorkerError, launch
@@ -37,5 +38,6 @@ __all__ = [
     "cluster_on_this_machine",
     "elastic_environments",
     "launch",
+    "with_own_gpus",
     "worker_environments",
 ]

@@ -13,6 +13,7 @@ def main() -> None:
     """Calls the function that comes in at the standard input, and answers there."""
     # A copy, which the worker's children do not get; what they read is empty.
     connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    connection.settimeout(None)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     with connection, connection.makefile("rb") as call:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unison.runtime.addresses import LOOPBACK
 from unison.runtime.cluster import ClusterSpec
+from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, gpus_of_jax, shares_of_gpus
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, available_cores
 from unison.runtime.elastic.environment import TOKEN_VARIABLE as ELASTIC_TOKEN
 from unison.runtime.elastic.environment import VARIABLE as ELASTIC
 from unison.runtime.elastic.environment import ElasticEnvironment
+
+logger = logging.getLogger("unison")
 
 #: The variables that say how many threads a process computes with: XLA's, OpenMP's and OpenBLAS'.
 THREAD_VARIABLES = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -70,6 +74,42 @@ def worker_environments(
         {**shared, "TF_CONFIG": _tf_config(cluster, index)}
         for index in cluster.task_indices("worker")
     ]
+
+
+def with_own_gpus(environments: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Returns the environments of all workers on this machine, each with its share of the GPUs.
+
+    Where JAX would compute with GPUs, each worker sees an equal number of its own of those that
+    this process may use. Where there are fewer than workers, each sees all of them, and a warning
+    says what follows from that; so does one where some are left over. A worker alone sees all.
+
+    Args:
+        environments: What is added to the environment of each worker.
+    """
+    own = [dict(environment) for environment in environments]
+    names = gpus_of_jax() if len(own) > 1 else []
+    if not names:
+        return own
+    shares = shares_of_gpus(names, len(own))
+    if not shares:
+        logger.warning(
+            "%d workers, and fewer GPUs (%s): each worker sees all of them, and NCCL refuses two "
+            "workers on one GPU. Start at most %d, or set JAX_PLATFORMS=cpu.",
+            len(own),
+            ",".join(names),
+            len(names),
+        )
+        return own
+    if left := len(names) % len(own):
+        logger.warning(
+            "No worker has GPU %s: the %d workers have %d each.",
+            ",".join(names[-left:]),
+            len(own),
+            len(names) // len(own),
+        )
+    for environment, share in zip(own, shares, strict=True):
+        environment[VISIBLE_GPUS] = share
+    return own
 
 
 def elastic_environments(

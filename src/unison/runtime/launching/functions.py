@@ -6,17 +6,48 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, Self
 
 import cloudpickle
 
-from unison.runtime.launching.environments import cluster_on_this_machine, worker_environments
-from unison.runtime.launching.jobs import Job
+from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
+from unison.runtime.launching.environments import (
+    cluster_on_this_machine,
+    with_own_gpus,
+    worker_environments,
+)
+from unison.runtime.launching.jobs import Failure, Job
 from unison.runtime.launching.ray_nodes import RayNodes, Room
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start
 
 #: What a worker runs: see `calling`.
 _CALLING = "unison.runtime.launching.calling"
+
+
+class Watched(Protocol):
+    """A job that others may watch, in a `with` block; see `unison.monitoring.launcher`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def programs(self, programs: Sequence[Program]) -> list[Program]:
+        """Returns the workers' programs, which report to this process."""
+
+    def ended(self, exit_code: int) -> None:
+        """Says how the job has ended, to those who watch."""
+
+
+#: Makes it of a program's name, the kind of the job and its workers' names.
+Watch = Callable[[str, str, Sequence[str]], Watched]
+
+_watch: Watch
+
+
+def watch_by(watch: Watch) -> None:
+    """Says what lets others watch jobs, which lies on a floor above."""
+    global _watch
+    _watch = watch
 
 
 class WorkerError(RuntimeError):
@@ -44,6 +75,7 @@ def launch(
     address: str | None = None,
     cpus_per_worker: int | None = None,
     gpus_per_worker: int | None = None,
+    monitor: bool = False,
 ) -> list[Any]:
     """Calls a function in worker processes of one cluster, on this machine or on a Ray cluster.
 
@@ -63,6 +95,7 @@ def launch(
             `"ray://HOST:PORT"` from elsewhere. Default: this machine, without Ray.
         cpus_per_worker: How many of Ray's CPUs a worker takes. Default: an equal share of a node's.
         gpus_per_worker: The same for GPUs.
+        monitor: Whether `unison top` may watch the workers, as it may those of `unison run`.
 
     Returns:
         What the function returned, by worker.
@@ -89,7 +122,7 @@ def launch(
     with contextlib.ExitStack() as places:
         if address is None:
             cluster = cluster_on_this_machine(2 if workers is None else workers)
-            environments = worker_environments(cluster, devices_per_worker)
+            environments = with_own_gpus(worker_environments(cluster, devices_per_worker))
             start: Start = ProcessWorker
             shared = _import_path()
         else:
@@ -101,8 +134,14 @@ def launch(
             Program(["-m", _CALLING], {**shared, **own, **(environment or {})}, call)
             for own in environments
         ]
+        ended: Callable[[int], None] = _nobody_watches
+        if monitor:
+            names = [f"worker {index}" for index in range(len(programs))]
+            name = getattr(function, "__qualname__", repr(function))
+            watched = places.enter_context(_watch(name, "workers", names))
+            programs, ended = watched.programs(programs), watched.ended
         with Job(programs, on_line or _printed, start=start) as job:
-            failure = job.wait(timeout)
+            failure = _outcome(job, timeout, ended)
         if failure is not None:
             shown = "\n".join(failure.last_lines)
             raise WorkerError(f"{failure}\n{shown}", failure.worker, failure.exit_code)
@@ -116,6 +155,21 @@ def launch(
                     0,
                 )
         return [cloudpickle.loads(result) for result in results]
+
+
+def _outcome(job: Job, timeout: float | None, ended: Callable[[int], None]) -> Failure | None:
+    """Returns how the first worker failed, if one did; those who watch hear how the job ended."""
+    try:
+        failure = job.wait(timeout)
+    except TimeoutError:
+        ended(TIMEOUT_EXIT_CODE)
+        raise
+    ended(0 if failure is None else failure.exit_code)
+    return failure
+
+
+def _nobody_watches(exit_code: int) -> None:
+    """Tells nobody how a job has ended."""
 
 
 def _import_path() -> dict[str, str]:

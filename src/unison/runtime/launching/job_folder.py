@@ -5,7 +5,8 @@
 - `token`: the secret by which workers are known; only its owner can read it.
 - `address`: where the register listens, or listened last.
 - `events.jsonl`: what happened, one JSON object a line.
-- `state`: what the workers saved when the job was interrupted; gone when it is done.
+- `state`: what the workers saved when the job was interrupted; gone when it is done. Beside it,
+  what each of them alone had (`state-...`).
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class JobFolder:
 
     def forget_state(self) -> None:
         """Removes the saved state: the job is done, and begins anew if it is started again."""
-        (self.path / "state").unlink(missing_ok=True)
+        for path in self.path.glob("state*"):  # with the parts that each worker has left
+            path.unlink(missing_ok=True)
 
     def _opened(self, name: str, undoing: contextlib.ExitStack) -> int:
         opened = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)

@@ -147,6 +147,8 @@ class ProcessWorker(Worker):
         super().__init__(index, on_line)
         self._result = b""
         own_end, end_of_worker = socket.socketpair()
+        for end in (own_end, end_of_worker):
+            end.settimeout(None)  # whatever the program's default is
         output, end_of_output = os.pipe()
         reports, end_of_reports = os.pipe()  # which ends at once where nobody is to report
         inherited = () if guard is None else guard.inherited(output)

@@ -33,6 +33,7 @@ class Relay:
         self._where = where
         self._last = time.monotonic() + seconds
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(None)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = _in_thread(self._accept)
 
@@ -49,6 +50,7 @@ class Relay:
                 _in_thread(self._join, self._listener.accept()[0])
 
     def _join(self, client: socket.socket) -> None:
+        client.settimeout(None)
         with client, contextlib.ExitStack() as ends:
             service = self._connect()
             if service is None:

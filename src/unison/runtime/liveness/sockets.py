@@ -7,27 +7,23 @@ the operation that waits for it fails, and JAX raises.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
+
+from unison.runtime.open_sockets import tcp_sockets
 
 #: An address as (host, port).
 Address = tuple[str, int]
-
-_FOLDER = "/dev/fd"
-
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def listening() -> set[Address]:
     """Returns the addresses at which this process listens."""
     found = set()
-    for number in _open_files():
-        with contextlib.suppress(OSError), _copy(number) as copy:
-            is_ours = copy.family in _FAMILIES
-            if is_ours and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.add(_plain(copy.getsockname()))
+    with contextlib.suppress(OSError):  # the system does not say
+        for own in tcp_sockets():
+            if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.add(_plain(own.getsockname()))
     return found
 
 
@@ -42,27 +38,13 @@ def shut_down(listeners: Iterable[Address]) -> int:
     """
     wanted = set(listeners)
     count = 0
-    for number in _open_files():
-        with contextlib.suppress(OSError), _copy(number) as copy:
-            is_ours = copy.family in _FAMILIES
-            if is_ours and wanted & {_plain(copy.getsockname()), _plain(copy.getpeername())}:
-                copy.shutdown(socket.SHUT_RDWR)
-                count += 1
+    with contextlib.suppress(OSError):  # the system does not say
+        for own in tcp_sockets():
+            with contextlib.suppress(OSError):  # it is not connected
+                if wanted & {_plain(own.getsockname()), _plain(own.getpeername())}:
+                    own.shutdown(socket.SHUT_RDWR)
+                    count += 1
     return count
-
-
-def _open_files() -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        yield from map(int, os.listdir(_FOLDER))
-
-
-def _copy(number: int) -> socket.socket:
-    copy = os.dup(number)
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
 
 
 def _plain(address: tuple[Any, ...]) -> Address:

@@ -21,6 +21,9 @@ from typing import Any
 #: A process that says a longer line is none of ours.
 _MOST_BYTES = 1 << 20
 
+#: What only the first process is told: it does not pass this on.
+REPORT = "report"
+
 #: A process that has not taken so much yet is told only what it must know.
 _MOST_WAITING = 1 << 20
 
@@ -153,7 +156,8 @@ class Star:
         for message in messages:
             if self.index == 0:
                 message["from"] = other  # nobody speaks for another one
-                self._said.append((message, message.get("is") == "beat"))
+                if message.get("is") != REPORT:
+                    self._said.append((message, message.get("is") == "beat"))
             yield message["from"], message
         if has_ended:
             self._end(link)

@@ -13,6 +13,7 @@ run for the first time, the workers compare what they are about to run.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ import jax
 
 from unison.errors import OpError
 from unison.runtime.liveness.sockets import Address, shut_down
-from unison.runtime.liveness.star import Star
+from unison.runtime.liveness.star import REPORT, Star
 from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
 from unison.runtime.liveness.verdict import BEAT, REMEMBERED, Finding, Operation, Watch
 
@@ -47,6 +48,12 @@ _SIGNS_OF_OTHERS = re.compile(
 
 #: More of an error's message is not told to the others.
 _MOST_TOLD = 1500
+
+#: What says nothing of who is lost.
+_QUIET = ("beat", REPORT)
+
+#: Called with a worker's index and what it reports.
+OnReport = Callable[[int, Mapping[str, Any]], None]
 
 logger = logging.getLogger("unison")
 
@@ -72,6 +79,10 @@ class Liveness:
         own: Which of them this is.
         connections: To the others; see `Star`.
         limit: Seconds for which a worker may be silent, or keep others waiting.
+
+    Attributes:
+        names: What each worker is called.
+        own: Which of them this is.
     """
 
     def __init__(
@@ -81,8 +92,8 @@ class Liveness:
         connections: Mapping[int, Any],
         limit: float,
     ):
-        self._names = names
-        self._own = own
+        self.names = names
+        self.own = own
         self._limit = limit
         self._star = Star(own, connections)
         self._watch = Watch(names, own, limit, time.monotonic())
@@ -206,11 +217,19 @@ class Liveness:
         if not self._watch.has_left(worker):
             return None
         about = "has left the job, while others wait for what it has to say."
-        return Finding("left", worker, self._own, about).error(self._names, self._own, self.doing())
+        return Finding("left", worker, self.own, about).error(self.names, self.own, self.doing())
 
     def doing(self) -> str:
         """Says what this worker does."""
         return str(self._latest) if self._waiting_for is None else self._waiting_for[0]
+
+    def report(self, told: Mapping[str, Any]) -> None:
+        """Tells the first worker what this one does; for any thread."""
+        text = json.dumps(told)
+        if self.own > 0:
+            self._star.say({"is": REPORT, "told": text}, may_be_dropped=True)
+        else:
+            _pass_on_report(0, text)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -223,7 +242,7 @@ class Liveness:
             self._finish_last_operation()
         if self._failure is None:
             self._star.say({"is": "left"} | self._progress())
-            if self._own == 0:
+            if self.own == 0:
                 with self._changed:
                     self._changed.wait_for(lambda: not self._star.connected, self._limit)
         self._end()
@@ -275,7 +294,7 @@ class Liveness:
         except Exception as error:
             # Nobody would see who is lost any more.
             about = f"cannot watch the others: {type(error).__name__}: {error}"
-            self._declare(Finding("failed", self._own, self._own, about))
+            self._declare(Finding("failed", self.own, self.own, about))
             raise
 
     def _watch_others(self) -> None:
@@ -294,9 +313,11 @@ class Liveness:
             for worker, message in heard:
                 self._declare(self._watch.hear(worker, message, now))
                 self._hear_of_stragglers(worker, message or {}, now)
+                if message and message.get("is") == REPORT:
+                    _pass_on_report(worker, message.get("told", ""))
             self._answer()
             # The beats of a thousand workers do not each need a look at all of them.
-            if is_due or any(not message or message.get("is") != "beat" for _, message in heard):
+            if is_due or any(not said or said.get("is") not in _QUIET for _, said in heard):
                 self._declare(self._watch.look(self._latest.number, self.doing(), now))
                 self._look_for_stragglers(now)
             self._declare(self._watch.compare_latest(self._operations.get))
@@ -310,7 +331,7 @@ class Liveness:
         self._stragglers.look(count, self._watch.late(), self._watch.is_first_of(count), now)
 
     def _hear_of_stragglers(self, worker: int, message: Mapping[str, Any], now: float) -> None:
-        if message.get("is") == "where" and message["worker"] == self._own:
+        if message.get("is") == "where" and message["worker"] == self.own:
             self._star.say({"is": "stack", "stack": where_the_program_is()})
         elif message.get("is") == "stack":
             self._stragglers.hear(worker, message["stack"], now)
@@ -373,7 +394,7 @@ class Liveness:
             if self._failure is not None or self._is_ending:
                 return
             self._finding = finding
-            self._failure = finding.error(self._names, self._own, self.doing())
+            self._failure = finding.error(self.names, self.own, self.doing())
             self._failed_at = time.monotonic()
             callbacks = list(self._callbacks)
             self._changed.notify_all()
@@ -398,7 +419,7 @@ class Liveness:
     def _end_if_stuck(self) -> None:
         """Ends a process whose main thread waits for what will not come."""
         assert self._finding is not None
-        is_culprit = self._finding.worker == self._own
+        is_culprit = self._finding.worker == self.own
         if not self._is_noticed and (is_culprit or self._is_stuck()):
             self._die()
 
@@ -412,6 +433,7 @@ class Liveness:
 
 
 _watcher: Liveness | None = None
+_on_report: OnReport | None = None
 
 
 def _forget() -> None:
@@ -423,6 +445,27 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def _pass_on_report(worker: int, text: str) -> None:
+    if _on_report is not None:
+        with contextlib.suppress(Exception):  # a look at the job is not worth its end
+            _on_report(worker, json.loads(text))
+
+
+def on_report(callback: OnReport | None) -> None:
+    """Has `callback` called, on the first worker, with what each worker reports; None: nobody is.
+
+    It is called in another thread, by which this worker watches the others: it must not wait.
+    """
+    global _on_report
+    _on_report = callback
+
+
+def report(told: Mapping[str, Any]) -> None:
+    """Tells the first worker what this one does; see `on_report`. Without a job, nobody is told."""
+    if _watcher is not None:
+        _watcher.report(told)
 
 
 def current() -> Liveness | None:
