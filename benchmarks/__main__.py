@@ -39,6 +39,9 @@ _OVER_LINKS = ("network", "compression")
 #: The contests in which several processes train.
 _TRAINING = ("workers", "weak_scaling", *_OVER_LINKS)
 
+#: The contests that can run on GPUs.
+_ON_GPUS = ("fit", "run", "memory")
+
 #: Milliseconds that packets take in the contest `network`, where the kernel can delay them.
 _DELAYS = (0.0, 0.1, 1.0, 5.0)
 _MEGABITS = (None, 10_000, 1_000, 100)
@@ -122,6 +125,8 @@ def _parser() -> argparse.ArgumentParser:
         help="who takes part (%(default)s)",
     )
     add("--peers", type=pathlib.Path, metavar="FOLDER", help="what `benchmarks.peers` has made")
+    add("--device", choices=workloads.DEVICES, default="cpu", help=f"gpu: {', '.join(_ON_GPUS)}")
+    add("--keras-python", metavar="PATH", help="an interpreter that has JAX and Keras 3")
     add("--tf-python", metavar="PATH", help="an interpreter that has TensorFlow and Keras 3")
     add("--grain-python", metavar="PATH", help="an interpreter that has Grain")
     add("--orbax-python", metavar="PATH", help="an interpreter that has JAX and Orbax")
@@ -155,6 +160,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     known = _models(options.what)
     if known and options.model not in (None, *known):
         parser.error(f"--model of `{options.what}`: {', '.join(known)}. Received: {options.model}")
+    if options.device == "gpu" and options.what not in _ON_GPUS:
+        parser.error(f"--device gpu: for {', '.join(_ON_GPUS)}. Received: {options.what}")
     is_over_links = options.what in _OVER_LINKS
     if options.megabits is not None and (not is_over_links or options.megabits < 1):
         over_links = " and ".join(f"`{contest}`" for contest in _OVER_LINKS)
@@ -178,7 +185,7 @@ def _models(what: str) -> tuple[str, ...]:
 def _peer_python(options: argparse.Namespace, peer: str) -> str | None:
     if (named := getattr(options, f"{peer}_python")) or options.peers is None:
         return named
-    made = peers.python_of(options.peers, peer)
+    made = peers.python_of(options.peers, peer, options.device)
     return None if made is None else str(made)
 
 
@@ -234,12 +241,12 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
     if options.what in ("fit", "all"):
         models = [name for name in _MODELS_OF_FIT if options.model in (None, name)]
         works += workloads.fit_workloads(
-            models, options.batch, options.data, options.verbose, options.quick
+            models, options.batch, options.data, options.verbose, options.device, options.quick
         )
     if options.what in ("run", "all"):
-        works += workloads.run_workloads(options.quick)
+        works += workloads.run_workloads(options.device, options.quick)
     if options.what in ("memory", "all"):
-        works += workloads.memory_workloads(options.data, options.quick)
+        works += workloads.memory_workloads(options.data, options.device, options.quick)
     if options.what in ("aggregation", "all"):
         works += workloads.aggregation_workloads(options.quick)
     if options.what in ("data", "all"):

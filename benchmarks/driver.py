@@ -23,7 +23,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.contestants import Entry
 from benchmarks.namespaces import THIS_MACHINE, Host
 from benchmarks.protocol import Ready, Round, of_all_processes
-from benchmarks.workloads import Work, to_json
+from benchmarks.workloads import FitWork, RunWork, Work, to_json
 from unison.runtime.launching.environments import cluster_on_this_machine
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -155,7 +155,7 @@ class _Process:
         self._process = subprocess.Popen(
             [*host.command, *worker],
             cwd=_ROOT,
-            env=_environment(entry) | host.environment() | cluster.environment(),
+            env=_environment(entry, work) | host.environment() | cluster.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -279,12 +279,18 @@ def _round_line(index: int, rounds: int, result: Result) -> str:
     return f"  round {index + 1}/{rounds}: {', '.join(values)}"
 
 
-def _environment(entry: Entry) -> dict[str, str]:
+def _environment(entry: Entry, work: Work) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    # JAX ends with an error where it is to use GPUs and finds none; it does not go on with CPUs.
+    on_gpus = isinstance(work, FitWork | RunWork) and work.device == "gpu"
+    devices = (
+        {"JAX_PLATFORMS": "cuda"}
+        if on_gpus
+        else {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
+    )
     return kept | {
         "PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'src'}",
-        "JAX_PLATFORMS": "cpu",
-        "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        **devices,
         **entry.environment,
     }

@@ -25,8 +25,16 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def gpus() -> str:
+    """The names of NVIDIA's GPUs; empty without."""
+    told = sorted(pathlib.Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = [line for path in told for line in path.read_text().splitlines() if "Model:" in line]
+    return ", ".join(line.partition(":")[2].strip() for line in models)
+
+
 def description() -> dict[str, str | int]:
     return {
+        "gpus": gpus(),
         "cpu": processor(),
         "cores": cores(),
         "system": platform.platform(),

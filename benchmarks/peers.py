@@ -15,25 +15,38 @@ import sys
 import venv
 from collections.abc import Sequence
 
+from benchmarks.workloads import DEVICES
+
 #: What is measured, by the peer's name in `--contestants`.
 PACKAGES = {
+    "keras": ("jax==0.10.2", "keras==3.15.1"),
     "tf": ("tensorflow==2.21.0",),
     "torch": ("torch==2.13.0", "numpy>=2,<3"),
     "grain": ("grain==0.2.18",),
     "orbax": ("jax==0.10.2", "orbax-checkpoint==0.12.8"),
 }
 
+#: The same for GPUs; those that are not named here are measured on CPUs only.
+PACKAGES_ON_GPUS = {
+    "keras": ("jax[cuda12]==0.10.2", "keras==3.15.1"),
+    "tf": ("tensorflow[and-cuda]==2.21.0",),
+}
+
 _STAMP = "installed-packages.txt"
 
 
-def python_of(folder: pathlib.Path, peer: str) -> pathlib.Path | None:
+def packages_of(device: str) -> dict[str, tuple[str, ...]]:
+    return PACKAGES if device == "cpu" else PACKAGES_ON_GPUS
+
+
+def python_of(folder: pathlib.Path, peer: str, device: str = "cpu") -> pathlib.Path | None:
     """Returns the interpreter of a peer, if its environment is complete."""
     environment = folder / peer
-    is_complete = _installed(environment) == PACKAGES[peer]
+    is_complete = _installed(environment) == packages_of(device).get(peer)
     return environment / "bin" / "python" if is_complete else None
 
 
-def install(folder: pathlib.Path, peer: str) -> None:
+def install(folder: pathlib.Path, peer: str, packages: Sequence[str]) -> None:
     """Makes the environment of a peer anew.
 
     Raises:
@@ -43,8 +56,8 @@ def install(folder: pathlib.Path, peer: str) -> None:
     shutil.rmtree(environment, ignore_errors=True)
     venv.create(environment, with_pip=True)
     pip = [environment / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", *PACKAGES[peer]], check=True)
-    (environment / _STAMP).write_text("\n".join(PACKAGES[peer]) + "\n")
+    subprocess.run([*pip, "install", "--quiet", *packages], check=True)
+    (environment / _STAMP).write_text("\n".join(packages) + "\n")
 
 
 def _installed(environment: pathlib.Path) -> tuple[str, ...]:
@@ -58,17 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("folder", type=pathlib.Path, help="where the environments are made")
     parser.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PACKAGES)} (all)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="what they compute on")
     options = parser.parse_args(arguments)
-    if unknown := set(options.peers) - set(PACKAGES):
-        parser.error(f"expected peers of {', '.join(PACKAGES)}. Received: {', '.join(unknown)}")
+    packages = packages_of(options.device)
+    if unknown := set(options.peers) - set(packages):
+        parser.error(f"expected peers of {', '.join(packages)}. Received: {', '.join(unknown)}")
     failed = []
-    for peer in options.peers or PACKAGES:
-        if python_of(options.folder, peer):
+    for peer in options.peers or packages:
+        if python_of(options.folder, peer, options.device):
             print(f"{peer} is there")
             continue
-        print(f"{peer}: {', '.join(PACKAGES[peer])} ...", flush=True)
+        print(f"{peer}: {', '.join(packages[peer])} ...", flush=True)
         try:
-            install(options.folder, peer)
+            install(options.folder, peer, packages[peer])
         except subprocess.CalledProcessError:
             failed.append(peer)
     if failed:

@@ -145,8 +145,10 @@ def _about(written: Mapping[str, Any]) -> str:
         for of_contestant in workload["versions"].values():
             versions |= of_contestant
     libraries = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
+    on_gpus = any(each["work"].get("device") == "gpu" for each in written["workloads"])
+    gpus = f"{machine['gpus']}; " if on_gpus else ""
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python "
+        f"{gpus}{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python "
         f"{machine['python']}; {machine['day']}; {libraries}."
     )
 

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 
 from benchmarks.namespaces import Link
 
-#: Replicas of every workload but those of aggregation: logical CPU devices.
+#: Replicas of every workload on logical CPU devices but those of aggregation.
 REPLICAS = 2
+
+#: Where replicas compute: on logical CPU devices, or on all GPUs.
+DEVICES = ("cpu", "gpu")
 
 #: Steps a round for a model and a global batch; other batches take the steps of the nearest.
 _STEPS = {
@@ -99,6 +102,7 @@ class FitWork:
         verbose: As for Keras' `fit`; standard output leads to /dev/null.
         data: The path of a file in the format of Keras' `mnist.npz`; None for synthetic images.
         weighs: Whether contestants look at the live arrays between the steps.
+        device: Of `DEVICES`.
     """
 
     model: str
@@ -107,6 +111,7 @@ class FitWork:
     verbose: int = 0
     data: str | None = None
     weighs: bool = False
+    device: str = "cpu"
 
     unit = "images/s"
     higher_is_better = True
@@ -114,7 +119,8 @@ class FitWork:
 
     @property
     def name(self) -> str:
-        return f"{'memory' if self.weighs else 'fit'} {self.model}, batch {self.batch}"
+        task = "memory" if self.weighs else "fit"
+        return f"{task} {self.model}, batch {self.batch}{_where(self.device)}"
 
     @property
     def examples(self) -> int:
@@ -128,10 +134,12 @@ class RunWork:
     Attributes:
         variables: How many scalar variables the function updates.
         seconds: How long a round calls it.
+        device: Of `DEVICES`.
     """
 
     variables: int
     seconds: float
+    device: str = "cpu"
 
     unit = "us/call"
     higher_is_better = False
@@ -139,7 +147,8 @@ class RunWork:
 
     @property
     def name(self) -> str:
-        return f"run, {self.variables} variable{'s' if self.variables > 1 else ''}"
+        variables = "1 variable" if self.variables == 1 else f"{self.variables} variables"
+        return f"run, {variables}{_where(self.device)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,24 +425,25 @@ def fit_workloads(
     batches: Iterable[int],
     data: str | None,
     verbose: int,
+    device: str,
     quick: bool,
 ) -> list[Work]:
     return [
-        FitWork(model, batch, 2 if quick else _steps(model, batch), verbose, data)
+        FitWork(model, batch, 2 if quick else _steps(model, batch), verbose, data, device=device)
         for model in models
         for batch in batches
     ]
 
 
-def run_workloads(quick: bool) -> list[Work]:
-    return [RunWork(count, seconds=0.05 if quick else 0.7) for count in (1, 20)]
+def run_workloads(device: str, quick: bool) -> list[Work]:
+    return [RunWork(count, 0.05 if quick else 0.7, device) for count in (1, 20)]
 
 
-def memory_workloads(data: str | None, quick: bool) -> list[Work]:
+def memory_workloads(data: str | None, device: str, quick: bool) -> list[Work]:
     """A model whose parameters (80 MB) and optimizer state outweigh all the rest."""
     if quick:
-        return [FitWork("mlp", 64, 2, data=data, weighs=True)]
-    return [FitWork("wide_mlp", 256, _MEMORY_STEPS, data=data, weighs=True)]
+        return [FitWork("mlp", 64, 2, data=data, weighs=True, device=device)]
+    return [FitWork("wide_mlp", 256, _MEMORY_STEPS, data=data, weighs=True, device=device)]
 
 
 def aggregation_workloads(quick: bool) -> list[Work]:
@@ -566,6 +576,10 @@ def _steps(model: str, batch: int, known: Mapping[str, Mapping[int, int]] = _STE
     steps = known[model]
     nearest = min(steps, key=lambda known: abs(known - batch))
     return max(1, steps[nearest] * nearest // batch) if batch > nearest else steps[nearest]
+
+
+def _where(device: str) -> str:
+    return "" if device == "cpu" else ", GPUs"
 
 
 def to_json(work: Work) -> dict[str, Any]:

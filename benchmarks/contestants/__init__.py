@@ -151,7 +151,16 @@ def _training(
 
 _EVERYWHERE = ("workers", "weak_scaling", "network", "compression")
 _TUNED = ("workers", "network", "compression")
-_COMPRESSIONS = ("bfloat16", "int8", "int4", "sign", "topk", "powersgd", "local_sgd")
+_COMPRESSIONS = (
+    "bfloat16",
+    "float16",
+    "int8",
+    "int4",
+    "sign",
+    "topk",
+    "powersgd",
+    "local_sgd",  # `diloco` sends the same, half as often
+)
 _TRAINING_ENTRIES = [
     _training("unison", "training_unison", "custom_loop", _EVERYWHERE, KERAS_BACKEND="jax"),
     _training("unison fit", "training_unison", "fit", ("workers",), KERAS_BACKEND="jax"),
@@ -271,6 +280,6 @@ ENTRIES = (
 )
 
 #: The other libraries, each with the package that tells whether an interpreter has it.
-PEERS = {"tf": "tensorflow", "grain": "grain", "torch": "torch", "orbax": "orbax"}
+PEERS = {"keras": "keras", "tf": "tensorflow", "grain": "grain", "torch": "torch", "orbax": "orbax"}
 
 FAMILIES = tuple(dict.fromkeys(entry.family for entry in ENTRIES))

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import REPLICAS, RunWork
+from benchmarks.workloads import RunWork
 
 #: Calls between two looks at the clock.
 _CALLS = 10
 
-#: What the replicas add to a variable; to the i-th variable each adds i more.
-ADDENDS = np.arange(1, REPLICAS + 1, dtype=np.float32)
+
+def addends_of(replicas: int) -> np.ndarray:
+    """Returns what the replicas add to a variable; to the i-th variable each adds i more."""
+    return np.arange(1, replicas + 1, dtype=np.float32)
 
 
 class Calls(Contestant):
@@ -23,6 +25,7 @@ class Calls(Contestant):
 
     Args:
         work: The workload.
+        replicas: How many replicas there are.
         call: Updates all variables once.
         totals: Waits for the updates and returns the values of the variables.
         versions: The versions of the libraries that matter.
@@ -31,11 +34,13 @@ class Calls(Contestant):
     def __init__(
         self,
         work: RunWork,
+        replicas: int,
         call: Callable[[], Any],
         totals: Callable[[], list[float]],
         versions: dict[str, str],
     ):
         self._work = work
+        self._addends = addends_of(replicas)
         self._call = call
         self._totals = totals
         self._versions = versions
@@ -59,7 +64,7 @@ class Calls(Contestant):
         return seconds / calls * 1e6
 
     def _check(self, totals: list[float]) -> None:
-        a_call = [float(np.sum(ADDENDS + index)) for index in range(self._work.variables)]
+        a_call = [float(np.sum(self._addends + index)) for index in range(self._work.variables)]
         expected = [self._calls * addend for addend in a_call]
         if max(expected) < 2**24 and totals != expected:
             raise AssertionError(f"Expected the sums {expected}. Received: {totals}")

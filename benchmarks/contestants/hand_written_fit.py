@@ -21,7 +21,7 @@ from benchmarks import images
 from benchmarks.contestants import live_arrays
 from benchmarks.contestants.hand_written_models import MODELS, Model, Parameters
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import REPLICAS, FitWork
+from benchmarks.workloads import FitWork
 
 _AXIS = "replica"
 _OPTIMIZER = optax.adam(1e-3, eps=1e-7)
@@ -56,7 +56,8 @@ class HandWrittenFit(Contestant):
         self._work = work
         self._images, self._labels = images.load(work)
         self._shuffle = np.random.default_rng(0)
-        mesh = jax.make_mesh((REPLICAS,), (_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+        devices = jax.device_count()
+        mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self._by_replica = NamedSharding(mesh, PartitionSpec(_AXIS))
         self._step = _compiled_step(MODELS[work.model], mesh)
         self._state = _initial_state(MODELS[work.model], mesh)
@@ -92,7 +93,7 @@ class HandWrittenFit(Contestant):
         return _Epoch(float(loss), float(right))
 
     def _zero_totals(self) -> jax.Array:
-        return jax.device_put(np.zeros((REPLICAS, 2), np.float32), self._by_replica)
+        return jax.device_put(np.zeros((jax.device_count(), 2), np.float32), self._by_replica)
 
 
 def _initial_state(model: Model, mesh: jax.sharding.Mesh) -> _State:
@@ -113,7 +114,7 @@ def _compiled_step(model: Model, mesh: jax.sharding.Mesh) -> Any:
             return losses.mean(), jnp.stack([losses.sum(), right.astype(jnp.float32)])
 
         gradients, totals = jax.grad(mean_loss, has_aux=True)(state.parameters)
-        gradients = jax.tree.map(lambda total: total / REPLICAS, lax.psum(gradients, _AXIS))
+        gradients = jax.tree.map(lambda total: total / mesh.size, lax.psum(gradients, _AXIS))
         updates, optimizer = _OPTIMIZER.update(gradients, state.optimizer)
         parameters = optax.apply_updates(state.parameters, updates)
         return _State(parameters, optimizer, key, state.totals + totals)

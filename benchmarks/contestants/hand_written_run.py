@@ -7,17 +7,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.contestants.calls import ADDENDS, Calls
+from benchmarks.contestants.calls import Calls, addends_of
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import REPLICAS, RunWork
+from benchmarks.workloads import RunWork
 
 _AXIS = "replica"
 
 
 def build(work: RunWork) -> Contestant:
-    mesh = jax.make_mesh((REPLICAS,), (_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    count = jax.device_count()
+    mesh = jax.make_mesh((count,), (_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     mirrored = NamedSharding(mesh, PartitionSpec())
-    addends = jax.device_put(ADDENDS, NamedSharding(mesh, PartitionSpec(_AXIS)))
+    addends = jax.device_put(addends_of(count), NamedSharding(mesh, PartitionSpec(_AXIS)))
     variables = [jax.device_put(np.float32(0), mirrored) for _ in range(work.variables)]
 
     def update(variables: list[jax.Array], addend: jax.Array) -> list[jax.Array]:
@@ -37,6 +38,7 @@ def build(work: RunWork) -> Contestant:
 
     return Calls(
         work,
+        count,
         call=call,
         totals=lambda: [float(variable) for variable in variables],
         versions={"jax": jax.__version__},

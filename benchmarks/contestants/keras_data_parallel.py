@@ -11,7 +11,8 @@ from benchmarks.workloads import REPLICAS, FitWork
 
 
 def build(work: FitWork) -> Contestant:
-    devices = keras.distribution.list_devices("cpu")
-    assert len(devices) == REPLICAS, f"Expected {REPLICAS} devices. Received: {devices}"
+    devices = keras.distribution.list_devices(work.device)
+    if work.device == "cpu":
+        assert len(devices) == REPLICAS, f"Expected {REPLICAS} devices. Received: {devices}"
     keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
     return KerasOnJax(keras_models.compiled(work.model), work, {})

@@ -8,6 +8,6 @@ from benchmarks.workloads import FitWork
 
 
 def build(work: FitWork) -> Contestant:
-    with tensorflow_devices.mirrored_strategy().scope():
+    with tensorflow_devices.mirrored_strategy(work).scope():
         model = keras_models.compiled(work.model)
     return keras_models.KerasFit(model, work, tensorflow_devices.versions())

@@ -7,20 +7,21 @@ from typing import Any
 import tensorflow as tf  # noqa: TID251 -- a peer, in a process of its own
 
 from benchmarks.contestants import tensorflow_devices
-from benchmarks.contestants.calls import ADDENDS, Calls
+from benchmarks.contestants.calls import Calls, addends_of
 from benchmarks.protocol import Contestant
 from benchmarks.workloads import RunWork
 
 
 def build(work: RunWork, in_function: bool) -> Contestant:
     """Builds the contestant; `in_function` wraps the call of `run` into a `tf.function`."""
-    strategy = tensorflow_devices.mirrored_strategy()
+    strategy = tensorflow_devices.mirrored_strategy(work)
+    count = strategy.num_replicas_in_sync
     with strategy.scope():
         variables = [
             tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM) for _ in range(work.variables)
         ]
     addends = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(ADDENDS[context.replica_id_in_sync_group])
+        lambda context: tf.constant(addends_of(count)[context.replica_id_in_sync_group])
     )
 
     def update(addend: Any) -> None:
@@ -33,6 +34,7 @@ def build(work: RunWork, in_function: bool) -> Contestant:
     step = tf.function(run) if in_function else run
     return Calls(
         work,
+        count,
         call=lambda: step(addends),
         totals=lambda: [float(variable.numpy()) for variable in variables],
         versions=tensorflow_devices.versions(),

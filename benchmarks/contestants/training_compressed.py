@@ -19,6 +19,7 @@ def _train(
 
 
 bfloat16 = functools.partial(_train, compressed_by=compression.bfloat16())
+float16 = functools.partial(_train, compressed_by=compression.float16())
 int8 = functools.partial(_train, compressed_by=compression.int8())
 int4 = functools.partial(_train, compressed_by=compression.int4())
 # Adam has a momentum of its own.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import unison
 from benchmarks.contestants import keras_models
 from benchmarks.contestants.keras_on_jax import KerasOnJax
+from benchmarks.contestants.unison_devices import mirrored_strategy
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import REPLICAS, FitWork
+from benchmarks.workloads import FitWork
 
 
 def build(work: FitWork) -> Contestant:
-    unison.set_logical_cpu_devices(REPLICAS)
-    strategy = unison.MirroredStrategy()
-    with strategy.scope():
+    with mirrored_strategy(work).scope():
         model = keras_models.compiled(work.model)
     return KerasOnJax(model, work, {"unison": unison.__version__})

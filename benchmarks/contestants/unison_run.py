@@ -7,21 +7,22 @@ from typing import Any
 import jax
 
 import unison
-from benchmarks.contestants.calls import ADDENDS, Calls
+from benchmarks.contestants.calls import Calls, addends_of
+from benchmarks.contestants.unison_devices import mirrored_strategy
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import REPLICAS, RunWork
+from benchmarks.workloads import RunWork
 
 
 def build(work: RunWork) -> Contestant:
-    unison.set_logical_cpu_devices(REPLICAS)
-    strategy = unison.MirroredStrategy()
+    strategy = mirrored_strategy(work)
+    count = strategy.num_replicas_in_sync
     with strategy.scope():
         variables = [
             unison.Variable(0.0, aggregation=unison.VariableAggregation.SUM)
             for _ in range(work.variables)
         ]
     addends = strategy.experimental_distribute_values_from_function(
-        lambda context: ADDENDS[context.replica_id_in_sync_group]
+        lambda context: addends_of(count)[context.replica_id_in_sync_group]
     )
 
     def update(addend: Any) -> None:
@@ -30,6 +31,7 @@ def build(work: RunWork) -> Contestant:
 
     return Calls(
         work,
+        count,
         call=lambda: strategy.run(update, args=(addends,)),
         totals=lambda: [float(variable) for variable in variables],
         versions={"jax": jax.__version__, "unison": unison.__version__},

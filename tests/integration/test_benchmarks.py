@@ -86,6 +86,29 @@ def test_an_environment_of_a_peer_counts_once_all_of_it_is_installed(benchmarks,
     assert benchmarks.peers.python_of(tmp_path, "grain") == tmp_path / "grain" / "bin" / "python"
 
 
+def test_peers_for_gpus_are_other_environments(benchmarks, tmp_path):
+    (tmp_path / "tf").mkdir()
+    stamp = tmp_path / "tf" / "installed-packages.txt"
+    stamp.write_text("\n".join(benchmarks.peers.PACKAGES["tf"]))
+    assert benchmarks.peers.python_of(tmp_path, "tf", "cpu") is not None
+    assert benchmarks.peers.python_of(tmp_path, "tf", "gpu") is None
+    stamp.write_text("\n".join(benchmarks.peers.PACKAGES_ON_GPUS["tf"]))
+    assert benchmarks.peers.python_of(tmp_path, "tf", "gpu") is not None
+    assert benchmarks.peers.python_of(tmp_path, "torch", "gpu") is None
+
+
+def test_without_a_gpu_nothing_is_measured_in_its_name(tmp_path):
+    finished = run_benchmarks(
+        "run", "--quick", "--rounds=1", "--contestants=unison,hand", "--device=gpu"
+    )
+    assert finished.returncode == 1
+    assert "unison is out" in finished.stdout
+    assert "hand is out" in finished.stdout
+    refused = run_benchmarks("workers", "--device=gpu")
+    assert refused.returncode == 2
+    assert "--device gpu: for fit, run, memory. Received: workers" in refused.stderr
+
+
 def test_run_is_measured_with_one_variable_and_with_twenty(tmp_path):
     written = tmp_path / "run.json"
     finished = run_benchmarks(
