@@ -5,7 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # What `make bench` measures: one contest or several, as `python -m benchmarks --help` lists them.
-WHAT := fit run memory aggregation data workers all_reduce shares checkpoint recovery weak_scaling
+# Those over links, `network` and `compression`, only root can measure.
+DEVICE := cpu
+ifeq ($(DEVICE),gpu)
+WHAT := fit run memory
+else
+WHAT := fit run memory aggregation data workers all_reduce shares checkpoint recovery weak_scaling \
+  parameter_servers
+endif
 RESULTS := benchmarks/results
 
 .PHONY: help demo test lint types soak docs bench clean
@@ -16,7 +23,8 @@ help:
 	@echo "make soak    the long tests that 'make test' leaves out"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   install the peers, measure beside them, write benchmarks/RESULTS.md;"
-	@echo "             hours: make bench WHAT=fit ARGS='--rounds 3' measures one contest"
+	@echo "             hours: make bench WHAT=fit ARGS='--rounds 3' measures one contest,"
+	@echo "             make bench DEVICE=gpu those that run on GPUs"
 	@echo "make clean   remove the environment and everything built"
 
 demo: $(VENV)/.installed-demo
@@ -24,9 +32,12 @@ demo: $(VENV)/.installed-demo
 
 # A file's tests stay in one process, which shares their fixtures. Each process has four logical
 # devices: more processes than eight would only crowd each other out. tests/conftest.py says how
-# many there are, and which file comes when.
-test: lint types
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# many there are, and which file comes when. The types are checked beside them, and said as soon as
+# they are: the tests' summary is the last line.
+test: lint
+	$(BIN)/mypy & types=$$!; trap "kill $$types" INT TERM; \
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder; \
+	tests=$$?; wait $$types || { echo "The types are wrong: see above." >&2; exit 1; }; exit $$tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -42,11 +53,12 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed-bench
-	-$(BIN)/python -m benchmarks.peers .peers
+	-$(BIN)/python -m benchmarks.peers .peers --device $(DEVICE)
 	@# 1: a contestant has failed, as the page will say.
 	mkdir -p $(RESULTS)
 	for what in $(WHAT); do \
-	  $(BIN)/python -m benchmarks $$what --peers .peers --json $(RESULTS)/$$what.json $(ARGS) \
+	  $(BIN)/python -m benchmarks $$what --device $(DEVICE) --peers .peers \
+	    --json $(RESULTS)/$$what$(subst _cpu,,_$(DEVICE)).json $(ARGS) \
 	    || [ $$? -eq 1 ] || exit; \
 	done
 	$(BIN)/python -m benchmarks.results $(RESULTS)
@@ -55,9 +67,10 @@ clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp for each extra: .installed-dev is `pip install -e '.[dev]'`.
+# One stamp for each extra: .installed-dev is `pip install -e '.[dev]'`. Python compiles modules
+# when they are first imported, which of most packages few are; pip would compile all.
 $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[$*]'
+	PIP_COMPILE=0 $(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[$*]'
 	@touch $@
 
 $(VENV)/.created:

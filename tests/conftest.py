@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from startup import sitecustomize  # noqa: F401
+
 os.environ["UNISON_CPU_DEVICES"] = "4"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"
@@ -23,6 +25,11 @@ os.environ.setdefault(
     " --xla_cpu_use_fusion_emitters=false"
     " --xla_cpu_parallel_codegen_split_count=1",
 )
+
+from subprocess_program import PYTHON_PATH  # which reads the flags
+
+# All programs that tests start import less, as this process does: see `startup`.
+os.environ.setdefault("PYTHONPATH", PYTHON_PATH)
 
 #: Programs that tests run: importing them starts a training, does without the package's own
 #: imports, or changes what is imported.

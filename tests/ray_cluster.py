@@ -1,6 +1,7 @@
 """A Ray cluster of two nodes, at two loopback addresses of this machine, and programs for it."""
 
 import contextlib
+import importlib.util
 import os
 import socket
 import subprocess
@@ -8,6 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
+
+import pytest
+
+#: What tests of a cluster are marked with; whether Ray is there is seen without importing it.
+with_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (the extra `ray`)"
+)
 
 NODES = ("127.0.0.2", "127.0.0.3")
 
@@ -35,9 +44,13 @@ def ray_cluster():
         for_clients = free.getsockname()[1]
     memory = 80 << 20
     head = {"node_ip_address": NODES[0], "ray_client_server_port": for_clients}
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": memory, **head}
-    )
+    # What nobody looks at here, and processes before there is work for them.
+    without = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    with mock.patch.dict(os.environ, RAY_prestart_worker_first_driver="0"):
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 2, "object_store_memory": memory, **head, **without},
+        )
     cluster.for_clients = f"ray://{NODES[0]}:{for_clients}"
     try:
         cluster.add_node(num_cpus=2, object_store_memory=memory, node_ip_address=NODES[1])

@@ -18,6 +18,9 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1] / "src"
 PYTHON_PATH = os.pathsep.join([STARTUP, str(SOURCE)])
 _DEVICE_VARIABLES = ("NPROC", "XLA_FLAGS", "UNISON_CPU_DEVICES", "JAX_NUM_CPU_DEVICES")
 
+#: The command `unison`, as a program whose arguments are the command's.
+UNISON = "import sys; from unison.cli import main; sys.exit(main())"
+
 #: What is added to the environment of a program that is to compile as soon as those of this process
 #: (see `conftest`), and need not compile as users' do.
 FEW_OPTIMIZATIONS = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
@@ -139,8 +142,8 @@ def imported_by(source: str) -> tuple[str, ...]:
     """
     before_scopes = source.partition(".scope(")[0]
     if re.search(r"^import .*\bkeras\b", before_scopes, re.MULTILINE):
-        return ("jax", "keras")
-    return ("jax",) if "jax" in source or "unison" in source else ()
+        return ("jax", "keras", "unison")
+    return ("jax", "unison") if "jax" in source or "unison" in source else ()
 
 
 def environment_of_program(env: Mapping[str, str]) -> dict[str, str]:

@@ -163,13 +163,15 @@ def start_program(
 
 
 def may_be_warm(environment: Mapping[str, str]) -> bool:
-    """Whether JAX and Keras, imported in this environment, have read what they would read there."""
+    """Whether what is imported in this environment has read there what it would read in that."""
     return sys.platform == "linux" and _read_at_import(environment) == _read_at_import(os.environ)
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: value for name, value in environment.items() if name.startswith(("JAX_", "KERAS_"))
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("JAX_", "KERAS_", "UNISON_LOG"))
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import unison
-from subprocess_program import run_program
+from subprocess_program import UNISON, run_program
 from unison.cli import main
 from unison.cli.demo_data import load_images
 from unison.cli.errors import CommandError
@@ -66,7 +66,7 @@ def test_the_demo_learns_scikit_learns_digits_on_two_replicas():
     pytest.importorskip("sklearn")
     # In a process of its own, which shows the defaults: nothing states a number of devices.
     finished = run_program(
-        "import sys; from unison.cli import main; sys.exit(main())",
+        UNISON,
         "demo",
         "--epochs",
         3,

@@ -1,14 +1,16 @@
 """Processes whose clusters are wrong end in one error that names the culprit, each in time."""
 
+import contextlib
 import json
+import os
 import socket
-import subprocess
-import sys
+import tempfile
 
 import pytest
 
 from subprocess_program import environment_of_program, kill_group
 from unison.runtime.launching import cluster_on_this_machine
+from warm_processes import start_program
 
 PROGRAM = """
 import sys
@@ -20,26 +22,29 @@ unison.MultiWorkerMirroredStrategy(communication_options=options)
 
 def end_of(cluster, indices, timeout: float) -> list[str]:
     """The last line of each process's error."""
-    processes = []
-    for index in indices:
-        task = {"type": "worker", "index": index}
-        config = json.dumps({"cluster": {"worker": cluster}, "task": task})
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(timeout)],
-                env=environment_of_program({"TF_CONFIG": config}),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
+    with contextlib.ExitStack() as ending:
+        nothing = ending.enter_context(open(os.devnull, "r+b"))
+        said = [ending.enter_context(tempfile.TemporaryFile()) for _ in indices]
+        processes = []
+        for index, file in zip(indices, said, strict=True):
+            task = {"type": "worker", "index": index}
+            config = json.dumps({"cluster": {"worker": cluster}, "task": task})
+            process = start_program(
+                *(PROGRAM, str(timeout)),
+                imported=("jax", "unison"),
+                environment=environment_of_program({"TF_CONFIG": config}),
+                stdin=nothing,
+                stdout=nothing,
+                stderr=file,
             )
-        )
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in processes]
-    finally:
-        for process in processes:
-            kill_group(process.pid)
-    assert all(process.returncode for process in processes), errors
+            ending.callback(process.wait)
+            ending.callback(kill_group, process.pid)
+            processes.append(process)
+        codes = [process.wait(100) for process in processes]
+        for file in said:
+            file.seek(0)
+        errors = [file.read().decode() for file in said]
+    assert all(codes), errors
     return [error.splitlines()[-1] for error in errors]
 
 

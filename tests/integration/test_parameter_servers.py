@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax.numpy as jnp
@@ -17,15 +18,20 @@ import pytest
 
 import unison
 from parameter_server_threads import free_addresses, until
-from subprocess_program import SOURCE
+from subprocess_program import PYTHON_PATH
 from unison.cli import main
 from unison.errors import CancelledError, UnavailableError
 from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
+from warm_processes import start_program
 
 KEY = "cd" * 32
 SECONDS = 60
+
+
+#: What `python -m unison.parameter_server` runs.
+SERVING = "from unison.parameter_server.serving import main; main()"
 
 
 class Cluster:
@@ -42,6 +48,7 @@ class Cluster:
         self.spec = ClusterSpec({"worker": addresses[:workers], "ps": addresses[workers:]})
         self._environment = environment
         self._only = only or {}
+        self._said = {}
         self.processes = {}
         for job, count in (("worker", workers), ("ps", servers)):
             for index in range(count):
@@ -55,22 +62,31 @@ class Cluster:
             "UNISON_KEY": KEY,
             "JAX_PLATFORMS": "cpu",
             "NPROC": "1",
-            "PYTHONPATH": os.environ.get("PYTHONPATH", str(SOURCE)),
+            "PYTHONPATH": PYTHON_PATH,
             **self._environment,
             **self._only.get((job, index), {}),
         }
 
     def start(self, job, index):
-        self.processes[job, index] = subprocess.Popen(
-            [sys.executable, "-m", "unison.parameter_server"],
-            env=self.environment(job, index),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._said[job, index] = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
+        with open(os.devnull, "r+b") as nothing:
+            self.processes[job, index] = start_program(
+                SERVING,
+                imported=("jax", "unison"),
+                server=index % 2,
+                environment=self.environment(job, index),
+                stdin=nothing,
+                stdout=nothing,
+                stderr=self._said[job, index],
+            )
+
+    def said(self, job, index):
+        """What a process, which has ended, has written to its standard error."""
+        self._said[job, index].seek(0)
+        return self._said[job, index].read().decode()
 
     def send(self, number, job, index):
-        self.processes[job, index].send_signal(number)
+        os.kill(self.processes[job, index].pid, number)
 
     def kill(self, job, index):
         self.send(signal.SIGKILL, job, index)
@@ -80,7 +96,8 @@ class Cluster:
         for process in self.processes.values():
             process.kill()
             process.wait(SECONDS)
-            process.stderr.close()
+        for file in self._said.values():
+            file.close()
 
 
 @pytest.fixture(autouse=True)
@@ -327,9 +344,9 @@ def test_workers_and_servers_end_with_a_killed_coordinator():
     try:
         assert coordinator.stdout.readline() == "ready\n"
         coordinator.kill()
-        for process in cluster.processes.values():
+        for (job, index), process in cluster.processes.items():
             assert process.wait(SECONDS) == 75
-            assert "The coordinator has gone" in process.stderr.read()
+            assert "The coordinator has gone" in cluster.said(job, index)
     finally:
         coordinator.kill()
         coordinator.wait(SECONDS)
@@ -367,14 +384,17 @@ if len(sys.argv) > 1:
 COMMAND = [sys.executable, "-c", "from unison.cli import main; raise SystemExit(main())"]
 
 
-def run(folder, *arguments):
+def run(folder, workers, servers, *arguments):
     (folder / "program.py").write_text(PROGRAM)
     (folder / "beside.py").write_text(
         "import numpy as np\n\ndef batches():\n    while True:\n        yield np.ones(3, 'f4')\n"
     )
     return subprocess.run(
-        [*COMMAND, "run", "--workers=2", "--ps=2", str(folder / "program.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(SOURCE))},
+        [
+            *(*COMMAND, "run", f"--workers={workers}", f"--ps={servers}"),
+            *(str(folder / "program.py"), *arguments),
+        ],
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -383,13 +403,13 @@ def run(folder, *arguments):
 
 
 def test_unison_run_starts_workers_and_servers(tmp_path):
-    finished = run(tmp_path)
+    finished = run(tmp_path, 2, 2)
     assert finished.returncode == 0, finished.stderr
     assert "[chief] total 60.0" in finished.stdout
 
 
 def test_unison_run_ends_as_its_program(tmp_path):
-    finished = run(tmp_path, "3")
+    finished = run(tmp_path, 1, 1, "3")
     assert finished.returncode == 3
     assert "exit code 3" in finished.stderr
 
@@ -413,7 +433,7 @@ print("total", float(total))
 def test_jobs_one_after_the_other_share_a_server_that_outlives_them(tmp_path):
     (address,) = free_addresses(1)
     (tmp_path / "program.py").write_text(SHARING)
-    environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(SOURCE))}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     serve = [sys.executable, "-m", "unison.parameter_server", "--serve", address]
     server = subprocess.Popen([*serve, "--checkpoints", str(tmp_path / "kept")], env=environment)
     try:

@@ -1,4 +1,4 @@
-"""`unison run --address` and `launch(address=)`: workers on the nodes of a Ray cluster.
+"""`unison run --address` and `launch(address=)`: workers and servers on a Ray cluster's nodes.
 
 The cluster is a real one with two nodes, at two loopback addresses of this machine. More, that
 takes minutes, is in `tests/soak`.
@@ -7,6 +7,7 @@ takes minutes, is in `tests/soak`.
 import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import signal
@@ -20,14 +21,22 @@ from pathlib import Path
 import pytest
 
 from monitoring_reports import all_run, state_when
-from ray_cluster import NODES, command, ends_within, ray_cluster, run, started, written_program
+from ray_cluster import (
+    NODES,
+    command,
+    ends_within,
+    ray_cluster,
+    run,
+    started,
+    with_ray,
+    written_program,
+)
+from unison.cli import main
 from unison.errors import UnavailableError
-from unison.runtime.launching import Program, launch
+from unison.runtime.launching import Program, launch, ray_nodes
 from unison.runtime.launching.ray_nodes import WorkerActor
 
-pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
-
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [with_ray, pytest.mark.timeout(240)]
 
 TRAINING = """
 import json, os, sys
@@ -170,8 +179,6 @@ def test_ray_is_an_extra(monkeypatch):
 
 
 def test_nobody_answers_for_ever(monkeypatch):
-    from unison.runtime.launching import ray_nodes
-
     monkeypatch.setattr(ray_nodes, "_SECONDS_TO_JOIN", 0.2)
     monkeypatch.setattr("ray.init", lambda *args, **kwargs: time.sleep(20))
     with (
@@ -261,3 +268,76 @@ def workers_of(folder: Path) -> list[int]:
             if command.split(b"\0")[1:-1] == [b"-u", b"elastic_worker.py", str(folder).encode()]:
                 found.append(int(process.name))
     return found
+
+
+# -- parameter servers ---------------------------------------------------------------------------
+
+WITH_SERVERS = """
+import unison
+from beside import batches
+from unison.parameter_server import ClusterCoordinator
+
+strategy = unison.ParameterServerStrategy()
+coordinator = ClusterCoordinator(strategy)
+with strategy.scope():
+    total = unison.Variable(0.0)
+iterator = iter(coordinator.create_per_worker_dataset(batches))
+
+
+def step(own):
+    strategy.run(lambda x: total.assign_add(x.sum()), args=(next(own),))
+
+
+for _ in range(20):
+    coordinator.schedule(step, args=(iterator,))
+coordinator.join()
+print("total", float(total), *strategy.worker_addresses)
+"""
+
+
+@pytest.fixture
+def program_with_servers(tmp_path):
+    (tmp_path / "beside.py").write_text(
+        "import numpy as np\n\ndef batches():\n    while True:\n        yield np.ones(3, 'f4')\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text(WITH_SERVERS)
+    return path
+
+
+def test_workers_and_servers_run_on_the_nodes(address, program_with_servers):
+    options = ("--workers", 2, "--ps", 1, "--cpus-per-worker", 1)
+    finished = run(address.address, *options, program_with_servers)
+    assert finished.returncode == 0, finished.stderr
+    assert "[chief] total 60.0" in finished.stdout
+    assert any(node in finished.stdout for node in NODES)
+
+
+@contextlib.contextmanager
+def taken(address, cpus):
+    """CPUs of the cluster that another job has, which has come before."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    ray.init(address.address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        assert placement_group([{"CPU": 1}] * cpus).wait(60)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def test_servers_for_which_there_is_no_room_end_the_job_with_an_error(
+    address, program_with_servers, monkeypatch, capsys
+):
+    monkeypatch.setattr(ray_nodes, "_SECONDS_FOR_ROOM", 0.5)
+    with taken(address, 2):
+        for servers, said in (
+            (3, "Expected room for 5 workers"),  # there never is
+            (1, "Others left after 0.5 s only"),  # not now
+        ):
+            options = ["--workers", "2", "--ps", str(servers), "--cpus-per-worker", "1"]
+            script = str(program_with_servers)
+            code = main(["run", "--address", address.address, *options, script])
+            assert code == 2
+            assert said in capsys.readouterr().err

@@ -17,6 +17,7 @@ import pytest
 from seed_samples import SEEDS, read_sample, reindent
 from subprocess_program import (
     FEW_OPTIMIZATIONS,
+    UNISON,
     environment_of_program,
     imported_by,
     kill_group,
@@ -196,13 +197,9 @@ print(json.dumps([global_batch_size, multi_worker_model.history.history, weights
     loading = LOADING.replace("20_000", "2_000")
     program = tmp_path / "program.py"
     program.write_text(loading + sample + saying)
-    printed = subprocess.run(
-        [sys.executable, "-m", "unison", "run", "-n", "2", "--env", "tf-config", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    words = ("run", "-n", 2, "--env", "tf-config", program)
+    printed = run_program(UNISON, *words, imported=("jax", "unison"))
+    assert printed.returncode == 0, printed.stderr
     exports = printed.stdout.split("# worker 1")
     environment = environment_of_program({"KERAS_BACKEND": "jax", "UNISON_CPU_DEVICES": "1"})
     shells = [
@@ -291,10 +288,8 @@ def test_the_tpu_program_is_compiled_for_a_tpu(tmp_path):
     pytest.importorskip("libtpu", reason="libtpu, which compiles for TPUs, has no wheel here")
     program, plan = tmp_path / "program.py", tmp_path / "plan.json"
     program.write_text("global_batch_size = 512\n" + LOADING + read_sample(*TPU_FIT))
-    arguments = ["plan", "--target", "v5e:2x4", "--json", str(plan), str(program)]
-    finished = run_program(
-        f"import sys; from unison.cli import main; sys.exit(main({arguments!r}))", timeout=110
-    )
+    arguments = ("plan", "--target", "v5e:2x4", "--json", plan, program)
+    finished = run_program(UNISON, *arguments, timeout=110, imported=("jax", "unison"))
     assert finished.returncode == 0, finished.stderr
     told = json.loads(plan.read_text())
     assert (told["num_replicas"], told["memory"]["batch"]) == (8, 64 * (784 * 4 + 1))

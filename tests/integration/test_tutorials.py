@@ -33,7 +33,7 @@ def printed_by(name: str, *arguments: object, **environment: str) -> str:
         *arguments,
         env=settings | environment,
         timeout=SECONDS,
-        imported=("jax",),
+        imported=("jax", "unison"),
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout

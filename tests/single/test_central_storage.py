@@ -15,7 +15,7 @@ import pytest
 
 import unison
 from single import test_variable_table as table
-from subprocess_program import SOURCE, run_program
+from subprocess_program import PYTHON_PATH, run_program
 from unison import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -205,9 +205,11 @@ for home in sys.argv[1:]:
     print("equal", home)
 """
     tests = pathlib.Path(__file__).parents[1]
-    path = os.pathsep.join(map(str, (SOURCE, tests)))
+    path = os.pathsep.join([PYTHON_PATH, str(tests)])
     environment = {"PYTHONPATH": path, "UNISON_CPU_DEVICES": "4"}
-    outcome = run_program(source, "CPU:0", "pinned_host", env=environment, timeout=110)
+    outcome = run_program(
+        source, "CPU:0", "pinned_host", env=environment, timeout=110, imported=("jax", "unison")
+    )
     assert outcome.stdout.splitlines()[-2:] == ["equal CPU:0", "equal pinned_host"], outcome.stderr
 
 

@@ -3,7 +3,6 @@
 import os
 import resource
 import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import unison
 import unison.tf as tf
 from keras_comparison import mirrored
+from subprocess_program import run_program
 from unison.errors import ResourceExhaustedError
 from unison.train import (
     Checkpoint,
@@ -142,7 +142,7 @@ Checkpoint(value=value).save(sys.argv[1], CheckpointOptions(enable_async=True))
 
 
 def test_end_of_the_program_waits_for_what_is_written(prefix):
-    subprocess.run([sys.executable, "-c", PROGRAM_THAT_ENDS, prefix], check=True, timeout=100)
+    assert run_program(PROGRAM_THAT_ENDS, prefix, imported=("jax", "unison")).returncode == 0
     assert latest_checkpoint(os.path.dirname(prefix)) == f"{prefix}-1"
 
 

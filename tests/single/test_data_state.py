@@ -5,8 +5,6 @@ import importlib
 import itertools
 import pkgutil
 import random
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 
 import unison.data
 import unison.tf as tf
+from subprocess_program import run_program
 from unison.data import Dataset, TextLineDataset
 from unison.data.passes import Passes
 from unison.data.plan import Plan, Rows, Stream, position_of
@@ -785,13 +784,7 @@ for words, numbers in iterator:
 def test_another_process_goes_on_from_a_checkpoint(tmp_path):
     path = str(tmp_path.joinpath("checkpoint"))
     interrupted, restored = (
-        subprocess.run(
-            [sys.executable, "-c", _PROGRAM, path, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        ).stdout
+        run_program(_PROGRAM, path, *arguments, imported=("jax", "unison")).stdout
         for arguments in (["write"], [])
     )
     assert len(interrupted.splitlines()) == 3

@@ -81,10 +81,12 @@ def test_a_folder_that_nobody_gave_goes_unless_the_job_can_go_on():
 def test_a_job_that_is_done_begins_anew(tmp_path):
     with JobFolder(str(tmp_path)) as folder:
         (tmp_path / "state").write_text("of step 3")
+        (tmp_path / "state-1-2-abc-0").write_text("a worker's part of it")
         assert folder.has_state
         folder.forget_state()
         folder.forget_state()
         assert not folder.has_state
+        assert not list(tmp_path.glob("state*"))
 
 
 def test_a_folder_that_cannot_be_is_an_error(tmp_path):

@@ -77,6 +77,7 @@ def test_backend_is_started_tells_when_and_starts_none():
         "print(backend_is_started())\n"
         "import jax.extend\n"
         "jax.extend.backend.clear_backends()\n"
-        "print(backend_is_started())\n"
+        "print(backend_is_started())\n",
+        imported=("jax", "unison"),
     )
     assert done.stdout.split() == ["False", "False", "True", "False"], done.stderr

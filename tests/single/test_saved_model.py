@@ -1,8 +1,6 @@
 """Saved models do what TensorFlow's do; its answers are the literals."""
 
 import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +10,7 @@ import pytest
 
 import unison
 import unison.tf as tf
+from subprocess_program import run_program
 from unison.errors import DataLossError, NotFoundError
 from unison.runtime.devices import prepare_backend
 from unison.saving import contains_saved_model, keras_directory, load, save
@@ -138,8 +137,8 @@ replace("new")
 @pytest.mark.parametrize(("instant", "content"), [("before", "old"), ("behind", "new")])
 def test_folder_is_replaced_at_one_instant(tmp_path, instant, content):
     path = tmp_path / "model"
-    program = [sys.executable, "-c", REPLACE_AND_DIE, path, instant]
-    assert subprocess.run(program, timeout=100, check=False).returncode == -9
+    died = run_program(REPLACE_AND_DIE, path, instant, imported=("jax", "unison"))
+    assert died.returncode == -9
     assert {file.read_text() for file in path.iterdir()} == {content}
     assert len(os.listdir(tmp_path)) == 2
     save(Scale(), path)  # which deletes what was aside

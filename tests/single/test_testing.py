@@ -2,12 +2,10 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from subprocess_program import environment_of_program
+from subprocess_program import run_program
 from unison.errors import InvalidArgumentError
 from unison.runtime.elastic import faults
 from unison.testing import Fault, Outcome, check, read_history, run
@@ -200,13 +198,7 @@ for step in range(30):
 
 
 def steps_of_worker(number, told):
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER, str(number)],
-        env=environment_of_program(told),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_program(WORKER, number, env=told, imported=("jax", "unison"))
     return [int(line) for line in done.stdout.split()], done.returncode, done.stderr
 
 

@@ -59,7 +59,7 @@ tf.config.experimental.enable_op_determinism()
 tf.config.experimental.enable_op_determinism()
 print(os.environ["XLA_FLAGS"].count("--xla_gpu_deterministic_ops=true"), float(tf.constant(1.0)))
 """
-    finished = run_program(program)
+    finished = run_program(program, imported=("jax", "unison"))
     assert finished.stdout.split() == ["1", "1.0"], finished.stderr
 
 

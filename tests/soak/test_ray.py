@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster import ends_within, processes_of, ray_cluster, run, started, written_program
+from ray_cluster import (
+    ends_within,
+    processes_of,
+    ray_cluster,
+    run,
+    started,
+    with_ray,
+    written_program,
+)
 from unison.runtime.launching import WorkerError, launch
 
-pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
-
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
+pytestmark = [with_ray, pytest.mark.soak, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
