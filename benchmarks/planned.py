@@ -1,8 +1,8 @@
 """How well `unison plan` foretells this machine: `python -m benchmarks.planned`.
 
 Measures what the machine can do (`unison plan --calibrate`), plans the training of the models that
-`weak_scaling` trains for 1 to 8 processes, trains them, and compares; with `--links` also for two
-hosts that a link of limited speed joins (only root can make one).
+`weak_scaling` trains for 1 to 8 processes, trains them, and compares; with `--links` also for
+2 to 8 hosts that links of limited speed join (only root can make them).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from unison.planning import (
 _PROCESSES = 8
 _BATCH_OF_PROCESS = 128
 _MEGABITS = (1000, 100)
+_HOSTS = (2, 4, 8)
 _ROUND_SECONDS = 1.5
 #: Of 1538 bytes on an Ethernet, TCP carries so many, and a message takes so long.
 _PAYLOAD, _LATENCY = 1448 / 1538, 25e-6
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--rounds", type=int, default=5, metavar="N", help="rounds of each training (%(default)s)")
     add("--model", choices=tuple(workloads.WIDTHS), help="only this model (default: all)")
-    add("--links", action="store_true", help="two hosts over slow links as well; needs root")
+    add("--links", action="store_true", help="hosts over slow links as well; needs root")
     add("--calibration", metavar="PATH", help="what `unison plan --calibrate` wrote")
     add("--json", type=pathlib.Path, metavar="PATH", help="write everything there")
     add("--quick", action="store_true", help="two steps a round: shows that all works, no more")
@@ -109,13 +110,17 @@ def _compared(model: str, measured: Calibration, options: argparse.Namespace) ->
         yield Compared(work.name, planned.seconds, _seconds(work, options.rounds))
     for megabits in _MEGABITS if options.links else ():
         link = Link(f"{megabits} Mbit/s", megabits * 1e6 / 8 * _PAYLOAD, _LATENCY)
-        one = cluster_named("cpu:1", calibration=measured)
-        cluster = one._replace(machines=2, network=link)
-        planned = step_time(plan.workload_on(cluster), cluster)
         shaped = namespaces.Link(megabits)
-        work = _work("network", model, planned, options.quick, str(shaped))
-        with namespaces.hosts(2, shaped) as hosts:
-            yield Compared(work.name, planned.seconds, _seconds(work, options.rounds, hosts))
+        for count in _HOSTS[: 1 if options.quick else None]:
+            cluster = cluster_named("cpu:1", calibration=measured)
+            cluster = cluster._replace(machines=count, network=link)
+            workload = plan.workload_on(cluster)
+            # Hosts of this machine share its cores.
+            seconds = workload.seconds * max(1.0, count / measured.cores)
+            planned = step_time(workload._replace(seconds=seconds), cluster)
+            work = _work("network", model, planned, options.quick, str(shaped))
+            with namespaces.hosts(count, shaped) as hosts:
+                yield Compared(work.name, planned.seconds, _seconds(work, options.rounds, hosts))
 
 
 def _plan(model: str, measured: Calibration) -> StepPlan:
