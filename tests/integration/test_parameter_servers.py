@@ -18,6 +18,7 @@ import pytest
 
 import unison
 from parameter_server_threads import free_addresses, until
+from server_program import write_program
 from subprocess_program import PYTHON_PATH
 from unison.cli import main
 from unison.errors import CancelledError, UnavailableError
@@ -354,28 +355,7 @@ def test_workers_and_servers_end_with_a_killed_coordinator():
         cluster.close()
 
 
-PROGRAM = """
-import sys
-import jax.numpy as jnp
-import unison
-from beside import batches
-from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy
-
-strategy = ParameterServerStrategy()
-coordinator = ClusterCoordinator(strategy)
-with strategy.scope():
-    total = unison.Variable(0.0)
-iterator = iter(coordinator.create_per_worker_dataset(batches))
-
-
-def step(own):
-    strategy.run(lambda x: total.assign_add(x.sum()), args=(next(own),))
-
-
-for _ in range(20):
-    coordinator.schedule(step, args=(iterator,))
-coordinator.join()
-print("total", float(total))
+EXITING = """
 if len(sys.argv) > 1:
     raise SystemExit(int(sys.argv[1]))
 """
@@ -385,10 +365,7 @@ COMMAND = [sys.executable, "-c", "from unison.cli import main; raise SystemExit(
 
 
 def run(folder, workers, servers, *arguments):
-    (folder / "program.py").write_text(PROGRAM)
-    (folder / "beside.py").write_text(
-        "import numpy as np\n\ndef batches():\n    while True:\n        yield np.ones(3, 'f4')\n"
-    )
+    write_program(folder, EXITING)
     return subprocess.run(
         [
             *(*COMMAND, "run", f"--workers={workers}", f"--ps={servers}"),

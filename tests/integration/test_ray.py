@@ -31,6 +31,7 @@ from ray_cluster import (
     with_ray,
     written_program,
 )
+from server_program import write_program
 from unison.cli import main
 from unison.errors import UnavailableError
 from unison.runtime.launching import Program, launch, ray_nodes
@@ -272,37 +273,10 @@ def workers_of(folder: Path) -> list[int]:
 
 # -- parameter servers ---------------------------------------------------------------------------
 
-WITH_SERVERS = """
-import unison
-from beside import batches
-from unison.parameter_server import ClusterCoordinator
-
-strategy = unison.ParameterServerStrategy()
-coordinator = ClusterCoordinator(strategy)
-with strategy.scope():
-    total = unison.Variable(0.0)
-iterator = iter(coordinator.create_per_worker_dataset(batches))
-
-
-def step(own):
-    strategy.run(lambda x: total.assign_add(x.sum()), args=(next(own),))
-
-
-for _ in range(20):
-    coordinator.schedule(step, args=(iterator,))
-coordinator.join()
-print("total", float(total), *strategy.worker_addresses)
-"""
-
 
 @pytest.fixture
 def program_with_servers(tmp_path):
-    (tmp_path / "beside.py").write_text(
-        "import numpy as np\n\ndef batches():\n    while True:\n        yield np.ones(3, 'f4')\n"
-    )
-    path = tmp_path / "program.py"
-    path.write_text(WITH_SERVERS)
-    return path
+    return write_program(tmp_path, 'print("at", *strategy.worker_addresses)\n')
 
 
 def test_workers_and_servers_run_on_the_nodes(address, program_with_servers):

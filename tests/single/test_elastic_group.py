@@ -176,19 +176,29 @@ def test_whoever_joins_gets_the_state_of_the_others(job):
     assert first.view.steps == (7, None)
 
 
-def test_a_state_that_was_taken_over_is_not_given_again_where_the_view_fails(job):
-    old, new = State(b"old"), State()
-    first, second = job.first(old), job.worker(1)
+def has_given_its_state(job, first, second, new, then):
+    """`second` enters; `first` does something when it has given it its state in a view."""
     has_taken = threading.Event()
     at(second, "formed", has_taken.set)
 
-    def fail():
+    def wait_and_go_on():
         assert has_taken.wait(LIMIT)
-        first._membership.suspect("a wire is broken")
+        then()
 
-    at(first, "formed", fail)
+    at(first, "formed", wait_and_go_on)
     entry = job.meanwhile(lambda: second.enter(new))
     assert is_over(first)
+    return entry
+
+
+def test_a_state_that_was_taken_over_is_not_given_again_where_the_view_fails(job):
+    old, new = State(b"old"), State()
+    first, second = job.first(old), job.worker(1)
+
+    def fail():
+        first._membership.suspect("a wire is broken")
+
+    entry = has_given_its_state(job, first, second, new, fail)
     assert first.regroup(old, is_open=True) == (0, False)
     assert entry() is Entry.JOINED
     assert first.view.number == 3
@@ -200,17 +210,12 @@ def test_a_state_that_was_taken_over_is_not_given_again_where_the_view_fails(job
 def test_a_state_that_was_taken_over_outlives_whoever_gave_it(job):
     old, new = State(b"old"), State()
     first, second = job.first(old), job.worker(1)
-    has_taken = threading.Event()
-    at(second, "formed", has_taken.set)
 
     def be_lost():
-        assert has_taken.wait(LIMIT)
         job.lose(first, 0)
         raise LostError
 
-    at(first, "formed", be_lost)
-    entry = job.meanwhile(lambda: second.enter(new))
-    assert is_over(first)
+    entry = has_given_its_state(job, first, second, new, be_lost)
     with pytest.raises(LostError):
         first.regroup(old, is_open=True)
     # The view that it was to begin with never was; it goes on alone, from the step it has got.
