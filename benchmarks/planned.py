@@ -23,7 +23,6 @@ from benchmarks.namespaces import THIS_MACHINE
 from benchmarks.workloads import TrainingWork
 from unison.planning import (
     Calibration,
-    Link,
     StepPlan,
     StepTime,
     calibrate,
@@ -39,8 +38,8 @@ _BATCH_OF_PROCESS = 128
 _MEGABITS = (1000, 100)
 _HOSTS = (2, 4, 8)
 _ROUND_SECONDS = 1.5
-#: Of 1538 bytes on an Ethernet, TCP carries so many, and a message takes so long.
-_PAYLOAD, _LATENCY = 1448 / 1538, 25e-6
+#: What is stated of a link of 1000 Mbit/s; others carry in proportion.
+_GIGABIT = "ethernet-1g-tcp"
 
 
 class Compared(NamedTuple):
@@ -109,11 +108,11 @@ def _compared(model: str, measured: Calibration, options: argparse.Namespace) ->
         work = _work("weak_scaling", model, planned, options.quick)
         yield Compared(work.name, planned.seconds, _seconds(work, options.rounds))
     for megabits in _MEGABITS if options.links else ():
-        link = Link(f"{megabits} Mbit/s", megabits * 1e6 / 8 * _PAYLOAD, _LATENCY)
         shaped = namespaces.Link(megabits)
         for count in _HOSTS[: 1 if options.quick else None]:
-            cluster = cluster_named("cpu:1", calibration=measured)
-            cluster = cluster._replace(machines=count, network=link)
+            cluster = cluster_named(f"cpu:{count}x1", _GIGABIT, measured)
+            link = cluster.network
+            cluster = cluster._replace(network=link._replace(rate=link.rate * megabits / 1000))
             workload = plan.workload_on(cluster)
             # Hosts of this machine share its cores.
             seconds = workload.seconds * max(1.0, count / measured.cores)
