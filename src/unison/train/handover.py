@@ -195,7 +195,7 @@ def _packed(nodes: Sequence[Node], arrays: dict[str, np.ndarray]) -> bytes:
 @contextlib.contextmanager
 def _file(held: bytes = b"") -> Iterator[str]:
     """Inside, there is a path for a checkpoint, which holds what is given."""
-    with tempfile.TemporaryDirectory(prefix="unison-", dir=_FOLDER) as folder:
+    with tempfile.TemporaryDirectory(prefix="handover-", dir=_FOLDER) as folder:
         path = os.path.join(folder, "state")
         if held:
             with open(path + SUFFIX, "wb") as file:
