@@ -168,7 +168,8 @@ def test_a_step_of_ones_own_in_fit_is_compressed_as_well(two_replicas):
             weights = self.trainable_variables
 
             def loss(values):
-                return jnp.mean((self.stateless_call(values, [], x)[0] - y) ** 2)
+                squares = (self.stateless_call(values, [], x)[0] - y) ** 2
+                return jnp.mean(squares) / two_replicas.num_replicas_in_sync
 
             value, gradients = jax.value_and_grad(loss)([w.value for w in weights])
             self.optimizer.apply(gradients, weights)

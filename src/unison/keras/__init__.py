@@ -23,6 +23,7 @@ if keras.backend.backend() != "jax":
 from unison.keras.datasets import teach_keras
 from unison.keras.input_statistics import InputStatistics
 from unison.keras.lookup import IntegerLookup, StringLookup
+from unison.keras.losses import teach_losses
 from unison.keras.normalization import BatchNormalization
 from unison.keras.pipeline import Pipeline
 from unison.keras.scope import KerasInScopes
@@ -32,6 +33,7 @@ from unison.strategies.base import observe_scopes
 
 observe_scopes(KerasInScopes())
 teach_keras()
+teach_losses()
 
 __all__ = [
     "BatchNormalization",

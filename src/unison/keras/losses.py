@@ -1,10 +1,14 @@
-"""Losses whose global value is not the mean of the replicas' values.
+"""Losses of a replica that add up to the loss of the global batch.
 
 In `fit`, a replica's loss counts by its share of the global batch's examples: that makes a mean
 over examples exact, with sample weights too, because Keras divides by the number of examples.
 Other reductions divide by something else (by nothing, by the sum of the weights, by the number of
 unmasked steps), which only all replicas together know. `with_global_reductions` replaces them
 while a step is traced.
+
+In a step that assigns (`train_step(self, data)`), losses are multiplied by the share where they
+are computed, as on TensorFlow: those given to `compile`, those that layers add, and those that
+the step calls itself. `teach_losses` sees to the last.
 """
 
 from __future__ import annotations
@@ -12,15 +16,46 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 from jax import lax
 from keras import ops
 from keras.src.backend import get_keras_mask
+from keras.src.losses import loss as keras_loss
 
 from unison.runtime.placement import REPLICA_AXIS
+from unison.strategies.replica_share import ScaledBy, replica_share, scale_of_losses
+
+
+def teach_losses() -> None:
+    """Has Keras' losses scaled in replicas where TensorFlow's are, and logged as they were before.
+
+    Keras calls these functions on every backend, and scales on TensorFlow only.
+    """
+    keras_loss.scale_loss_for_distribution = scaled_loss
+    keras_loss.unscale_loss_for_distribution = unscaled_loss
+
+
+def scaled_loss(loss: Any) -> Any:
+    """Returns `loss`, a mean over the replica's examples, as its part of the global mean, in steps
+    and functions in which losses are scaled; elsewhere as it is.
+    """
+    scale = scale_of_losses()
+    return loss if scale is None else loss * ops.cast(scale, loss.dtype)
+
+
+def aggregating_scaled(aggregate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a model's `_aggregate_additional_loss`, of what layers add, with `scaled_loss`."""
+    return functools.wraps(aggregate)(lambda loss: scaled_loss(aggregate(loss)))
+
+
+def unscaled_loss(loss: Any) -> Any:
+    """The inverse of `scaled_loss`, for what is logged."""
+    scale = scale_of_losses()
+    # A replica without examples has no metric updated, whatever this gives.
+    return loss if not scale else loss / ops.cast(scale, loss.dtype)
 
 
 @contextlib.contextmanager
@@ -49,7 +84,8 @@ def with_global_reductions(model: keras.Model, share: float) -> Iterator[None]:
 
 
 class GlobalLoss:
-    """A loss whose values on the replicas, weighted by their shares, add up to the global loss.
+    """A loss whose values on the replicas add up to the global loss, once they have been
+    multiplied by the replicas' shares, here or later; see `ScaledBy`.
 
     On a replica without examples it takes part in the sums over the replicas, with nothing.
 
@@ -63,20 +99,24 @@ class GlobalLoss:
         self._share = share
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        with recorded_mask(self.of_replica) as masks:
+        with (
+            recorded_mask(self.of_replica) as masks,
+            replica_share(self._share, ScaledBy.GRADIENTS),  # not scaled there
+        ):
             local = self.of_replica(y_true, y_pred, sample_weight)
+        is_scaled_here = scale_of_losses() is not None
         masks = [mask for mask in (get_keras_mask(y_pred), *masks) if mask is not None]
         reduction = self.of_replica.reduction
         if reduction == "sum":
-            return local / self._share if self._share else local
+            return local / self._share if self._share and not is_scaled_here else local
         if reduction == "mean_with_sample_weight":
             divisor = _total_weight(sample_weight, masks)
         elif reduction in ("sum_over_batch_size", "mean"):
             divisor = _total_weight(None, masks)
         else:
-            divisor = None
-        if divisor is None:
             return local
+        if divisor is None:
+            return scaled_loss(local)
         divisor = ops.cast(divisor, local.dtype)
         if not self._share:
             divisor = ops.zeros_like(divisor)
@@ -84,7 +124,8 @@ class GlobalLoss:
         all_replicas = lax.psum(lax.stop_gradient(divisor), REPLICA_AXIS)
         if not self._share:
             return local
-        return ops.divide_no_nan(local * divisor, all_replicas) / self._share
+        part = ops.divide_no_nan(local * divisor, all_replicas)
+        return part if is_scaled_here else part / self._share
 
 
 @contextlib.contextmanager

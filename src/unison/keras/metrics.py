@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from unison.keras.share import current_share
+from unison.strategies.replica_share import current_share
 
 
 def adopt_mean(metric: keras.metrics.Metric) -> None:

@@ -15,9 +15,9 @@ import keras
 from jax import lax
 from keras import ops
 
-from unison.keras.share import current_share, share_of_gradients
 from unison.runtime.placement import REPLICA_AXIS
 from unison.strategies import get_replica_context
+from unison.strategies.replica_share import ScaledBy, current_share
 
 
 @keras.saving.register_keras_serializable(package="unison")
@@ -72,7 +72,7 @@ def _local_moments(inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any, A
 
 def _global_moments(count: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
     """Returns the mean and variance of the positions of all replicas."""
-    share = share_of_gradients()
+    share = current_share(ScaledBy.GRADIENTS)
     local = ops.stack([count, mean, variance])
     if current_share() == 0:
         local = _nothing(local)

@@ -1,9 +1,9 @@
 """Gradients are summed over the replicas where an optimizer applies them.
 
 That is TensorFlow's rule, and it holds for every way to an optimizer: `fit`, an overridden
-`train_step`, and `optimizer.apply` in a custom loop. In a custom loop the user scales the loss
-(by the global batch), and gradients are summed as they are. In `fit` a replica's gradient is that
-of its own mean loss, and counts by its share of the global batch's examples.
+`train_step`, and `optimizer.apply` in a custom loop. Where losses are scaled already, by the user
+or by Keras, gradients are summed as they are. In Keras' own steps on JAX a replica's gradient is
+that of its own mean loss, and is multiplied by its share of the global batch's examples.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from unison.compression import LocalTraining
 from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.compression import compressed_sums, state_variables, synchronized_weights
 from unison.keras.sharded_update import sharded_apply, updates_parts
-from unison.keras.share import current_share, share_of_gradients
 from unison.keras.variables import ReplicatedVariable, adopt, placed_as
 from unison.lifting import current_lift
 from unison.profiling.regions import UPDATE
 from unison.strategies import get_replica_context
+from unison.strategies.replica_share import ScaledBy, current_share
 
 _thread = threading.local()
 
@@ -84,9 +84,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
     @functools.wraps(scale_loss)
     def scale_weighted_loss(loss: Any) -> Any:
-        if weighs_loss(optimizer) and current_share() is not None:
-            loss = loss * current_share()
-        return scale_loss(loss)
+        share = current_share(ScaledBy.LOSS)
+        return scale_loss(loss if share is None else loss * share)
 
     # Past Keras' attribute tracking, and on this object only: its class stays Keras' own.
     vars(optimizer).update(
@@ -97,13 +96,10 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
-def weighs_loss(optimizer: keras.optimizers.Optimizer | None) -> bool:
-    """Whether a replica's loss, and not its gradients, is multiplied by its share.
-
-    In low precision it matters when: the scaled loss of a replica must overflow where that of one
-    device would.
-    """
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+def scaled_in_keras_steps(optimizer: keras.optimizers.Optimizer | None) -> ScaledBy:
+    """Returns what Keras' own steps multiply by a replica's share under `optimizer`."""
+    scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return ScaledBy.LOSS if scales_loss else ScaledBy.GRADIENTS
 
 
 @contextlib.contextmanager
@@ -223,7 +219,7 @@ def _weighted(grads: Sequence[Any]) -> list[Any]:
     if current_share() == 0:
         # The replica has no example: what it computed (perhaps NaN) must not count.
         return [None if grad is None else jnp.zeros_like(grad) for grad in grads]
-    share = share_of_gradients()
+    share = current_share(ScaledBy.GRADIENTS)
     if share is None:
         return list(grads)
     return [None if grad is None else grad * jnp.asarray(share, grad.dtype) for grad in grads]

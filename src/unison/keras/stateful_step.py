@@ -17,9 +17,12 @@ import keras
 
 from unison.cells import Cell
 from unison.data import Shares, count_examples
+from unison.keras.optimizers import scaled_in_keras_steps
 from unison.keras.variables import LiftingScope, ReplicatedVariable
 from unison.lifting import Lift, current_lift
 from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.strategies import get_replica_context
+from unison.strategies.replica_share import current_share, replica_share
 
 METRICS = "metrics_variables"
 _PREDICT = ("trainable_variables", "non_trainable_variables")
@@ -134,7 +137,8 @@ def call_assigning(
     names = STATE_OF_STEPS[name]
     groups = [_variables(model, group) for group in names]
     state = tuple([variable.value for variable in group] for group in groups)
-    result, new = step(model, state, batch)
+    with _in_a_step_of_keras(model):
+        result, new = step(model, state, batch)
     if name == "predict_step":
         new = (state[0], new)
     lift = current_lift()
@@ -145,6 +149,20 @@ def call_assigning(
                 if value is not old:
                     variable.assign(value)
     return result
+
+
+@contextlib.contextmanager
+def _in_a_step_of_keras(model: keras.Model) -> Iterator[None]:
+    """Inside, a replica scales what Keras' own steps on JAX leave to be scaled."""
+    context = get_replica_context()
+    share = current_share()
+    if share is None and context is not None:
+        share = 1 / context.num_replicas_in_sync
+    if share is None:
+        yield
+        return
+    with replica_share(share, scaled_in_keras_steps(model.optimizer)):
+        yield
 
 
 def _variables(model: keras.Model, group: str) -> list[keras.Variable]:

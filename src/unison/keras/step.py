@@ -24,9 +24,8 @@ from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
 from unison.keras.grouping import group_size_of, grouped
 from unison.keras.losses import with_global_reductions
-from unison.keras.optimizers import values_known_equal, weighs_loss
+from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
 from unison.keras.sharded_update import own_state, whole_state
-from unison.keras.share import replica_share
 from unison.keras.stateful_step import StatefulStep
 from unison.lifting import (
     combine_writes,
@@ -51,6 +50,7 @@ from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.placement import REPLICA_AXIS, StepsInALoop
 from unison.runtime.planned import ProgramPlanned
 from unison.strategies import Strategy
+from unison.strategies.replica_share import ScaledBy, replica_share
 
 logger = logging.getLogger("unison")
 
@@ -64,6 +64,15 @@ _LOCAL_GROUPS = ("non_trainable_variables", "metrics_variables")
 #: The group of what a step that assigns touches beside the model's state. What the replicas write
 #: to it is combined when the step returns.
 OTHERS = "other_variables"
+
+#: For which updates averaging is exact, where a step assigns variables and where it returns them.
+_EXACT_IF_ASSIGNED = (
+    "what is the same on all replicas. A replica's gradients are its part of the global gradient: "
+    'sum them before, by tf.distribute.get_replica_context().all_reduce("SUM", gradients).'
+)
+_EXACT_IF_RETURNED = (
+    "an update that is linear in the gradients. Use self.optimizer.stateless_apply for others."
+)
 
 #: Where a step's results have the metrics of all replicas, if they have them.
 METRICS_OF_ALL = "metrics of all replicas"
@@ -148,6 +157,7 @@ class CompiledStep:
         self._model = model
         self._strategy = strategy
         self._step = step
+        self._assigns = isinstance(step, StatefulStep)
         self._groups = [group for group, members in cells.items() for _ in members]
         self._cells = [cell for members in cells.values() for cell in members]
         self._sizes = [len(members) for members in cells.values()]
@@ -660,7 +670,7 @@ class CompiledStep:
         def local(*args: Any) -> list[Any]:
             batch = args[len(flat) :]
             with (
-                replica_of_step(self._model, self._strategy, share),
+                replica_of_step(self._model, self._strategy, share, self._assigns),
                 values_known_equal() as equal,
                 whole_state(self._cells, args[: len(flat)]) as state,
             ):
@@ -801,9 +811,8 @@ class CompiledStep:
     ) -> list[Any]:
         """Returns `after` with equal weights on all replicas, whoever updated them.
 
-        What an optimizer returns is equal already. A step that changes weights in a way of its
-        own is taken to do so by the replica's gradients: its results are averaged by the examples
-        (of integers, the first replica's are taken).
+        What an optimizer returns is equal already. The results of a step that changes weights in
+        a way of its own are averaged by the examples (of integers, the first replica's are taken).
         """
         known = set(map(id, equal))
         own = [
@@ -818,10 +827,10 @@ class CompiledStep:
         logger.warning(
             "The step of model %r changes %d variables without its optimizer, by what each "
             "replica computed alone. The results are averaged over the replicas, weighted by "
-            "examples: exact for an update that is linear in the gradients. Use "
-            "self.optimizer.stateless_apply for others.",
+            "examples: exact for %s",
             self._model.name,
             len(own),
+            _EXACT_IF_ASSIGNED if self._assigns else _EXACT_IF_RETURNED,
         )
         is_first = lax.axis_index(REPLICA_AXIS) == 0
 
@@ -886,17 +895,22 @@ def _flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def replica_of_step(model: keras.Model, strategy: Strategy, share: float) -> Iterator[None]:
+def replica_of_step(
+    model: keras.Model, strategy: Strategy, share: float, assigns: bool
+) -> Iterator[None]:
     """Inside, the thread is a replica of `strategy` that runs a step of `model`.
 
     Args:
         model: A compiled model.
         strategy: Its strategy.
         share: The replica's share of the global batch's examples.
+        assigns: Whether the step assigns variables, as `train_step(self, data)` does.
     """
+    optimizer = getattr(model, "optimizer", None)
+    scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(optimizer)
     with (
         strategy.replica_context(),
-        replica_share(share, weighs_loss(getattr(model, "optimizer", None))),
+        replica_share(share, scaled_by),
         with_global_reductions(model, share),
     ):
         yield

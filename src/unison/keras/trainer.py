@@ -25,6 +25,7 @@ from unison.data import count_examples
 from unison.data.statistics import metered
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
+from unison.keras.losses import aggregating_scaled
 from unison.keras.metrics import adopt_mean
 from unison.keras.optimizers import adopt_optimizer
 from unison.keras.pipelined_loss import with_pipelined_loss
@@ -134,6 +135,7 @@ class ReplicaTrainer:
             make_predict_function=self._make_predict_function,
             compute_loss_and_updates=jax.named_scope(FORWARD)(with_pipelined_loss(model)),
             jax_state_sync=self._store_state,
+            _aggregate_additional_loss=aggregating_scaled(model._aggregate_additional_loss),
             _symbolic_build=functools.partial(self._build, model._symbolic_build),
             _get_jax_state=self._take_state,
             _unison_trainer=self,
@@ -189,7 +191,7 @@ class ReplicaTrainer:
                 getattr(self._model, name),
                 self._encode_text(self._example) if self._encode_text else self._example,
                 self.strategy.placement,
-                functools.partial(replica_of_step, self._model, self.strategy),
+                functools.partial(replica_of_step, self._model, self.strategy, assigns=True),
             )
             own = {cell for group in STATE_OF_STEPS[name] for cell in self._cells(group)}
             self._others[name] = [cell for cell in touched if cell not in own]

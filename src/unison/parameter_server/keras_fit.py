@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from unison.data import Dataset, InputContext
-from unison.keras.optimizers import weighs_loss
-from unison.keras.share import replica_share
+from unison.keras.optimizers import scaled_in_keras_steps
 from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
 from unison.keras.trainer import ReplicaTrainer
 from unison.lifting import current_lift
 from unison.parameter_server.coordinator import ClusterCoordinator, PerWorkerIterator
 from unison.parameter_server.serving import current_worker_index, dataset_of
 from unison.parameter_server.strategy import ParameterServerStrategy
+from unison.strategies.replica_share import ScaledBy, replica_share
 
 import keras  # isort: skip
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
@@ -248,17 +248,18 @@ class ParameterServerTrainer(ReplicaTrainer):
 
         def execution(batches: Iterator[Any]) -> None:
             for _ in range(count):
-                with self._weighing():
+                with self._weighing(assigns):
                     self.strategy.run(one_step, args=(next(batches),))
 
         return execution
 
-    def _weighing(self) -> contextlib.AbstractContextManager[None]:
+    def _weighing(self, assigns: bool) -> contextlib.AbstractContextManager[None]:
         """Inside, a worker's batch is one of several that make a step."""
         in_sync = self.strategy.num_replicas_in_sync
         if in_sync == 1:
             return contextlib.nullcontext()
-        return replica_share(1 / in_sync, weighs_loss(self.model.optimizer))
+        scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(self.model.optimizer)
+        return replica_share(1 / in_sync, scaled_by)
 
     @property
     def _steps_per_call(self) -> int:

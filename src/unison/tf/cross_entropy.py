@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from unison.errors import InvalidArgumentError
 from unison.strategies import get_strategy, has_strategy, in_cross_replica_context
+from unison.strategies.replica_share import current_share
 from unison.tf.tensors import convert_to_tensor, invalid_arguments, operands
 
 
@@ -120,8 +121,9 @@ def compute_average_loss(
     Args:
         per_example_loss: This replica's losses, of shape `[examples, ...]`.
         sample_weight: Weights that can be multiplied with them.
-        global_batch_size: Default: this replica's examples times the replicas. State it where
-            the replicas' batches may differ in size.
+        global_batch_size: Default: in `fit`, the size of the global batch; in `strategy.run`, this
+            replica's examples times the replicas. State it there where the replicas' batches may
+            differ in size.
 
     Raises:
         ValueError: `per_example_loss` is a scalar, or `global_batch_size` is none, or negative.
@@ -146,7 +148,9 @@ def compute_average_loss(
                 "compute_average_loss was called in cross-replica context, where there is no batch "
                 "of a replica. Call it inside strategy.run, or state global_batch_size."
             )
-        global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
+        part = _part_of_replica()
+        # The gradients of a replica without examples do not count.
+        global_batch_size = round(losses.shape[0] / part) if part else 1
     return jnp.sum(losses) / _batch_size(global_batch_size).astype(losses.dtype)
 
 
@@ -164,8 +168,10 @@ def _batch_size(value: Any) -> jax.Array:
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
-    """Returns the sum of the regularization losses divided by the number of replicas, which add
-    it up again.
+    """Returns this replica's part of the sum of the regularization losses.
+
+    The replicas' parts add up to the sum. They are equal; in `fit`, where a batch may not divide,
+    they are as large as the replicas' parts of it.
 
     Raises:
         RuntimeError: In cross-replica context.
@@ -177,5 +183,12 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
             "scale_regularization_loss was called in cross-replica context. Call it inside "
             "strategy.run."
         )
-    losses = jnp.sum(convert_to_tensor(regularization_loss))
-    return losses / get_strategy().num_replicas_in_sync
+    return jnp.sum(convert_to_tensor(regularization_loss)) * _part_of_replica()
+
+
+def _part_of_replica() -> float:
+    """Returns what part of a global number is this replica's: its share of the examples in a step
+    of a Keras model, else that of one of equal replicas.
+    """
+    share = current_share()
+    return 1 / get_strategy().num_replicas_in_sync if share is None else share

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from unison.keras.host_layers import with_text_as_objects
+from unison.keras.losses import scaled_loss, unscaled_loss
 from unison.keras.stateful_step import call_assigning
 from unison.keras.trainer import trainer_of, trains_alone
 from unison.keras.variables import annotate
@@ -67,9 +68,9 @@ class ModelMethods:
         TF: `tf.keras.Model.compiled_loss` (Keras 2).
         """
         loss = self._compile_loss(y_true, y_pred, sample_weight)
-        loss = sum(regularization_losses or (), loss)
+        loss = sum(map(scaled_loss, regularization_losses or ()), loss)
         examples = keras.tree.flatten(y_pred)[0].shape[0]
-        self._loss_tracker.update_state(loss, sample_weight=examples)
+        self._loss_tracker.update_state(unscaled_loss(loss), sample_weight=examples)
         return loss
 
     @property

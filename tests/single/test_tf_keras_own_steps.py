@@ -1,0 +1,236 @@
+"""Train steps of one's own under `tf.keras`: several replicas train as one device does.
+
+What TensorFlow answers is in `tests/parity/programs/own_steps.py`. Here are the batches on which
+TensorFlow's replicas would not add up to one device: uneven ones, weights, masks.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import unison.tf as tf
+
+X = np.sin(np.arange(21 * 3, dtype=np.float32)).reshape(21, 3)
+Y = np.cos(X.sum(axis=1, keepdims=True)).astype(np.float32)
+WEIGHTS = np.linspace(0.2, 2.0, 21, dtype=np.float32)
+# 8, 8 and 5 examples: on 2 replicas 3 and 2, on 3 2, 2 and 1, on 4 2, 2, 1 and none.
+BATCH = 8
+
+
+@pytest.fixture(params=[2, 3, 4], ids="{} replicas".format)
+def strategy(request):
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(request.param)])
+
+
+def built(loss_of, loss="mse", add=None, **layer):
+    """A model whose step differentiates `loss_of(model, x, y, weights, predictions)`."""
+
+    class OwnStep(tf.keras.Model):
+        def train_step(self, data):
+            x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                predictions = self(x, training=True)
+                value = loss_of(self, x, y, weights, predictions)
+            gradients = tape.gradient(value, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {}
+
+    keras.utils.set_random_seed(3)
+    inputs = tf.keras.Input((3,))
+    hidden = tf.keras.layers.Dense(4, activation="tanh", **layer)(inputs)
+    outputs = tf.keras.layers.Dense(1)(add(hidden) if add else hidden)
+    model = OwnStep(inputs, outputs)
+    model.compile(tf.keras.optimizers.SGD(0.02), loss)
+    return model
+
+
+def trained(loss_of, sample_weight=None, **model):
+    made = built(loss_of, **model)
+    made.fit(X, Y, BATCH, 2, shuffle=False, verbose=0, sample_weight=sample_weight)
+    return made.get_weights()
+
+
+def assert_as_on_one_device(strategy, loss_of, **options):
+    expected = trained(loss_of, **options)
+    with strategy.scope():
+        weights = trained(loss_of, **options)
+    for ours, alone in zip(weights, expected, strict=True):
+        # The replicas' gradients are added in another order, in each of six steps.
+        np.testing.assert_allclose(ours, alone, rtol=2e-5, atol=2e-6)
+
+
+def errors(y, predictions):
+    return tf.reduce_sum((predictions - y) ** 2, axis=1)
+
+
+def compute_loss(model, x, y, weights, predictions):
+    return model.compute_loss(x, y, predictions, weights)
+
+
+def average(model, x, y, weights, predictions):
+    return tf.nn.compute_average_loss(errors(y, predictions))
+
+
+def test_compute_loss_of_uneven_batches(strategy):
+    assert_as_on_one_device(strategy, compute_loss)
+
+
+def test_an_average_loss_of_uneven_batches(strategy):
+    assert_as_on_one_device(strategy, average)
+
+
+def test_an_average_loss_of_a_given_batch_size(strategy):
+    def loss(model, x, y, weights, predictions):
+        return tf.nn.compute_average_loss(errors(y, predictions), global_batch_size=BATCH)
+
+    assert_as_on_one_device(strategy, loss)
+
+
+def test_a_sum_divided_by_the_global_batch(strategy):
+    assert_as_on_one_device(
+        strategy,
+        lambda model, x, y, weights, predictions: tf.reduce_sum(errors(y, predictions)) / BATCH,
+    )
+
+
+def test_a_loss_object_that_the_step_calls(strategy):
+    loss_object = tf.keras.losses.Huber()
+    assert_as_on_one_device(
+        strategy, lambda model, x, y, weights, predictions: loss_object(y, predictions)
+    )
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "sum_over_batch_size"])
+def test_compute_loss_of_every_reduction(strategy, reduction):
+    loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
+    assert_as_on_one_device(strategy, compute_loss, loss=loss)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+def test_compute_loss_with_sample_weights(strategy, reduction):
+    loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
+    assert_as_on_one_device(strategy, compute_loss, loss=loss, sample_weight=WEIGHTS)
+
+
+def test_compute_loss_of_masked_values(strategy):
+    def add(hidden):
+        # Masks some rows of each batch, another number of them on each replica.
+        return tf.keras.layers.Masking()(
+            tf.keras.layers.Reshape((1, 4))(tf.keras.layers.ReLU()(hidden))
+        )
+
+    assert_as_on_one_device(strategy, compute_loss, add=add)
+
+
+def test_regularization_in_compute_loss(strategy):
+    assert_as_on_one_device(strategy, compute_loss, kernel_regularizer="l2")
+
+
+def test_regularization_that_the_step_scales(strategy):
+    def loss(model, *data):
+        regularization = tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+        return average(model, *data) + regularization
+
+    assert_as_on_one_device(strategy, loss, kernel_regularizer="l2")
+
+
+def test_regularization_of_activities(strategy):
+    assert_as_on_one_device(strategy, compute_loss, activity_regularizer="l2")
+
+
+def test_a_mean_that_is_added_by_a_layer(strategy):
+    class AddsLoss(tf.keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(tf.reduce_mean(tf.abs(x)))
+            return x
+
+    assert_as_on_one_device(strategy, compute_loss, add=AddsLoss())
+
+
+def test_the_losses_of_several_outputs(strategy):
+    class TwoOutputs(tf.keras.Model):
+        train_step = built(compute_loss).__class__.train_step
+
+    def outcome():
+        keras.utils.set_random_seed(3)
+        inputs = tf.keras.Input((3,))
+        outputs = {"a": tf.keras.layers.Dense(1)(inputs), "b": tf.keras.layers.Dense(1)(inputs)}
+        model = TwoOutputs(inputs, outputs)
+        model.compile("sgd", {"a": "mse", "b": "mae"}, loss_weights={"a": 1.0, "b": 0.3})
+        history = model.fit(X, {"a": Y, "b": -Y}, BATCH, 2, shuffle=False, verbose=0).history
+        return model.get_weights(), history
+
+    expected, _ = outcome()
+    with strategy.scope():
+        weights, _ = outcome()
+    for ours, alone in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(ours, alone, rtol=2e-5, atol=2e-6)
+
+
+def test_a_scaled_loss_in_low_precision(strategy):
+    class Scaling(tf.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.optimizer.scale_loss(self.compute_loss(x, y, self(x, training=True)))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {}
+
+    def weights():
+        keras.utils.set_random_seed(3)
+        inputs = tf.keras.Input((3,))
+        model = Scaling(inputs, tf.keras.layers.Dense(1)(inputs))
+        optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD(0.02), 64.0)
+        model.compile(optimizer, "mse")
+        model.fit(X, Y, BATCH, 2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    expected = weights()
+    with strategy.scope():
+        together = weights()
+    for ours, alone in zip(together, expected, strict=True):
+        np.testing.assert_allclose(ours, alone, rtol=2e-5, atol=2e-6)
+
+
+def test_a_step_that_adds_to_keras_own(strategy):
+    class Counting(tf.keras.Model):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {**logs, "twice": 2 * logs["loss"]}
+
+    def outcome():
+        keras.utils.set_random_seed(3)
+        inputs = tf.keras.Input((3,))
+        model = Counting(inputs, tf.keras.layers.Dense(1, kernel_regularizer="l2")(inputs))
+        model.compile("sgd", "mse")
+        history = model.fit(X, Y, BATCH, 1, shuffle=False, verbose=0).history
+        return [*model.get_weights(), history["loss"]]
+
+    expected = outcome()
+    with strategy.scope():
+        together = outcome()
+    for ours, alone in zip(together, expected, strict=True):
+        np.testing.assert_allclose(ours, alone, rtol=2e-5, atol=2e-6)
+
+
+def test_weights_changed_without_an_optimizer_ask_for_a_sum(caplog):
+    class ByHand(tf.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            for variable, gradient in zip(
+                self.trainable_variables,
+                tape.gradient(loss, self.trainable_variables),
+                strict=True,
+            ):
+                variable.assign_sub(0.1 * gradient)
+            return {}
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        inputs = tf.keras.Input((3,))
+        model = ByHand(inputs, tf.keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    assert 'all_reduce("SUM", gradients)' in caplog.text
