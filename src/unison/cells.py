@@ -408,6 +408,22 @@ class Cell:
         with LAUNCH_LOCK:
             self._replace(self._place(self.share_of(self._initial(value))))
 
+    def restore(self, value: Any) -> None:
+        """Assigns from outside the replicas, so that reading gives `value`.
+
+        Where the copies of integers cannot be equal parts, the first one has what remains.
+        """
+        part = self.share_of(value)
+        if part is value or not jnp.issubdtype(part.dtype, jnp.integer):
+            self.assign(value)
+            return
+        part = np.asarray(part)
+        first = part + (np.asarray(value, part.dtype) - part * self.placement.num_replicas)
+        copies = [part if replica else first for replica in self.placement.local_replicas]
+        with LAUNCH_LOCK:
+            self._is_initialized = True
+            self._replace(self._concrete(self.placement.spread(np.stack(copies))))
+
     def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         """Replaces every copy by `function` of it, outside the replicas."""
         with LAUNCH_LOCK:

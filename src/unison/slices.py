@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from unison.errors import InvalidArgumentError
 
@@ -119,9 +120,31 @@ def updated(array: jax.Array, how: str, values: Any, index: Index) -> jax.Array:
         values: What the elements are updated with, of their shape or broadcast to it.
         index: From `row_index`, `batch_index` or `nd_index`.
     """
+    values = jnp.asarray(values, dtype=array.dtype)
+    if how == "div" and not jnp.issubdtype(array.dtype, jnp.inexact):
+        return _divided(array, values, index)
     update = getattr(array.at[index], _METHODS[how])
     # Negative indices do not count from the end, and nothing happens outside the array.
-    return update(jnp.asarray(values, dtype=array.dtype), mode="drop", wrap_negative_indices=False)
+    return update(values, mode="drop", wrap_negative_indices=False)
+
+
+def _divided(array: jax.Array, values: jax.Array, index: Index) -> jax.Array:
+    """Returns integers divided by `values`, rounded towards zero after each division.
+
+    JAX divides once, by the product of what repeated indices divide by: as floats.
+    """
+    places = jnp.broadcast_arrays(*index)
+    rows = array.shape[len(index) :]
+    divisors = jnp.broadcast_to(values, (*places[0].shape, *rows)).reshape(-1, *rows)
+    flat = [place.reshape(-1) for place in places]
+
+    def divide(step: jax.Array, divided: jax.Array) -> jax.Array:
+        place = tuple(axis[step] for axis in flat)
+        at = divided.at[place]
+        quotient = lax.div(at.get(wrap_negative_indices=False), divisors[step])
+        return at.set(quotient, mode="drop", wrap_negative_indices=False)
+
+    return lax.fori_loop(0, len(divisors), divide, array)
 
 
 def row_index(array: jax.Array, indices: Any) -> Index:

@@ -950,6 +950,15 @@ def test_restored_value_is_on_every_replica(two_replicas, prefix, synchronizatio
     assert [float(copy) for copy in copies] == ([7.0, 7.0] if is_shared else [14.0, 14.0])
 
 
+def test_a_sum_of_integers_is_restored_with_its_remainder(four_replicas, prefix):
+    path = Checkpoint(v=variable(7)).write(prefix)
+    with four_replicas.scope():
+        v = variable(0, synchronization=Synchronization.ON_READ, aggregation=Aggregation.SUM)
+    Checkpoint(v=v).read(path)
+    assert [int(copy) for copy in four_replicas.experimental_local_results(v)] == [4, 1, 1, 1]
+    assert int(v) == 7
+
+
 @pytest.mark.parametrize(("replicas", "copies"), [(1, [14.0]), (2, [7.0] * 2), (4, [3.5] * 4)])
 def test_sum_is_restored_on_another_number_of_replicas(prefix, two_replicas, replicas, copies):
     v = diverged(two_replicas, Synchronization.ON_READ, Aggregation.SUM)
@@ -960,14 +969,6 @@ def test_sum_is_restored_on_another_number_of_replicas(prefix, two_replicas, rep
     Checkpoint(v=w).read(path)
     assert [float(copy) for copy in strategy.experimental_local_results(w)] == copies
     assert float(w) == 14.0
-
-
-def test_sum_of_integers_is_divided_without_a_rest(prefix, two_replicas):
-    path = Checkpoint(v=variable(7)).write(prefix)
-    with two_replicas.scope():
-        v = variable(0, synchronization=Synchronization.ON_READ, aggregation=Aggregation.SUM)
-    Checkpoint(v=v).read(path)
-    assert [int(copy) for copy in two_replicas.experimental_local_results(v)] == [3, 3]
 
 
 def test_checkpoint_is_not_saved_inside_a_replica_program(two_replicas, prefix):

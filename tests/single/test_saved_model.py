@@ -536,6 +536,21 @@ def test_annotations_of_variables_are_kept(tmp_path, two_replicas):
     assert not total.trainable
 
 
+@pytest.mark.parametrize(("value", "copies"), [(10.0, [5.0, 5.0]), (7, [4, 3])])
+def test_a_sum_over_the_replicas_is_loaded_as_it_was(tmp_path, two_replicas, value, copies):
+    module = unison.Module()
+    module.total = unison.Variable(
+        value,
+        synchronization=unison.VariableSynchronization.ON_READ,
+        aggregation=unison.VariableAggregation.SUM,
+    )
+    save(module, tmp_path / "model")
+    with two_replicas.scope():
+        total = load(tmp_path / "model").total
+    assert total.numpy() == value
+    assert [copy.item() for copy in two_replicas.experimental_local_results(total)] == copies
+
+
 # -- Keras ---------------------------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(5, 8, 8, 1)).astype(np.float32)

@@ -544,6 +544,23 @@ def test_an_index_known_only_at_run_time_touches_nothing_outside():
     assert variable.numpy().tolist() == [1.0, 3.0]
 
 
+def test_integers_stay_integers_where_slices_divide_them():
+    variable = unison.Variable(np.array([1, 6, 1], "int32"))
+    variable.scatter_div(IndexedSlices(np.array([2, 4], "int32"), np.array([0, 1])))
+    assert variable.value().dtype == jnp.int32
+    assert variable.numpy().tolist() == [0, 1, 1]
+    variable.assign_add(np.array([1, 1, 1], "int32"))
+    assert variable.numpy().tolist() == [1, 2, 2]
+
+
+def test_integers_are_divided_by_repeated_slices_one_after_the_other():
+    variable = unison.Variable(np.array([[-7, 2**31 - 1], [8, 9]], "int32"))
+    divisors = np.array([[2, 2**16], [2, 2**16], [3, 3]], "int32")
+    slices = IndexedSlices(divisors, np.array([0, 0, 1]))
+    unison.Function(lambda: variable.scatter_div(slices))()
+    assert variable.numpy().tolist() == [[-1, 0], [2, 3]]
+
+
 def test_only_slices_can_be_scattered():
     with pytest.raises(TypeError, match=r"scatter_add takes IndexedSlices\(values, indices\)"):
         unison.Variable([1.0]).scatter_add(jnp.ones(1))

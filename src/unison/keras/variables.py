@@ -51,7 +51,7 @@ class ReplicatedVariable(keras.Variable):
             self._refuse_other_loops()
             self.cell.put(None)
         else:
-            self.cell.assign(value)
+            self.cell.restore(value)
 
     def _refuse_other_loops(self) -> None:
         if self.cell.placement.num_replicas > 1:

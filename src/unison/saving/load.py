@@ -117,7 +117,7 @@ class _Reader:
         synchronization = VariableSynchronization[described["synchronization"]]
         if synchronization is VariableSynchronization.NONE:
             synchronization = VariableSynchronization.AUTO  # the strategy may have several replicas
-        return self._make_variable(
+        variable = self._make_variable(
             value,
             trainable=described["trainable"],
             name=described["name"],
@@ -125,6 +125,8 @@ class _Reader:
             synchronization=synchronization,
             aggregation=VariableAggregation[described["aggregation"]],
         )
+        variable.cell.restore(value)  # of a sum, each copy has begun with all of it
+        return variable
 
     def _object(self, number: int) -> Any:
         if number in self._made:

@@ -59,7 +59,7 @@ def assign(variable: Any, value: np.ndarray) -> None:
         if getattr(variable, "_initializer", None) is not None:
             variable._initializer = lambda shape, dtype: array
         elif has_cell(variable):
-            variable.cell.assign(array)
+            variable.cell.restore(array)
         else:
             from unison.keras.variables import outside_the_traced_program
 
