@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import broadcast, sum_over_replicas
 from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.private_jax import TraceLevel
 from unison.stepping import needs_python
 
 #: Odd, so that distinct replicas get distinct seeds modulo 2**32 (the golden ratio's digits).
@@ -99,6 +100,7 @@ class Lift:
         self._cells_by_input = {id(value): cell for cell, value in values.items()}
         self.takes_new_cells = takes_new_cells
         self._trace = get_opaque_trace_state(convention="unison")
+        self._level = TraceLevel()
         self._pending: dict[Cell, _PendingUpdate] = {}
         self._writer = _Writer.EACH_REPLICA
         self._copies_get_equal_values = True
@@ -168,11 +170,20 @@ class Lift:
                     "variable inside the scope of the strategy that uses it."
                 )
             if self.takes_new_cells and cell.array is not None:
-                return jnp.asarray(cell.copies()[0], dtype=cell.aval.dtype)
+                return self._value_of_new(cell)
             raise ValueError(
                 f"Variable {cell.name!r} has no value yet, or was created while this program is "
                 "traced. Create and initialize it before, inside `with strategy.scope():`."
             )
+        return self._values[cell]
+
+    def _value_of_new(self, cell: Cell) -> jax.Array:
+        """Returns what stands for the input that a new cell will be in the next trace.
+
+        A tape must find it again: it is one traced value, also if a loop's body reads it first.
+        """
+        value = jnp.asarray(cell.copies()[0], dtype=cell.aval.dtype)
+        self._values[cell] = self._level.copied(value)
         return self._values[cell]
 
     def assign(self, cell: Cell, value: jax.Array) -> None:

@@ -264,3 +264,37 @@ def test_one_replica_trains_a_model_made_outside_its_scope(eagerly):
     step = step_of(model, optimizer, tf.keras.metrics.Mean())
     losses = [float(strategy.run(step, args=(X, Y))) for _ in range(3)]
     assert_close((losses, model.get_weights()), eagerly[:2])
+
+
+# -- models that are built by their first step ----------------------------------------------
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "SimpleRNN", "GRU", "Dense"])
+def test_a_layer_that_the_first_step_builds_is_trained_by_it(layer, two_replicas, caplog):
+    """A recurrent layer reads its weights in the body of a loop only."""
+    x = np.linspace(-1, 1, 48, dtype="float32").reshape(4, 6, 2)
+
+    def trained(strategy, is_built):
+        with strategy.scope():
+            keras.utils.set_random_seed(2)
+            layers = [getattr(tf.keras.layers, layer)(3), tf.keras.layers.Flatten()]
+            model = tf.keras.Sequential(layers)
+            if is_built:
+                model.build((None, 6, 2))
+            optimizer = tf.keras.optimizers.SGD(0.1)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                losses = tf.reduce_sum(model(x) ** 2, axis=1)
+                loss = tf.nn.compute_average_loss(losses, global_batch_size=4)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        for batch in strategy.experimental_distribute_dataset([x, x]):
+            strategy.run(step, args=(batch,))
+        return model.get_weights()
+
+    assert_close(
+        trained(two_replicas, is_built=False), trained(tf.distribute.get_strategy(), is_built=True)
+    )
+    assert "radients" not in caplog.text

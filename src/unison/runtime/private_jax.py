@@ -114,6 +114,22 @@ def nothing_is_traced() -> bool:
     return core.trace_state_clean()
 
 
+class TraceLevel:
+    """The function that JAX traces in this thread now, or none.
+
+    JAX adds an operation to the innermost function that it traces. Here a value can be made an
+    intermediate result of an outer one, of which inner ones close over it.
+    """
+
+    def __init__(self) -> None:
+        self._trace = core.trace_ctx.trace
+
+    def copied(self, value: jax.Array) -> jax.Array:
+        """Returns a copy that is computed at this level."""
+        with core.set_current_trace(self._trace):
+            return jnp.copy(value)
+
+
 def let_jax_take(kind: type, value_of: Callable[[Any], jax.Array]) -> None:
     """Lets all functions of JAX take an instance of `kind` for the array that `value_of` gives.
 
