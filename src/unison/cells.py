@@ -12,7 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from unison.runtime.devices import LAUNCH_LOCK
+from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import (
     REPLICA_AXIS,
     WHOLE,
@@ -39,6 +40,10 @@ _live: weakref.WeakSet[Cell] = weakref.WeakSet()
 _live_lock = threading.Lock()
 _serial_numbers = itertools.count()
 
+#: The program that has begun a step and not ended it, if one was interrupted there. Whoever reads a
+#: cell has it give back what it has taken.
+unfinished_steps: list[Borrower] = []
+
 
 def live_cells(placement: Placement) -> list[Cell]:
     """Returns the cells with a value that a program on `placement` can read, oldest first.
@@ -50,8 +55,7 @@ def live_cells(placement: Placement) -> list[Cell]:
     readable = [
         cell
         for cell in cells
-        if cell.array is not None
-        and (cell.placement.num_replicas == 1 or cell.placement == placement)
+        if cell.has_value and (cell.placement.num_replicas == 1 or cell.placement == placement)
     ]
     return sorted(readable, key=lambda cell: cell.serial_number)
 
@@ -102,6 +106,13 @@ class Layout(enum.Enum):
     STREAM = "stream"
 
 
+class Borrower(Protocol):
+    """A running loop or program that has the stored arrays of cells, and newer ones to come."""
+
+    def give_back(self) -> None:
+        """Puts the newest arrays of the last whole step into the cells, if that is possible now."""
+
+
 class Cell:
     """The stored copies of a variable.
 
@@ -126,6 +137,7 @@ class Cell:
         "_exposed",
         "_is_initialized",
         "aggregation",
+        "borrower",
         "division",
         "layout",
         "name",
@@ -166,6 +178,8 @@ class Cell:
         self._divergent_aggregation = divergent_aggregation
         self.layout = Layout.STREAM if stream else Layout.MIRRORED
         self._array: jax.Array | None = None
+        #: Who has the stored array, where it is not here.
+        self.borrower: Borrower | None = None
         self._exposed = False
         #: What is to be called before the stored array may be overwritten.
         self._copy_first: Callable[[], None] | None = None
@@ -255,12 +269,23 @@ class Cell:
         shape = self._array.shape[1:] if self.layout is Layout.LOCAL else self._array.shape
         return array_type(shape, self._array.dtype)
 
+    @property
+    def has_value(self) -> bool:
+        """Whether the cell has a value, here or with a borrower who can give it back."""
+        if self._array is None and self.borrower is not None:
+            self.borrower.give_back()
+        return self._array is not None
+
     def stored(self) -> jax.Array:
         """Returns the stored array for a program that only reads it.
 
         Raises:
             RuntimeError: There is none.
         """
+        if unfinished_steps:
+            unfinished_steps[-1].give_back()
+        if self._array is None and self.borrower is not None:
+            self.borrower.give_back()
         if self._array is None or self._array.is_deleted():
             raise RuntimeError(
                 f"The value of variable {self.name!r} is not here: a program that failed, or that "
@@ -277,7 +302,9 @@ class Cell:
         Raises:
             RuntimeError: There is none.
         """
-        array = self.stored()
+        array = self._array
+        if array is None or array.is_deleted():
+            array = self.stored()
         if self._exposed:
             array = self._array = self._concrete(jnp.copy(array))
             self._exposed = False
@@ -285,6 +312,14 @@ class Cell:
             self._copy_first()
         self._copy_first = None
         return array
+
+    def lend(self, borrower: Borrower) -> None:
+        """Forgets the stored array, which `borrower` has taken: there is one copy of the state.
+
+        Whoever reads the cell before an array is put back asks the borrower for it.
+        """
+        self._array = None
+        self.borrower = borrower
 
     def copy_later(self, copy: Callable[[], None]) -> None:
         """Has `copy`, which reads the stored array, called before a program may overwrite it.
@@ -300,6 +335,7 @@ class Cell:
         self._array = array
         self._exposed = False
         self._copy_first = None
+        self.borrower = None
 
     def keep(self, array: jax.Array) -> jax.Array:
         """Returns `array`, which a program left in the cell's layout, as the cell stores it."""
@@ -314,7 +350,7 @@ class Cell:
             RuntimeError: A program that failed took the value.
         """
         with LAUNCH_LOCK:
-            if self._array is None:
+            if not self.has_value:
                 return None
             if self.layout is Layout.LOCAL:
                 combined = self._combined(self.stored)
@@ -533,7 +569,7 @@ class Cell:
         self._change_layout(Layout.LOCAL)
 
     def _change_layout(self, layout: Layout, division: PartitionSpec | None = None) -> None:
-        with LAUNCH_LOCK:
+        with LAUNCH_LOCK, signals_held:
             value = None if self._array is None else self.numpy()
             self.layout = layout
             self.division = self.division if division is None else division

@@ -40,6 +40,18 @@ def has_collectives(equation: jex.JaxprEqn) -> bool:
     )
 
 
+def calls_host(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a traced function calls functions of the host, any of which may raise.
+
+    They are those of `jax.pure_callback`, `jax.experimental.io_callback`, `jax.debug.callback`.
+    """
+    return any(
+        equation.primitive.name.endswith("_callback")
+        or any(map(calls_host, jex.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
 def inlined_body(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     """Returns the function that the operation only calls; None if it is no such operation."""
     parameter = INLINED_CALLS.get(equation.primitive.name)

@@ -394,6 +394,7 @@ def test_a_program_that_fails_leaves_the_values_where_they_were(home, monkeypatc
         jax.block_until_ready(execute(*args))
         raise RuntimeError("out of memory")
 
+    fail.jitted = None
     monkeypatch.setattr(program, "execute", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         strategy.run(step)

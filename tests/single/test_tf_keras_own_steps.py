@@ -214,6 +214,23 @@ def test_a_step_that_adds_to_keras_own(strategy):
         np.testing.assert_allclose(ours, alone, rtol=2e-5, atol=2e-6)
 
 
+def test_a_step_may_leave_compiled_metrics_alone(strategy):
+    class Silent(tf.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"part": loss}
+
+    with strategy.scope():
+        inputs = tf.keras.Input((3,))
+        model = Silent(inputs, tf.keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=["mae"])
+    assert list(model.fit(X, Y, verbose=0).history) == ["part"]
+
+
 def test_weights_changed_without_an_optimizer_ask_for_a_sum(caplog):
     class ByHand(tf.keras.Model):
         def train_step(self, data):

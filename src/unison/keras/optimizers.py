@@ -26,6 +26,7 @@ from unison.keras.sharded_update import sharded_apply, updates_parts
 from unison.keras.variables import ReplicatedVariable, adopt, placed_as
 from unison.lifting import current_lift
 from unison.profiling.regions import UPDATE
+from unison.runtime.interrupts import without_signals
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import ScaledBy, current_share
 
@@ -89,6 +90,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
     # Past Keras' attribute tracking, and on this object only: its class stays Keras' own.
     vars(optimizer).update(
+        build=without_signals(optimizer.build),
+        finalize_variable_values=without_signals(optimizer.finalize_variable_values),
         add_variable_from_reference=add_placed_slot,
         apply=apply_global,
         stateless_apply=stateless_apply_global,

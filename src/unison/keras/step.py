@@ -22,6 +22,7 @@ from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import all_reduce, all_reduce_packed
 from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
+from unison.equations import calls_host
 from unison.keras.grouping import group_size_of, grouped
 from unison.keras.losses import with_global_reductions
 from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
@@ -47,6 +48,7 @@ from unison.program import (
 )
 from unison.program.alone import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
+from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS, StepsInALoop
 from unison.runtime.planned import ProgramPlanned
 from unison.strategies import Strategy
@@ -95,6 +97,8 @@ class _Program:
         layout_changes: `Cell.layout_changes` when they were compared last.
         bytes_sent: What a replica sends in a step, by the step's collectives.
         update: Computes further new state, at home.
+        may_fail: Whether a function of the host that it calls may raise while it runs. It leaves
+            the state alone, which is kept until it has ended.
         stacked: Where batches of grouped steps wait.
     """
 
@@ -108,6 +112,7 @@ class _Program:
     layout_changes: int
     bytes_sent: float
     update: HomeUpdate[int] | None = None
+    may_fail: bool = False
     stacked: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def shape_of_group(self, leaf: Any, num_replicas: int) -> tuple[int, ...]:
@@ -212,17 +217,18 @@ class CompiledStep:
         if self._strategy.group is not None:
             self._arriving = [batch]
         program = self._program_for(structure, leaves, state, may_wait)
-        if program.group_size > 1:
-            self._wait(program, leaves, state, batch)
-        else:
-            self.finish(state)
-            if not program.shares.are_even:
-                local = placement.local_replicas
-                leaves = [program.shares.pad(np.asarray(leaf), local) for leaf in leaves]
-            placed = placement.divide(leaves)
-            self._arriving = []
-            self._note([batch])
-            self._execute(program, state, placed)
+        with signals_held:
+            if program.group_size > 1:
+                self._wait(program, leaves, state, batch)
+            else:
+                self.finish(state)
+                if not program.shares.are_even:
+                    local = placement.local_replicas
+                    leaves = [program.shares.pad(np.asarray(leaf), local) for leaf in leaves]
+                placed = placement.divide(leaves)
+                self._arriving = []
+                self._note([batch])
+                self._execute(program, state, placed)
         return program.shares.examples
 
     def _program_for(
@@ -325,14 +331,15 @@ class CompiledStep:
         """Runs the steps that wait."""
         if self._waiting is None:
             return
-        program, count = self._waiting
-        self._waiting = None
-        placed = self._strategy.placement.spread(program.stacked)
-        # The device may go on reading the host's buffers: the next group gets new ones.
-        program.stacked = []
-        batches, self._waiting_batches = self._waiting_batches, []
-        self._note(batches)
-        self._execute(program, state, placed, np.int32(count))
+        with signals_held:
+            program, count = self._waiting
+            self._waiting = None
+            placed = self._strategy.placement.spread(program.stacked)
+            # The device may go on reading the host's buffers: the next group gets new ones.
+            program.stacked = []
+            batches, self._waiting_batches = self._waiting_batches, []
+            self._note(batches)
+            self._execute(program, state, placed, np.int32(count))
 
     def _note(self, batches: list[Any]) -> None:
         """Notes what is about to be executed, where it may turn out to have no effect."""
@@ -405,7 +412,10 @@ class CompiledStep:
         donated = lend([state[index] for index in program.donated])
         kept = lend([state[index] for index in program.kept])
         try:
-            self._results, new = program.execute(donated, kept, batch, *count)
+            results, new = program.execute(donated, kept, batch, *count)
+            if program.may_fail:
+                jax.block_until_ready((results, new))
+            self._results = results
         except ProgramPlanned as planned:
             planned.state = self._bytes_on_each_device(state)
             planned.examples = program.shares.examples
@@ -453,7 +463,8 @@ class CompiledStep:
         for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
             sharding = cell.placement.per_replica if local else cell.placement.mirrored
             value = jax.device_put(flat[index][None] if local else flat[index], sharding)
-            state[index] = cell.keep(value)
+            flat[index] = cell.keep(value)
+        state[:] = flat  # at once: a signal handler may raise between any two calls
         if self.on_launch is not None:
             self.on_launch(1, state)
 
@@ -527,7 +538,10 @@ class CompiledStep:
         for index in written:
             if self._groups[index] in _LOCAL_GROUPS or index in diverging:
                 self._localize(index, state)
-        traces, update = self._with_update_at_home(traces, written)
+        may_fail = any(calls_host(trace.jaxpr) for trace, _ in traces)
+        update = None
+        if not may_fail:
+            traces, update = self._with_update_at_home(traces, written)
         cells = self._cells
         returned = list(range(len(cells)))
         if update is not None:
@@ -573,7 +587,7 @@ class CompiledStep:
         group_size = 1
         # Batches of given shares are as many as even ones; other uneven ones end an epoch.
         repeats = shares.are_even or proportions is not None
-        if may_wait and repeats and update is None:
+        if may_wait and repeats and update is None and not may_fail:
             group_size = group_size_of(traces[0][0], placement)
         if group_size > 1:
             program = grouped(program, donated, kept, written)
@@ -593,7 +607,7 @@ class CompiledStep:
                     *(MIRRORED for _ in (update.crossing if update is not None else ())),
                 ],
             ),
-            donate=(0,),
+            donate=() if may_fail else (0,),
             unchanged=unchanged if group_size == 1 else StepsInALoop(),
             name=f"{getattr(self._step, '__name__', 'a step')} of model {self._model.name!r}",
         )
@@ -608,6 +622,7 @@ class CompiledStep:
             layout_changes=Cell.layout_changes,
             bytes_sent=bytes_in(traces[0][0].jaxpr, placement.num_replicas),
             update=update,
+            may_fail=may_fail,
         )
 
     def _with_update_at_home(
@@ -878,12 +893,13 @@ class CompiledStep:
         if combines_writes(cell):
             return
         if cell.layout is Layout.MIRRORED:
-            owned = cell.array
-            cell.put(flat[index])
-            cell.localize()
-            flat[index] = cell.take()
-            if owned is None:
-                cell.put(None)
+            with signals_held:
+                borrower = cell.borrower
+                cell.put(flat[index])
+                cell.localize()
+                flat[index] = cell.take()
+                if borrower is not None:
+                    cell.lend(borrower)
 
 
 def _flat_logs(logs: dict[str, Any]) -> dict[str, Any]:

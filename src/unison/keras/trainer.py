@@ -12,6 +12,7 @@ import collections
 import contextlib
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,6 +43,7 @@ from unison.keras.step import OTHERS, CompiledStep, replica_of_step
 from unison.keras.text_input import TextEncoder, build_on_text
 from unison.keras.variables import adopt_all
 from unison.profiling.regions import FORWARD
+from unison.runtime.interrupts import signals_held, without_signals
 from unison.strategies import Strategy, has_strategy, observing
 from unison.strategies.batch_shares import MeasuredShares
 from unison.strategies.default import default_strategy
@@ -58,32 +60,36 @@ trainer_made: list[Callable[[ReplicaTrainer], None]] = []
 
 
 class Running:
-    """The state of a running loop: the stored arrays of its cells.
+    """The state of a running loop: the stored arrays of its cells, which it borrows.
 
     Args:
         cells: Whose arrays are taken.
+        give_back: Called where somebody wants to read a cell: has the arrays put back, if possible.
     """
 
-    def __init__(self, cells: list[Cell]):
+    def __init__(self, cells: list[Cell], give_back: Callable[[], None]):
+        self.give_back = give_back
         self.cells = cells
-        self.state = [cell.take() for cell in cells]
-        #: Whether the cells have forgotten their arrays.
-        self.is_purged = False
         #: The step that the loop runs.
         self.step: CompiledStep | None = None
-
-    def purge(self) -> None:
-        """Lets the cells forget their arrays, so that there is one copy of the state."""
-        self.is_purged = True
-        for cell in self.cells:
-            cell.put(None)
+        #: The thread in which it runs.
+        self.thread = threading.get_ident()
+        with signals_held:
+            self.state = [cell.take() for cell in cells]
+            for cell in cells:
+                cell.lend(self)
 
     def store(self) -> None:
         """Gives the arrays back to the cells, after all steps."""
         if self.step is not None:
             self.step.finish(self.state)
-        for cell, array in zip(self.cells, self.state, strict=True):
-            cell.put(array)
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Gives the arrays back to the cells as they are."""
+        with signals_held:
+            for cell, array in zip(self.cells, self.state, strict=True):
+                cell.put(array)
 
 
 class ReplicaTrainer:
@@ -118,6 +124,8 @@ class ReplicaTrainer:
         self.callbacks_of_fit: list[keras.callbacks.Callback] = []
         #: The loop that runs, and its state.
         self.running: Running | None = None
+        #: Whether one of its steps is being traced or run: its state is not to be had.
+        self._is_in_step = False
         self._said_what_eager_means = False
         #: A batch, for a model that is built by calling it on text or by calling a step that
         #: assigns.
@@ -135,6 +143,9 @@ class ReplicaTrainer:
             make_predict_function=self._make_predict_function,
             compute_loss_and_updates=jax.named_scope(FORWARD)(with_pipelined_loss(model)),
             jax_state_sync=self._store_state,
+            # They write one variable after the other: all of them or none.
+            reset_metrics=without_signals(model.reset_metrics),
+            set_weights=without_signals(model.set_weights),
             _aggregate_additional_loss=aggregating_scaled(model._aggregate_additional_loss),
             _symbolic_build=functools.partial(self._build, model._symbolic_build),
             _get_jax_state=self._take_state,
@@ -182,10 +193,8 @@ class ReplicaTrainer:
     def _build_for(self, name: str) -> None:
         """Sees to it that everything exists that the step `name`, about to be made, touches."""
         assigns = name in self._assigning_steps
-        if self._build_as_keras is not None and (self._encode_text or not assigns):
-            with self.strategy.scope():
-                self._build_as_keras()
-            self._build_as_keras = None
+        if self._encode_text or not assigns:
+            self._build_all()
         if assigns and self._example is not None:
             touched = cells_touched_by(
                 getattr(self._model, name),
@@ -193,8 +202,18 @@ class ReplicaTrainer:
                 self.strategy.placement,
                 functools.partial(replica_of_step, self._model, self.strategy, assigns=True),
             )
+            metrics = self._model._compile_metrics
+            if metrics is not None and not metrics.built:
+                self._build_all()  # the step leaves them alone, but Keras reads their results
             own = {cell for group in STATE_OF_STEPS[name] for cell in self._cells(group)}
             self._others[name] = [cell for cell in touched if cell not in own]
+
+    def _build_all(self) -> None:
+        """Builds the model as Keras does, once."""
+        if self._build_as_keras is not None:
+            with self.strategy.scope():
+                self._build_as_keras()
+            self._build_as_keras = None
 
     def _cells_of(self, name: str) -> dict[str, list[Cell]]:
         """Returns the groups of cells that the step `name` takes; the metrics' are last."""
@@ -222,20 +241,29 @@ class ReplicaTrainer:
         The trainer keeps them; Keras' loops, which only hand the state on, get the names of the
         groups.
         """
+        del purge_model_variables  # the loop borrows them always
         groups = tuple(group for group in STATE_OF_STEPS["train_step"] if wanted.get(group))
         name = next(name for name, taken in STATE_OF_STEPS.items() if taken == groups)
-        self.running = Running([cell for cells in self._cells_of(name).values() for cell in cells])
-        if purge_model_variables:
-            self.running.purge()
+        self._store_state()  # of a loop that was interrupted
+        cells = [cell for cells in self._cells_of(name).values() for cell in cells]
+        with signals_held:
+            self.running = Running(cells, self._give_back)
         return groups
+
+    def _give_back(self) -> None:
+        """Ends the hold of the running loop on the state, which somebody wants to read."""
+        running = self.running
+        if running is not None and not self._is_in_step and running.thread == threading.get_ident():
+            self._store_state()
 
     def _store_state(self) -> None:
         """Puts the state of the running loop back into the model (`model.jax_state_sync`)."""
-        if self.running is not None and not self._model._jax_state_synced:
+        if self.running is not None:
             self.settle()
-            self.running.store()
-            self.running = None
-            self._model._jax_state_synced = True
+            with signals_held:
+                self.running.store()
+                self.running = None
+                self._model._jax_state_synced = True
 
     # -- what Keras calls for each batch ---------------------------------------------------
 
@@ -320,6 +348,20 @@ class ReplicaTrainer:
         running.step = step
         if self._encode_text:
             batch = self._encode_text(batch)
+        self._is_in_step = True
+        try:
+            self._run_on(running, step, batch, may_wait)
+        finally:
+            self._is_in_step = False
+        running = self.running
+        assert running is not None
+        equal_copies = self.strategy.equal_copies
+        if equal_copies is not None and equal_copies.is_due():
+            step.finish(running.state)
+            equal_copies.check(zip(running.cells, running.state, strict=True))
+        return running
+
+    def _run_on(self, running: Running, step: CompiledStep, batch: Any, may_wait: bool) -> None:
         shares = self.strategy.replica_shares
         if isinstance(shares, MeasuredShares) and step.trains and shares.is_due():
             step.finish(running.state)
@@ -336,13 +378,6 @@ class ReplicaTrainer:
             self.examples += run_step(step, batch, may_wait)
         else:
             self.examples += self._run_tuned(tuning, run_step, step, batch)
-        running = self.running
-        assert running is not None
-        equal_copies = self.strategy.equal_copies
-        if equal_copies is not None and equal_copies.is_due():
-            step.finish(running.state)
-            equal_copies.check(zip(running.cells, running.state, strict=True))
-        return running
 
     def _run_tuned(
         self, tuning: Tuning, run_step: Callable[..., int], step: CompiledStep, batch: Any
@@ -370,16 +405,15 @@ class ReplicaTrainer:
         """Inside, the state of a running loop is in its cells. Steps that wait go on waiting."""
         running = self.running
         assert running is not None
-        for cell, array in zip(running.cells, running.state, strict=True):
-            cell.put(array)
-        self.running = None
-        is_synced, self._model._jax_state_synced = self._model._jax_state_synced, True
+        with signals_held:
+            running.put_back()
+            self.running = None
+            is_synced, self._model._jax_state_synced = self._model._jax_state_synced, True
         yield
-        self._model._jax_state_synced = is_synced
-        self.running = Running(running.cells)
-        self.running.step = running.step
-        if running.is_purged:
-            self.running.purge()
+        with signals_held:
+            self._model._jax_state_synced = is_synced
+            self.running = Running(running.cells, self._give_back)
+            self.running.step = running.step
 
     def metrics_cells(self) -> list[Cell]:
         """Returns the cells of the metrics' variables."""

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.cells import Cell, Layout, VariableAggregation, VariableSynchronization
+from unison.cells import Borrower, Cell, Layout, VariableAggregation, VariableSynchronization
 from unison.compression.quantized import Quantized
 from unison.parameter_server.partitioners import Partitioner
 from unison.parameter_server.shared import current_store
@@ -259,9 +259,10 @@ class RemoteCell(Cell):
         """Calls `copy` at once: workers may change the value at any time."""
         copy()
 
+    def lend(self, borrower: Borrower) -> None:
+        """Does nothing: whoever holds the state meanwhile, the servers keep theirs."""
+
     def put(self, array: jax.Array | None) -> None:
-        if array is None:
-            return  # a loop that holds the state: the servers keep theirs
         if not isinstance(array, jax.ShapeDtypeStruct):
             self._place(array)
 

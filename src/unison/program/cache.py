@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from unison.cells import Cell, Layout, has_cell, live_cells
+from unison.cells import Cell, Layout, has_cell, live_cells, unfinished_steps
 from unison.collectives.uneven import GatherSizes, SizeWanted
+from unison.equations import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
 from unison.lowering import lower_for_cpu
@@ -42,6 +43,7 @@ from unison.program.identity import identity
 from unison.program.smaller_group import described_for, shapes_of
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
+from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.stepping import needs_python
 from unison.values import PerReplica
@@ -50,6 +52,10 @@ logger = logging.getLogger("unison")
 
 #: Contexts that other rooms want around every trace (Keras' lifting scope is one).
 tracing_contexts: list[Callable[[Lift], AbstractContextManager[Any]]] = []
+
+#: So many runs of a program may be more than a call of JAX's compiled code: it is compiled, and its
+#: results, which lie otherwise than what variables were given, are met for the first time.
+_SLOW_RUNS = 2
 
 #: A function that was traced this often without ever being reused is warned about.
 _RETRACES_TO_WARN = 8
@@ -126,6 +132,10 @@ class _Program:
         forms: The forms of `cells` when it was compiled, and `Cell.layout_changes` then.
         update: Writes further cells, at home.
         runs: How often it has run.
+        taken: What a run that has not ended has taken from `written`.
+        returned: What XLA has returned in it, at most one value.
+        may_fail: Whether a function of the host that it calls may raise while it runs. It leaves
+            the old values alone, which are kept until it has ended.
     """
 
     read: list[Cell]
@@ -136,6 +146,19 @@ class _Program:
     forms: tuple[list[Any], int]
     update: HomeUpdate[Cell] | None = None
     runs: int = 0
+    taken: list[jax.Array] = dataclasses.field(default_factory=list)
+    returned: list[Any] = dataclasses.field(default_factory=list)
+    may_fail: bool = False
+
+    def give_back(self) -> None:
+        """Ends a run that was interrupted: puts what XLA has returned into the cells."""
+        if self.returned:
+            _, new_values, _ = self.returned[0]
+            for cell, old, new in zip(self.written, self.taken, new_values, strict=True):
+                if cell.array is old:  # neither put before nor assigned since
+                    cell.put(new)
+        unfinished_steps.clear()
+        self.taken, self.returned = [], []
 
     @property
     def cells(self) -> list[Cell]:
@@ -317,9 +340,44 @@ class ProgramCache:
         return [part_on(device) for device in self.placement.local_devices]
 
     def _execute(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
+        jitted = program.execute.jitted
+        is_slow = program.may_fail or program.update is not None or program.runs <= _SLOW_RUNS
+        if jitted is None or is_slow:
+            with signals_held:
+                return self._execute_held(program, operands)
+        if unfinished_steps:
+            unfinished_steps[-1].give_back()
+        kept = self.placement.lend([self._lend(cell) for cell in program.read])
+        donated = self.placement.lend([cell.take() for cell in program.written])
+        program.taken = donated
+        returned = program.returned = []
+        unfinished_steps.append(program)
+        try:
+            # Not by an assignment: after a call, Python may run a signal handler before it assigns.
+            # What `extend` calls it has stored when it returns, and JAX's call is no Python code.
+            returned.extend(map(jitted, (donated,), (kept,), (operands,)))
+            outputs, new_values, _ = returned[0]
+            if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
+                returned.clear()
+                raise RuntimeError(INSIDE_A_TRANSFORMATION)
+            for cell, value in zip(program.written, new_values, strict=True):
+                cell.put(value)
+        except BaseException as error:
+            program.give_back()
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                program.execute.explain(error, (donated, kept, operands))
+            raise
+        unfinished_steps.clear()
+        program.taken, program.returned = [], []
+        return outputs
+
+    def _execute_held(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
+        """Executes a program while signal handlers wait: more Python code runs than the call."""
         kept = self.placement.lend([self._lend(cell) for cell in program.read])
         donated = self.placement.lend([cell.take() for cell in program.written])
         outputs, new_values, crossing = program.execute(donated, kept, operands)
+        if program.may_fail:
+            jax.block_until_ready((outputs, new_values))
         if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
             raise RuntimeError(INSIDE_A_TRANSFORMATION)
         for cell, value in zip(program.written, new_values, strict=True):
@@ -394,7 +452,10 @@ class ProgramCache:
             )
         for cell in _in_order(trace.diverging for trace in traces):
             cell.localize()
-        traces, update = self._with_update_at_home(traces, descriptions)
+        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
+        update = None
+        if not may_fail:
+            traces, update = self._with_update_at_home(traces, descriptions)
         written = _in_order(trace.written for trace in traces)
         touched = _in_order(filter(None, trace.cells) for trace in traces)
         read = [cell for cell in touched if cell not in written]
@@ -447,11 +508,13 @@ class ProgramCache:
                 [cell_spec(cell) for cell in written],
                 [MIRRORED for _ in traces[0].crossing],
             ),
-            donate=(0,),
+            donate=() if may_fail else (0,),
             unchanged=lambda args, outputs: (outputs[0], args[0], outputs[2]),
             name=f"run of {getattr(function, '__name__', function)}",
         )
-        made = _Program(read, written, execute, structures[0], results, ([], 0), update)
+        made = _Program(
+            read, written, execute, structures[0], results, ([], 0), update, may_fail=may_fail
+        )
         made.forms = [cell.form for cell in made.cells], Cell.layout_changes
         return made
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from unison.cells import Cell, Layout
 from unison.lowering.gathering import gathered_where_used
 from unison.runtime.elastic import ElasticProgram
-from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, Placement, Unchanged
+from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, PlacedProgram, Placement, Unchanged
 
 MIRRORED = PartitionSpec()
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
@@ -43,8 +43,8 @@ def compile_replicas(
     """
     if placement.zero >= WEIGHTS:
         function = gathered_where_used(function)
-    launch = placement.program(function, in_specs, out_specs, donate, name, unchanged)
-    return Executable(launch, placement)
+    program = placement.program(function, in_specs, out_specs, donate, name, unchanged)
+    return Executable(program, placement)
 
 
 class Executable:
@@ -53,21 +53,27 @@ class Executable:
     It passes on XLA's errors; where memory was exhausted, with the sizes of the arguments.
 
     Args:
-        launch: What runs it.
+        program: The program.
         placement: The replicas' devices.
     """
 
-    def __init__(self, launch: Callable[..., Any], placement: Placement):
-        self._launch = launch
+    def __init__(self, program: PlacedProgram, placement: Placement):
+        self._launch = program.launch
         self._placement = placement
+        #: See `PlacedProgram`. What calls it passes errors to `explain`.
+        self.jitted = program.jitted
 
     def __call__(self, *args: Any) -> Any:
         try:
             return self._launch(*args)
         except jax.errors.JaxRuntimeError as error:
-            # The second is how the CPU client says it, under the status INTERNAL.
-            if not any(sign in str(error) for sign in ("RESOURCE_EXHAUSTED", "Out of memory")):
-                raise
+            self.explain(error, args)
+            raise
+
+    def explain(self, error: jax.errors.JaxRuntimeError, args: Any) -> None:
+        """Raises an error that says by what memory was exhausted, if `error` says that it was."""
+        # The second is how the CPU client says it, under the status INTERNAL.
+        if any(sign in str(error) for sign in ("RESOURCE_EXHAUSTED", "Out of memory")):
             raise jax.errors.JaxRuntimeError(
                 f"{error}\nThe program runs on {self._placement.num_replicas} replicas. "
                 f"{_sizes(args)}"

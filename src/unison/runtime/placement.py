@@ -6,6 +6,7 @@ A strategy owns one `Placement`; variables, programs and input all place their a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import threading
@@ -385,7 +386,7 @@ class Placement:
         donate: Sequence[int] = (),
         name: str = "a program",
         unchanged: Unchanged | None = None,
-    ) -> Callable[..., Any]:
+    ) -> PlacedProgram:
         """Returns `function`, which computes one replica's part, as one program for all replicas.
 
         Args:
@@ -408,9 +409,8 @@ class Placement:
             in_specs = (PartitionSpec(REPLICA_AXIS), *specs_of_each(in_specs))
             out_specs = (PartitionSpec(REPLICA_AXIS), out_specs)
             donate = (0, *(place + 1 for place in donate))
-        compiled: Callable[..., Any] = self.jitted(function, in_specs, out_specs, donate)
-        if self.spans_processes:
-            compiled = watched(compiled, name)
+        jitted = self.jitted(function, in_specs, out_specs, donate)
+        compiled = watched(jitted, name) if self.spans_processes else jitted
 
         def launch(*args: Any) -> Any:
             with self.launch_lock:
@@ -421,7 +421,8 @@ class Placement:
                     memory.ticket = ticket
                 return results
 
-        return launch
+        is_a_call = memory is None and not self.spans_processes
+        return PlacedProgram(launch, jitted if is_a_call else None)
 
     def jitted(
         self,
@@ -465,6 +466,23 @@ class Placement:
             return value
         with jax.ensure_compile_time_eval():  # also where a variable is made in a traced program
             return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedProgram:
+    """A program of all replicas.
+
+    Attributes:
+        launch: Runs it.
+        jitted: The jitted function behind it, where launching is no more than calling that, under
+            the launch lock.
+    """
+
+    launch: Callable[..., Any]
+    jitted: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        return self.launch(*args)
 
 
 def _mesh_of(cores: Sequence[jax.Device], core_axes: Mapping[str, int]) -> Mesh:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from unison.runtime import devices
-from unison.runtime.placement import WHOLE, Placement, Unchanged, specs_of_each
+from unison.runtime.placement import WHOLE, PlacedProgram, Placement, Unchanged, specs_of_each
 from unison.runtime.precision import device_dtype
 from unison.runtime.tpu.slices import Described, description_of
 
@@ -209,7 +209,7 @@ class PlannedPlacement(Placement):
         donate: Sequence[int] = (),
         name: str = "a program",
         unchanged: Unchanged | None = None,
-    ) -> Callable[..., Any]:
+    ) -> PlacedProgram:
         del unchanged
         compiled = self.jitted(function, in_specs, out_specs, donate)
         shardings = jax.tree.map(
@@ -232,7 +232,7 @@ class PlannedPlacement(Placement):
             lowered = compiled.lower(*described)
             raise ProgramPlanned(PlannedProgram(name, lowered, described, self.target, self))
 
-        return launch
+        return PlacedProgram(launch)
 
 
 def _of_each(sharding: Any, tree: Any) -> Any:

@@ -15,6 +15,7 @@ import enum
 import threading
 from collections.abc import Iterator
 
+from unison.lifting import current_lift
 from unison.strategies.context import get_replica_context
 
 _thread = threading.local()
@@ -61,7 +62,8 @@ def scale_of_losses() -> float | None:
     """Returns what a Keras loss that is computed here is multiplied by; None where by nothing."""
     if getattr(_thread, "share", None) is not None:
         return current_share(ScaledBy.LOSSES)
-    context = get_replica_context()
+    # Outside of all programs, no strategy is looked for: it would be made.
+    context = None if current_lift() is None else get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return None
     return 1 / context.num_replicas_in_sync

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 
 from unison.runtime.placement import (
     REPLICA_AXIS,
+    PlacedProgram,
     Placement,
     StepsInALoop,
     Unchanged,
@@ -157,7 +158,7 @@ class ElasticPlacement(Placement):
         donate: Sequence[int] = (),
         name: str = "a program",
         unchanged: Unchanged | None = None,
-    ) -> Callable[..., Any]:
+    ) -> PlacedProgram:
         """See `Placement.program`.
 
         A program with `unchanged` may still be on its way when the call returns: whoever calls it
@@ -181,7 +182,8 @@ class ElasticPlacement(Placement):
                 (0, *(place + 1 for place in donate)),
             )
 
-        return ElasticProgram(compile_for, self.group, name, is_waited_for=unchanged is None)
+        is_waited_for = unchanged is None
+        return PlacedProgram(ElasticProgram(compile_for, self.group, name, is_waited_for))
 
 
 class ElasticProgram:

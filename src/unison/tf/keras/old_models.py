@@ -167,11 +167,15 @@ def _with_global_batches(
 @contextlib.contextmanager
 def _metrics_kept(model: keras.Model) -> Iterator[None]:
     """Inside, `model` does not reset its metrics."""
+    own = vars(model).get("reset_metrics")
     vars(model)["reset_metrics"] = lambda: None
     try:
         yield
     finally:
-        del vars(model)["reset_metrics"]
+        if own is None:
+            del vars(model)["reset_metrics"]
+        else:
+            vars(model)["reset_metrics"] = own
 
 
 def _with_parameters(function: Callable[..., Any], names: tuple[str, ...]) -> inspect.Signature:

@@ -1,0 +1,116 @@
+"""Signal handlers that wait while state is between two places.
+
+A program takes the arrays of variables, XLA overwrites them, and the new ones are put back. A
+signal handler that raises in between (Ctrl-C, an alarm that ends a cell of a notebook) would lose
+what was taken. Python runs handlers in the main thread, between any two instructions; inside
+`signals_held`, it runs them at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+
+# The functions behind `signal.signal` and `signal.getsignal`, which make enumerations of numbers
+# and take a hundred times as long: they are called in every step.
+from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
+from _signal import signal as _set_handler
+from collections.abc import Callable
+from typing import Any
+
+#: The signals that may have a handler. Real-time signals have none in practice; asking for all of
+#: them would take twice as long.
+_SIGNALS = tuple(
+    sorted(
+        number
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+        if number < getattr(signal, "SIGRTMIN", signal.NSIG)
+    )
+)
+
+
+class SignalsHeld:
+    """A context inside which no signal handler of Python runs.
+
+    Signals that arrive are delivered at the end, to the handlers that were there before. It may be
+    entered again inside. In another thread than the main one, where handlers never run, it does
+    nothing. The C library's handlers, and the default action of a signal, are as ever.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        #: The handlers that were replaced, with their signals.
+        self._replaced: list[tuple[int, Any]] = []
+        #: The signals that have arrived meanwhile.
+        self._arrived: list[int] = []
+        self._known: tuple[Any, ...] = ()
+        self._with_handler: list[tuple[int, Any]] = []
+        self._note = self._arrived_at  # one object, that can be recognized
+        self._note_main_thread()
+        os.register_at_fork(after_in_child=self._note_main_thread)
+
+    def _note_main_thread(self) -> None:
+        self._main_thread = threading.main_thread().ident
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != self._main_thread:
+            return
+        if self._depth:
+            self._depth += 1
+            return
+        try:
+            handlers = tuple(map(_handler_of, _SIGNALS))
+            if handlers != self._known:
+                pairs = zip(_SIGNALS, handlers, strict=True)
+                self._with_handler = [
+                    (number, handler)
+                    for number, handler in pairs
+                    if callable(handler) and handler is not self._note
+                ]
+                self._known = handlers
+            for pair in self._with_handler:
+                self._replaced.append(pair)
+                _set_handler(pair[0], self._note)
+        except BaseException:  # raised by a handler that is not replaced yet
+            self._release()
+            raise
+        self._depth = 1
+
+    def __exit__(self, *failure: Any) -> None:
+        if threading.get_ident() != self._main_thread:
+            return
+        self._depth -= 1
+        if not self._depth:
+            self._release()
+
+    def _arrived_at(self, number: int, frame: Any) -> None:
+        self._arrived.append(number)
+
+    def _release(self) -> None:
+        """Puts the handlers back, and delivers what has arrived; each handler may raise."""
+        try:
+            while self._replaced:
+                _set_handler(*self._replaced[-1])
+                self._replaced.pop()
+            while self._arrived:
+                signal.raise_signal(self._arrived.pop(0))
+        except BaseException:
+            self._release()
+            raise
+
+
+#: The context, for all that must not be torn by a signal handler.
+signals_held = SignalsHeld()
+
+
+def without_signals(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function`, during which signal handlers wait."""
+
+    @functools.wraps(function)
+    def held(*args: Any, **kwargs: Any) -> Any:
+        with signals_held:
+            return function(*args, **kwargs)
+
+    return held

@@ -1,0 +1,336 @@
+"""Training loops that signals interrupt at random moments, and what must hold after each.
+
+`UNISON_CPU_DEVICES=2 python tests/interruption_program.py SIGNALS SEED [LOOP ...]` interrupts
+loops, again and again, by an alarm whose handler raises. Each time all variables must be readable
+and hold what an undisturbed training has after as many steps as they say; the loop then resumes
+from there. It prints for each loop how many interruptions came in which function of Unison.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+import unison
+import unison.tf as tf
+from unison.cells import VariableAggregation, VariableSynchronization
+from unison.data import Dataset
+
+#: A loop is made anew after so many interruptions, so that some come while it is built.
+ROUNDS = 12
+#: Numbers may differ by round-off: steps that run in one program are compiled otherwise. Half a
+#: step would show as the difference of a whole update.
+TOLERANCE = 2e-4
+SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
+
+
+class Interrupted(BaseException):
+    """Raised by a signal handler."""
+
+
+class Loop:
+    """A training whose state follows from its number of steps."""
+
+    def run(self, steps: int) -> None:
+        """Trains for so many steps."""
+        raise NotImplementedError
+
+    def steps(self) -> int:
+        """How many steps the variables have taken part in."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Reads all variables."""
+        raise NotImplementedError
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Saves the state."""
+
+
+def mirrored(replicas: int) -> Any:
+    return unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+
+
+class Variables(Loop):
+    """A loop of `strategy.run` over variables of several kinds."""
+
+    def __init__(self, strategy: Any):
+        self.strategy = strategy
+        with strategy.scope():
+            self.variables = {
+                "count": unison.Variable(0, aggregation=VariableAggregation.ONLY_FIRST_REPLICA),
+                "sum": unison.Variable(np.zeros(100, np.float32), aggregation=SUM),
+                "mean": unison.Variable(np.zeros((3, 4), np.float32), aggregation=MEAN),
+                "own": unison.Variable(
+                    0.0, synchronization=VariableSynchronization.ON_READ, aggregation=SUM
+                ),
+                "last": unison.Variable(np.zeros(5, np.float32), aggregation=MEAN),
+            }
+
+    def step(self, x: Any) -> Any:
+        variables = self.variables
+        variables["sum"].assign_add(jnp.full(100, jnp.sum(x)))
+        variables["mean"].assign_add(jnp.full((3, 4), jnp.mean(x)))
+        variables["own"].assign_add(jnp.sum(x))
+        variables["last"].assign(jnp.full(5, variables["count"].value(), jnp.float32))
+        variables["count"].assign_add(1)
+        return variables["count"].value()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.strategy.run(self.step, args=(np.ones(4, np.float32),))
+
+    def steps(self) -> int:
+        return int(self.variables["count"].numpy())
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {name: variable.numpy() for name, variable in self.variables.items()}
+
+    def save(self, folder: pathlib.Path) -> None:
+        unison.train.Checkpoint(**self.variables).write(folder / "checkpoint")
+
+
+class InFunction(Variables):
+    """The same in a `tf.function` that runs several steps."""
+
+    def __init__(self, strategy: Any):
+        super().__init__(strategy)
+        self.train = tf.function(lambda: [strategy.run(self.step, args=(np.ones(4, "f"),))])
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.train()
+
+
+class Keras(Loop):
+    """Keras' `fit`. The loss is linear in the weights, so that no step is like the one before."""
+
+    steps_per_epoch = 20
+
+    def __init__(
+        self,
+        strategy: Any,
+        callback: bool = False,
+        own_step: bool = False,
+        as_dataset: bool = False,
+        **compiled: Any,
+    ):
+        keras.utils.set_random_seed(1)
+        rng = np.random.default_rng(0)
+        self.x = rng.uniform(0.1, 1.0, (8 * self.steps_per_epoch, 6)).astype(np.float32)
+        self.x[8:] = np.tile(self.x[:8], (self.steps_per_epoch - 1, 1))  # all batches alike
+        self.y = np.zeros((len(self.x), 1), np.float32)
+        dataset = Dataset.from_tensor_slices((self.x, self.y)).batch(8).prefetch(2)
+        self.data = {"x": dataset} if as_dataset else {"x": self.x, "y": self.y, "batch_size": 8}
+        # A callback that looks at every step: steps then run one by one.
+        self.callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)] * callback
+        with strategy.scope():
+            inputs = keras.Input((6,))
+            outputs = keras.layers.Dense(1)(keras.layers.Dense(256, name="hidden")(inputs))
+            self.model = (Taped if own_step else keras.Model)(inputs, outputs)
+            metrics = [] if own_step else ["mae"]
+            self.model.compile(keras.optimizers.Adam(0.01), linear, metrics=metrics, **compiled)
+
+    def run(self, steps: int) -> None:
+        epochs = max(1, steps // self.steps_per_epoch)
+        self.model.fit(
+            **self.data, epochs=epochs, shuffle=False, verbose=0, callbacks=self.callbacks
+        )
+
+    def steps(self) -> int:
+        return int(self.model.optimizer.iterations.numpy())
+
+    def state(self) -> dict[str, np.ndarray]:
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        # Keras numbers the names of a process.
+        values = {f"variable {place}": np.asarray(v) for place, v in enumerate(variables)}
+        return values | {"metrics are readable": np.float32(bool(self.read_metrics()))}
+
+    def read_metrics(self) -> bool:
+        return all(np.all(np.isfinite(np.asarray(v))) for v in self.model.metrics_variables)
+
+    def save(self, folder: pathlib.Path) -> None:
+        self.model.save_weights(folder / "model.weights.h5")
+        self.model.save(folder / "model.keras")
+
+
+class OnBatches(Keras):
+    """`train_on_batch`."""
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.model.train_on_batch(self.x[:8], self.y[:8])
+
+
+class Evaluating(Keras):
+    """`fit` of an epoch, and evaluation and prediction for most of the time."""
+
+    def run(self, steps: int) -> None:
+        for _ in range(0, steps, self.steps_per_epoch):
+            super().run(self.steps_per_epoch)
+            for _ in range(4):
+                self.model.evaluate(self.x, self.y, 8, verbose=0)
+                self.model.predict(self.x, 8, verbose=0)
+
+
+def look(batch: int, logs: Any) -> None:
+    """Looks at a step."""
+
+
+def linear(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(y_pred - y_true, axis=-1)
+
+
+class Taped(keras.Model):
+    """A model with a step of its own, which assigns."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"part": loss}
+
+
+LOOPS: dict[str, Callable[[], Loop]] = {
+    "run on one device": lambda: Variables(unison.OneDeviceStrategy("CPU:0")),
+    "run": lambda: Variables(mirrored(2)),
+    "function": lambda: InFunction(mirrored(2)),
+    "fit": lambda: Keras(mirrored(2)),
+    "fit on one device": lambda: Keras(unison.OneDeviceStrategy("CPU:0")),
+    "fit with a callback": lambda: Keras(mirrored(2), callback=True),
+    "fit with central storage": lambda: Keras(
+        unison.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
+    ),
+    "fit of a step of one's own": lambda: Keras(mirrored(2), own_step=True),
+    "fit of a dataset": lambda: Keras(mirrored(2), as_dataset=True),
+    "fit of several steps in one execution": lambda: Keras(mirrored(2), steps_per_execution=4),
+    "fit of divided weights": lambda: Keras(
+        unison.ModelParallelStrategy(["CPU:0", "CPU:1"], mesh={"batch": 2}, zero=3)
+    ),
+    "train_on_batch": lambda: OnBatches(mirrored(2)),
+    "evaluate": lambda: Evaluating(mirrored(2)),
+}
+
+
+class Reference:
+    """The states of an undisturbed training, by its number of steps."""
+
+    def __init__(self, make: Callable[[], Loop]):
+        self._loop = make()
+        self._states = {0: None}
+        self._unit = self._loop.steps_per_epoch if isinstance(self._loop, Keras) else 1
+
+    def after(self, steps: int) -> dict[str, np.ndarray]:
+        while self._loop.steps() < steps:
+            self._one()
+        return self._states[steps]
+
+    def _one(self) -> None:
+        loop = self._loop
+        if isinstance(loop, Keras):
+            loop.model.train_on_batch(loop.x[:8], loop.y[:8])
+        else:
+            loop.run(1)
+        self._states[loop.steps()] = loop.state()
+
+
+def interrupt(run: Callable[[], None], rng: random.Random, longest: float) -> BaseException | None:
+    """Runs until a signal, whose handler raises, and returns the error; now and then, a second one
+    comes while the first is handled.
+    """
+    is_double = rng.random() < 0.2
+    is_armed = True
+    raised: BaseException | None = None
+
+    def handler(number: int, frame: Any) -> None:
+        if is_armed:
+            raise Interrupted
+
+    signal.signal(signal.SIGALRM, handler)
+    # Of an error that a garbage collector's callback swallows, there is another one.
+    next_one = rng.uniform(1e-5, 1e-3) if is_double else 0.5
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, longest), next_one)
+            run()
+        except Interrupted as error:
+            raised = error
+            while is_double:
+                pass
+            is_armed = False
+    except Interrupted as error:
+        raised = raised or error
+        is_armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return raised
+
+
+def place_of(error: BaseException) -> str:
+    """Names where a loop was interrupted: the innermost function of Unison."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "unison" in f.filename and "tests" not in f.filename]
+    return f"{pathlib.Path(own[-1].filename).name}:{own[-1].name}" if own else "outside"
+
+
+def check(loop: Loop, reference: Reference, number: int) -> None:
+    steps = loop.steps()
+    state = loop.state()
+    if steps == 0:
+        return
+    expected = reference.after(steps)
+    assert list(state) == list(expected), (number, steps, list(state), list(expected))
+    for name, value in state.items():
+        np.testing.assert_allclose(
+            value,
+            expected[name],
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            err_msg=f"interruption {number}, after {steps} steps: {name}",
+        )
+
+
+def interrupted(name: str, signals: int, seed: int) -> dict[str, int]:
+    """Interrupts a loop so often; returns how often in which function."""
+    make = LOOPS[name]
+    rng = random.Random(f"{name} {seed}")
+    places: collections.Counter[str] = collections.Counter()
+    reference = Reference(make)
+    while places.total() < signals:
+        loop = make()
+        for turn in range(min(ROUNDS, signals - places.total())):
+            # Some interruptions come while the first step is traced and compiled.
+            error = interrupt(lambda: loop.run(10**9), rng, 2.0 if turn == 0 else 0.15)  # noqa: B023
+            if error is None:
+                continue
+            places[place_of(error)] += 1
+            check(loop, reference, places.total())
+            if turn % 4 == 3:
+                with tempfile.TemporaryDirectory() as folder:
+                    loop.save(pathlib.Path(folder))
+    return dict(places.most_common())
+
+
+def main() -> None:
+    signals, seed, *names = sys.argv[1:]
+    for name in names or LOOPS:
+        print(f"seed {seed}, {name}:", interrupted(name, int(signals), int(seed)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

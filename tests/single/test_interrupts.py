@@ -1,0 +1,223 @@
+"""Signal handlers that raise, Ctrl-C among them, never leave variables between two steps."""
+
+import os
+import pathlib
+import signal
+import threading
+
+import pytest
+
+from subprocess_program import FEW_OPTIMIZATIONS, run_program
+from unison.runtime.interrupts import signals_held, without_signals
+
+#: A program: how many signals, a seed and the loops are its arguments.
+PROGRAM = (pathlib.Path(__file__).parents[1] / "interruption_program.py").read_text()
+
+
+class AlarmError(Exception):
+    """What the handlers raise."""
+
+
+@pytest.fixture
+def handler():
+    """Handlers of two signals, which raise."""
+
+    def raising(number, frame):
+        raise AlarmError(number)
+
+    signals = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.signal(number, raising) for number in signals]
+    yield raising
+    for number, previous in zip(signals, before, strict=True):
+        signal.signal(number, previous)
+
+
+def test_a_handler_runs_at_the_end(handler):
+    done = []
+    with pytest.raises(AlarmError), signals_held:  # noqa: PT012
+        signal.raise_signal(signal.SIGUSR1)
+        done.append("all of it")
+    assert done == ["all of it"]
+
+
+def test_a_handler_runs_at_the_end_of_the_outermost_context(handler):
+    done = []
+    with pytest.raises(AlarmError), signals_held:  # noqa: PT012
+        with signals_held:
+            signal.raise_signal(signal.SIGUSR1)
+        done.append("all of it")
+    assert done == ["all of it"]
+
+
+def test_handlers_are_as_they_were_afterwards(handler):
+    with pytest.raises(AlarmError), signals_held:
+        signal.raise_signal(signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    with pytest.raises(AlarmError):
+        signal.raise_signal(signal.SIGUSR1)
+
+
+def test_a_second_signal_is_delivered_although_the_first_raises(handler):
+    with pytest.raises(AlarmError) as raised, signals_held:  # noqa: PT012
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
+    numbers = {raised.value.args[0], raised.value.__context__.args[0]}
+    assert numbers == {signal.SIGUSR1, signal.SIGUSR2}
+    assert signal.getsignal(signal.SIGUSR2) is handler
+
+
+def test_a_handler_that_is_set_later_is_held_as_well(handler):
+    with signals_held:
+        pass
+    signal.signal(signal.SIGUSR1, lambda number, frame: handler(number, frame))
+    done = []
+    with pytest.raises(AlarmError), signals_held:  # noqa: PT012
+        signal.raise_signal(signal.SIGUSR1)
+        done.append("all of it")
+    assert done
+
+
+def test_ctrl_c_is_held():
+    done = []
+    with pytest.raises(KeyboardInterrupt), signals_held:  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        done.append("all of it")
+    assert done
+
+
+def test_an_error_inside_is_passed_on(handler):
+    with pytest.raises(LookupError), signals_held:
+        raise LookupError
+    assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_in_another_thread_nothing_is_held(handler):
+    seen = []
+
+    def look():
+        with signals_held:
+            seen.append(signal.getsignal(signal.SIGUSR1))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(30)
+    assert seen == [handler]
+
+
+def test_a_forked_child_holds_signals_in_its_main_thread(handler):
+    """Forked in another thread, which is the child's main one."""
+    codes = []
+
+    def fork():
+        child = os.fork()
+        if child:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            return
+        code = 1
+        try:
+            with signals_held:
+                signal.raise_signal(signal.SIGUSR1)
+                code = 2
+        except AlarmError:
+            code = 0 if code == 2 else 3
+        finally:
+            os._exit(code)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join(30)
+    assert codes == [0]
+
+
+def test_a_function_is_held(handler):
+    done = []
+
+    @without_signals
+    def function(argument):
+        signal.raise_signal(signal.SIGUSR1)
+        done.append(argument)
+
+    with pytest.raises(AlarmError):
+        function("argument")
+    assert done == ["argument"]
+
+
+# -- training loops ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "loop",
+    ["run on one device", "run", "fit", "fit with central storage", "fit of a step of one's own"],
+)
+def test_a_loop_that_is_interrupted_is_after_a_whole_step(loop):
+    """`make soak` interrupts all loops, fifty times each."""
+    env = {"UNISON_CPU_DEVICES": "2", **FEW_OPTIMIZATIONS}
+    imported = ("jax", "keras", "unison")
+    done = run_program(PROGRAM, 4, 0, loop, env=env, timeout=200, imported=imported)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith(f"seed 0, {loop}: {{")
+
+
+LOST = """
+import numpy as np, jax
+import unison
+import unison.tf as tf
+
+strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+SUM = unison.VariableAggregation.SUM
+with strategy.scope():
+    total = unison.Variable(np.zeros(3, np.float32), aggregation=SUM)
+
+def step(x):
+    tf.debugging.assert_less(x, 2.0)
+    total.assign_add(x)
+
+for _ in range(4):
+    strategy.run(step, args=(np.ones(3, np.float32),))
+try:
+    strategy.run(step, args=(np.full(3, 5, np.float32),))
+except Exception as error:
+    print("does not hold" if "did not hold" in str(error) else error)
+strategy.run(step, args=(np.ones(3, np.float32),))
+print(total.numpy().tolist())
+"""
+
+
+def test_a_host_function_that_raises_leaves_the_variables_alone():
+    done = run_program(LOST, env={"UNISON_CPU_DEVICES": "2"}, imported=("jax", "unison"))
+    assert done.stdout.splitlines() == ["does not hold", "[10.0, 10.0, 10.0]"], done.stderr[-3000:]
+
+
+FITTED = """
+import keras, jax
+import numpy as np
+import unison
+
+class Checking(keras.layers.Layer):
+    def call(self, x):
+        return jax.pure_callback(check, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+def check(x):
+    if np.any(x > 2):
+        raise ValueError("too large")
+    return np.asarray(x)
+
+with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.stop_gradient(Checking()(inputs))))
+    model.compile("adam", "mse")
+x, y = np.ones((32, 3), np.float32), np.ones((32, 1), np.float32)
+model.fit(x, y, 8, verbose=0)
+x[16:] = 5
+try:
+    model.fit(x, y, 8, shuffle=False, verbose=0)
+except Exception as error:
+    print("too large" in str(error), int(model.optimizer.iterations.numpy()))
+model.fit(x[:16], y[:16], 8, verbose=0)
+print(np.isfinite(model.get_weights()[0]).all(), int(model.optimizer.iterations.numpy()))
+"""
+
+
+def test_a_host_function_that_raises_in_fit_leaves_the_steps_before_it():
+    done = run_program(FITTED, env={"UNISON_CPU_DEVICES": "2"}, imported=("jax", "keras"))
+    assert done.stdout.splitlines() == ["True 6", "True 8"], done.stderr[-3000:]
