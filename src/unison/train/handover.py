@@ -114,9 +114,6 @@ class Handover(Checkpoint):
             return
         nodes, values = _combined(parts)
         self._take(_packed(nodes, values))
-        for key, cell in self._parts_of_its_own().items():
-            if key in values and cell.reading_aggregation is VariableAggregation.SUM:
-                _give_rest(cell, values[key])
 
     def _take(self, held: bytes) -> None:
         with _file(held) as path:
@@ -173,16 +170,6 @@ def _combine(how: VariableAggregation, of_workers: Sequence[tuple[np.ndarray, in
         replicas = [count for _, count in of_workers]
         return np.asarray(np.average(stacked, axis=0, weights=replicas)).astype(dtype)
     return values[0]
-
-
-def _give_rest(cell: Cell, total: np.ndarray) -> None:
-    """Gives the first replica what is left of integers when each has got an equal share."""
-    placement = cell.placement
-    if 0 in placement.local_replicas and jnp.issubdtype(total.dtype, jnp.integer):
-        copies = np.stack(cell.copies())
-        first = placement.local_replicas.index(0)
-        copies[first] = total - copies[first] * (placement.num_replicas - 1)
-        cell.put(placement.spread(copies))
 
 
 def _packed(nodes: Sequence[Node], arrays: dict[str, np.ndarray]) -> bytes:
