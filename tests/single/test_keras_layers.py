@@ -4,11 +4,13 @@ import keras
 import numpy as np
 import pytest
 
+import unison.tf as tf
 from keras_comparison import (
     assert_close,
     class_data,
     on_four_replicas,
     regression_data,
+    run_training,
     run_training_under,
 )
 
@@ -127,6 +129,53 @@ def test_overflow_on_one_replica_skips_the_step_on_all(strategy):
     x[-1] = 6e4  # the last replica's
     model.train_on_batch(x, y)
     np.testing.assert_equal(model.get_weights(), before)
+
+
+class Scales(keras.callbacks.Callback):
+    """Notes the loss scale and the number of updates after each step."""
+
+    def on_train_begin(self, logs=None):
+        self.path = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        iterations = optimizer.inner_optimizer.iterations
+        self.path.append((float(optimizer.dynamic_scale.numpy()), int(iterations.numpy())))
+
+
+class Taped(tf.keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            loss = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [keras.Model, Taped], ids=["keras-step", "own-step"])
+def test_steps_are_skipped_where_those_of_one_device_are(strategy, kind):
+    """A gradient may overflow although each replica's part of it fits; the scale is Keras' own."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 8)).astype(np.float32) * 10
+    y = x.sum(axis=1, keepdims=True) * 10
+
+    def build():
+        inputs = keras.Input((8,))
+        hidden = keras.layers.Dense(16, activation="relu", dtype="mixed_float16")(inputs)
+        model = kind(inputs, keras.layers.Dense(1, dtype="mixed_float16")(hidden))
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-5)), "mse")
+        return model
+
+    def path(model):
+        scales = Scales()
+        model.fit(x, y, 16, 5, shuffle=False, verbose=0, callbacks=[scales])
+        return scales.path
+
+    alone = run_training(build, path).result
+    assert alone[-1][1] > 3
+    assert run_training_under(strategy, build, path).result == alone
 
 
 def test_overflow_halves_the_scale_once_and_finite_steps_double_it(strategy):

@@ -4,9 +4,12 @@ import ast
 import importlib
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from subprocess_program import SOURCE, run_program
+from unison.runtime.private_jax import dtype_before_cast
 
 PRIVATE = SOURCE / "unison/runtime/private_jax.py"
 
@@ -66,6 +69,22 @@ def test_no_other_file_of_the_room_imports_private_names():
     others = [f for f in pathlib.Path(PRIVATE).parent.glob("*.py") if f != PRIVATE]
     assert [f.name for f in others if "import jax._src" in f.read_text()] == []
     assert [f.name for f in others if "from jax._src" in f.read_text()] == []
+
+
+def test_a_cast_is_seen_through_jitted_functions():
+    seen = []
+
+    @jax.jit
+    def widened(x):
+        return x.astype(jnp.float32)
+
+    def function(x):
+        seen.extend(map(dtype_before_cast, (x, x * 2, x.astype(jnp.float32), widened(x))))
+        return x
+
+    jax.make_jaxpr(function)(jnp.ones(3, jnp.float16))
+    assert seen == [None, None, jnp.float16, jnp.float16]
+    assert dtype_before_cast(jnp.ones(3)) is None
 
 
 def test_backend_is_started_tells_when_and_starts_none():

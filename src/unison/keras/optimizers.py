@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unison.collectives import AggregationMethod, aggregate
+from unison.collectives import aggregate
 from unison.compression import LocalTraining
 from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.compression import compressed_sums, state_variables, synchronized_weights
@@ -27,6 +27,7 @@ from unison.keras.variables import ReplicatedVariable, adopt, placed_as
 from unison.lifting import current_lift
 from unison.profiling.regions import UPDATE
 from unison.runtime.interrupts import without_signals
+from unison.runtime.private_jax import dtype_before_cast
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import ScaledBy, current_share
 
@@ -59,7 +60,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
                 return _apply_statelessly(
                     optimizer, stateless_apply_global, grads, trainable_variables
                 )
-        with _global_gradients(grads, aggregation_method_of(optimizer)) as summed:
+        with _global_gradients(grads, optimizer) as summed:
             if current_lift() and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 return _apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
             return apply(summed, trainable_variables)
@@ -77,7 +78,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
                 optimizer, stateless_apply, optimizer_variables, grads, trainable_variables
             )
         else:
-            with _global_gradients(grads, aggregation_method_of(optimizer)) as summed:
+            with _global_gradients(grads, optimizer) as summed:
                 new = stateless_apply(optimizer_variables, summed, trainable_variables)
         for values in new:
             _known_equal().extend(values)
@@ -197,7 +198,9 @@ def _no_further_sums() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _global_gradients(grads: Sequence[Any], method: AggregationMethod) -> Iterator[Sequence[Any]]:
+def _global_gradients(
+    grads: Sequence[Any], optimizer: keras.optimizers.Optimizer
+) -> Iterator[Sequence[Any]]:
     """Yields the sums of `grads` over the replicas; inside, further calls leave them alone."""
     context = get_replica_context()
     if getattr(_thread, "summed", False) or context is None or context.num_replicas_in_sync == 1:
@@ -206,15 +209,28 @@ def _global_gradients(grads: Sequence[Any], method: AggregationMethod) -> Iterat
     local = _weighted(grads)
     present = [index for index, grad in enumerate(local) if grad is not None]
     summed = list(local)
-    totals = aggregate([local[index] for index in present], method)
+    totals = aggregate([local[index] for index in present], aggregation_method_of(optimizer))
+    scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     for index, total in zip(present, totals, strict=True):
-        summed[index] = total
+        narrow = dtype_before_cast(grads[index]) if scales_loss else None
+        summed[index] = total if narrow is None else _overflowing(total, narrow)
     lift = current_lift()
     with (
         _no_further_sums(),
         lift.equal_writes() if lift is not None else contextlib.nullcontext(),
     ):
         yield summed
+
+
+def _overflowing(total: jax.Array, narrow: Any) -> jax.Array:
+    """Returns a sum of gradients, infinite where it exceeds the dtype that each was computed in.
+
+    There the gradient of one device is infinite, by which loss scaling finds that the step is to
+    be skipped. The replicas' parts may fit.
+    """
+    if not jnp.issubdtype(narrow, jnp.floating) or jnp.finfo(narrow).bits >= 32:
+        return total
+    return jnp.where(jnp.isfinite(total.astype(narrow)), total, total * jnp.inf)
 
 
 def _weighted(grads: Sequence[Any]) -> list[Any]:

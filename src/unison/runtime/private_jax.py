@@ -142,6 +142,32 @@ def let_jax_take(kind: type, value_of: Callable[[Any], jax.Array]) -> None:
     kind.dimension_as_value = value_of  # type: ignore[attr-defined]
 
 
+def dtype_before_cast(array: Any) -> Any:
+    """Returns the dtype that a traced array had before the cast that made it; None if none did.
+
+    Jitted functions between the two are looked through.
+    """
+    equation = getattr(array, "parent", None)
+    if equation is None:
+        return None
+    place = equation.outvars.index(array.val)
+    return _dtype_before_cast(equation, place)
+
+
+def _dtype_before_cast(equation: Any, place: int) -> Any:
+    if equation.primitive.name == "convert_element_type":
+        (operand,) = getattr(equation, "in_tracers", None) or equation.invars
+        return operand.aval.dtype
+    if equation.primitive.name not in ("jit", "pjit"):
+        return None
+    program = equation.params["jaxpr"].jaxpr
+    result = program.outvars[place]
+    for inner in program.eqns:
+        if result in inner.outvars:
+            return _dtype_before_cast(inner, inner.outvars.index(result))
+    return None
+
+
 def constant_value(array: Any, input_value: Callable[[Any], Any] = lambda tracer: None) -> Any:
     """Returns the value of a traced array that is computed from constants alone.
 
