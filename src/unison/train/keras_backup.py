@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,17 +60,43 @@ def _introducing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def set_model(self: Any, model: Any) -> None:
         original(self, model)
-        backups = [each for each in self.callbacks if getattr(each, _BACKUP, None) is not None]
-        if backups:
-            others = [each for each in self.callbacks if each not in backups]
-            # Last, so that a backup holds what the others make of the batch or epoch.
-            self.callbacks = others + backups
+        callbacks = [each for each in self.callbacks if getattr(each, _BACKUP, None) is not None]
+        if not callbacks:
+            return
+        backups = [getattr(callback, _BACKUP) for callback in callbacks]
+        for backup in backups:
             # A history is, as in Keras, that of the epochs that are run.
-            remember = [c for c in others if not isinstance(c, keras.callbacks.History)]
-            for each in backups:
-                getattr(each, _BACKUP).others = remember
+            backup.others = [
+                each
+                for each in self.callbacks
+                if each not in callbacks and not isinstance(each, keras.callbacks.History)
+            ]
+        for name in ("on_train_begin", "on_train_batch_end", "on_epoch_end"):
+            vars(self)[name] = _backups_last(getattr(type(self), name).__get__(self), backups)
 
     return set_model
+
+
+def _backups_last(method: Callable[..., Any], backups: Sequence[_Backup]) -> Callable[..., Any]:
+    """Returns a method of a list of callbacks in which backups act after the other callbacks.
+
+    A backup holds what the others make of the batch or epoch, and gives them their states after
+    they have begun. If one raises, the backups that stand before it in the list are saved all the
+    same, as in Keras.
+    """
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for backup in backups:
+            backup.postpones = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            for backup in backups:
+                backup.postpones = False
+                backup.do_postponed()
+
+    return call
 
 
 def _taking_model(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,6 +172,9 @@ class _Backup:
         self.others: list[Any] = []
         self._place = _Place(self)
         self._is_due = False
+        #: Whether the callbacks behind this one come first.
+        self.postpones = False
+        self._postponed: Callable[[], object] | None = None
         self._restored_metrics: list[np.ndarray] = []
         catch_batches(self._model, self._take_batches)
 
@@ -167,7 +196,7 @@ class _Backup:
         self._model._initial_epoch = place.epoch
         self._callback._current_epoch = place.epoch
         self._callback._last_batch_seen = max(place.batch - 1, 0)
-        give_states(self.others, place.callbacks)
+        self._do(lambda: give_states(self.others, place.callbacks))
         if place.has_stopped:
             self._model._initial_epoch = self._callback.params["epochs"]
         # An epoch begins by forgetting the metrics of the last one.
@@ -194,7 +223,7 @@ class _Backup:
             self._is_due = True  # with what comes behind the last batch: the end of the epoch
         else:
             self._place.batch = batch + 1
-            self._save()
+            self._do(self._manager.save)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del logs
@@ -205,7 +234,7 @@ class _Backup:
             place.batches.end_epoch()
         if callback.save_freq == "epoch" or self._is_due:
             self._is_due = False
-            self._save()
+            self._do(self._manager.save)
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
@@ -232,8 +261,17 @@ class _Backup:
         """Whether a callback has ended the training."""
         return bool(self._model.stop_training)
 
-    def _save(self) -> None:
-        self._manager.save()
+    def _do(self, action: Callable[[], object]) -> None:
+        if self.postpones:
+            self._postponed = action
+        else:
+            action()
+
+    def do_postponed(self) -> None:
+        """Does what waits for the callbacks behind this one."""
+        action, self._postponed = self._postponed, None
+        if action is not None:
+            action()
 
 
 class _Place:
