@@ -59,6 +59,7 @@ from unison.strategies import (
     in_cross_replica_context,
 )
 from unison.strategies.base import observe_scopes
+from unison.strategies.keras_additions import when_keras_is_imported
 from unison.strategies.observing import strategy_observers
 from unison.values import Mirrored, PerReplica
 from unison.variables import Variable
@@ -114,10 +115,6 @@ class _KerasOnDemand:
     def opened(self) -> None:
         if "keras" in sys.modules:
             importlib.import_module("unison.keras")
-            importlib.import_module("unison.train.keras_backup").teach_backups()
-            importlib.import_module("unison.saving.keras_files").teach_saving()
-            if is_elastic_worker():
-                importlib.import_module("unison.train.keras_elastic").teach_regrouping()
 
     def closed(self) -> None:
         fails_anyway = sys.exc_info()[0] is not None
@@ -126,6 +123,14 @@ class _KerasOnDemand:
                 "Keras was imported for the first time inside strategy.scope(), too late for the "
                 "strategy to see what was built there. Import keras before the scope is entered."
             )
+
+
+def _add_to_keras() -> None:
+    """Brings backups, whole files and elastic loops to Keras, once `unison.keras` is there."""
+    importlib.import_module("unison.train.keras_backup")
+    importlib.import_module("unison.saving.keras_files")
+    if is_elastic_worker():
+        importlib.import_module("unison.train.keras_elastic")
 
 
 def _let_keras_take_datasets() -> None:
@@ -146,5 +151,6 @@ with contextlib.suppress(ValueError):  # who makes a strategy or gives a command
     logs.show_what_is_asked_for()
 watch_by(_watched)
 observe_scopes(_KerasOnDemand())
+when_keras_is_imported(_add_to_keras)
 when_made.append(_let_keras_take_datasets)
 strategy_observers.append(monitoring.start_if_asked)

@@ -30,6 +30,7 @@ from unison.keras.scope import KerasInScopes
 from unison.keras.tensorboard import TensorBoard
 from unison.keras.text_vectorization import Hashing, TextVectorization
 from unison.strategies.base import observe_scopes
+from unison.strategies.keras_additions import keras_is_imported
 
 observe_scopes(KerasInScopes())
 teach_keras()
@@ -45,3 +46,5 @@ __all__ = [
     "TensorBoard",
     "TextVectorization",
 ]
+
+keras_is_imported()

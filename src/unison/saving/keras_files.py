@@ -39,12 +39,10 @@ _WRITERS = (
 _CONFIG = "config.json"
 
 
-def teach_saving() -> None:
+def _teach_saving() -> None:
     """Lets Keras write the files of models with a strategy so; others as before."""
     for module, name in _WRITERS:
-        original = getattr(module, name)
-        if not hasattr(original, "_writes_whole_files"):
-            setattr(module, name, _writing_whole_files(original))
+        setattr(module, name, _writing_whole_files(getattr(module, name)))
 
 
 def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +77,6 @@ def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
         with held():
             writing.finish(write)
 
-    save._writes_whole_files = True  # type: ignore[attr-defined]
     return save
 
 
@@ -135,3 +132,6 @@ def _in_place_of_cells(gathered: list[tuple[ReplicatedVariable, _Gathered]]) -> 
     finally:
         for (variable, _), cell in zip(gathered, cells, strict=True):
             variable.__dict__["_unison_cell"] = cell
+
+
+_teach_saving()

@@ -43,11 +43,9 @@ _METHODS = (
 )
 
 
-def teach_backups() -> None:
+def _teach_backups() -> None:
     """Lets `keras.callbacks.BackupAndRestore` back up models of strategies; others as before."""
     callback = keras.callbacks.BackupAndRestore
-    if hasattr(callback, _BACKUP):
-        return
     setattr(callback, _BACKUP, None)
     callback.set_model = _taking_model(callback.set_model)
     for name in _METHODS:
@@ -451,3 +449,6 @@ def _plan_of(adapter: Any) -> Plan | None:
     if isinstance(dataset, DistributedDataset):
         return getattr(dataset._source, "_plan", None)
     return dataset.plan if isinstance(dataset, Dataset) else None
+
+
+_teach_backups()

@@ -36,12 +36,6 @@ from unison.train.rebatching import Rebatched
 _SETTLED_AFTER = 40
 
 
-@functools.cache
-def teach_regrouping() -> None:
-    """Lets the models of strategies whose workers may change train on when they do."""
-    trainer_made.append(_attach)
-
-
 def _attach(trainer: ReplicaTrainer) -> None:
     group = trainer.strategy.group
     if group is not None:
@@ -513,3 +507,7 @@ def _factor(group: ElasticGroup) -> float:
 
 def _is_sum(cell: Cell) -> bool:
     return cell.reading_aggregation is VariableAggregation.SUM
+
+
+# Lets the models of strategies whose workers may change train on when they do.
+trainer_made.append(_attach)
