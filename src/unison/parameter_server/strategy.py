@@ -93,7 +93,7 @@ class ParameterServerStrategy(Strategy):
         _check_mode(workers, max_staleness, synchronous, backup_workers)
         (device,) = select_devices(None)[:1]
         self.cluster_resolver = cluster_resolver
-        super().__init__([device])
+        super().__init__([device], may_be_alone=True)  # the cluster names the others
         self.synchronous = synchronous
         self.timeout_seconds = timeout_seconds
         self.max_staleness = max_staleness

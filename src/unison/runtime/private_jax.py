@@ -67,6 +67,17 @@ def coordination_client() -> Any:
     return distributed.global_state.client
 
 
+def initialized_processes() -> tuple[int, int] | None:
+    """Returns how many processes `jax.distributed` has initialized, and which of them this is.
+
+    None: it has not been initialized here. Unlike `jax.process_count`, this starts no backend.
+    """
+    state = distributed.global_state
+    if state.client is None or state.num_processes is None or state.process_id is None:
+        return None
+    return int(state.num_processes), int(state.process_id)
+
+
 def forget_coordination() -> None:
     """Has JAX forget the job of `jax.distributed`, without ending it or waiting for anybody.
 

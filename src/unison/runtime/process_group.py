@@ -89,8 +89,10 @@ def join_cluster(
             f"type {task_type!r}, index {task_id!r}. Set `task` in TF_CONFIG, or the resolver's "
             "task_type and task_id."
         )
+    global _has_joined
     if jax.distributed.is_initialized():
         _check_joined(len(tasks), place)
+        _has_joined = True
         return
     if backend_is_started():
         raise RuntimeError(
@@ -116,7 +118,7 @@ def join_cluster(
         # Under mpirun and srun, JAX would choose devices that the resolvers have chosen already.
         cluster_detection_method="deactivate",
     )
-    _timeout = timeout
+    _timeout, _has_joined = timeout, True
     logs.say_who(f"{task_type} {task_id}")
     if place == 0:
         logger.info("%d workers have come together: %s", len(names), ", ".join(names))
@@ -137,8 +139,9 @@ def _release_collectives(watcher: liveness.Liveness) -> None:
 
 def _leave() -> None:
     """Ends this process's part in the job, without JAX's waiting for all others to end."""
-    global _relay
+    global _relay, _has_joined
     atexit.unregister(_leave)
+    _has_joined = False
     liveness.stop()
     forget_coordination()
     if _relay is not None:
@@ -271,6 +274,11 @@ def is_elastic() -> bool:
     return _elastic is not None
 
 
+def has_joined() -> bool:
+    """Whether this process has come together with the others of its cluster (`join_cluster`)."""
+    return _has_joined
+
+
 def count() -> int:
     """Returns the number of processes of this one's job."""
     return jax.process_count() if _elastic is None else _elastic.num_members
@@ -293,6 +301,7 @@ def timeout() -> float:
 
 _timeout = TIMEOUT
 _elastic: ElasticProcesses | None = None
+_has_joined = False
 _relay: Relay | None = None
 #: How errors that nobody catches were shown before this process joined its job.
 _show_error: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None

@@ -34,8 +34,9 @@ from unison.program import ProgramCache
 from unison.runtime import logs
 from unison.runtime.elastic import ElasticGroup
 from unison.runtime.placement import Placement
-from unison.runtime.planned import placement_on
+from unison.runtime.planned import PlannedPlacement, placement_on
 from unison.strategies import context, observing, reduction
+from unison.strategies.alone import require_no_others
 from unison.strategies.batch_shares import (
     MeasuredShares,
     examples_of,
@@ -106,6 +107,11 @@ class Strategy:
         group: The workers to which these replicas belong, where they may change.
         input_workers: This process's place among the workers that share datasets. Default: it is
             alone.
+        may_be_alone: Whether these may be all replicas in a process that belongs to a job of
+            several: somebody has said so. Otherwise that is an error.
+
+    Raises:
+        RuntimeError: There are other processes, which would train models of their own.
 
     Attributes:
         cluster_resolver: What names the cluster of a strategy for several workers; else None.
@@ -130,6 +136,7 @@ class Strategy:
         core_axes: Mapping[str, int] | None = None,
         group: ElasticGroup | None = None,
         input_workers: InputWorkers | None = None,
+        may_be_alone: bool = False,
     ):
         logs.show_what_is_asked_for()
         #: The workers whose replicas these are, where they may change while the program runs.
@@ -138,6 +145,9 @@ class Strategy:
             self._placement = placement_on(devices, home, core_axes)
         else:
             self._placement = group.placement
+        is_planned = isinstance(self._placement, PlannedPlacement)
+        if not (may_be_alone or group or is_planned or self._placement.spans_processes):
+            require_no_others(type(self).__name__)
         self._communication = Communication(CommunicationOptions())
         self._programs = ProgramCache(
             self._placement, self.replica_context, variant=lambda: self.communication_options

@@ -38,4 +38,4 @@ class DefaultStrategy(Strategy):
 @functools.cache
 def default_strategy() -> DefaultStrategy:
     """Returns the one default strategy of this process."""
-    return DefaultStrategy(devices.local_devices()[:1])
+    return DefaultStrategy(devices.local_devices()[:1], may_be_alone=True)

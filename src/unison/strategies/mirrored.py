@@ -30,6 +30,8 @@ class MirroredStrategy(Strategy):
         ValueError: No device, the same device twice, or one that is not there; or shares that
             are none.
         TypeError: `cross_device_ops` is no `CrossDeviceOps`.
+        RuntimeError: This process is one of several (of `unison run`, torchrun, srun, ...), which
+            would each train a model of its own; `UNISON_ALONE=1` says that they are to.
 
     Examples:
         >>> import unison

@@ -20,7 +20,7 @@ from unison.runtime.placement import OPTIMIZER, WEIGHTS
 from unison.runtime.process_group import TIMEOUT
 from unison.runtime.tpu.system import devices_of_topology
 from unison.strategies.base import Strategy
-from unison.strategies.multi_worker import devices_of_workers, input_of_workers
+from unison.strategies.multi_worker import devices_of_workers, input_of_workers, says_alone
 from unison.variables import Variable
 
 #: The name of the mesh axis along which the replicas lie.
@@ -110,6 +110,7 @@ class ModelParallelStrategy(Strategy):
             there[: math.prod(self.mesh_shape.values())],
             core_axes=core_axes,
             input_workers=None if of_workers is None else input_of_workers(TIMEOUT),
+            may_be_alone=says_alone(resolver),
         )
         if of_workers is not None:
             self.cluster_resolver = resolver

@@ -13,7 +13,11 @@ from unison.data.distribution.input_workers import workers_of_cluster, workers_o
 from unison.runtime import devices
 from unison.runtime.addresses import listen_at_own_address
 from unison.runtime.cluster import check_cluster
-from unison.runtime.cluster_resolvers import ClusterResolver, TFConfigClusterResolver
+from unison.runtime.cluster_resolvers import (
+    ClusterResolver,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
+)
 from unison.runtime.elastic import (
     ElasticGroup,
     ElasticOptions,
@@ -57,6 +61,14 @@ def devices_of_workers(resolver: ClusterResolver, timeout: float) -> list[jax.De
     return sorted(of_platform, key=lambda d: (d.process_index, d.id))
 
 
+def says_alone(resolver: ClusterResolver) -> bool:
+    """Whether a resolver says that this process trains alone, and not only that it knows no others.
+
+    That is an evaluator's, and one by which the program itself describes a cluster of one.
+    """
+    return resolver.task_type == "evaluator" or isinstance(resolver, SimpleClusterResolver)
+
+
 def input_of_workers(timeout: float) -> InputWorkers:
     """Returns this process's place among workers that have come together, for a new strategy."""
     name = f"strategy {next(_strategies)}"
@@ -69,7 +81,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     Each worker runs the same program in a process of its own, and has the replicas of its own
     devices. Variables start with the first worker's values, and their copies stay equal on all
     workers. Without a cluster (no `TF_CONFIG`), in one of a single worker, and for an evaluator,
-    it is a `MirroredStrategy` on this process's devices.
+    it is a `MirroredStrategy` on this process's devices. In a process that another launcher has
+    started as one of several, that is an error, unless `UNISON_ALONE=1` is set or the resolver is a
+    `SimpleClusterResolver`.
 
     Create it before the first JAX computation: that is when the workers come together.
 
@@ -91,7 +105,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Raises:
         ValueError: The cluster is none, or this process no training task of it.
-        RuntimeError: JAX has started already.
+        RuntimeError: JAX has started already; or there is no cluster, and this process is one of
+            several.
         UnavailableError: The other workers did not come.
 
     TF: `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -123,7 +138,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         timeout = options.timeout_seconds or TIMEOUT
         replicas = devices_of_workers(resolver, timeout)
         if replicas is None:
-            super().__init__(devices.default_devices(), batch_shares=batch_shares)
+            super().__init__(
+                devices.default_devices(),
+                batch_shares=batch_shares,
+                may_be_alone=says_alone(resolver),
+            )
         else:
             if options.implementation is CommunicationImplementation.AUTO:
                 tasks = training_tasks(resolver.cluster_spec())

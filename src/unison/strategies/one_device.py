@@ -23,4 +23,4 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | jax.Device):
-        super().__init__([device_strings.resolve(device)])
+        super().__init__([device_strings.resolve(device)], may_be_alone=True)

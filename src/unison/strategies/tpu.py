@@ -79,7 +79,11 @@ class TPUStrategy(Strategy):
         if assignment is not None:
             cores = _assigned(cores, assignment)
         cores_per_replica = 1 if assignment is None else assignment.num_cores_per_replica
-        super().__init__(cores, core_axes=unnamed_core_axes(cores_per_replica))
+        super().__init__(
+            cores,
+            core_axes=unnamed_core_axes(cores_per_replica),
+            may_be_alone=getattr(self.cluster_resolver, "is_local", False),
+        )
         self.placement.shards_update = sharded_update
         if self.placement.spans_processes and jax.process_count() > 1:
             self.input_workers = input_of_workers(TIMEOUT)

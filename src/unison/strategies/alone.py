@@ -1,0 +1,85 @@
+"""A process that belongs to a job of several trains alone only where it was told to.
+
+Otherwise each process would train one more copy of the model, on all of the data, and all would
+write to one checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+
+import jax
+
+from unison.runtime import process_group
+from unison.runtime.cluster_resolvers.launchers import Launch, launched_among_others
+from unison.runtime.elastic.environment import VARIABLE as ELASTIC
+from unison.runtime.private_jax import initialized_processes
+
+#: The environment variable that says that this process trains alone, whatever has started it.
+VARIABLE = "UNISON_ALONE"
+
+#: The launchers whose processes the strategy for several finds by itself, and by a resolver.
+_FOUND = ("TF_CONFIG", "unison run --min-workers")
+_FOUND_BY_RESOLVER = ("Open MPI", "srun", "a Cloud TPU slice", "an indexed Kubernetes job")
+
+
+def require_no_others(strategy: str) -> None:
+    """Raises an error in a process of a job of several, for a strategy that would ignore the rest.
+
+    Call it when JAX has started. Where this process has come together with the others already, by
+    another strategy, there is no error.
+
+    Args:
+        strategy: The name of its class.
+
+    Raises:
+        RuntimeError: There are others, and nobody has said that this process trains alone.
+        ValueError: `UNISON_ALONE` is neither 0 nor 1.
+    """
+    if _is_said() or process_group.is_elastic() or process_group.has_joined():
+        return
+    launch = _launch()
+    if launch is None:
+        return
+    raise RuntimeError(
+        "Expected a strategy that trains with the other processes of this job. Received: "
+        f"{strategy}, which takes no notice of them, in {launch}. Each process would train a model "
+        f"of its own. {_remedy(strategy, launch)} Where that is meant, as in a sweep, set "
+        f"{VARIABLE}=1, or use OneDeviceStrategy."
+    )
+
+
+def _remedy(strategy: str, launch: Launch) -> str:
+    use = (
+        "Give it"
+        if strategy == "MultiWorkerMirroredStrategy"
+        else "Use MultiWorkerMirroredStrategy with"
+    )
+    if launch.launcher in _FOUND:
+        return f"{use} this cluster."
+    if launch.launcher in _FOUND_BY_RESOLVER:
+        return f"{use} cluster_resolver=AutomaticClusterResolver()."
+    return (
+        f"{use} a cluster: describe the processes in TF_CONFIG or by a SimpleClusterResolver, or "
+        "start the program by `unison run`."
+    )
+
+
+def _is_said() -> bool:
+    said = os.environ.get(VARIABLE, "0")
+    if said not in ("", "0", "1"):
+        raise ValueError(f"Expected 0 or 1 for the variable {VARIABLE}. Received: {said!r}")
+    return said == "1"
+
+
+def _launch() -> Launch | None:
+    """Returns how this process was started as one of several; None if nothing says that it was."""
+    initialized = initialized_processes()
+    if initialized is not None and initialized[0] > 1:
+        return Launch("jax.distributed.initialize", {}, *initialized)
+    if ELASTIC in os.environ:
+        return Launch("unison run --min-workers", {ELASTIC: os.environ[ELASTIC]})
+    launch = launched_among_others(os.environ)
+    if launch is None and jax.process_count() > 1:  # the machines of a TPU slice
+        launch = Launch("JAX's backend", {}, jax.process_count(), jax.process_index())
+    return launch
