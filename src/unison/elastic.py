@@ -74,6 +74,9 @@ class State:
         self._places: dict[str, dict[str, Any]] = {}
         self._passed: dict[str, dict[str, Any]] = {}
         self._begun: dict[str, DistributedDataset] = {}
+        #: The datasets of which no commit has carried a place, with what passes over them had left
+        #: behind before the first one here.
+        self._fresh: dict[str, tuple[DistributedDataset, Any]] = {}
         self._commits = 0
         self._committed: dict[str, Any] = {}
         #: The variables' arrays at the last commit, and what copies them before a program may
@@ -134,8 +137,7 @@ class State:
         self._numbers = dict(self._committed.get("numbers", self._numbers))
         self._places = dict(self._committed.get("places", {}))
         self._passed = dict(self._committed.get("passed", {}))
-        self._iterators.clear()
-        self._begun.clear()
+        self._forget_passes()
         for cell, array in self._kept.items():
             if not array.is_deleted():  # else a program has had it that left the value as it was
                 cell.put(array)
@@ -159,6 +161,8 @@ class State:
             passed = iter(dataset)
             passed.set_state(self._passed[name])
             collections.deque(passed, maxlen=0)  # nothing is left of it; the next pass follows
+        if name not in self._places and name not in self._passed:
+            self._fresh.setdefault(name, (dataset, dataset.memory()))
         iterator = self._iterators[name] = iter(dataset)
         if name in self._places:
             iterator.set_state(self._places[name])
@@ -230,6 +234,11 @@ class State:
     def _keep(self, counts: bool = True) -> None:
         self._commits += counts
         self._places |= {name: each.get_state() for name, each in self._iterators.items()}
+        self._fresh = {
+            name: fresh
+            for name, fresh in self._fresh.items()
+            if name not in self._places and name not in self._passed
+        }
         self._committed = {
             "numbers": dict(self._numbers),
             "places": dict(self._places),
@@ -238,6 +247,20 @@ class State:
         if self._group is not None:
             self._runs = self._group.runs
         self._keep_copies()
+
+    def _forget_passes(self) -> None:
+        """Undoes the passes that were begun since the last commit.
+
+        Where a commit has carried the place of a dataset, its iterator is set to that. Of others,
+        the next pass is the one that has been begun.
+        """
+        for iterator in self._iterators.values():
+            iterator.close()
+        self._iterators.clear()
+        self._begun.clear()
+        for dataset, memory in reversed(self._fresh.values()):
+            dataset.recall(memory)
+        self._fresh.clear()
 
     def _keep_copies(self) -> None:
         """Sees to it that the variables can be brought back to what they are now."""

@@ -33,6 +33,8 @@ LOOPS = int(GIVEN.get("loops", 1))
 SLOW = float(GIVEN.get("slow", 0.0))
 #: With fewer replicas, steps wait for more, some time.
 FULL = int(GIVEN.get("full", 0))
+#: Whether a loop waits so before its first step, too.
+EARLY = bool(int(GIVEN.get("early", 0)))
 #: Whose `fit` has an epoch less, by its place in the first group: its program is a wrong one.
 SHORTER = int(GIVEN.get("shorter", -1))
 #: Where checkpoints are written; none without.
@@ -172,13 +174,22 @@ def loop():
         weights.assign_sub(0.5 / BATCH * total)
         seen.assign_add(jnp.sum(jax.nn.one_hot(numbers, EXAMPLES), axis=0))
 
+    def batched():
+        examples = Dataset.from_tensor_slices((features, labels, ids))
+        return examples.shuffle(50, seed=3).batch(BATCH)
+
+    # With one loop, it may be made before: passes of earlier calls have begun then.
+    made_before = batched() if EARLY else None
+
     @unison.elastic.run
     def train(state, number):
-        dataset = Dataset.from_tensor_slices((features, labels, ids)).shuffle(50, seed=3)
-        batches = strategy.experimental_distribute_dataset(dataset.batch(BATCH))
+        batches = strategy.experimental_distribute_dataset(made_before or batched())
         while state.epoch < EPOCHS:
             for batch in state.iterate(batches):
+                if EARLY and state.step == 0:
+                    pause()
                 strategy.run(step, (batch,))
+                state.step += 1
                 state.commit()
                 pause()
             unison.testing.record_examples(number * EPOCHS + state.epoch, np.asarray(seen))
@@ -186,7 +197,7 @@ def loop():
             state.commit()
 
     for number in range(LOOPS):
-        train(unison.elastic.State(epoch=0, weights=weights, seen=seen), number)
+        train(unison.elastic.State(epoch=0, step=0, weights=weights, seen=seen), number)
     report([weights], seen)
 
 

@@ -131,6 +131,15 @@ def test_loops_of_ones_own_go_on_from_the_last_commit():
     assert len(require_the_same_training(outcome, alone(*given))) == 3
 
 
+def test_whoever_joins_before_the_first_commit_takes_part_in_the_first_pass():
+    given = ("loop", "epochs=2")
+    fault = Fault("kill", 1, phase="start", occurrence=2)
+    outcome = train(2, [fault], *given, "early=1", "slow=0.02", "full=2")
+    outcome.assert_fired()
+    assert sizes(outcome) == [1, 2]
+    assert len(require_the_same_training(outcome, alone(*given))) == 2
+
+
 #: Each replica counts its steps in a copy of its own.
 COUNTING = """
 import json, time

@@ -57,6 +57,49 @@ def test_passes_go_on_as_if_the_function_had_not_been_called_again(
         assert [numbers_of(batch) for batch in state.iterate(batches)] == following
 
 
+#: Datasets of which each pass leaves something behind for the next one.
+OF_PASSES = {
+    "shuffled": lambda: Dataset.range(24).shuffle(24, seed=3).batch(6),
+    "shuffled-in-a-buffer": lambda: Dataset.range(24).map(lambda x: x).shuffle(5, seed=3).batch(6),
+    "repeated": lambda: Dataset.range(12).shuffle(12, seed=3).repeat(2).batch(6),
+    "random": lambda: Dataset.random(seed=3).take(24).batch(6),
+    "with-keys": lambda: (
+        Dataset.range(24).map(lambda x, key: x + jax.random.randint(key, (), 0, 99), seed=3)
+    ).batch(6),
+}
+
+
+@pytest.mark.parametrize("kind", OF_PASSES)
+@pytest.mark.parametrize("passes_before", [0, 1])
+def test_what_was_never_committed_begins_as_if_it_had_not_begun(kind, passes_before):
+    undisturbed = strategy.experimental_distribute_dataset(OF_PASSES[kind]())
+    expected = [[numbers_of(batch) for batch in undisturbed] for _ in range(3)]
+    dataset = OF_PASSES[kind]()
+    state = unison.elastic.State(epoch=0)
+    batches = strategy.experimental_distribute_dataset(dataset)
+    for _ in range(passes_before):
+        assert len([*state.iterate(batches)]) == 4
+    next(state.iterate(batches))
+    state.restore()
+    batches = strategy.experimental_distribute_dataset(dataset)
+    seen = [[numbers_of(batch) for batch in state.iterate(batches)] for _ in range(3)]
+    assert seen == expected
+
+
+def test_what_another_loop_has_left_behind_stays():
+    dataset = OF_PASSES["shuffled"]()
+    batches = strategy.experimental_distribute_dataset(dataset)
+    expected = [[numbers_of(batch) for batch in batches] for _ in range(3)]
+    dataset = OF_PASSES["shuffled"]()
+    seen = [[numbers_of(batch) for batch in strategy.experimental_distribute_dataset(dataset)]]
+    state = unison.elastic.State(epoch=0)
+    next(state.iterate(strategy.experimental_distribute_dataset(dataset)))
+    state.restore()
+    batches = strategy.experimental_distribute_dataset(dataset)
+    seen += [[numbers_of(batch) for batch in state.iterate(batches)] for _ in range(2)]
+    assert seen == expected
+
+
 def test_a_worker_that_joins_between_two_passes_begins_the_next_one(passes):
     old, new = unison.elastic.State(epoch=0), unison.elastic.State(epoch=0)
     assert len([*old.iterate(distributed())]) == 4

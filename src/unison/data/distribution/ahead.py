@@ -88,6 +88,12 @@ class BatchesAhead(Iterator[Any]):
         """
         return self._position()
 
+    def close(self) -> None:
+        """Ends the thread as soon as it has the batch that it is reading."""
+        if self._size:
+            self._ahead.close()
+        self._steps.talk.leave()
+
     def resume(self, description: str, positions: Sequence[Position]) -> None:
         """Goes to where a pass was; see `Steps.resume`.
 

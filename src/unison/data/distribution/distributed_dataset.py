@@ -40,8 +40,8 @@ from unison.data.options import (
     InputOptions,
     InputReplicationMode,
 )
-from unison.data.plan import INFINITE, Plan
-from unison.data.state import decode, encode
+from unison.data.plan import INFINITE, Plan, memories_of, recall
+from unison.data.state import State, decode, encode
 from unison.runtime.placement import Placement
 from unison.runtime.precision import device_array
 from unison.values import PerReplica, is_numeric
@@ -126,6 +126,15 @@ class DistributedDataset:
         while (step := steps.next()) is not None:
             yield step.pack([_united(parts) for parts in step.parts])
 
+    def memory(self) -> State:
+        """Returns what passes so far have left behind in this process for later ones."""
+        return [memories_of(plan) for plan in self._source.plans]
+
+    def recall(self, memory: State) -> None:
+        """Lets later passes in this process be those that followed when `memory` was returned."""
+        for plan, memories in zip(self._source.plans, memory, strict=True):
+            recall(plan, memories)
+
     @property
     def _is_alone(self) -> bool:
         """Whether there is one replica, which gets the arrays themselves."""
@@ -199,6 +208,10 @@ class DistributedIterator(ElementIterator):
         super().__init__(batches, element_spec, optional)
         self._batches = batches
         self._workers = workers
+
+    def close(self) -> None:
+        """Stops reading ahead. There is no next batch."""
+        self._batches.close()
 
     def get_state(self) -> dict[str, Any]:
         """Returns where the iterator is: behind the batch that was taken last.

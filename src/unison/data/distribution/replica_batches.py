@@ -60,6 +60,11 @@ class ReplicaBatches(abc.ABC):
         self.shares = shares
 
     @property
+    def plans(self) -> Sequence[Plan]:
+        """The plans that are read; none of what is no dataset."""
+        return ()
+
+    @property
     @abc.abstractmethod
     def description(self) -> str:
         """What is distributed, and how: positions of something else are refused."""
@@ -123,6 +128,10 @@ class _FromDatasets(ReplicaBatches):
         self._dataset = dataset
         self._plan = plan
         self.optional = dataset.optional
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        return (self._plan,)
 
     @property
     def description(self) -> str:
@@ -379,6 +388,10 @@ class OwnBatches(_FromDatasets):
     def __init__(self, datasets: Sequence[Dataset], workers: InputWorkers):
         super().__init__(datasets[0], datasets[0].plan, len(datasets), workers)
         self._plans = [dataset.plan for dataset in datasets]
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        return self._plans
 
     def steps(self) -> Steps:
         return self._agreed(_StepsInTurn(self._plans, 1, self._workers))
