@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
-from unison.cells import Cell, live_cells
+from unison.cells import Cell, Layout, live_cells
 from unison.data import DistributedDataset, DistributedIterator
 from unison.runtime.elastic import ElasticOptions as Options
 from unison.runtime.elastic import Entry, GroupChanged, elastic_group
+from unison.train import random_state
 from unison.train.handover import Handover
 
 __all__ = ["GroupChanged", "Options", "State", "run"]
+
+logger = logging.getLogger("unison")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,9 +70,10 @@ class State:
     def __init__(self, *, steps_are_one_program: bool = False, **parts: Any):
         self._numbers = {name: part for name, part in parts.items() if _is_number(part)}
         objects = {name: part for name, part in parts.items() if not _is_number(part)}
-        self._objects = Handover(numbers=_Numbers(self), **objects)
-        self._keeps_copies = not steps_are_one_program
         self._group = elastic_group()
+        placement = None if self._group is None else self._group.placement
+        self._objects = Handover(tuple, placement, numbers=_Numbers(self), **objects)
+        self._keeps_copies = not steps_are_one_program
         self._iterators: dict[str, DistributedIterator] = {}
         #: Where iterators are, by name; where the latest complete pass has ended, which says how
         #: the next one is shuffled; and the datasets of the present call that have been iterated.
@@ -83,6 +89,10 @@ class State:
         #: overwrite them.
         self._kept: dict[Cell, jax.Array] = {}
         self._copying: dict[Cell, Callable[[], None]] = {}
+        #: Cells that have changed and that a worker that joins gets, or that were warned of.
+        self._known: weakref.WeakSet[Cell] = weakref.WeakSet()
+        #: Brings the random generators of the process back to where they were then.
+        self._reset_generators: Callable[[], None] = lambda: None
         #: How many programs there had been at the last commit.
         self._runs = 0
 
@@ -126,6 +136,7 @@ class State:
                     f"steps_are_one_program=True. Received: {group.runs - self._runs}. "
                     "Leave that argument out."
                 )
+        self._warn_of_what_is_left_out()
         self._keep()
         if group is not None:
             group.tell("commit")
@@ -138,6 +149,7 @@ class State:
         self._places = dict(self._committed.get("places", {}))
         self._passed = dict(self._committed.get("passed", {}))
         self._forget_passes()
+        self._reset_generators()
         for cell, array in self._kept.items():
             if not array.is_deleted():  # else a program has had it that left the value as it was
                 cell.put(array)
@@ -246,7 +258,28 @@ class State:
         }
         if self._group is not None:
             self._runs = self._group.runs
+            self._reset_generators = random_state.snapshot()
         self._keep_copies()
+
+    def _warn_of_what_is_left_out(self) -> None:
+        """Warns of variables that change, are equal on all workers, and that none would get."""
+        equal = (Layout.MIRRORED, Layout.SHARDED)
+        changed = {
+            cell
+            for cell, array in self._kept.items()
+            if cell.array is not array and cell.layout in equal and cell not in self._known
+        }
+        if not changed:
+            return
+        self._known.update(changed)
+        missing = sorted(cell.name for cell in changed.difference(self._objects.followed_cells()))
+        if missing:
+            logger.warning(
+                "The training loop changes variables that its elastic.State does not hold: %s. A "
+                "worker that joins would have other values, and a job that is started again would "
+                "lose them. Give the State what they belong to: State(optimizer=optimizer, ...).",
+                ", ".join(missing),
+            )
 
     def _forget_passes(self) -> None:
         """Undoes the passes that were begun since the last commit.
@@ -287,13 +320,15 @@ class _Numbers:
 
     def get_state(self) -> dict[str, Any]:
         own = vars(self._state)
-        return {name: own[f"_{name}"] for name in ("numbers", "places", "passed", "commits")}
+        kept = {name: own[f"_{name}"] for name in ("numbers", "places", "passed", "commits")}
+        return kept | {"host": random_state.numpy_and_python()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         own = vars(self._state)
         own["_numbers"] = own["_numbers"] | state["numbers"]
         own["_places"], own["_passed"] = state["places"], state["passed"]
         own["_commits"] = state["commits"]
+        random_state.set_numpy_and_python(state["host"])
 
 
 def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[State, P], T | None]:
@@ -336,4 +371,5 @@ def _is_number(part: Any) -> bool:
 def _public(objects: Handover | None) -> set[str]:
     if objects is None:
         return set()
-    return {name for name in vars(objects) if not name.startswith("_")} - {"numbers"}
+    own = {"numbers", "library_generators"}
+    return {name for name in vars(objects) if not name.startswith("_")} - own

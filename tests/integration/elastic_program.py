@@ -9,6 +9,7 @@ prints what there is, as JSON.
 import hashlib
 import json
 import os
+import random
 import sys
 import time
 
@@ -167,11 +168,11 @@ def loop():
         logits = values @ weights
         return jnp.sum(jax.nn.softplus(logits) - labels * logits)
 
-    def step(batch):
+    def step(batch, rate):
         values, labels, numbers = batch
         own = jax.grad(loss)(jnp.asarray(weights), values, labels)
         total = unison.get_replica_context().all_reduce("SUM", own)
-        weights.assign_sub(0.5 / BATCH * total)
+        weights.assign_sub(rate / BATCH * total)
         seen.assign_add(jnp.sum(jax.nn.one_hot(numbers, EXAMPLES), axis=0))
 
     def batched():
@@ -188,7 +189,9 @@ def loop():
             for batch in state.iterate(batches):
                 if EARLY and state.step == 0:
                     pause()
-                strategy.run(step, (batch,))
+                # The generators are as in an undisturbed training, on all workers.
+                rate = 0.4 + 0.1 * np.random.rand() + 0.1 * random.random()
+                strategy.run(step, (batch, np.float32(rate)))
                 state.step += 1
                 state.commit()
                 pause()

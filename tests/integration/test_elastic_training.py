@@ -204,6 +204,21 @@ def test_what_is_summed_over_the_replicas_is_not_given_to_whoever_joins(tmp_path
     assert (old["tasks"], new["tasks"]) == ([0, 0, 2], [None, 1, 2])
 
 
+def test_what_is_summed_over_the_replicas_stays_what_it_is_when_a_job_is_started_again(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(COUNTING)
+    options = {"environment": elastic_training.ENVIRONMENT, "timeout": elastic_training.SECONDS}
+    options |= {"min_workers": 2, "restarts": 0, "wait": 1.0, "folder": tmp_path / "job"}
+    first = run(program, workers=2, faults=[Fault("kill", 1, 12, "exchange")], **options)
+    first.assert_ended(77)
+    second = run(program, workers=2, faults=[], **options)
+    second.assert_ended(0)
+    for told in reports(second):
+        # What the worker that is left had counted until then, and what both count since.
+        assert told["sum"] == (40 - told["steps"]) + 2 * told["steps"]
+        assert 0 < told["steps"] < 40
+
+
 def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow():
     # Two replicas in each worker.
     devices = {"UNISON_CPU_DEVICES": "2"}

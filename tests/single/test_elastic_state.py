@@ -1,12 +1,16 @@
 """What the state of a training loop goes back to, and where it says that its passes are."""
 
+import random
 from types import SimpleNamespace
 
 import jax
+import keras
 import numpy as np
 import pytest
+from keras.src.backend.common import global_state
 
 import unison
+import unison.tf as tf
 from unison.data import Dataset
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.placement import scoped_placement
@@ -108,23 +112,133 @@ def test_a_worker_that_joins_between_two_passes_begins_the_next_one(passes):
     assert [numbers_of(batch) for batch in new.iterate(distributed())] == passes[1]
 
 
-def test_a_commit_copies_only_what_is_overwritten_after_it(monkeypatch):
+#: Generators of the process, which belong to no object.
+GLOBAL = {
+    "numpy": lambda: np.random.rand(3).tolist(),
+    "python": lambda: [random.random(), random.gauss(0, 1)],
+    "keras": lambda: np.asarray(keras.random.normal((3,))).tolist(),
+    "tf": lambda: np.asarray(tf.random.normal((3,))).tolist(),
+    "a-program-of-tf": lambda: numbers_of(strategy.run(lambda: tf.random.normal((3,)))),
+}
+
+
+@pytest.fixture
+def of_these_replicas(monkeypatch):
+    """Makes the replicas of this process those of a job whose workers may change."""
+    group = SimpleNamespace(placement=strategy.placement, settle=lambda most: None, is_over=False)
+    group.tell, group.runs = lambda point: None, 0
+    monkeypatch.setattr(unison.elastic, "elastic_group", lambda: group)
+
+
+# In an elastic job, the counter of programs is one of the variables that a commit keeps.
+@pytest.mark.parametrize("generator", sorted({*GLOBAL} - {"a-program-of-tf"}))
+@pytest.mark.parametrize("drawn", [0, 2])
+def test_the_last_commit_has_where_the_random_generators_were(of_these_replicas, generator, drawn):
+    draw, state = GLOBAL[generator], unison.elastic.State(step=0)
+    for _ in range(drawn):
+        draw()
+    state.commit()
+    expected = [draw(), draw()]
+    state.restore()
+    assert [draw(), draw()] == expected
+
+
+@pytest.mark.parametrize("generator", GLOBAL)
+@pytest.mark.parametrize("drawn", [0, 2])
+def test_whoever_joins_draws_what_the_others_do(of_these_replicas, generator, drawn):
+    draw = GLOBAL[generator]
+    old, new = unison.elastic.State(step=0), unison.elastic.State(step=0)
+    for _ in range(1 + drawn):
+        draw()
+    held = old.pack()
+    expected = [draw(), draw()]
+    new.unpack(held)
+    assert [draw(), draw()] == expected
+
+
+def test_a_generator_of_keras_that_only_the_others_have_is_made():
+    old, new = unison.elastic.State(step=0), unison.elastic.State(step=0)
+    GLOBAL["keras"]()
+    held, python = old.pack(), random.getstate()
+    expected = GLOBAL["keras"]()
+    global_state.set_global_attribute("global_seed_generator", None)
+    new.unpack(held)
+    assert GLOBAL["keras"]() == expected
+    assert random.getstate() == python
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Makes variables of a job whose workers may change."""
     group = SimpleNamespace(
         settle=lambda most: None, tell=lambda point: None, is_over=False, runs=0
     )
     group.placement = ElasticPlacement(jax.devices()[:1], group)
     monkeypatch.setattr(unison.elastic, "elastic_group", lambda: group)
-    with scoped_placement(group.placement):
-        frozen, trained = unison.Variable(1.0), unison.Variable(1.0)
-    monkeypatch.setattr(unison.elastic, "live_cells", lambda _: [frozen.cell, trained.cell])
+
+    def make(name, **options):
+        with scoped_placement(group.placement):
+            made = unison.Variable(1.0, name=name, **options)
+        cells.append(made.cell)
+        return made
+
+    cells = []
+    monkeypatch.setattr(unison.elastic, "live_cells", lambda _: cells)
+    return make
+
+
+def overwrite(variable):
+    """As a program does."""
+    variable.cell.put(variable.cell.take() + 1)
+
+
+def test_variables_that_change_and_that_no_worker_would_get_are_named_once(variables, caplog):
+    frozen, slot, weight = map(variables, ["frozen", "slot", "weight"])
+    state = unison.elastic.State(step=0, weight=weight)
+    state.commit()
+    for _ in range(2):
+        overwrite(slot)
+        overwrite(weight)
+        state.commit()
+    (record,) = [each for each in caplog.records if "elastic.State does not hold" in each.message]
+    assert "does not hold: slot. A worker that joins" in record.message
+    assert float(frozen) == 1
+
+
+def test_what_each_replica_has_of_its_own_may_be_left_out_of_a_state(variables, caplog):
+    weight = variables("weight")
+    seen = variables(
+        "seen",
+        synchronization=unison.VariableSynchronization.ON_READ,
+        aggregation=unison.VariableAggregation.SUM,
+    )
+    state = unison.elastic.State(step=0, weight=weight)
+    state.commit()
+    overwrite(seen)
+    state.commit()
+    assert "does not hold" not in caplog.text
+
+
+def test_what_is_made_after_the_state_is_held_by_what_it_belongs_to(variables, caplog):
+    module = unison.Module()
+    state = unison.elastic.State(step=0, module=module)
+    module.late = variables("late")
+    state.commit()
+    overwrite(module.late)
+    state.commit()
+    assert "does not hold" not in caplog.text
+
+
+def test_a_commit_copies_only_what_is_overwritten_after_it(variables):
+    frozen, trained = variables("frozen"), variables("trained")
     state = unison.elastic.State(step=0, frozen=frozen, trained=trained)
     state.commit()
     for value in (2.0, 3.0):
-        trained.cell.put(trained.cell.take() + 1)  # as a program does
+        overwrite(trained)
         state.commit()
         assert float(trained) == value
     committed = frozen.cell.stored()
-    trained.cell.put(trained.cell.take() + 1)
+    overwrite(trained)
     state.restore()
     assert float(trained) == 3
     assert frozen.cell.stored() is committed

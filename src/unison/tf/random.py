@@ -7,9 +7,8 @@ cluster agree. The numbers themselves are not TensorFlow's.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +33,7 @@ from unison.tf.tensors import (
     tensor_dtype,
 )
 from unison.tf.text import StringTensor
+from unison.train.random_state import global_generators
 
 _hints = names_missing_from(__name__)
 
@@ -42,7 +42,7 @@ _IN_PROGRAMS = 0x70726F67
 
 _lock = threading.Lock()
 _seed = 0
-_draws: Iterator[int] = itertools.count()
+_draws = 0
 _cells: dict[Placement, Cell] = {}
 
 
@@ -62,7 +62,7 @@ def set_seed(seed: int) -> None:
     global _seed, _draws
     needs_python("tf.random.set_seed")
     with _lock:
-        _seed, _draws = int(seed), itertools.count()
+        _seed, _draws = int(seed), 0
         for cell in _cells.values():
             cell.assign(_start())
 
@@ -73,11 +73,13 @@ def _start() -> np.ndarray:
 
 def next_key(seed: int | None) -> jax.Array:
     """Returns the stream's next key, set apart by `seed` if it is given."""
+    global _draws
     start_devices()
     lift = current_lift()
     if lift is None:
         with _lock:
-            key = jax.random.fold_in(jax.random.key(_seed), next(_draws))
+            key = jax.random.fold_in(jax.random.key(_seed), _draws)
+            _draws += 1
     else:
         cell = _stream_of(lift.placement)
         state = lift.read(cell)
@@ -107,6 +109,26 @@ def stream_cell(placement: Placement, state: Any, name: str) -> Cell:
         name=name,
         stream=True,
     )
+
+
+class _ProcessStream:
+    """The stream of the process, with that of a placement's programs."""
+
+    def get_state(self, placement: Placement | None) -> dict[str, Any]:
+        with _lock:
+            cell = None if placement is None else _cells.get(placement)
+            of_programs = None if cell is None else cell.numpy()
+            return {"seed": _seed, "draws": _draws, "of_programs": of_programs}
+
+    def set_state(self, state: dict[str, Any], placement: Placement | None) -> None:
+        global _seed, _draws
+        with _lock:
+            _seed, _draws = state["seed"], state["draws"]
+        if placement is not None and state["of_programs"] is not None:
+            _stream_of(placement).assign(state["of_programs"])
+
+
+global_generators["tf.random"] = _ProcessStream()
 
 
 # -- draws from the stream -----------------------------------------------------------------

@@ -19,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison.cells import Cell, Layout, VariableAggregation, has_cell
+from unison.runtime.placement import Placement
 from unison.train.archive import SUFFIX, Archive, Node, write_archive
 from unison.train.checkpoint import Checkpoint
-from unison.train.graph import describe, key_of, reachable
+from unison.train.graph import cells_of, describe, key_of, reachable
+from unison.train.random_state import LibraryGenerators
 
 #: In memory, where there is such a place.
 _FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -33,6 +35,8 @@ class Handover(Checkpoint):
     Args:
         of_all: Returns the cells of which this worker has what the replicas of all workers have
             together, while it is in no group: nothing of them is its own.
+        placement: The replicas whose random streams are handed over, with the global generators of
+            libraries.
         objects: What is followed, by name; see `Checkpoint`.
 
     Examples:
@@ -54,9 +58,19 @@ class Handover(Checkpoint):
         24.0
     """
 
-    def __init__(self, of_all: Callable[[], Collection[Cell]] = tuple, /, **objects: Any):
-        super().__init__(**objects)
+    def __init__(
+        self,
+        of_all: Callable[[], Collection[Cell]] = tuple,
+        placement: Placement | None = None,
+        /,
+        **objects: Any,
+    ):
+        super().__init__(library_generators=LibraryGenerators(placement), **objects)
         self._of_all = of_all
+
+    def followed_cells(self) -> list[Cell]:
+        """Returns the cells of the variables that are handed over."""
+        return cells_of(self._root, self._parts)
 
     def pack(self) -> bytes:
         """Returns the state, of which sums are left out: they are zero."""

@@ -9,7 +9,6 @@ would have seen.
 from __future__ import annotations
 
 import functools
-import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from unison.runtime.process_group import all_gather_json
 from unison.train.checkpoint import Checkpoint
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.manager import CheckpointManager
+from unison.train.random_state import LibraryGenerators, numpy_and_python, set_numpy_and_python
 
 import keras  # isort: skip
 from keras.src.utils import file_utils  # isort: skip
@@ -181,10 +181,12 @@ class _Backup:
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        parts = {"model": self._model, "metrics": list(self._model.metrics), "place": self._place}
-        seeds = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
-        if seeds is not None:
-            parts["seeds"] = seeds
+        parts = {
+            "model": self._model,
+            "metrics": list(self._model.metrics),
+            "place": self._place,
+            "generators": LibraryGenerators(self._strategy.placement),
+        }
         self._manager = CheckpointManager(
             Checkpoint(**parts), self._callback.backup_dir, _KEPT, checkpoint_name="backup"
         )
@@ -421,21 +423,12 @@ class Batches:
 
     def _now(self) -> dict[str, Any]:
         """Returns what decides which batches come."""
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        version, numbers, gauss = random.getstate()
         memories = None if self._plan is None else list(encode(memories_of(self._plan)))
-        return {
-            "numpy": [kind, np.asarray(keys), *rest],
-            "python": [version, np.array(numbers, np.uint32), gauss],
-            "memories": memories,
-        }
+        return {**numpy_and_python(), "memories": memories}
 
     def _enter(self, then: dict[str, Any]) -> None:
         """Makes what decides about the batches as it was."""
-        kind, keys, *rest = then["numpy"]
-        np.random.set_state((kind, keys, *rest))
-        version, numbers, gauss = then["python"]
-        random.setstate((version, tuple(numbers.tolist()), gauss))
+        set_numpy_and_python(then)
         if self._plan is not None and then["memories"] is not None:
             recall(self._plan, decode(*then["memories"]))
 

@@ -199,13 +199,11 @@ class ElasticLoops:
 
     def _handover(self) -> Handover:
         parts: dict[str, Any] = {"model": self._model, "metrics": list(self._model.metrics)}
-        seeds = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
-        if seeds is not None:
-            parts["seeds"] = seeds
         if self._place is not None:
             parts["place"] = self._place
         # Between two groups each worker has what all have counted (`_collect_metrics`).
-        return Handover(self._trainer.metrics_cells, **parts)
+        placement = self._trainer.strategy.placement
+        return Handover(self._trainer.metrics_cells, placement, **parts)
 
     # -- steps -----------------------------------------------------------------------------
 
