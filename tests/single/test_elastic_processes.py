@@ -197,6 +197,70 @@ def test_when_the_job_is_done_nobody_is_started_again_and_newcomers_end(tmp_path
     assert (run.starts(0), run.starts(1)) == (1, 1)
 
 
+@pytest.mark.parametrize("code", [1, 78, 79])
+def test_how_one_ends_that_was_not_in_the_group_at_its_end_is_not_the_jobs(tmp_path, code):
+    late = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n"
+    late += "print('here', flush=True)\ntime.sleep(600)"
+    run = Run(tmp_path, "time.sleep(0.5)", late)
+
+    def be_done():
+        for worker in (0, 1):
+            run.job.joined(worker)
+        run.job.missed(1)  # it is stopped, say, and wakes after the end
+        run.group.outcome = 0
+
+    run.in_thread(lambda: run.lines, be_done)
+    assert run() == 0
+    assert run.job.failure is None
+    codes = {event["worker"]: event["code"] for event in run.happened("process ended")}
+    assert codes == {0: 0, 1: code}
+
+
+@pytest.mark.parametrize(("stop", "timeout"), [("stopping", 60.0), ("timeout", 5.0)])
+def test_a_stop_that_comes_when_the_job_is_done_changes_nothing(tmp_path, stop, timeout):
+    saving = "print('here', flush=True)\nwhile not os.path.exists(sys.argv[1] + '.end'):"
+    run = Run(tmp_path, saving + " time.sleep(0.01)", grace=30.0)
+
+    def be_done():
+        run.job.joined(0)
+        run.group.outcome = 0
+        if stop == "stopping":
+            run.job.stop()
+
+    run.in_thread(lambda: run.lines, be_done)
+    run.in_thread(lambda: run.happened(stop), (tmp_path / "started-0.end").touch)
+    assert run(timeout) == 0
+    assert run.job.is_done
+
+
+def test_a_job_that_is_done_and_whose_worker_is_killed_has_not_ended_well(tmp_path):
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\n"
+    run = Run(tmp_path, stubborn + "time.sleep(600)", grace=0.2)
+
+    def be_done():
+        run.job.joined(0)
+        run.group.outcome = 0
+        time.sleep(0.2)
+        run.job.stop()
+
+    run.in_thread(lambda: run.lines, be_done)
+    run()
+    assert not run.job.is_done
+
+
+def test_a_member_that_has_lost_the_register_is_started_again(tmp_path):
+    run = Run(tmp_path, "print('here', flush=True)\ntime.sleep(0.5)\nif nth == 1: sys.exit(78)")
+    run.in_thread(lambda: run.lines, lambda: run.job.joined(0))
+    assert run() == 0
+    assert run.starts() == 2
+
+
+def test_a_worker_that_never_finds_the_register_ends_the_job(tmp_path):
+    run = Run(tmp_path, "sys.exit(78)")
+    assert run() == 78
+    assert run.starts() == 1
+
+
 HANGING_AT_FIRST = "print('here', flush=True)\nif nth == 1: os.kill(os.getpid(), signal.SIGSTOP)"
 
 

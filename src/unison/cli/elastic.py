@@ -126,7 +126,7 @@ class _Supervision:
             self._say_how_to_join(register.address)
             with _stopping(job) as signals, self._terminal.progress(job, self._workers):
                 code = job.run(options.timeout)
-            if signals:
+            if signals and not job.is_done:
                 code = 128 + signals[0]
             _explain(job, self._terminal, "the job")
             self._close(code)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from unison.errors import UnavailableError
-from unison.runtime.elastic.protocol import DONE, REFUSED, REGISTER_LOST, TOO_FEW_WORKERS
+from unison.runtime.elastic.protocol import DONE, REGISTER_LOST, TOO_FEW_WORKERS
+from unison.runtime.launching.ends import End, end_of
 from unison.runtime.launching.jobs import Failure
 from unison.runtime.launching.restarts import GivenUpError, Restarts
 from unison.runtime.launching.workers import OnLine, Program, Start, Worker
@@ -80,6 +81,7 @@ class _Place:
     started_at: float = 0.0
     has_joined: bool = False
     is_known_lost: bool = False
+    is_called_off: bool = False  # it was not in the group when that ended
     dies_at: float | None = None  # when a process that nobody hears of is killed
     exit_code: int | None = None  # of the last process
 
@@ -134,6 +136,7 @@ class ElasticJob:
         self._outcome: int | None = None
         self._has_begun = False
         self._is_winding_up = False
+        self._has_cut_short = False  # a member of a group that was done has not ended well
         self._stops = 0
         self._last_given_up: Failure | None = None
         #: How a worker failed, if that has ended the job.
@@ -149,6 +152,11 @@ class ElasticJob:
     def running(self) -> int:
         """How many of the workers run."""
         return sum(place.worker is not None for place in self._places)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the group is done, and its workers have ended well: nothing is left to stop."""
+        return self._outcome == DONE and self.failure is None and not self._has_cut_short
 
     def joined(self, worker: int) -> None:
         """Hears, in any thread, that a worker has joined the group."""
@@ -178,14 +186,15 @@ class ElasticJob:
             timeout: Seconds after which it is stopped; None: none.
 
         Returns:
-            The job's exit code: the group's, or that of `failure`, or 124 after `timeout`.
+            The job's exit code: the group's, or that of `failure`, or 124 after `timeout`. Where
+            it is done when it is stopped, or the time is up: 0.
         """
         last = None if timeout is None else time.monotonic() + timeout
         while not self._is_over():
             if last is not None and time.monotonic() > last:
                 self._on_event({"event": "timeout", "seconds": timeout, "running": self.running})
                 self._wind_up("the time is up")
-                return TIMEOUT_EXIT_CODE
+                return DONE if self.is_done else TIMEOUT_EXIT_CODE
             self._wait_a_moment()
             self._look()
         if self.failure is None and not self._stops and self._outcome is None:
@@ -237,7 +246,7 @@ class ElasticJob:
 
     def _start_at(self, place: _Place) -> None:
         place.starts_at = None
-        place.has_joined = place.is_known_lost = False
+        place.has_joined = place.is_known_lost = place.is_called_off = False
         place.dies_at = None
         place.started_at = time.monotonic()
         try:
@@ -253,19 +262,31 @@ class ElasticJob:
         worker.close()
         place.worker = None
         place.exit_code = exit_code
+        self._note_end(place, exit_code)
         has_lost_another = worker.has_lost_another()
-        is_loss = exit_code > 128 or worker.is_cut_off or has_lost_another or exit_code == REFUSED
+        end = end_of(
+            exit_code,
+            final_codes=self._group.final_codes,
+            is_job_over=self._outcome is not None,
+            is_called_off=place.is_called_off or self._is_winding_up,
+            has_joined=place.has_joined,
+            has_lost_another=has_lost_another or worker.is_cut_off,
+            is_error_a_loss=self._is_error_a_loss,
+        )
         failure = Failure(place.index, exit_code, worker.last_lines())
-        if exit_code in self._group.final_codes or self._is_winding_up:
+        if end is End.FINAL:
             self._on_event({"event": "process ended", "worker": place.index, "code": exit_code})
-        elif self._outcome is None and (is_loss or self._is_error_a_loss):
+        elif end is End.LOSS:
             lived = worker.ended_at - place.started_at
             because = ", since it misses another worker" if has_lost_another else ""
             self._start_again(place, failure, lived, because)
-        elif is_loss:  # after the end of the job
-            self._on_event({"event": "process ended", "worker": place.index, "code": exit_code})
         elif self.failure is None:
             self.failure = failure
+
+    def _note_end(self, place: _Place, exit_code: int | None) -> None:
+        """Notes whether a member of a group that is done has ended otherwise."""
+        if self._outcome == DONE and not place.is_called_off and exit_code != DONE:
+            self._has_cut_short = True
 
     def _start_again(
         self, place: _Place, failure: Failure, lived: float, because: str = ""
@@ -286,11 +307,14 @@ class ElasticJob:
             place.starts_at = None
             is_in = place.has_joined and place.dies_at is None
             if place.worker is not None and not is_in:
+                place.is_called_off = True
                 place.worker.signal(signal.SIGTERM)
                 place.dies_at = time.monotonic() + self._grace
 
     def _wind_up(self, why: str) -> None:
         """Lets the workers save what they have and end, and kills those that take too long."""
+        if self._outcome is None:
+            self._outcome = self._group.wait(0.0)  # it may have ended just now
         self._is_winding_up = True
         self._call_off_those_to_come()
         if self._outcome is None:
@@ -309,3 +333,4 @@ class ElasticJob:
         for place, worker in left:
             worker.close()
             place.worker = None
+            self._note_end(place, worker.exit_code)
