@@ -20,6 +20,8 @@ The rules:
   begins, unless every process that had it has ended.
 - No step becomes complete in a view after a later one has begun without it, and none twice.
 - The members of a view begin with equal states.
+- Once the job is done, no process leaves a state for another run, also if it is told to end then.
+- No process ends in a way that the supervisor takes for a mistake in the program.
 - Without further faults, a view of at least the least number of workers is active in the end, or
   the job ends where there are fewer: no state without a way on, no circle, and not view after view.
 """
@@ -33,8 +35,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from unison.runtime.elastic.participant import Participant
-from unison.runtime.elastic.protocol import DONE, Member, View
+from unison.runtime.elastic.protocol import DONE, REGISTER_LOST, TOO_FEW_WORKERS, Member, View
 from unison.runtime.elastic.roster import Drop, Limits, Phase, Roster, Tell, Worker
+from unison.runtime.launching.ends import End, end_of
 
 
 class BrokenRule(Exception):  # noqa: N818
@@ -51,7 +54,8 @@ class Setting(NamedTuple):
         steps: How many steps a program takes.
         faults: How many faults happen, of the kinds that are given.
         kinds: "crash", "cut" (the connection is lost), "silence" (the register thinks so), "late"
-            (a timer goes off early), "suspect", "notice", "failure" (of the program).
+            (a timer goes off early), "suspect", "notice", "failure" (of the program), "stop" (the
+            supervisor ends the job).
         restarts: How many processes the supervisor starts again.
         is_finite: Whether the programs end after their steps.
         shorter: How many steps fewer the program in slot 0 takes: it is a wrong one.
@@ -163,7 +167,7 @@ class Process:
                 self.is_told,
                 tuple([message.shape for message in messages]),
                 tuple([own and own._replace(number=0) for own in (view, proposed)]),
-                None if ended is None else ended[0],
+                None if ended is None else (ended.code, ended.saves),
                 _frozen(about),
             )
             numbers = [*(self.state or ()), *own_numbers]
@@ -251,6 +255,8 @@ class World:
                 for other in self._others(process):
                     suspect = _on(process.id, _suspects(other))
                     yield f"FAULT {process.id} suspects {other}", _counted(suspect)
+        if "stop" in kinds and self._roster.outcome is None:
+            yield "FAULT the job is stopped", _counted(_stop)
         if "late" in kinds:
             for timer in sorted(self._roster._timers):
                 if timer != "together":
@@ -271,6 +277,8 @@ class World:
             return
         if process.link == "none" and participant.ended is None:
             yield "connects", World._connect
+        if self._roster.outcome is not None and self._can_notice(process):
+            yield "is called off", World._notice
         if process.link == "open" and process.up:
             yield f"is heard: {process.up[0]['is']}", World._hear_up
         if process.down and process.link != "none":
@@ -483,10 +491,29 @@ class World:
 
     def _exit(self, process: Process) -> None:
         """Its last words are on their way, or lost: `FAULT crash` does the latter."""
+        ended, outcome = process.participant.ended, self._roster.outcome
+        if ended is not None and self._is_failure(ended.code):
+            raise BrokenRule(f"{process.id} ends with {ended.code}, and nothing has failed")
+        waits = process.program == "waiting" and ended is not None
+        if waits and process.participant.take() is not None:
+            raise BrokenRule(f"{process.id} takes a view although its part has ended")
+        is_done = outcome is not None and outcome[0] == DONE
+        if is_done and ended is not None and ended.saves and process.state:
+            raise BrokenRule(f"{process.id} leaves a state although the job is done")
         if process.link == "open" and process.up:
             while process.up:
                 self._hear_up(process)
         self._end(process)
+
+    def _is_failure(self, code: int) -> bool:
+        end = end_of(
+            code,
+            final_codes={DONE, TOO_FEW_WORKERS},
+            is_job_over=self._roster.outcome is not None,
+            is_called_off=False,
+            has_joined=True,
+        )
+        return end is End.FAILURE
 
     def _end(self, process: Process) -> None:
         process.program, process.state, process.said = "over", None, 0
@@ -519,7 +546,7 @@ class World:
         self._carry_out()
 
     def _can_notice(self, process: Process) -> bool:
-        return process.is_alive and not process.participant._is_leaving
+        return process.is_alive and not process.participant.is_leaving
 
     def _notice(self, process: Process) -> None:
         process.participant.notice()
@@ -633,10 +660,12 @@ class World:
     def check_outcome(self) -> None:
         """Checks how the job ends where nothing else can happen."""
         outcome = self._roster.outcome
+        if outcome is not None and outcome[0] == REGISTER_LOST:  # it was stopped
+            return
         able = [
             process.id
             for process in self._processes.values()
-            if process.is_alive and not process.participant._is_leaving
+            if process.is_alive and not process.participant.is_leaving
         ]
         slots = {int(id_.split(".")[0]) for id_ in able}
         count = len(able) - sum(set(pair) <= slots for pair in self.setting.apart)
@@ -837,6 +866,11 @@ def _wakes(timer: str) -> Callable[[World], None]:
         world._carry_out()
 
     return wake
+
+
+def _stop(world: World) -> None:
+    world.roster.end(REGISTER_LOST, "the job is stopped")
+    world._carry_out()
 
 
 def _counted(move: Callable[[World], None]) -> Callable[[World], None]:

@@ -48,7 +48,8 @@ membership = Membership(
 
 
 def end(code: int, step: int | None) -> None:
-    if code in (77, 78) and step is not None:
+    """Ends the process; a step is the state that is left."""
+    if step is not None:
         (Path(environment.folder) / "state").write_text(str(step))
     membership.close()
     sys.exit(code)
@@ -75,7 +76,7 @@ def work() -> None:
         except Interrupted:
             continue
         except Ended as ended:
-            end(ended.code, step)
+            end(ended.code, step if ended.saves else None)
         except UnavailableError:
             end(78, step)
         # The state of a member with the greatest step; a newcomer has none.

@@ -236,6 +236,21 @@ def test_a_worker_that_hangs_is_left_out_and_comes_back(command, tmp_path):
     assert first.ends() == 0
 
 
+def test_a_worker_that_wakes_after_the_end_leaves_nothing_to_resume(command, tmp_path):
+    job = tmp_path / "job"
+    first = command("--min-workers", 1, "-n", 2, "--heartbeat-timeout", 1, "--folder", job)
+    first.says("the job runs: 2 workers")
+    stopped = first.pid(1)
+    os.kill(stopped, signal.SIGSTOP)
+    first.says(r"^\[unison\] regrouped: 1 worker \(worker 0\) go on")
+    (tmp_path / "end").touch()
+    first.says(r"^\[unison\] the job is done$")
+    os.kill(stopped, signal.SIGCONT)
+    assert first.ends() == 0
+    assert not (job / "state").exists()
+    assert not any("to go on" in line for line in first.messages)
+
+
 def test_a_worker_that_hangs_for_too_long_is_killed_and_started_again(command, tmp_path):
     first = command("--min-workers", 1, "-n", 2, "--heartbeat-timeout", 1, "--wait", 1)
     first.says("the job runs: 2 workers")

@@ -28,7 +28,7 @@ from unison.runtime.elastic import (
 )
 from unison.runtime.elastic.environment import ElasticEnvironment
 from unison.runtime.elastic.keeping import Origin
-from unison.runtime.elastic.protocol import REFUSED, TOO_FEW_WORKERS
+from unison.runtime.elastic.protocol import LEFT_BY_NOTICE, REFUSED, TOO_FEW_WORKERS
 from unison.runtime.elastic.register import Register
 
 pytestmark = [
@@ -363,6 +363,20 @@ def test_a_job_that_ends_leaves_the_latest_state_and_the_parts_of_all(job):
     assert (state.held, group.step) == (b"old", 9)
     assert state.parts == [b"the first one's", b"the second one's"]
     assert group.enter(State()) is Entry.NEW
+
+
+def test_the_last_worker_that_is_told_to_end_leaves_its_state_for_the_next_process(job):
+    first = job.first(State(b"old"))
+    first._membership.notice()
+    assert is_over(first)
+    with pytest.raises(SystemExit) as ended:
+        first.regroup(State(b"old"))
+    assert ended.value.code == LEFT_BY_NOTICE
+    job.lose(first, 0)
+    state = State()
+    again = job.worker(0)
+    assert again.enter(state) is Entry.RESUMED
+    assert (state.held, again.step) == (b"old", 7)
 
 
 def test_whoever_has_never_had_the_state_leaves_none(job):

@@ -412,6 +412,78 @@ def test_a_worker_that_is_to_end_soon_leaves_the_others_at_once(job):
     assert raised.value.code == 143
 
 
+def test_the_last_worker_with_the_state_leaves_it_for_whoever_comes(job):
+    register = job.register(slots=1)
+    [first] = job.start(1)
+    newcomer = job.worker(1)
+    newcomer.enter()
+    first.notice()
+    eventually(lambda: first.interrupted)
+    with pytest.raises(Ended) as raised:
+        first.regroup(3, False)
+    assert (raised.value.code, raised.value.saves) == (143, True)
+    coming = job.threads.submit(newcomer.regroup, None, True)
+    first.close()
+    time.sleep(0.2)
+    assert not coming.done()
+    register.lost(0)  # its process has ended: what it has left is there
+    view = coming.result(LIMIT)
+    assert (names(view), view.steps, view.source) == (["worker 1"], (None,), None)
+
+
+def test_a_worker_that_is_to_end_soon_and_was_cut_off_asks_once_more(job):
+    job.register(slots=2)
+    with contextlib.closing(Cable(job.address)) as cable:
+        workers = [job.worker(0), job.worker(1, address=cable.address)]
+        job.all(*[worker.enter for worker in workers])
+        job.group(*workers)
+        cable.cut()
+        workers[1].notice()
+        eventually(lambda: "leaving" in [event["event"] for event in job.events])
+        leaving = job.threads.submit(workers[1].regroup, 3, True)
+        # The others have its state.
+        assert names(job.group(workers[0], step=3)[0]) == ["worker 0"]
+        with pytest.raises(Ended) as raised:
+            leaving.result(LIMIT)
+    assert (raised.value.code, raised.value.saves) == (143, False)
+
+
+def test_a_worker_that_is_told_to_end_after_the_jobs_end_hears_of_that(job):
+    register = job.register(slots=1)
+    with contextlib.closing(Cable(job.address)) as cable:
+        worker = job.worker(0, address=cable.address)
+        worker.enter()
+        job.group(worker)
+        cable.cut()
+        register.end(0, "all workers are done")
+        worker.notice()
+        with pytest.raises(Ended, match="all workers are done") as raised:
+            worker.regroup(3, True)
+    assert (raised.value.code, raised.value.saves) == (0, False)
+
+
+def test_without_a_register_a_worker_that_is_to_end_soon_leaves_its_state_soon(job):
+    register = job.register(slots=1)
+    [worker] = job.start(1, wait=600.0)
+    register.close()
+    worker.notice()
+    with pytest.raises(Ended, match="the register is not to be found") as raised:
+        worker.regroup(1, True)
+    assert (raised.value.code, raised.value.saves) == (143, True)
+
+
+def test_a_worker_without_a_state_that_is_to_end_soon_seeks_no_register(job):
+    register = job.register(2, 2)
+    worker = job.worker(0, wait=600.0)
+    entering = job.threads.submit(worker.enter)
+    eventually(lambda: job.events)
+    register.close()
+    worker.notice()
+    with pytest.raises(Ended) as raised:
+        entering.result(LIMIT)
+    assert raised.value.code == 143
+
+
 def test_the_job_has_ended_when_all_members_are_done(job):
     register = job.register(slots=2)
     first, second = job.start(2)

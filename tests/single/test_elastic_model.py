@@ -16,6 +16,16 @@ EXPLORED = {
     ),
     "they-end": Setting(faults=1, kinds=("crash", "notice"), is_finite=True),
     "one-program-ends-before-the-other": Setting(faults=0, steps=2, shorter=1, is_finite=True),
+    "one-is-stopped-and-wakes-after-the-end": Setting(faults=1, kinds=("silence",), is_finite=True),
+    "one-is-cut-off-and-wakes-after-the-end": Setting(
+        faults=1, kinds=("cut",), is_finite=True, newcomers=1, workers=1
+    ),
+    "a-lonely-one-leaves-when-another-comes": Setting(
+        faults=1, kinds=("notice",), workers=1, newcomers=1
+    ),
+    "a-lonely-one-leaves-and-is-cut-off": Setting(
+        faults=2, kinds=("notice", "cut"), workers=1, restarts=1, is_finite=True
+    ),
     "one-comes-when-the-other-ends": Setting(faults=0, workers=1, newcomers=1, is_finite=True),
     "one-is-lost-and-comes-again": Setting(faults=1, kinds=("crash",), restarts=1, steps=2),
     "two-are-lost": Setting(faults=2, kinds=("crash",), restarts=1, least=2),
@@ -27,6 +37,7 @@ EXPLORED = {
     ),
     "a-lonely-one-is-cut-twice": Setting(faults=2, kinds=("cut",), workers=1, newcomers=1, most=1),
     "a-program-fails": Setting(faults=1, kinds=("failure",), restarts=1),
+    "the-job-is-stopped": Setting(faults=1, kinds=("stop",), newcomers=1, workers=1),
     "two-cannot-reach-each-other": Setting(faults=0, apart=((0, 1),)),
     "the-only-two-cannot-reach-each-other": Setting(faults=0, apart=((0, 1),), least=2),
 }
@@ -43,6 +54,7 @@ def test_the_rules_hold_in_every_state(name):
 FARTHER = {
     "every-move-by-itself": Setting(faults=1, is_fine=True),
     "two-faults": Setting(faults=2, kinds=("crash", "suspect", "late")),
+    "one-is-to-end-soon-and-is-cut-off": Setting(faults=2, kinds=("notice", "cut")),
     "two-faults-and-two-steps": Setting(faults=2, kinds=("crash", "silence"), steps=2),
     "a-newcomer-and-a-fault": Setting(faults=1, newcomers=1, kinds=("crash", "late")),
     "three-and-a-fault": Setting(faults=1, workers=3, least=2, most=3, kinds=("crash", "suspect")),
@@ -92,6 +104,14 @@ class StartsWithTheFirstThatHasFormed(Roster):
             self._start()
 
 
+class ForgetsAtOnceWhoLeaves(Roster):
+    """Does not wait until the last worker with the state has left that for the others."""
+
+    def _let_go(self, worker):
+        self._forget(worker.member.id)
+        super()._let_go(worker)
+
+
 class WaitsForTheLost(Roster):
     """Does not interrupt a view that is formed when a member is lost."""
 
@@ -112,6 +132,15 @@ class LetsThoseWaitWhoAreNotDone(Roster):
             super()._wake(timer, seconds)
 
 
+class TakesAViewWhenItsPartHasEnded(Participant):
+    def take(self):
+        ended, self.ended = self.ended, None
+        try:
+            return super().take()
+        finally:
+            self.ended = ended
+
+
 class KeepsAViewThatIsOver(Participant):
     """Does not ask again where a view is over before the program has taken it."""
 
@@ -120,6 +149,14 @@ class KeepsAViewThatIsOver(Participant):
         super().hear(message)
         if message["is"] == "interrupt" and not is_taken:
             self.outbox.clear()
+
+
+class LeavesWithoutAskingAgain(Participant):
+    """Ends at once where it is to end soon and has lost the register, which may have ended it."""
+
+    def cut(self, why):
+        self._asks_again = True
+        super().cut(why)
 
 
 A_LONELY_ONE = Setting(faults=1, kinds=("silence",), workers=1, newcomers=1, most=1)
@@ -131,11 +168,23 @@ MUTATIONS = {
     ),
     BelievesEveryStep: (Setting(faults=1, kinds=("silence",)), "is lost in view"),
     StartsWithTheFirstThatHasFormed: (Setting(faults=0), "nothing can happen"),
+    ForgetsAtOnceWhoLeaves: (
+        Setting(faults=1, kinds=("notice",), workers=1, newcomers=1),
+        "is lost in view",
+    ),
     WaitsForTheLost: (Setting(faults=1, kinds=("crash",)), "it raises KeyError"),
     LeavesNobodyOut: (Setting(faults=0, apart=((0, 1),)), "view after view"),
     LetsThoseWaitWhoAreNotDone: (
         Setting(faults=0, steps=2, shorter=1, is_finite=True),
         "nothing can happen",
+    ),
+    LeavesWithoutAskingAgain: (
+        Setting(faults=1, kinds=("silence",), is_finite=True),
+        "leaves a state although the job is done",
+    ),
+    TakesAViewWhenItsPartHasEnded: (
+        Setting(faults=1, kinds=("stop",)),
+        "takes a view although its part has ended",
     ),
     KeepsAViewThatIsOver: (Setting(faults=1, kinds=("crash",)), "has nothing to say"),
 }

@@ -39,7 +39,6 @@ from unison.runtime.elastic.placement import ElasticPlacement
 from unison.runtime.elastic.protocol import (
     REFUSED,
     REGISTER_LOST,
-    TOO_FEW_WORKERS,
     Ended,
     Interrupted,
     View,
@@ -55,9 +54,6 @@ T = TypeVar("T")
 
 #: How a communicator says that the members' programs differ.
 _DIFFERENT_OPERATIONS = 9
-
-#: The exit codes with which a job ends before its time, and leaves its state.
-_SAVING_CODES = (TOO_FEW_WORKERS, REGISTER_LOST)
 
 
 class GroupChanged(UnavailableError):  # noqa: N818 - what happens, not a mistake
@@ -491,7 +487,7 @@ class ElasticGroup:
                     if not self._is_early:  # it has the state now, whatever becomes of the view
                         step = self.step
                 self.tell("recovery", at="formed")
-                self._membership.confirm()
+                self._ended_by(self._membership.confirm, state)
             except (Interrupted, Broken) as error:
                 if self._membership.interrupted is None:
                     self._membership.suspect(str(error))
@@ -675,12 +671,11 @@ class ElasticGroup:
         try:
             return ask()
         except Ended as ended:
-            code, why = ended.code, ended.why
+            code, why, saves = ended.code, ended.why, ended.saves
         except UnavailableError as error:
-            code, why = REGISTER_LOST, str(error)
+            code, why, saves = REGISTER_LOST, str(error), True
         folder = self._environment.folder
-        is_kept = state is not None and state.can_be_resumed
-        if code in _SAVING_CODES and state is not None and is_kept and folder is not None:
+        if saves and folder is not None and state is not None and state.can_be_resumed:
             self._save(state, folder)
         if code:
             logger.error("%s ends: %s", self._environment.name, why)

@@ -324,8 +324,14 @@ class Membership:
                 if self._is_closing:
                     self._say_last(line)
                     return
-                if time.monotonic() - heard_at > self._silence:
+                if time.monotonic() - heard_at > self._patience:
                     return
+
+    @property
+    def _patience(self) -> float:
+        """Seconds of silence after which the register counts as lost."""
+        is_leaving = self._participant.is_leaving  # it is killed when it takes too long
+        return min(self._silence, _SECONDS_TO_CONNECT) if is_leaving else self._silence
 
     def _beat(self) -> Message:
         step, doing = self._progress

@@ -11,7 +11,8 @@ from typing import Any
 
 from unison.runtime.elastic.protocol import (
     DONE,
-    REGISTER_LOST,
+    LEFT_BY_NOTICE,
+    End,
     Member,
     Message,
     View,
@@ -30,7 +31,8 @@ class Participant:
         view: The view that the program forms, or computes in; None before the first.
         has_started: Whether the members of that view compute.
         interrupted: Why that view is over, or all; None while neither is.
-        ended: The exit code and the reason, once this worker's part has ended.
+        ended: How this worker's part has ended, once it has.
+        is_leaving: Whether it is to end soon.
         outbox: What is to be said to the register; whoever says it empties the list.
     """
 
@@ -42,7 +44,8 @@ class Participant:
         self.view: View | None = None
         self.has_started = False
         self.interrupted: str | None = None
-        self.ended: tuple[int, str] | None = None
+        self.ended: End | None = None
+        self.is_leaving = False
         self.outbox: list[Message] = []
         self._is_welcome = False  # on the present connection
         self._number = 0  # of the view that was last proposed on it
@@ -51,7 +54,7 @@ class Participant:
         self._is_waiting = False  # for a view
         self._step: int | None = None
         self._is_open = False
-        self._is_leaving = False
+        self._asks_again = False  # for the register, which it has lost when it is to end
 
     # What the program does
 
@@ -61,8 +64,11 @@ class Participant:
         self._say_ready()
 
     def take(self) -> View | None:
-        """It forms the view that is proposed, which is returned; None if there is none yet."""
-        if self._proposed is None:
+        """It forms the view that is proposed, which is returned.
+
+        None: there is none yet, or none is formed any more, as its part has ended.
+        """
+        if self._proposed is None or self.ended is not None:
             return None
         self.view, self._proposed = self._proposed, None
         self._is_waiting, self.has_started, self.interrupted = False, False, None
@@ -91,17 +97,21 @@ class Participant:
             self.outbox.append(message)
 
     def notice(self) -> None:
-        """It is to end soon: its view is over at once."""
-        self._is_leaving = True
+        """It is to end soon: its view is over at once.
+
+        The register knows whether others need its state. One that is not connected asks for it once
+        more, if it has a state.
+        """
+        self.is_leaving = True
         self._interrupt("this worker is to end soon")
         if self._is_welcome:
             self.outbox.append({"is": "leaving"})
-        else:
+        elif not self._formed:
             self._leave()
 
     def done(self) -> None:
         """It has ended well."""
-        self.ended = (DONE, "this worker is done")
+        self.ended = End(DONE, "this worker is done", saves=False)
         self.outbox.append({"is": "done"})
 
     def failed(self, about: str) -> None:
@@ -123,6 +133,8 @@ class Participant:
             self._is_welcome = True
             if self.welcome is None:
                 self.welcome = Welcome(int(message["nominal"]), bool(message["is_joining"]))
+            if self.is_leaving:
+                self.outbox.append({"is": "leaving"})
             if self._is_waiting:
                 self._say_ready()
         elif what == "view":
@@ -136,18 +148,22 @@ class Participant:
         elif what == "start" and message["number"] == self._number:
             self.has_started = True
         elif what == "end":
-            self.ended = (int(message["code"]), str(message["why"]))
-            self._interrupt(self.ended[1])
+            self.ended = End(int(message["code"]), str(message["why"]), bool(message["saves"]))
+            self._interrupt(self.ended.why)
 
     def cut(self, why: str) -> None:
-        """The connection is lost: the view is over, whatever the register knows."""
+        """The connection is lost, or there was none to be had.
+
+        The view is over, whatever the register knows.
+        """
         self._is_welcome, self._number, self._proposed = False, 0, None
         self.outbox.clear()
         if self.view is not None:
             self.was_cut = True
             self._interrupt(why)
-        if self._is_leaving:
+        if self.is_leaving and (self._asks_again or not self._formed):
             self._leave()
+        self._asks_again = self.is_leaving
 
     def give_up(self, why: str) -> None:
         """The register is not to be found any more."""
@@ -174,4 +190,5 @@ class Participant:
 
     def _leave(self) -> None:
         if self.ended is None:
-            self.ended = (REGISTER_LOST, "it is to end soon, and the register is not to be found")
+            why = "it is to end soon, and the register is not to be found"
+            self.ended = End(LEFT_BY_NOTICE, why, saves=True)

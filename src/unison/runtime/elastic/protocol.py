@@ -19,6 +19,9 @@ REGISTER_LOST: Final = 78
 REFUSED: Final = 79
 LEFT_BY_NOTICE: Final = 143
 
+#: The codes with which a job ends before its time, so that all workers leave their state.
+SAVING: Final = (TOO_FEW_WORKERS, REGISTER_LOST)
+
 #: Seconds between two beats of a worker.
 BEAT: Final = 0.2
 
@@ -79,18 +82,32 @@ class Welcome(NamedTuple):
     is_joining: bool
 
 
-class Ended(Exception):  # noqa: N818 - an answer, not a mistake
-    """The register has ended this worker's part in the job.
+class End(NamedTuple):
+    """How a worker's part in the job has ended.
 
     Attributes:
         code: With what exit code the process is to end; see docs/elastic_protocol.md.
         why: The reason, in words.
+        saves: Whether it is to leave its state for a process that may continue.
     """
 
-    def __init__(self, code: int, why: str):
-        super().__init__(code, why)
+    code: int
+    why: str
+    saves: bool
+
+
+class Ended(Exception):  # noqa: N818 - an answer, not a mistake
+    """This worker's part in the job has ended.
+
+    Attributes:
+        code, why, saves: See `End`.
+    """
+
+    def __init__(self, code: int, why: str, saves: bool = False):
+        super().__init__(code, why, saves)
         self.code = code
         self.why = why
+        self.saves = saves
 
     def __str__(self) -> str:
         return f"{self.why} (exit code {self.code})"

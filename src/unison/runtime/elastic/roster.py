@@ -28,6 +28,7 @@ from unison.runtime.elastic.protocol import (
     DONE,
     LEFT_BY_NOTICE,
     REFUSED,
+    SAVING,
     TOO_FEW_WORKERS,
     Member,
     Message,
@@ -385,7 +386,7 @@ class Roster:
         self._report("ended", code=code, why=why)
         for worker in self.workers.values():
             if not worker.is_done:
-                self._tell(worker.member.id, "end", code=code, why=why)
+                self._end_part_of(worker.member.id, code, why)
         for timer in sorted(self._timers):
             self._wake(timer, None)
 
@@ -635,12 +636,21 @@ class Roster:
             self._interrupt(f"{worker.member.name} is lost: {why}")
 
     def _let_go(self, worker: Worker) -> None:
-        """Ends the part of a worker that has said that it leaves, and has stopped."""
+        """Ends the part of a worker that has said that it leaves, and has stopped.
+
+        If nobody else is known to have the state, it leaves that for those who continue. They wait
+        for the end of its process, which the supervisor sees.
+        """
         id_ = worker.member.id
-        self._tell(id_, "end", code=LEFT_BY_NOTICE, why="it has said that it is to end soon")
+        is_last = self.holders == {id_} and not self._finished
+        why = "it has said that it is to end soon"
+        self._end_part_of(id_, LEFT_BY_NOTICE, why, saves=is_last)
         del self.workers[id_]
         self._drop(id_)
-        self._forget(id_)
+        if is_last and worker.slot is not None:
+            self.is_over = True
+        else:
+            self._forget(id_)
         self._go_on()
 
     def _answer_is_late(self) -> None:
@@ -676,7 +686,7 @@ class Roster:
             self.is_over = True
 
     def _refuse(self, worker: Worker, code: int, why: str) -> None:
-        self._tell(worker.member.id, "end", code=code, why=why)
+        self._end_part_of(worker.member.id, code, why)
         self._drop(worker.member.id)
         self._report("refused", worker=worker.member.name, why=why)
 
@@ -706,6 +716,9 @@ class Roster:
 
     def _tell(self, id_: str, what: str, **fields: Any) -> None:
         self.effects.append(Tell(id_, {"is": what} | fields))
+
+    def _end_part_of(self, id_: str, code: int, why: str, saves: bool = False) -> None:
+        self._tell(id_, "end", code=code, why=why, saves=saves or code in SAVING)
 
     def _drop(self, id_: str) -> None:
         self.effects.append(Drop(id_))
