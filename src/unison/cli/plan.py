@@ -9,7 +9,6 @@ import pathlib
 import runpy
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +38,7 @@ from unison.planning.page import (
 )
 from unison.planning.step import described_target
 from unison.program.control_flow import ControlFlowError
+from unison.runtime.temporary_folders import temporary_folder
 from unison.runtime.tpu.slices import MissingTPULibraryError
 
 #: Told to the process that plans one of several targets: where to write what it finds.
@@ -190,7 +190,7 @@ def _call(options: argparse.Namespace) -> None:
 
 def _plan_in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the plan for one of several targets: each starts from a fresh program."""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("plan") as folder:
         result = pathlib.Path(folder, "plan.json")
         command = [sys.executable, "-m", "unison", "plan", "--target", name]
         command += ["--thorough"] * options.thorough

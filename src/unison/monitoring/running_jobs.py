@@ -12,9 +12,13 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+#: An unfinished file that is younger may not be locked yet.
+_SECONDS_TO_LOCK = 60.0
 
 
 class RunningJob(NamedTuple):
@@ -60,6 +64,7 @@ def folder() -> Path:
 def published(job: RunningJob) -> Iterator[None]:
     """Inside, the user's other processes find the job."""
     owner = os.getpid()
+    _remove_left_behind()
     path = folder() / f"{job.process}-{job.address.rpartition(':')[2]}.json"
     # Under its name nobody finds it without the lock, as one that was left behind.
     unfinished = path.with_suffix(".new")
@@ -83,16 +88,24 @@ def running_jobs() -> list[RunningJob]:
     Raises:
         OSError: The folder is somebody else's.
     """
+    _remove_left_behind()
     found = []
     for path in folder().glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), path.open("r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append((path.stat().st_mtime, _read(json.load(file))))
-            else:
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), path.open() as file:
+            found.append((path.stat().st_mtime, _read(json.load(file))))
     return [job for _, job in sorted(found)]
+
+
+def _remove_left_behind() -> None:
+    """Removes the files whose processes have ended without removing them."""
+    for path in folder().iterdir():
+        if path.suffix not in (".json", ".new"):
+            continue
+        with contextlib.suppress(OSError), path.open("r+") as file:
+            age = time.time() - os.fstat(file.fileno()).st_mtime
+            if path.suffix == ".json" or age > _SECONDS_TO_LOCK:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an OSError where it runs
+                path.unlink(missing_ok=True)
 
 
 def _read(told: Mapping[str, Any]) -> RunningJob:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from unison.data.files.paths import is_remote
 from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
+from unison.runtime.temporary_folders import temporary_folder
 from unison.train import files
 
 INDEX = "saved_model.json"
@@ -114,6 +114,6 @@ def local_copy(directory: str) -> Iterator[str]:
     if not is_remote(directory):
         yield directory
         return
-    with tempfile.TemporaryDirectory() as copy:
+    with temporary_folder("model") as copy:
         files.download(directory, copy)
         yield copy

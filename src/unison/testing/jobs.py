@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from unison.runtime.elastic.environment import TOKEN_VARIABLE
 from unison.runtime.elastic.faults import Fault
 from unison.runtime.elastic.history import VARIABLE as HISTORY_VARIABLE
 from unison.runtime.launching import Failure
+from unison.runtime.temporary_folders import temporary_folder
 from unison.testing.checking import Finding, check, read_history
 
 #: Seconds, beyond its own limit, after which a job is ended from outside.
@@ -178,7 +178,7 @@ def run(
                 f"faults of this kind. Received: {fault}"
             )
     with contextlib.ExitStack() as ends:
-        place = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="unison-testing-")))
+        place = Path(ends.enter_context(temporary_folder("testing")))
         job = _Job(place, Path(folder) if folder is not None else place / "job", timeout)
         ends.callback(job.end)
         command = [

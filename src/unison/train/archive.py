@@ -57,6 +57,14 @@ class Node:
 
 def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes a checkpoint, which appears whole or not at all and replaces one that is there."""
+    with files.replacing(prefix + SUFFIX) as file:
+        write_archive_to(file, nodes, arrays)
+
+
+def write_archive_to(
+    file: IO[bytes], nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Writes a checkpoint into an open file."""
     index = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -66,10 +74,7 @@ def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.nd
             for key, array in arrays.items()
         },
     }
-    with (
-        files.replacing(prefix + SUFFIX) as file,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
-    ):
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(_GRAPH), json.dumps(index))
         for key, array in arrays.items():
             member = zipfile.ZipInfo(_member(key))
@@ -100,6 +105,7 @@ class Archive:
 
     Args:
         prefix: The checkpoint's path, without `.index`.
+        file: What is read, where it is not at that path: then that is its name in messages.
 
     Attributes:
         nodes: The objects; the first one is the root.
@@ -111,10 +117,10 @@ class Archive:
         InvalidArgumentError: Another release wrote it, in another format.
     """
 
-    def __init__(self, prefix: str):
+    def __init__(self, prefix: str, file: IO[bytes] | None = None):
         self.prefix = prefix
         try:
-            file = files.open_to_read(prefix + SUFFIX)
+            file = file or files.open_to_read(prefix + SUFFIX)
         except NotFoundError as error:
             raise NotFoundError(message=_what_is_there_instead(prefix)) from error
         try:

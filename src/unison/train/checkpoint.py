@@ -31,7 +31,7 @@ from unison.train.graph import (
     parts_of,
 )
 from unison.train.latest import update_checkpoint_state
-from unison.train.opening import open_checkpoint
+from unison.train.opening import AnyArchive, open_checkpoint
 from unison.train.options import CheckpointOptions
 from unison.train.restoration import Restoration
 from unison.train.shared_path import begin_writing
@@ -266,13 +266,16 @@ class Checkpoint(Tracked):
         path = os.fspath(save_path)
         if files.exists(os.path.join(path, _OF_A_SAVED_MODEL + SUFFIX)):
             path = os.path.join(path, _OF_A_SAVED_MODEL)
-        others = () if self._root is self else (self,)
-        archive = open_checkpoint(path)
-        is_tensorflows = isinstance(archive, TensorBundle)
-        parts = parts_as_tensorflow_names(self._parts) if is_tensorflows else self._parts
-        status = CheckpointLoadStatus(Restoration(archive, self._root, parts, others))
+        status = self._read_archive(open_checkpoint(path))
         logger.info("checkpoint %s is restored", path)
         return status
+
+    def _read_archive(self, archive: AnyArchive) -> CheckpointLoadStatus:
+        """Restores what is in an archive; see `read`."""
+        others = () if self._root is self else (self,)
+        is_tensorflows = isinstance(archive, TensorBundle)
+        parts = parts_as_tensorflow_names(self._parts) if is_tensorflows else self._parts
+        return CheckpointLoadStatus(Restoration(archive, self._root, parts, others))
 
     def restore(
         self, save_path: str | os.PathLike | None, options: Any = None

@@ -8,11 +8,9 @@ its workers have left are combined as reading does, and each replica gets its sh
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
-import os
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,13 +18,10 @@ import numpy as np
 
 from unison.cells import Cell, Layout, VariableAggregation, has_cell
 from unison.runtime.placement import Placement
-from unison.train.archive import SUFFIX, Archive, Node, write_archive
+from unison.train.archive import Archive, Node, write_archive_to
 from unison.train.checkpoint import Checkpoint
 from unison.train.graph import cells_of, describe, key_of, reachable
 from unison.train.random_state import LibraryGenerators
-
-#: In memory, where there is such a place.
-_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class Handover(Checkpoint):
@@ -130,8 +125,7 @@ class Handover(Checkpoint):
         self._take(_packed(nodes, values))
 
     def _take(self, held: bytes) -> None:
-        with _file(held) as path:
-            self.read(path).expect_partial()
+        self._read_archive(_archive(held)).expect_partial()
 
     def _parts_of_its_own(self) -> dict[str, Cell]:
         """Returns the cells whose copies are parts of what reading combines, by key."""
@@ -162,11 +156,10 @@ def _combined(parts: Sequence[bytes]) -> tuple[list[Node], dict[str, np.ndarray]
         header, _, held = part.partition(b"\n")
         about = json.loads(header)
         aggregations |= about["aggregations"]
-        with _file(held) as path:
-            archive = Archive(path)
-            nodes = nodes or archive.nodes
-            for key in archive.arrays:
-                found.setdefault(key, []).append((archive.read(key), about["replicas"]))
+        archive = _archive(held)
+        nodes = nodes or archive.nodes
+        for key in archive.arrays:
+            found.setdefault(key, []).append((archive.read(key), about["replicas"]))
     return nodes, {
         key: _combine(VariableAggregation(aggregations[key]), pairs) for key, pairs in found.items()
     }
@@ -186,19 +179,14 @@ def _combine(how: VariableAggregation, of_workers: Sequence[tuple[np.ndarray, in
     return values[0]
 
 
+# In memory: of a file, something would be left where a worker is killed meanwhile.
+
+
 def _packed(nodes: Sequence[Node], arrays: dict[str, np.ndarray]) -> bytes:
-    with _file() as path:
-        write_archive(path, nodes, arrays)
-        with open(path + SUFFIX, "rb") as file:
-            return file.read()
+    file = io.BytesIO()
+    write_archive_to(file, nodes, arrays)
+    return file.getvalue()
 
 
-@contextlib.contextmanager
-def _file(held: bytes = b"") -> Iterator[str]:
-    """Inside, there is a path for a checkpoint, which holds what is given."""
-    with tempfile.TemporaryDirectory(prefix="handover-", dir=_FOLDER) as folder:
-        path = os.path.join(folder, "state")
-        if held:
-            with open(path + SUFFIX, "wb") as file:
-                file.write(held)
-        yield path
+def _archive(held: bytes) -> Archive:
+    return Archive("of another worker or run", io.BytesIO(held))

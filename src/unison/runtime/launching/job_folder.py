@@ -24,9 +24,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from unison.errors import UnavailableError
+from unison.runtime.temporary_folders import remove_left_behind
 
 #: The files that a supervisor has open.
 _KEPT_OPEN = ("lock", "workers.lock", "events.jsonl")
+
+#: How the names of temporary folders begin.
+_TEMPORARY = "unison-job-"
 
 #: Seconds between two tries to get a lock.
 _LOOK_EVERY = 0.1
@@ -37,7 +41,7 @@ class JobFolder:
 
     Args:
         path: Where it is; made if need be. None: a temporary one, which goes at the end unless
-            there is a state in it.
+            there is a state in it. Those go, too, that killed processes have left without a state.
         patience: Seconds for the last workers of an earlier run of the job to end.
         on_wait: Called when there are such workers.
 
@@ -56,7 +60,10 @@ class JobFolder:
         self, path: str | None, patience: float = 0.0, on_wait: Callable[[], None] = lambda: None
     ):
         self.is_temporary = path is None
-        self.path = Path(tempfile.mkdtemp(prefix="unison-job-") if path is None else path).resolve()
+        if path is None:
+            remove_left_behind(_TEMPORARY, _KEPT_OPEN[:2], lambda left: (left / "state").exists())
+            path = tempfile.mkdtemp(prefix=_TEMPORARY)
+        self.path = Path(path).resolve()
         self._patience = patience
         self._on_wait = on_wait
         self._end = contextlib.ExitStack()

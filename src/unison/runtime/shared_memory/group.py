@@ -6,8 +6,6 @@ import ctypes
 import functools
 import mmap
 import os
-import re
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,6 @@ from unison.runtime import devices, liveness
 from unison.runtime.process_group import all_gather_json
 from unison.runtime.shared_memory.library import CHUNK_BYTES, SPINS, Ticket, library
 from unison.runtime.shared_memory.rewriting import Ticketed
-
-_FOLDER = Path("/dev/shm")
 
 _of_devices: dict[tuple[jax.Device, ...], SharedMemory] = {}
 
@@ -44,7 +40,8 @@ def share_memory(
     Returns:
         What the replicas share; None where processes do not share a machine, some machines have
         more replicas than others, or a process cannot share memory (it has been installed without
-        the compiled part, or has no `/dev/shm`).
+        the compiled part, there is no room, or one container does not see the processes of
+        another).
     """
     key = tuple(replica_devices)
     if key in _of_devices:
@@ -147,62 +144,79 @@ def host_identity(replica_devices: Sequence[jax.Device]) -> str | None:
     Processes in different network namespaces (containers, as a rule) count as on different ones.
     """
     is_on_cpu = replica_devices[0].platform == "cpu"
-    if not is_on_cpu or not os.access(_FOLDER, os.W_OK) or library() is None:
+    if not is_on_cpu or library() is None:
         return None
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        folder, network = _FOLDER.stat(), Path("/proc/self/ns/net").stat()
+        network = Path("/proc/self/ns/net").stat()
     except OSError:
         return None
-    return f"{boot} {folder.st_dev} {network.st_ino} {os.getuid()}"
+    return f"{boot} {network.st_ino} {os.getuid()}"
 
 
 def _common_segment(hosts: Sequence[str], size: int) -> mmap.mmap | None:
-    """Returns memory that the processes of this machine have in common; None if that failed."""
+    """Returns memory that the processes of this machine have in common; None if that failed.
+
+    It has no name in any file system, so that nothing of it is left when processes are killed, at
+    whatever time: the others open it among the open files of the process that makes it.
+    """
     compiled = library()
     assert compiled is not None
     num_bytes = compiled.unison_exchange_bytes(size, CHUNK_BYTES)
     own = jax.process_index()
     first = hosts.index(hosts[own])
-    token = secrets.token_hex(16) if own == first else None
-    segment = None if token is None else _mapped(token, os.O_CREAT | os.O_EXCL, num_bytes)
+    file = _new_memory(num_bytes) if own == first else None
     try:
-        tokens = all_gather_json(segment and token, "The memory that processes share")
-        if token is None and tokens[first] is not None:
-            segment = _mapped(tokens[first], 0, num_bytes)
+        place = None if file is None else [os.getpid(), file, os.fstat(file).st_ino]
+        places = all_gather_json(place, "The memory that processes share")
+        if own != first and places[first] is not None:
+            file = _memory_of(*places[first])
+        segment = None if file is None else _mapped(file, num_bytes)
+        # Until all have it mapped, it stays open in the process that has made it.
         all_have = all(all_gather_json(segment is not None, "Whether processes share memory"))
     finally:
-        if token is not None:
-            # It lives as long as somebody has it mapped.
-            _path(token).unlink(missing_ok=True)
+        if file is not None:
+            os.close(file)
     return segment if all_have else None
 
 
-def _path(token: str) -> Path:
-    if not re.fullmatch("[0-9a-f]{32}", token):
-        raise ValueError(f"Expected the name of shared memory. Received: {token!r}")
-    return _FOLDER / f"unison-{token}"
+def _new_memory(num_bytes: int) -> int | None:
+    """Returns a file in memory, of zeros; None where there is no room."""
+    file = os.memfd_create("unison", os.MFD_CLOEXEC)
+    try:
+        # Unlike `truncate`, it fails where there is no room, and not when it is written.
+        os.posix_fallocate(file, 0, num_bytes)
+    except OSError:
+        os.close(file)
+        return None
+    return file
 
 
-def _mapped(token: str, flags: int, num_bytes: int) -> mmap.mmap | None:
-    """Maps a file, which this user has made; None if that is impossible.
+def _memory_of(process: int, number: int, inode: int) -> int | None:
+    """Opens a file in memory of another process of this user; None if that is impossible.
 
     Args:
-        token: Its name.
-        flags: How it is opened: those that make it, or none.
-        num_bytes: Its size; a new one is filled with zeros.
+        process: The process.
+        number: The number of the file among its open ones.
+        inode: What tells the file from others.
     """
+    path = f"/proc/{int(process)}/fd/{int(number)}"
     try:
-        descriptor = os.open(_path(token), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
-        try:
-            if os.fstat(descriptor).st_uid != os.getuid():
-                return None
-            if flags:
-                # Unlike `truncate`, it fails where there is no room, and not when it is written.
-                os.posix_fallocate(descriptor, 0, num_bytes)
-            return mmap.mmap(descriptor, num_bytes)
-        finally:
-            os.close(descriptor)
+        if not os.readlink(path).startswith("/memfd:unison"):
+            return None
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # processes of other containers are not seen
+        return None
+    about = os.fstat(file)
+    if (about.st_uid, about.st_ino) != (os.getuid(), inode):
+        os.close(file)
+        return None
+    return file
+
+
+def _mapped(file: int, num_bytes: int) -> mmap.mmap | None:
+    try:
+        return mmap.mmap(file, num_bytes)
     except (OSError, ValueError):  # the latter: it is shorter
         return None
 
