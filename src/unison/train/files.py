@@ -16,13 +16,13 @@ import re
 import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
 from unison.data.files.paths import is_remote
 from unison.errors import NotFoundError, PermissionDeniedError, ResourceExhaustedError
 from unison.runtime.elastic.happenings import happened
+from unison.runtime.temporary_folders import temporary_folder
 
 #: How the names of files that are not complete end.
 _ASIDE = ".tmp"
@@ -66,7 +66,7 @@ def replacing_path(path: str) -> Iterator[str]:
     """
     with _naming(path):
         if is_remote(path):
-            with tempfile.TemporaryDirectory() as folder:
+            with temporary_folder("upload") as folder:
                 copy = os.path.join(folder, os.path.basename(path))
                 yield copy
                 with open(copy, "rb") as written, replacing(path) as file:
@@ -92,7 +92,7 @@ def replacing_folder(path: str, last: str) -> Iterator[str]:
     """
     with _naming(path):
         if is_remote(path):
-            with tempfile.TemporaryDirectory() as aside:
+            with temporary_folder("upload") as aside:
                 yield aside
                 remove(os.path.join(path, last))
                 _upload(aside, path, last)
@@ -199,7 +199,7 @@ def remove(path: str) -> None:
 def _upload(folder: str, remote: str, last: str) -> None:
     """Copies a local folder to one that fsspec knows, one of its files at the end."""
     filesystem, name = _remote(remote)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as apart:
+    with temporary_folder("upload") as apart:
         os.rename(os.path.join(folder, last), os.path.join(apart, last))
         filesystem.put(os.path.join(folder, ""), name, recursive=True)
         with (
