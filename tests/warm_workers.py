@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -25,9 +26,19 @@ from warm_processes import WarmProcess
 IMPORTED = ("unison", "keras", "pytest")
 
 
-def launch(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Calls a function in workers, and returns what each has returned: `unison.runtime.launch`."""
-    worker = WarmWorker if sys.platform == "linux" else ProcessWorker
+def launch(
+    function: Callable[..., Any], *args: Any, imported: tuple[str, ...] = IMPORTED, **options: Any
+) -> list[Any]:
+    """Calls a function in workers, and returns what each has returned: `unison.runtime.launch`.
+
+    Args:
+        function: The function.
+        args: See there.
+        imported: What the workers have imported already.
+        options: See there.
+    """
+    warm = functools.partial(WarmWorker, imported=imported)
+    worker = warm if sys.platform == "linux" else ProcessWorker
     with mock.patch.object(functions, "ProcessWorker", worker):
         return functions.launch(function, *args, **options)
 
@@ -35,7 +46,13 @@ def launch(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any
 class WarmWorker(Worker):
     """A worker in a warm process; what it has printed is heard at its end."""
 
-    def __init__(self, index: int, program: Program, on_line: OnLine):
+    def __init__(
+        self,
+        index: int,
+        program: Program,
+        on_line: OnLine,
+        imported: tuple[str, ...] = IMPORTED,
+    ):
         super().__init__(index, on_line)
         self._result = b""
         _, module = program.arguments
@@ -48,7 +65,7 @@ class WarmWorker(Worker):
                 stdin=end_of_worker,
                 stdout=output,
                 stderr=output,
-                imported=IMPORTED,
+                imported=imported,
                 server=index % 2,
             )
         self._waiter = threading.Thread(

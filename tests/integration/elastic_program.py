@@ -17,7 +17,6 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 import unison
@@ -25,6 +24,13 @@ from unison.data import Dataset
 
 KIND = sys.argv[1]
 GIVEN = dict(pair.split("=", 1) for pair in sys.argv[2:])
+#: How Keras comes to the program: "keras", imported here; or "tf", as TensorFlow's guide writes it:
+#: by the first `tf.keras`, inside the scope.
+FORM = GIVEN.get("form", "keras")
+if FORM == "tf":
+    import unison.tf as tf
+else:
+    import keras
 EXAMPLES = int(GIVEN.get("examples", 120))
 BATCH = int(GIVEN.get("batch", 10))
 EPOCHS = int(GIVEN.get("epochs", 3))
@@ -52,30 +58,39 @@ numbers = np.random.default_rng(0)
 features = numbers.standard_normal((EXAMPLES, 8)).astype(np.float32)
 labels = (features @ numbers.standard_normal((8, 1)) > 0).astype(np.float32)
 ids = np.arange(EXAMPLES, dtype=np.int32)
-keras.utils.set_random_seed(1)
-keras.config.disable_traceback_filtering()
 
 
-class Counting(keras.layers.Layer):
-    """Passes features on, and counts in the state that is trained whose they are."""
+def keras_of_the_form():
+    """Returns Keras; in a scope."""
+    found = tf.keras if FORM == "tf" else keras
+    found.utils.set_random_seed(1)
+    found.config.disable_traceback_filtering()
+    return found
 
-    def build(self, shapes):
-        self.seen = self.add_weight(
-            shape=(EXAMPLES,),
-            initializer="zeros",
-            dtype="float32",
-            trainable=False,
-            autocast=False,
-            aggregation="only_first_replica",  # all compute the same: the sum over all
-            name="seen",
-        )
 
-    def call(self, inputs, training=False):
-        values, numbers = inputs
-        if training:
-            own = keras.ops.sum(keras.ops.one_hot(numbers, EXAMPLES), axis=0)
-            self.seen.assign(self.seen + unison.get_replica_context().all_reduce("SUM", own))
-        return values
+def counting_layer(keras):
+    class Counting(keras.layers.Layer):
+        """Passes features on, and counts in the state that is trained whose they are."""
+
+        def build(self, shapes):
+            self.seen = self.add_weight(
+                shape=(EXAMPLES,),
+                initializer="zeros",
+                dtype="float32",
+                trainable=False,
+                autocast=False,
+                aggregation="only_first_replica",  # all compute the same: the sum over all
+                name="seen",
+            )
+
+        def call(self, inputs, training=False):
+            values, numbers = inputs
+            if training:
+                own = keras.ops.sum(keras.ops.one_hot(numbers, EXAMPLES), axis=0)
+                self.seen.assign(self.seen + unison.get_replica_context().all_reduce("SUM", own))
+            return values
+
+    return Counting()
 
 
 def report(weights, seen, history=None, rate=None):
@@ -106,21 +121,24 @@ def pause():
         patience -= 0.02
 
 
-class Watching(keras.callbacks.Callback):
-    def __init__(self, counting):
-        super().__init__()
-        self.counting = counting
-        self.before = 0  # epochs of earlier loops
-        if SLOW or FULL:
-            self.on_train_batch_end = lambda batch, logs=None: pause()
+def watching_callback(keras, counting):
+    class Watching(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.before = 0  # epochs of earlier loops
+            if SLOW or FULL:
+                self.on_train_batch_end = lambda batch, logs=None: pause()
 
-    def on_epoch_end(self, epoch, logs=None):
-        unison.testing.record_examples(self.before + epoch, np.asarray(self.counting.seen))
+        def on_epoch_end(self, epoch, logs=None):
+            unison.testing.record_examples(self.before + epoch, np.asarray(counting.seen))
+
+    return Watching()
 
 
 def fit():
     with strategy.scope():
-        counting = Counting()
+        keras = keras_of_the_form()
+        counting = counting_layer(keras)
         inputs = keras.Input((8,), name="features"), keras.Input((), dtype="int32", name="ids")
         hidden = keras.layers.Dense(4, activation="tanh")(counting(inputs))
         model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
@@ -129,7 +147,7 @@ def fit():
             loss=keras.losses.BinaryCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    watching = Watching(counting)
+    watching = watching_callback(keras, counting)
     callbacks = [watching]
     if FOLDER is not None:
         callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(FOLDER, "backup")))
@@ -158,6 +176,7 @@ def fit():
 
 def loop():
     with strategy.scope():
+        keras_of_the_form()
         equal = unison.VariableAggregation.ONLY_FIRST_REPLICA
         weights = unison.Variable(np.full((8, 1), 0.1, np.float32), aggregation=equal)
         seen = unison.Variable(
@@ -191,6 +210,8 @@ def loop():
                     pause()
                 # The generators are as in an undisturbed training, on all workers.
                 rate = 0.4 + 0.1 * np.random.rand() + 0.1 * random.random()
+                if FORM == "tf":
+                    rate += 0.1 * float(tf.random.uniform(()))
                 strategy.run(step, (batch, np.float32(rate)))
                 state.step += 1
                 state.commit()

@@ -25,6 +25,15 @@ TWICE = ("fit", "epochs=2", "loops=2")
 WAITING = "full=3"
 
 
+def forms(*run, soaked=()):
+    """Runs a test by how Keras comes to the program; where minutes count, in some of the ways.
+
+    "keras": it is imported first. "tf": by the first `tf.keras`, inside the scope.
+    """
+    later = [pytest.param(form, marks=pytest.mark.soak) for form in soaked]
+    return pytest.mark.parametrize("form", [*run, *later])
+
+
 @functools.cache
 def alone(*given):
     return train_alone(*given)
@@ -36,13 +45,14 @@ def test_a_batch_more_or_less_would_show():
     assert np.abs(weights - other).max() > 100 * elastic_training.ROUND_OFF
 
 
-def test_one_after_the_other_is_lost_until_one_is_left(tmp_path):
+@forms("keras", "tf")
+def test_one_after_the_other_is_lost_until_one_is_left(form, tmp_path):
     faults = [
         Fault("kill", 0, 14, "exchange"),  # with a step on its way
         Fault("terminate", 3, 18, "evaluate", 2),
         Fault("kill", 1, 36, "checkpoint"),
     ]
-    outcome = train(4, faults, *STEPWISE, f"folder={tmp_path}", restarts=0)
+    outcome = train(4, faults, *STEPWISE, f"form={form}", f"folder={tmp_path}", restarts=0)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*FIT))) == 1
     assert sizes(outcome) == [4, 3, 2, 1]
@@ -50,14 +60,16 @@ def test_one_after_the_other_is_lost_until_one_is_left(tmp_path):
     assert outcome.exit_codes == ends
 
 
-def test_several_are_killed_at_once_with_many_steps_in_one():
+@forms("keras", soaked=["tf"])
+def test_several_are_killed_at_once_with_many_steps_in_one(form):
     faults = [Fault("kill", 0, 30, "exchange"), Fault("kill", 1, 30, "exchange")]
-    outcome = train(3, faults, *FIT, restarts=0)
+    outcome = train(3, faults, *FIT, f"form={form}", restarts=0)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*FIT))) == 1
 
 
-def test_workers_that_are_lost_come_back_and_take_part_in_a_later_fit():
+@forms("tf", soaked=["keras"])
+def test_workers_that_are_lost_come_back_and_take_part_in_a_later_fit(form):
     # One is lost while the first group forms; in the second `fit` again, and another one while the
     # next group forms. Who comes back leaves out the first `fit`, which is over for the others.
     faults = [
@@ -65,7 +77,7 @@ def test_workers_that_are_lost_come_back_and_take_part_in_a_later_fit():
         Fault("kill", 1, 40, "exchange"),
         Fault("kill", 2, 40, "recovery", 3),
     ]
-    outcome = train(3, faults, *TWICE, "slow=0.02", WAITING)
+    outcome = train(3, faults, *TWICE, f"form={form}", "slow=0.02", WAITING)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*TWICE))) == 3
     assert sizes(outcome)[-1] == 3
@@ -84,9 +96,10 @@ def test_workers_are_killed_when_they_start_and_when_they_compile():
     require_the_same_training(outcome, alone(*FIT))
 
 
-def test_a_worker_that_hangs_is_left_out_and_one_that_comes_to_is_taken_in_again():
+@forms("keras", soaked=["tf"])
+def test_a_worker_that_hangs_is_left_out_and_one_that_comes_to_is_taken_in_again(form):
     faults = [Fault("stop", 1, 24), Fault("stop", 2, 30, "exchange", seconds=4.0)]
-    outcome = train(3, faults, *FIT, "slow=0.02", "full=2", heartbeat_timeout=2.0)
+    outcome = train(3, faults, *FIT, f"form={form}", "slow=0.02", "full=2", heartbeat_timeout=2.0)
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*FIT))) == 2
     assert sizes(outcome)[0] == 3
@@ -102,25 +115,30 @@ def test_a_slow_worker_stays_and_an_error_of_the_program_ends_the_job():
     assert any("InjectedError" in line for line in outcome.output(0))
 
 
-def test_with_too_few_workers_the_job_stops_and_goes_on_when_it_is_started_again(tmp_path):
+@forms("tf", soaked=["keras"])
+def test_with_too_few_workers_the_job_stops_and_goes_on_when_it_is_started_again(form, tmp_path):
     options = {"min_workers": 2, "restarts": 0, "wait": 1.0, "folder": tmp_path / "job"}
-    first = train(2, [Fault("kill", 0, 30)], *STEPWISE, **options)
+    first = train(2, [Fault("kill", 0, 30)], *STEPWISE, f"form={form}", **options)
     first.assert_fired()
     first.assert_ended(77)
     first.assert_sound()
-    second = train(2, [], *FIT, **options)
+    second = train(2, [], *FIT, f"form={form}", **options)
     assert len(require_the_same_training(second, alone(*FIT))) == 2
 
 
-def test_whoever_joins_between_epochs_shuffles_a_dataset_as_the_others_do():
+@forms("keras", soaked=["tf"])
+def test_whoever_joins_between_epochs_shuffles_a_dataset_as_the_others_do(form):
     given = ("fit", "epochs=3", "data=dataset")
-    outcome = train(2, [Fault("kill", 1, 12, "commit")], *given, "slow=0.02", "full=2")
+    outcome = train(
+        2, [Fault("kill", 1, 12, "commit")], *given, f"form={form}", "slow=0.02", "full=2"
+    )
     outcome.assert_fired()
     assert len(require_the_same_training(outcome, alone(*given))) == 2
 
 
-def test_loops_of_ones_own_go_on_from_the_last_commit():
-    given = ("loop", "epochs=2", "loops=2")
+@forms("tf", soaked=["keras"])
+def test_loops_of_ones_own_go_on_from_the_last_commit(form):
+    given = ("loop", "epochs=2", "loops=2", f"form={form}")
     faults = [
         Fault("kill", 1, 13, "commit"),  # between two passes
         Fault("kill", 0, 15, "exchange"),
@@ -219,11 +237,14 @@ def test_what_is_summed_over_the_replicas_stays_what_it_is_when_a_job_is_started
         assert 0 < told["steps"] < 40
 
 
-def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow():
+@forms("keras", soaked=["tf"])
+def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow(form):
     # Two replicas in each worker.
     devices = {"UNISON_CPU_DEVICES": "2"}
     faults = [Fault("kill", 1, 30, "exchange")]
-    outcome = train(2, faults, *STEPWISE, "keep=parts", restarts=0, environment=devices)
+    outcome = train(
+        2, faults, *STEPWISE, f"form={form}", "keep=parts", restarts=0, environment=devices
+    )
     outcome.assert_fired()
     outcome.assert_ended(0)
     outcome.assert_sound()
@@ -233,9 +254,10 @@ def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow():
     assert report["rate"] == pytest.approx(0.05 / 2)
 
 
-def test_a_worker_whose_program_ends_too_early_is_not_waited_for():
+@forms("keras", soaked=["tf"])
+def test_a_worker_whose_program_ends_too_early_is_not_waited_for(form):
     given = ("fit", "epochs=2")
-    outcome = train(3, [], *given, "slow=0.01", "shorter=1", heartbeat_timeout=3.0)
+    outcome = train(3, [], *given, f"form={form}", "slow=0.01", "shorter=1", heartbeat_timeout=3.0)
     outcome.assert_ended(0)
     outcome.assert_sound()
     assert sizes(outcome) == [3, 2]

@@ -9,6 +9,8 @@ import os
 
 import numpy as np
 
+from keras_forms import scope_with_keras
+
 
 def multi_worker_strategy():
     """The strategy of a worker that `launch` has started."""
@@ -17,10 +19,10 @@ def multi_worker_strategy():
     return unison.MultiWorkerMirroredStrategy()
 
 
-def on_workers(name):
+def on_workers(name, *args):
     """Runs the named program as a worker."""
     os.environ["KERAS_BACKEND"] = "jax"
-    return globals()[name](multi_worker_strategy())
+    return globals()[name](multi_worker_strategy(), *args)
 
 
 def replica_programs(strategy):
@@ -131,14 +133,12 @@ def predict_shuffled(strategy):
     return sorted(model.predict(shuffled, verbose=0).ravel().tolist())
 
 
-def keras_fit(strategy):
+def keras_fit(strategy, form="keras"):
     """Training, evaluation and prediction with uneven ends."""
-    import keras
-
-    keras.utils.set_random_seed(3)
     examples = np.random.default_rng(0).normal(size=(103, 8)).astype("float32")
     labels = (examples.sum(1) > 0).astype("int32")
-    with strategy.scope():
+    with scope_with_keras(strategy, form) as keras:
+        keras.utils.set_random_seed(3)
         model = keras.Sequential(
             [
                 keras.layers.Dense(16, activation="relu"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import unison
+from keras_forms import FORMS, IMPORTED
 from parallel import programs
 from unison.runtime import WorkerError
 from warm_workers import launch
@@ -19,12 +20,13 @@ SECONDS = 100
 
 
 @functools.cache
-def results_of(name: str, workers: int, devices: int) -> list:
-    """What every worker's program returns."""
+def results_of(name: str, workers: int, devices: int, form: str | None = None) -> list:
+    """What every worker's program returns, in a form in which Keras comes to it."""
     return launch(
         programs.on_workers,
         workers,
-        args=(name,),
+        args=(name, form) if form else (name,),
+        imported=IMPORTED[form or "keras"],
         devices_per_worker=devices,
         timeout=SECONDS,
         on_line=lambda worker, line: None,
@@ -45,11 +47,12 @@ def test_replica_programs_give_what_one_process_gives(workers, devices):
         assert json.loads(json.dumps(result)) == json.loads(json.dumps(alone))
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("part", ["loss", "accuracy", "val_loss", "evaluate", "predict", "weights"])
-def test_keras_trains_as_one_process_does(part):
+def test_keras_trains_as_one_process_does(part, form):
     alone = expected("keras_fit", 2)[part]
     # The same programs, whose sums go over the wire: round-off of float32 is all that may differ.
-    for result in results_of("keras_fit", 2, 1):
+    for result in results_of("keras_fit", 2, 1, form):
         for own, of_alone in zip(_arrays(result[part]), _arrays(alone), strict=True):
             np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6)
 

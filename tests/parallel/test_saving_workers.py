@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from keras_forms import FORMS, IMPORTED, scope_with_keras
 from unison.runtime import WorkerError
 from unison.train import latest_checkpoint, load_checkpoint
 from warm_workers import launch
@@ -15,8 +16,16 @@ SECONDS = 150
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
-def on_workers(program, *args, workers=2, devices=1):
-    return launch(program, workers, args, devices, timeout=SECONDS, on_line=lambda *line: None)
+def on_workers(program, *args, workers=2, devices=1, form="keras"):
+    return launch(
+        program,
+        workers,
+        args,
+        devices,
+        imported=IMPORTED[form],
+        timeout=SECONDS,
+        on_line=lambda *line: None,
+    )
 
 
 def save_in_every_way(folder):
@@ -196,9 +205,13 @@ def data():
     return random.normal(size=(44, 6)).astype(np.float32), random.normal(size=(44, 1))
 
 
-def train(strategy, folder, stop=None):
+def train(strategy, folder, stop=None, form="keras"):
     """Trains three epochs with backups of every batch, or up to a batch of an epoch."""
-    import keras
+    with scope_with_keras(strategy, form) as keras:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
+        model.compile(optimizer, "mse", metrics=["mae"])
 
     class Watcher(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -210,11 +223,6 @@ def train(strategy, folder, stop=None):
                 raise InterruptedError
 
     losses = {}
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-        optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
-        model.compile(optimizer, "mse", metrics=["mae"])
     callbacks = [
         keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1, delete_checkpoint=False),
         keras.callbacks.ModelCheckpoint(f"{folder}/model-{{epoch}}.keras"),
@@ -225,18 +233,20 @@ def train(strategy, folder, stop=None):
     return losses
 
 
-def train_on_workers(folder):
+def train_on_workers(folder, form):
     """Goes on with the training of one process, saves the model in every way, and loads it."""
     os.environ["KERAS_BACKEND"] = "jax"
     import jax
-    import keras
 
     import unison
-    from unison.keras import sharded_update
 
     strategy = unison.MultiWorkerMirroredStrategy()
     index = jax.process_index()
-    losses = train(strategy, folder)
+    losses = train(strategy, folder, form=form)
+    import keras
+
+    from unison.keras import sharded_update
+
     # A large layer, whose slots are sharded, as on the devices of one process.
     sharded_update._is_worth_sharding = lambda *of: True
     with strategy.scope():
@@ -269,33 +279,36 @@ def assert_same(resumed, whole):
         np.testing.assert_allclose(resumed[place], values, rtol=1e-4, err_msg=place)
 
 
-def stop_on_workers(folder):
+def stop_on_workers(folder, form):
     """Trains up to a batch in the middle of an accumulation, and of an epoch."""
     os.environ["KERAS_BACKEND"] = "jax"
     import unison
 
-    return train(unison.MultiWorkerMirroredStrategy(), folder, stop=[1, 2])
+    return train(unison.MultiWorkerMirroredStrategy(), folder, stop=[1, 2], form=form)
 
 
-def test_training_of_two_workers_of_two_replicas_goes_on_in_one_process(tmp_path):
+@pytest.mark.parametrize("form", FORMS)
+def test_training_of_two_workers_of_two_replicas_goes_on_in_one_process(tmp_path, form):
     import unison
 
     alone = unison.OneDeviceStrategy("CPU:0")
     whole = train(alone, tmp_path / "whole")
-    stopped, same = on_workers(stop_on_workers, str(tmp_path / "stopped"), devices=2)
+    folder = str(tmp_path / "stopped")
+    stopped, same = on_workers(stop_on_workers, folder, form, devices=2, form=form)
     assert stopped == same
     resumed = train(alone, tmp_path / "stopped")
     assert next(iter(resumed)) == "1 2"
     assert_same(stopped | resumed, whole)
 
 
-def test_training_of_one_process_goes_on_on_two_workers(tmp_path):
+@pytest.mark.parametrize("form", FORMS)
+def test_training_of_one_process_goes_on_on_two_workers(tmp_path, form):
     import unison
 
     alone = unison.OneDeviceStrategy("CPU:0")
     whole = train(alone, tmp_path / "whole")
     losses = train(alone, tmp_path / "stopped", stop=[1, 2])
-    first, second = on_workers(train_on_workers, str(tmp_path / "stopped"))
+    first, second = on_workers(train_on_workers, str(tmp_path / "stopped"), form, form=form)
     assert first == second
     assert next(iter(first["losses"])) == "1 2"
     assert_same(losses | first["losses"], whole)

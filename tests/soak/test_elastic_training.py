@@ -12,6 +12,7 @@ import pytest
 
 import elastic_training
 from elastic_training import random_faults, require_the_same_training, sizes, train, train_alone
+from keras_forms import FORMS
 from unison.testing import check
 
 FIRST = int(os.environ.get("UNISON_SOAK_FIRST", "0"))
@@ -42,6 +43,7 @@ def test_a_training_ends_as_if_nothing_had_happened(seed, tmp_path):
         phases += ["checkpoint"]
         more.append(f"folder={tmp_path}")
     faults = random_faults(seed, workers, steps, phases)
+    more.append(f"form={FORMS[seed // 3 % 2]}")
     print(f"seed {seed}: {workers} workers, {program} {more}", *faults, sep="\n")
     outcome = train(workers, faults, *given, *more, heartbeat_timeout=3.0)
     print(f"ended with {outcome.exit_code} after {outcome.seconds:.0f} s; of the faults,")
