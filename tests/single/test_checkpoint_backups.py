@@ -256,6 +256,46 @@ def test_callback_outside_strategies_is_keras_own(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["latest.weights.h5", "training_metadata.json"]
 
 
+def model_with_others(strategy, what):
+    """A model whose step assigns a variable, and may use an optimizer, that it does not hold."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        steps = unison.Variable(0.0, aggregation=unison.VariableAggregation.MEAN)
+        another = keras.optimizers.Adam(0.05)
+
+        class Model(keras.Sequential):
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((self(x) - y) ** 2)
+                gradients = tape.gradient(loss, self.trainable_variables)
+                optimizer = another if what == "an-optimizer" else self.optimizer
+                optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+                steps.assign_add(1.0)
+                return {"loss": loss, "mae": loss}
+
+        model = Model([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model, steps
+
+
+@pytest.mark.parametrize("what", ["a-variable", "an-optimizer"])
+def test_what_a_step_assigns_outside_of_the_model_is_kept(tmp_path, two_replicas, what):
+    def trained(folder, stops):
+        for stop in stops:
+            model, steps = model_with_others(two_replicas, what)
+            backup = keras.callbacks.BackupAndRestore(folder, save_freq=1)
+            with contextlib.suppress(StoppedError):
+                arrays(model, shuffle=False, callbacks=[backup, StopAt(*stop)])
+        return float(steps), model.get_weights()
+
+    count, weights = trained(tmp_path / "whole", [(None, None)])
+    resumed_count, resumed = trained(tmp_path / "stopped", [(1, 2), (None, None)])
+    assert resumed_count == count > 0
+    for of_resumed, of_whole in zip(resumed, weights, strict=True):
+        np.testing.assert_allclose(of_resumed, of_whole, rtol=1e-5)
+
+
 # -- what other callbacks remember ---------------------------------------------------------------
 
 

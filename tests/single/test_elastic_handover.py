@@ -13,9 +13,11 @@ import pytest
 
 import unison
 from unison import VariableAggregation, VariableSynchronization
+from unison.keras.trainer import trainer_of
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.placement import scoped_placement
 from unison.train.handover import Handover
+from unison.train.keras_elastic import ElasticLoops
 
 REPLICAS = 2
 
@@ -154,6 +156,25 @@ def test_what_every_worker_has_of_all_is_handed_over_whole():
     assert states[0].pack_part() == b""
     states[1].unpack(states[0].pack())
     assert sum(new.copies) == 8
+
+
+def test_fit_hands_over_what_a_step_assigns_outside_of_the_model(two_replicas):
+    with two_replicas.scope():
+        steps = unison.Variable(0.0, aggregation=VariableAggregation.MEAN)
+
+        class Model(keras.Sequential):
+            def train_step(self, data):
+                steps.assign_add(1.0)
+                return {"loss": 0.0}
+
+        model = Model([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=4, verbose=0)
+    loops = SimpleNamespace(_model=model, _trainer=trainer_of(model), _place=None)
+    held = ElasticLoops._handover(loops).pack()
+    steps.assign(7.0)
+    ElasticLoops._handover(loops).unpack(held)
+    assert float(steps) == 1
 
 
 def test_a_variable_of_one_process_is_handed_over_whole():

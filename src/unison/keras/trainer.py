@@ -415,6 +415,10 @@ class ReplicaTrainer:
             self.running = Running(running.cells, self._give_back)
             self.running.step = running.step
 
+    def other_cells(self) -> list[Cell]:
+        """Returns the cells that steps touch, and that are none of the model's variables."""
+        return list(dict.fromkeys(cell for cells in self._others.values() for cell in cells))
+
     def metrics_cells(self) -> list[Cell]:
         """Returns the cells of the metrics' variables."""
         return self._cells(METRICS)

@@ -22,6 +22,7 @@ from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.runtime.process_group import all_gather_json
 from unison.train.checkpoint import Checkpoint
 from unison.train.keras_callbacks import give_states, states_of
+from unison.train.keras_others import others_of
 from unison.train.manager import CheckpointManager
 from unison.train.random_state import LibraryGenerators, numpy_and_python, set_numpy_and_python
 
@@ -164,6 +165,7 @@ class _Backup:
 
     def __init__(self, callback: Any, trainer: ReplicaTrainer):
         self._callback = callback
+        self._trainer = trainer
         self._model = trainer.model
         self._strategy = trainer.strategy
         #: The other callbacks of `fit`.
@@ -185,6 +187,7 @@ class _Backup:
             "model": self._model,
             "metrics": list(self._model.metrics),
             "place": self._place,
+            "others": others_of(self._trainer),
             "generators": LibraryGenerators(self._strategy.placement),
         }
         self._manager = CheckpointManager(

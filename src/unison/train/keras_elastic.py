@@ -29,6 +29,7 @@ from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.train.handover import Handover
 from unison.train.keras_backup import Batches, catch_batches, forget_backups
 from unison.train.keras_callbacks import give_states, states_of
+from unison.train.keras_others import others_of
 from unison.train.rebatching import Rebatched
 
 #: Batches that are cut already when the group changes: those of a group of steps on its way, one
@@ -198,7 +199,11 @@ class ElasticLoops:
             give_states(self._place.others, self._place.callbacks)
 
     def _handover(self) -> Handover:
-        parts: dict[str, Any] = {"model": self._model, "metrics": list(self._model.metrics)}
+        parts: dict[str, Any] = {
+            "model": self._model,
+            "metrics": list(self._model.metrics),
+            "others": others_of(self._trainer),
+        }
         if self._place is not None:
             parts["place"] = self._place
         # Between two groups each worker has what all have counted (`_collect_metrics`).

@@ -1,0 +1,41 @@
+"""Variables that a model's own steps touch, and that no attribute of the model leads to.
+
+A `train_step` may assign a variable of the program, or use an optimizer that it closes over. What
+continues a training needs them as it needs the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unison.cells import Cell
+from unison.keras.trainer import ReplicaTrainer
+from unison.train.graph import cells_of, parts_of
+
+
+class OtherVariable:
+    """Such a variable, as a checkpoint follows it.
+
+    Args:
+        cell: Where it is stored.
+    """
+
+    def __init__(self, cell: Cell):
+        self.cell = cell
+        self.name = cell.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.cell.aval.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.cell.aval.dtype)
+
+
+def others_of(trainer: ReplicaTrainer) -> list[Any]:
+    """Returns these variables of a trainer's steps: in the order in which the steps touch them."""
+    held = set(cells_of(trainer.model, parts_of))
+    return [OtherVariable(cell) for cell in trainer.other_cells() if cell not in held]
