@@ -34,7 +34,8 @@ def save_in_every_way(folder):
 
     import unison
     import unison.tf as tf
-    from unison.train import Checkpoint, CheckpointManager, CheckpointOptions, archive, files
+    from unison.storage import atomic
+    from unison.train import Checkpoint, CheckpointManager, CheckpointOptions, archive
 
     index = jax.process_index
     written = []
@@ -48,13 +49,13 @@ def save_in_every_way(folder):
     import unison.train.checkpoint as module
 
     module.write_archive = counting
-    replacing_folder = files.replacing_folder
+    replacing_folder = atomic.replacing_folder
 
     def counting_folders(path, last):
         written.append(os.path.relpath(path, folder))
         return replacing_folder(path, last)
 
-    files.replacing_folder = counting_folders
+    atomic.replacing_folder = counting_folders
     strategy = unison.MultiWorkerMirroredStrategy()
     with strategy.scope():
         mirrored = unison.Variable(np.float32(3.0))

@@ -13,12 +13,12 @@ import unison.tf as tf
 from keras_comparison import mirrored
 from subprocess_program import run_program
 from unison.errors import ResourceExhaustedError
+from unison.storage import writers
 from unison.train import (
     Checkpoint,
     CheckpointManager,
     CheckpointOptions,
     archive,
-    files,
     latest_checkpoint,
 )
 from unison.train import checkpoint as checkpoint_module
@@ -171,34 +171,13 @@ def test_file_that_may_not_grow_leaves_the_checkpoint_that_was_there(prefix):
 def test_what_a_killed_writer_left_is_deleted_and_what_one_writes_is_not(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()
-    here, own = files._machine(), os.getpid()
+    here, own = writers.machine(), os.getpid()
     abandoned = [f"{here}-{dead.pid}-0-0a1b", f"{here}-{own}-1-0a1b"]  # whose number is ours now
-    written = [f"{here}-{own}-{files._born(own)}-0a1b", f"elsewhere-{dead.pid}-0-0a1b"]
+    written = [f"{here}-{own}-{writers.started_at(own)}-0a1b", f"elsewhere-{dead.pid}-0-0a1b"]
     for writer in [*abandoned, *written]:
         (tmp_path / f".ckpt-1.index.{writer}.tmp").write_text("a part")
     CheckpointManager(Checkpoint(), tmp_path, 2)
     assert set(os.listdir(tmp_path)) == {f".ckpt-1.index.{writer}.tmp" for writer in written}
-
-
-def test_writers_in_containers_of_one_name_are_told_apart(monkeypatch):
-    def machine_of(namespace):
-        monkeypatch.setattr(files.os, "readlink", lambda path: namespace)
-        files._machine.cache_clear()
-        return files._machine()
-
-    try:
-        assert machine_of("pid:[1]") == machine_of("pid:[1]") != machine_of("pid:[2]")
-    finally:
-        files._machine.cache_clear()
-
-
-def test_file_that_is_being_written_is_not_taken_for_an_abandoned_one(prefix):
-    with files.replacing(prefix) as file:
-        file.write(b"part")
-        files.remove_abandoned(os.path.dirname(prefix) + os.sep)
-        file.write(b", whole")
-    with open(prefix, "rb") as written:
-        assert written.read() == b"part, whole"
 
 
 # -- random generators ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ FLOORS = (
     "fingerprint",
     "errors",
     "names",
+    "storage",
     "partitioning",
     "pipelining",
     "references",

@@ -127,7 +127,7 @@ with mock.patch.object(os, "posix_fallocate", die):
 
 
 FOLDER = """
-from unison.runtime.temporary_folders import temporary_folder
+from unison.storage.temporary_folders import temporary_folder
 
 with temporary_folder("example") as folder:
     open(os.path.join(folder, "file"), "w").close()
@@ -160,7 +160,7 @@ def test_a_folder_that_is_in_use_or_was_made_just_now_stays(killed, tmp_path):
     (young,) = killed(FOLDER.format(do="die()"))
     source = """
 import os, time
-from unison.runtime.temporary_folders import temporary_folder
+from unison.storage.temporary_folders import temporary_folder
 
 with temporary_folder("example") as folder:
     os.utime(os.path.dirname(folder), (0, 0))

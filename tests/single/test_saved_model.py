@@ -110,10 +110,10 @@ def test_model_behind_fsspec_is_saved_and_loaded():
 
 REPLACE_AND_DIE = """
 import os, sys
-from unison.train import files
+from unison.storage import atomic
 
 def replace(content, last_act=lambda: None):
-    with files.replacing_folder(sys.argv[1], "last") as aside:
+    with atomic.replacing_folder(sys.argv[1], "last") as aside:
         for name in ("first", "last"):
             with open(os.path.join(aside, name), "w") as file:
                 file.write(content)
@@ -122,14 +122,14 @@ def replace(content, last_act=lambda: None):
 def die():
     os.kill(os.getpid(), 9)
 
-def exchange_and_die(*paths, exchange=files._exchange):
+def exchange_and_die(*paths, exchange=atomic._exchange):
     exchange(*paths)
     die()
 
 replace("old")
 if sys.argv[2] == "before":
     replace("new", die)
-files._exchange = exchange_and_die
+atomic._exchange = exchange_and_die
 replace("new")
 """
 

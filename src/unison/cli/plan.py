@@ -38,8 +38,8 @@ from unison.planning.page import (
 )
 from unison.planning.step import described_target
 from unison.program.control_flow import ControlFlowError
-from unison.runtime.temporary_folders import temporary_folder
 from unison.runtime.tpu.slices import MissingTPULibraryError
+from unison.storage.temporary_folders import temporary_folder
 
 #: Told to the process that plans one of several targets: where to write what it finds.
 _RESULT = "UNISON_PLAN_RESULT"

@@ -19,10 +19,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from unison.data.files.paths import is_remote
 from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
-from unison.runtime.temporary_folders import temporary_folder
-from unison.train import files
+from unison.storage import files
+from unison.storage.file_systems import is_remote
+from unison.storage.temporary_folders import temporary_folder
 
 INDEX = "saved_model.json"
 FUNCTIONS = "functions"

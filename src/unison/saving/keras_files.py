@@ -20,7 +20,8 @@ import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
 from unison.cells import Cell, Layout
 from unison.keras.trainer import trainer_of
 from unison.keras.variables import ReplicatedVariable
-from unison.train import files
+from unison.runtime.elastic.happenings import happened
+from unison.storage import atomic
 from unison.train.graph import parts_of, reachable
 from unison.train.shared_path import begin_writing
 
@@ -62,9 +63,10 @@ def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
             if has_many_files:
                 original(model, filepath, *args, **kwargs)
                 return
-            aside = files.replacing_folder(path, _CONFIG) if is_folder else None
-            with aside or files.replacing_path(path) as local:
+            aside = atomic.replacing_folder(path, _CONFIG) if is_folder else None
+            with aside or atomic.replacing_path(path) as local:
                 original(model, local, *args, **kwargs)
+                happened("checkpoint")
 
         model.jax_state_sync()
         cells = [variable.cell for variable in _variables_of(model)]

@@ -15,7 +15,7 @@ from unison.saving import directory as folder
 from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.program import SavedProgram
 from unison.saving.specs import ArraySpec
-from unison.train import files
+from unison.storage import files
 from unison.train.archive import Archive
 from unison.train.structures import decode_structure
 from unison.variables import Variable

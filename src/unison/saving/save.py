@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unison.cells import has_cell
+from unison.runtime.elastic.happenings import happened
 from unison.saving import directory as folder
 from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.functions import (
@@ -26,8 +27,8 @@ from unison.saving.functions import (
 )
 from unison.saving.program import SavedProgram, export_program
 from unison.saving.specs import ArraySpec
+from unison.storage import atomic
 from unison.strategies.default import default_strategy
-from unison.train import files
 from unison.train.archive import write_archive
 from unison.train.graph import cells_of, describe, is_tracked, is_variable, parts_of, reachable
 from unison.train.shared_path import begin_writing
@@ -113,8 +114,9 @@ def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> 
         raise
 
     def write() -> None:
-        with files.replacing_folder(path, last=folder.INDEX) as aside:
+        with atomic.replacing_folder(path, last=folder.INDEX) as aside:
             saved.write(aside)
+            happened("checkpoint")
 
     writing.finish(write)
 

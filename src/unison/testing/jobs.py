@@ -23,7 +23,7 @@ from unison.runtime.elastic.environment import TOKEN_VARIABLE
 from unison.runtime.elastic.faults import Fault
 from unison.runtime.elastic.history import VARIABLE as HISTORY_VARIABLE
 from unison.runtime.launching import Failure
-from unison.runtime.temporary_folders import temporary_folder
+from unison.storage.temporary_folders import temporary_folder
 from unison.testing.checking import Finding, check, read_history
 
 #: Seconds, beyond its own limit, after which a job is ended from outside.

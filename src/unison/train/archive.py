@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
-from unison.train import files
+from unison.runtime.elastic.happenings import happened
+from unison.storage import atomic, files
 
 #: What follows a checkpoint's prefix in the name of its file, as in TensorFlow.
 SUFFIX = ".index"
@@ -57,8 +58,9 @@ class Node:
 
 def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes a checkpoint, which appears whole or not at all and replaces one that is there."""
-    with files.replacing(prefix + SUFFIX) as file:
+    with atomic.replacing(prefix + SUFFIX) as file:
         write_archive_to(file, nodes, arrays)
+        happened("checkpoint")
 
 
 def write_archive_to(

@@ -19,8 +19,8 @@ from unison.lifting import current_lift
 from unison.module import Tracked, tell_waiting
 from unison.runtime.placement import scoped_placement
 from unison.stepping import needs_python
+from unison.storage import files
 from unison.strategies.default import default_strategy
-from unison.train import files
 from unison.train.archive import SUFFIX, write_archive
 from unison.train.background import BackgroundWriter
 from unison.train.graph import (

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
-from unison.errors import DataLossError, NotFoundError, OpError
+from unison.errors import DataLossError, FailedPreconditionError, NotFoundError, OpError
 from unison.runtime import process_group
+from unison.runtime.elastic.happenings import happened
 from unison.runtime.process_group import all_gather_json
-from unison.train import files
+from unison.storage import atomic, files
 from unison.train.archive import SUFFIX
 from unison.train.opening import open_checkpoint
 
@@ -124,7 +125,7 @@ def get_checkpoint_state(
     try:
         with files.open_to_read(path) as file:
             text = file.read().decode()
-    except (NotFoundError, NotADirectoryError, IsADirectoryError):
+    except (NotFoundError, FailedPreconditionError):  # the latter: a folder, or in no folder
         return None
     fields: dict[str, list] = {}
     try:
@@ -170,8 +171,9 @@ def update_checkpoint_state(
     lines += [f"all_model_checkpoint_timestamps: {timestamp!r}" for timestamp in timestamps]
     if last_preserved is not None:
         lines.append(f"last_preserved_timestamp: {last_preserved!r}")
-    with files.replacing(os.path.join(folder, _FILE)) as file:
+    with atomic.replacing(os.path.join(folder, _FILE)) as file:
         file.write("".join(f"{line}\n" for line in lines).encode())
+        happened("checkpoint")
 
 
 def _newest_first(state: CheckpointState) -> Iterator[str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unison.train import files
+from unison.storage import atomic, files
 from unison.train.archive import SUFFIX
 from unison.train.checkpoint import Checkpoint
 from unison.train.latest import (
@@ -86,7 +86,7 @@ class CheckpointManager:
         self._init_fn = init_fn
         #: When each checkpoint that may be deleted was written, the oldest first.
         self._written: dict[str, float] = {}
-        files.remove_abandoned(self._prefix)
+        atomic.remove_abandoned(self._prefix)
         self._latest = latest_checkpoint(self._directory)
         self._take_over(time.time())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from unison.errors import NotFoundError
-from unison.train import files
+from unison.storage import files
 from unison.train.archive import SUFFIX, Archive
 from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle
 

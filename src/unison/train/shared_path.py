@@ -25,11 +25,11 @@ import jax
 
 from unison import errors
 from unison.cells import Cell, Layout
-from unison.data.files.paths import is_remote
 from unison.errors import DeadlineExceededError, OpError, UnavailableError, UnknownError
 from unison.runtime import liveness, process_group
 from unison.runtime.coordination import CoordinationStore
-from unison.train import files
+from unison.storage import files
+from unison.storage.file_systems import is_remote
 
 logger = logging.getLogger("unison")
 

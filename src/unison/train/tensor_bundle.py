@@ -21,7 +21,7 @@ import numpy as np
 
 from unison.data.files.checksums import crc32c, masked
 from unison.errors import DataLossError, NotFoundError, OpError, UnimplementedError
-from unison.train import files
+from unison.storage import files
 from unison.train.archive import ArrayDescription, Node
 
 #: How a table ends: its magic number.

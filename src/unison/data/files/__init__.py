@@ -2,7 +2,6 @@
 
 from unison.data.files.fixed_length import FixedLengthRecords
 from unison.data.files.paths import matching_files, open_file
-from unison.data.files.patience import PATIENCE, Patience
 from unison.data.files.records import FileRecords, cycle_length_of, names_of_files
 from unison.data.files.text_lines import TextLines
 from unison.data.files.tfrecords import (
@@ -11,6 +10,7 @@ from unison.data.files.tfrecords import (
     TFRecords,
     TFRecordWriter,
 )
+from unison.storage.patience import PATIENCE, Patience
 
 __all__ = [
     "PATIENCE",

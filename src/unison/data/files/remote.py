@@ -7,8 +7,8 @@ import io
 import os
 from typing import IO, Any, cast
 
-from unison.data.files.patience import attempted
 from unison.data.transformations.prefetching import ReadAhead
+from unison.storage.patience import attempted
 
 #: How many bytes are asked for at once, and how many such pieces wait.
 _PIECE = 1 << 20

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unison.data.files.paths import is_remote
 from unison.data.keeping.column_files import BLOCK_BYTES
 from unison.data.keeping.dataset_files import DatasetWriter, read_dataset
 from unison.data.leaves import (
@@ -25,6 +24,7 @@ from unison.data.sources.in_memory import ArrayRows
 from unison.data.specs import Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure
+from unison.storage.file_systems import is_remote
 
 #: How many elements are read at once where they are small.
 _ROWS_AT_ONCE = 1024

@@ -24,14 +24,15 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from unison.data.files.paths import file_system, is_remote, named_errors, open_file
-from unison.data.files.patience import attempted
+from unison.data.files.paths import open_file
 from unison.data.keeping.columns import Column
 from unison.data.leaves import concatenate, count_rows, gathered, stack
 from unison.data.plan import Rows
 from unison.data.sources.memory_maps import MappedRows
 from unison.data.structure import Leaves
 from unison.errors import DataLossError, InvalidArgumentError
+from unison.storage.file_systems import file_system, is_remote, named_errors
+from unison.storage.patience import attempted
 
 #: How many bytes a block has at least, but for the last one and those before a pause.
 BLOCK_BYTES = 1 << 20

@@ -29,12 +29,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from unison.data.files.paths import file_system, is_remote, open_file
+from unison.data.files.paths import open_file
 from unison.data.keeping.column_files import Table, TableRows, TableWriter, codec_of
 from unison.data.plan import Plan, Rows, RowsStream, Stream
 from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import LEAF, Leaves, Structure
 from unison.errors import DataLossError, InvalidArgumentError
+from unison.storage.file_systems import file_system, is_remote
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from unison.data.files import matching_files
-from unison.data.files.paths import is_remote
 from unison.data.plan import Plan, Rows
 from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import LEAF, Leaves
 from unison.errors import DataLossError, InvalidArgumentError
+from unison.storage.file_systems import is_remote
 
 
 class ArrayRecordFiles(Plan):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from unison.errors import UnavailableError
-from unison.runtime.temporary_folders import remove_left_behind
+from unison.storage.temporary_folders import remove_left_behind
 
 #: The files that a supervisor has open.
 _KEPT_OPEN = ("lock", "workers.lock", "events.jsonl")

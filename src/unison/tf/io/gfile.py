@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import fsspec.registry
 from fsspec.implementations.local import LocalFileSystem
 
-from unison.data.files.paths import file_system, glob_remote, is_remote, named_errors
+from unison.data.files.paths import glob_remote
 from unison.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -22,6 +22,7 @@ from unison.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
+from unison.storage.file_systems import file_system, is_remote, named_errors
 from unison.tf.missing import names_missing_from
 from unison.tf.text import text_of
 

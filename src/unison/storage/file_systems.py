@@ -1,0 +1,118 @@
+"""Which file system a path belongs to, and the names of its errors in `unison.errors`.
+
+A path with `://` (`gs://bucket/run`, `hdfs://...`, `memory://...`) is fsspec's; all others are
+local.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from unison.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+)
+from unison.storage.patience import PATIENCE
+
+#: What to install for a protocol whose driver is not there.
+_PACKAGES = {
+    "abfs": "adlfs",
+    "gcs": "gcsfs (unison[gcs])",
+    "gs": "gcsfs (unison[gcs])",
+    "hdfs": "pyarrow, and Hadoop's libhdfs",
+    "http": "aiohttp (unison[http])",
+    "https": "aiohttp (unison[http])",
+    "s3": "s3fs (unison[s3])",
+    "s3a": "s3fs (unison[s3])",
+}
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def is_remote(path: str) -> bool:
+    """Whether fsspec, and not the local file system, knows the path."""
+    return "://" in path
+
+
+def file_system(path: str, **options: Any) -> tuple[Any, str]:
+    """Returns fsspec's file system for a path, and the path in it.
+
+    Args:
+        path: The path.
+        options: Passed on to `fsspec.core.url_to_fs`.
+
+    Raises:
+        ImportError: The protocol needs something that is not installed.
+        InvalidArgumentError: There is no such protocol.
+    """
+    import fsspec
+
+    protocol = path.partition("://")[0] if is_remote(path) else "file"
+    given = fsspec.config.conf.get(protocol, {})
+    options |= {key: value for key, value in _timeouts(protocol).items() if key not in given}
+    try:
+        return fsspec.core.url_to_fs(path, **options)
+    except (ImportError, OSError) as error:
+        # The driver of Hadoop is found, and looks for Java in vain.
+        if not isinstance(error, ImportError) and not re.search("lib(jvm|hdfs)", str(error)):
+            raise
+        remedy = f"Install {_PACKAGES.get(protocol, 'what fsspec asks for')}"
+        reason = str(error).partition("\n")[0]
+        raise ImportError(
+            f"No driver for {protocol}:// works here. {remedy}. ({reason})"
+        ) from error
+    except ValueError as error:
+        if "rotocol" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            message=f"There is no file system for {protocol}://. Received: {path!r}"
+        ) from error
+
+
+def _timeouts(protocol: str) -> dict[str, Any]:
+    """Returns what bounds the waiting of a driver, which would else wait for minutes."""
+    if protocol in ("http", "https"):
+        try:
+            import aiohttp
+        except ImportError:
+            return {}
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=PATIENCE.seconds, sock_read=PATIENCE.seconds
+        )
+        return {"client_kwargs": {"timeout": timeout}}
+    if protocol in ("s3", "s3a"):
+        seconds = PATIENCE.seconds
+        return {"config_kwargs": {"connect_timeout": seconds, "read_timeout": seconds}}
+    return {}
+
+
+@contextlib.contextmanager
+def named_errors(path: str) -> Iterator[None]:
+    """Gives the errors of file systems their names in `unison.errors`, and the path's."""
+    try:
+        yield
+    except OpError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(message=f"{path}; No such file or directory") from error
+    except FileExistsError as error:
+        raise AlreadyExistsError(message=f"{path}; File exists") from error
+    except PermissionError as error:
+        raise PermissionDeniedError(message=f"{path}; Permission denied") from error
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise FailedPreconditionError(message=f"{path}; {error.strerror or error}") from error
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise ResourceExhaustedError(
+            message=f"No space is left to write {path}. What was there before is untouched."
+        ) from error
