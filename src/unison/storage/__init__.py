@@ -6,4 +6,7 @@
 - `atomic`: files and folders that are written aside and take their place at once; `writers`:
   whether the process that left such a file behind still runs.
 - `temporary_folders`: folders of which nothing stays when their process is killed.
+- `checksummed`: the container of a checksum, a JSON header and bytes; `decoding`: bounded decoding
+  of what any file holds, which ends in one error; `names`: names that were read from files.
+- `locks`: locks on files, by which processes take turns.
 """

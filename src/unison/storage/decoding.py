@@ -1,0 +1,178 @@
+"""Decoding what files hold: wrong bytes end in one error, and no size is believed unseen.
+
+A decoder checks what it reads by `whole_number`, `dtype_named` and their kin, and runs inside
+`decoding`, which makes a `DataLossError` of what is wrong in a way that nobody has foreseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from unison.errors import DataLossError, OpError
+
+#: How much of what was wrong a message shows.
+_SHOWN = 300
+
+_MOST = 2**63 - 1
+
+#: `<f4`, `bfloat16`, `|S5`, `<M8[25us]`.
+_DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,24}(\[\w{1,8}\])?")
+
+_NUMBERS = "biufc"
+
+
+@contextlib.contextmanager
+def decoding(where: str, remedy: str = "") -> Iterator[None]:
+    """Inside, what wrong bytes end in becomes an error that names the file.
+
+    Args:
+        where: What is decoded, the file's path as a rule.
+        remedy: What the user can do, as a sentence.
+
+    Raises:
+        DataLossError: The block has raised another error than one of `unison.errors`, or than that
+            a package is missing or that there is no memory.
+
+    Examples:
+        >>> with decoding("state", "Remove it to begin from the start."):
+        ...     {"step": 3}["epoch"]
+        Traceback (most recent call last):
+        unison.errors.DataLossError: state is corrupt: 'epoch' is missing. Remove it to begin ...
+    """
+    try:
+        yield
+    except (OpError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise corrupt(where, _reason(error), remedy) from error
+
+
+def corrupt(where: str, reason: str, remedy: str = "") -> DataLossError:
+    """Returns the error of a file that is not what was written."""
+    reason = reason if len(reason) <= _SHOWN else f"{reason[:_SHOWN]}..."
+    return DataLossError(message=f"{where} is corrupt: {reason}. {remedy}".rstrip())
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{str(error)[:_SHOWN]} is missing"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    is_plain = type(error) in (ValueError, EOFError) and error.args
+    return str(error).rstrip(".") if is_plain else f"{type(error).__name__}: {error}".rstrip(": .")
+
+
+def parsed_json(text: bytes | str) -> Any:
+    """Returns what JSON text holds.
+
+    Raises:
+        ValueError: It is no JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no JSON text: {error}") from None
+
+
+def whole_number(value: object, least: int = 0, most: int = _MOST) -> int:
+    """Returns a value that was decoded, if it is a whole number within bounds.
+
+    Raises:
+        ValueError: It is something else: `True` and `2.0` are no whole numbers here.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(
+            f"expected a whole number from {least} to {most}, received {_shown(value)}"
+        )
+    return value
+
+
+def real_number(value: object, least: float = -math.inf, most: float = math.inf) -> float:
+    """Returns a value that was decoded, if it is a finite number within bounds.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # a whole number that no float is near
+            number = float(value)
+    if not (math.isfinite(number) and least <= number <= most):
+        raise ValueError(f"expected a number from {least} to {most}, received {_shown(value)}")
+    return number
+
+
+def plain_text(value: object) -> str:
+    """Returns a value that was decoded, if it is text. Raises: ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, received {_shown(value)}")
+    return value
+
+
+def plain_list(value: object, length: int | None = None) -> list[Any]:
+    """Returns a value that was decoded, if it is a list, of so many items. Raises: ValueError."""
+    if not isinstance(value, list) or length not in (None, len(value)):
+        what = "a list" if length is None else f"a list of {length} items"
+        raise ValueError(f"expected {what}, received {_shown(value)}")
+    return value
+
+
+def plain_dict(value: object) -> dict[str, Any]:
+    """Returns a value that was decoded, if it is a dictionary. Raises: ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a dictionary, received {_shown(value)}")
+    return value
+
+
+def shape_of(value: object) -> tuple[int, ...]:
+    """Returns a value that was decoded, if it is the shape of an array. Raises: ValueError."""
+    if not isinstance(value, list | tuple) or len(value) > 64:  # as many axes as NumPy has
+        raise ValueError(f"expected the shape of an array, received {_shown(value)}")
+    return tuple(whole_number(size) for size in value)
+
+
+def bytes_of(shape: Sequence[int], dtype: np.dtype) -> int:
+    """Returns how many bytes an array takes; it does not overflow."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def dtype_named(name: object, kinds: str = _NUMBERS) -> np.dtype:
+    """Returns the dtype of a name that was decoded.
+
+    Args:
+        name: A name or a code of NumPy's, or a name of those dtypes that JAX adds.
+        kinds: NumPy's letters of the kinds that are allowed. JAX's numbers are allowed always.
+
+    Raises:
+        ValueError: There is none of that name, or it is of another kind: objects and structures
+            are no arrays of numbers.
+
+    Examples:
+        >>> dtype_named("<f4"), dtype_named("bfloat16")
+        (dtype('float32'), dtype(bfloat16))
+    """
+    if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+        raise ValueError(f"expected the name of a dtype, received {_shown(name)}")
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
+    except TypeError:
+        raise ValueError(f"there is no dtype {name!r}") from None
+    is_jax = dtype.type.__module__ == ml_dtypes.__name__
+    if not is_jax and (dtype.kind not in kinds or dtype.names is not None or dtype.subdtype):
+        raise ValueError(f"expected the dtype of numbers, received {name!r}")
+    return dtype
+
+
+def _shown(value: object) -> str:
+    text = repr(value)[:_SHOWN]
+    return text if len(text) < 80 else f"{text[:80]}..."

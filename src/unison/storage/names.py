@@ -1,0 +1,98 @@
+"""Names that were read from files: when one becomes a path, and what may be removed by it.
+
+Whoever makes a file chooses the names in it. `../victim`, `/etc/passwd` or a symbolic link would
+lead out of the folder that the user has named; nothing here goes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+
+from unison.errors import DataLossError
+from unison.storage.file_systems import file_system, is_remote
+
+#: How much of a name a message shows.
+_SHOWN = 120
+
+
+def checked_name(name: object, pattern: re.Pattern[str], where: str) -> str:
+    """Returns a name that was read from a file, if it can be the name of a file in a folder.
+
+    Args:
+        name: What was read.
+        pattern: What the whole of it must match.
+        where: The file, for messages.
+
+    Raises:
+        DataLossError: It is another kind of value, does not match, or would lead elsewhere.
+
+    Examples:
+        >>> run = re.compile(r"run-[0-9a-f]{12}")
+        >>> checked_name("run-0123456789ab", run, "dataset.json")
+        'run-0123456789ab'
+        >>> checked_name("../victim", run, "dataset.json")
+        Traceback (most recent call last):
+        unison.errors.DataLossError: dataset.json is corrupt: expected a name that matches ...
+    """
+    if not isinstance(name, str) or not pattern.fullmatch(name) or not _is_one_name(name):
+        raise DataLossError(
+            message=f"{where} is corrupt: expected a name that matches {pattern.pattern!r}. "
+            f"Received: {str(name)[:_SHOWN]!r}"
+        )
+    return name
+
+
+def path_inside(folder: str, *names: str) -> str:
+    """Returns the path of what has these names in a folder.
+
+    Args:
+        folder: A folder that the user has named.
+        names: Names from `checked_name`, or such as the program gives itself, the outermost first.
+
+    Raises:
+        DataLossError: It is not inside: a name leads elsewhere, or a symbolic link does.
+    """
+    path = "/".join([folder, *names]) if is_remote(folder) else os.path.join(folder, *names)
+    if not all(map(_is_one_name, names)) or not (is_remote(folder) or _leads_inside(path, folder)):
+        raise DataLossError(
+            message=f"{path} leads out of the folder {folder}. Expected names and links of what is "
+            "in that folder. Copy what it leads to into the folder if you trust whoever made it."
+        )
+    return path
+
+
+def remove_folder(folder: str, name: str, pattern: re.Pattern[str]) -> None:
+    """Deletes a folder in a folder, if its name matches; of a symbolic link, the link alone.
+
+    Args:
+        folder: A folder that the user has named.
+        name: A name in it.
+        pattern: What the whole name must match.
+
+    Raises:
+        DataLossError: The name does not match.
+    """
+    checked_name(name, pattern, folder)
+    if is_remote(folder):
+        system, path = file_system(f"{folder}/{name}")
+        with contextlib.suppress(FileNotFoundError):
+            system.rm(path, recursive=True)
+        return
+    path = os.path.join(folder, name)
+    if os.path.islink(path):
+        os.remove(path)
+    else:
+        # It follows no link inside, also not one that is put there in the meantime.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_one_name(name: str) -> bool:
+    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
+
+
+def _leads_inside(path: str, folder: str) -> bool:
+    inside, outside = os.path.realpath(path), os.path.realpath(folder)
+    return inside.startswith(os.path.join(outside, ""))
