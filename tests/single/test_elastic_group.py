@@ -30,6 +30,7 @@ from unison.runtime.elastic.environment import ElasticEnvironment
 from unison.runtime.elastic.keeping import Origin
 from unison.runtime.elastic.protocol import LEFT_BY_NOTICE, REFUSED, TOO_FEW_WORKERS
 from unison.runtime.elastic.register import Register
+from unison.storage import checksummed
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -439,16 +440,36 @@ def test_an_earlier_state_does_not_take_the_place_of_a_later_one(tmp_path):
         ("state-1-2-abc-0", keeping.kept_parts),
     ],
 )
-def test_what_is_damaged_is_named(tmp_path, name, read):
+def test_a_corrupt_file_is_named(tmp_path, name, read):
     origin = Origin(1, 2, 30, "abc")
     keeping.keep_part(tmp_path, origin, 0, b"a part")
     keeping.keep_state(tmp_path, origin, lambda: b"a state")
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(DataLossError, match=rf"/{name} is damaged.* Remove it"):
+    with pytest.raises(DataLossError, match=rf"/{name} is corrupt: checksum mismatch.* Remove it"):
         read(tmp_path, origin)
     keeping.keep_state(tmp_path, origin._replace(step=31), lambda: b"a later one")
     assert keeping.kept_state(tmp_path).held == b"a later one"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"{", b"7", b'{"run": "1", "view": 2, "step": 3, "group": "abc"}', b'{"run": 1}', b"[" * 9999],
+)
+def test_a_state_of_right_checksum_and_wrong_content_is_corrupt(tmp_path, header):
+    with (tmp_path / "state").open("wb") as file:
+        checksummed.write(file, [header, b"\nheld"])
+    with pytest.raises(DataLossError, match=r"/state is corrupt: .* Remove it to start without it"):
+        keeping.kept_state(tmp_path)
+    keeping.keep_state(tmp_path, Origin(1, 1, 1, "abc"), lambda: b"")
+    assert keeping.kept_state(tmp_path).origin.step == 1
+
+
+@pytest.mark.parametrize("about", [b"", b"[1, 2]", b'[1, "x", null]', b'[1, 1, ["4", "abc"]]'])
+def test_a_state_that_says_nothing_of_where_it_is_from_is_corrupt(job, about):
+    keeping.keep_state(job.folder, Origin(1, 4, 5, "abc"), lambda: about + b"\nleft")
+    with pytest.raises(DataLossError, match=r"state of the job is corrupt.* Remove it"):
+        job.first(State())
 
 
 def test_parts_belong_to_one_group_and_go_with_it(tmp_path):

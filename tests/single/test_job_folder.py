@@ -49,7 +49,10 @@ def test_the_secret_is_its_owners_and_stays(tmp_path):
         assert folder.token() == token
 
 
-@pytest.mark.parametrize(("mode", "content", "said"), [(0o644, "x", "0644"), (0o600, "", "empty")])
+@pytest.mark.parametrize(
+    ("mode", "content", "said"),
+    [(0o644, "x", "0644"), (0o600, "", "empty"), (0o600, "../x", "hexadecimal digits")],
+)
 def test_a_secret_that_is_none_is_refused(tmp_path, mode, content, said):
     (tmp_path / "token").write_text(content)
     (tmp_path / "token").chmod(mode)
@@ -87,6 +90,14 @@ def test_a_job_that_is_done_begins_anew(tmp_path):
         folder.forget_state()
         assert not folder.has_state
         assert not list(tmp_path.glob("state*"))
+
+
+def test_what_the_job_has_not_written_stays_when_it_is_done(tmp_path):
+    for name in ("statement.pdf", "state-of-the-art.md", "state-1-2"):
+        (tmp_path / name).write_text("somebody's")
+    with JobFolder(str(tmp_path)) as folder:
+        folder.forget_state()
+    assert len(list(tmp_path.glob("state*"))) == 3
 
 
 def test_a_folder_that_cannot_be_is_an_error(tmp_path):

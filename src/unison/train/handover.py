@@ -18,6 +18,8 @@ import numpy as np
 
 from unison.cells import Cell, Layout, VariableAggregation, has_cell
 from unison.runtime.placement import Placement
+from unison.storage.checksummed import header_and_data
+from unison.storage.decoding import decoding, plain_dict, whole_number
 from unison.train.archive import Archive, Node, write_archive_to
 from unison.train.checkpoint import Checkpoint
 from unison.train.graph import cells_of, describe, key_of, reachable
@@ -152,17 +154,19 @@ def _combined(parts: Sequence[bytes]) -> tuple[list[Node], dict[str, np.ndarray]
     found: dict[str, list[tuple[np.ndarray, int]]] = {}
     aggregations: dict[str, str] = {}
     nodes: list[Node] = []
-    for part in parts:
-        header, _, held = part.partition(b"\n")
-        about = json.loads(header)
-        aggregations |= about["aggregations"]
-        archive = _archive(held)
-        nodes = nodes or archive.nodes
-        for key in archive.arrays:
-            found.setdefault(key, []).append((archive.read(key), about["replicas"]))
-    return nodes, {
-        key: _combine(VariableAggregation(aggregations[key]), pairs) for key, pairs in found.items()
-    }
+    with decoding("What the workers have left", "Remove it to start without it."):
+        for part in parts:
+            header, held = header_and_data(part)
+            aggregations |= plain_dict(header["aggregations"])
+            replicas = whole_number(header["replicas"], least=1)
+            archive = _archive(bytes(held))
+            nodes = nodes or archive.nodes
+            for key in archive.arrays:
+                found.setdefault(key, []).append((archive.read(key), replicas))
+        return nodes, {
+            key: _combine(VariableAggregation(aggregations[key]), pairs)
+            for key, pairs in found.items()
+        }
 
 
 def _combine(how: VariableAggregation, of_workers: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:

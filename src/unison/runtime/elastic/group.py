@@ -46,6 +46,8 @@ from unison.runtime.elastic.protocol import (
 from unison.runtime.memory import keep_freed_memory
 from unison.runtime.shared_memory.group import host_identity
 from unison.runtime.shared_memory.library import Ticket
+from unison.storage.checksummed import header_and_data
+from unison.storage.decoding import decoding, plain_list, plain_text, whole_number
 
 logger = logging.getLogger("unison")
 
@@ -756,12 +758,13 @@ def _unpacked_answers(packed: bytes) -> list[bytes]:
 
 def _unpacked_state(held: bytes) -> tuple[int, int, tuple[int, str] | None, bytes]:
     """Returns of a state in which loop, run and view it has come about, and the state."""
-    about, _, packed = held.partition(b"\n")
-    loops, run, computed_in = json.loads(about)
-    if computed_in is not None:
-        view, group = computed_in
-        computed_in = int(view), str(group)
-    return loops, run, computed_in, packed
+    with decoding("The state of the job", "Remove it to start without it."):
+        about, packed = header_and_data(held)
+        loops, run, computed_in = plain_list(about, 3)
+        if computed_in is not None:
+            view, group = plain_list(computed_in, 2)
+            computed_in = whole_number(view), plain_text(group)
+        return whole_number(loops), whole_number(run), computed_in, bytes(packed)
 
 
 def _first(answers: Sequence[bytes]) -> bytes:

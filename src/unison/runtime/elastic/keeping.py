@@ -1,4 +1,4 @@
-"""What a job that ends before its time leaves in its folder, for the run that goes on.
+"""What a job that ends before its time leaves in its folder, for the run that resumes it.
 
 Every worker that ends so may leave something, whoever else does: `state` is what all have in
 common, and stays that of whoever was furthest; `state-...` are parts that one worker alone has.
@@ -6,25 +6,23 @@ common, and stays that of whoever was furthest; `state-...` are parts that one w
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import os
 import re
-import secrets
-import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from unison.errors import DataLossError
+from unison.errors import NotFoundError
+from unison.storage import atomic, checksummed, locks
+from unison.storage.decoding import decoding, plain_dict, plain_text, whole_number
 
 _STATE = "state"
+_LOCK = f"{_STATE}.lock"
 _PART = re.compile(_STATE + r"-(?P<run>\d+)-(?P<view>\d+)-(?P<group>\w+)-(?P<place>\d+)")
 
 #: Seconds that a worker waits for another one that puts its state there.
 _SECONDS_TO_WAIT = 5.0
+
+_REMEDY = "An earlier run of the job has left it. Remove it to start without it."
 
 
 class Origin(NamedTuple):
@@ -60,14 +58,16 @@ def kept_state(folder: str) -> Kept | None:
     """Returns the state that a job has left; None if it has left nothing.
 
     Raises:
-        DataLossError: It is damaged.
+        DataLossError: It is corrupt.
     """
-    path = Path(folder, _STATE)
+    path = str(Path(folder, _STATE))
     try:
-        header, _, held = _read(path).partition(b"\n")
-    except FileNotFoundError:
+        content = checksummed.read(path, _REMEDY)
+    except NotFoundError:
         return None
-    return Kept(_origin_of(header), held)
+    with decoding(path, _REMEDY):
+        header, held = checksummed.header_and_data(content)
+        return Kept(_origin_of(header), bytes(held))
 
 
 def keep_state(folder: str, origin: Origin, pack: Callable[[], bytes]) -> None:
@@ -80,11 +80,14 @@ def keep_state(folder: str, origin: Origin, pack: Callable[[], bytes]) -> None:
     """
     if _is_kept(folder, origin):
         return
-    content = json.dumps(origin._asdict()).encode() + b"\n" + pack()
-    with _written(folder, content) as aside, _alone_in(folder):
-        if _is_kept(folder, origin):  # by another one, meanwhile
-            return
-        os.replace(aside, Path(folder, _STATE))
+    with atomic.aside(str(Path(folder, _STATE))) as new:
+        with new.opened() as file:
+            checksummed.write(file, [checksummed.header_line(origin._asdict()), pack()])
+        # The one who holds the lock may hang: it is not waited for longer than that.
+        with locks.locked(str(Path(folder, _LOCK)), _SECONDS_TO_WAIT):
+            if _is_kept(folder, origin):  # by another one, meanwhile
+                return
+            new.publish()
     for path, part in _parts(folder):
         if (int(part["run"]), int(part["view"])) < (origin.run, origin.view):
             path.unlink(missing_ok=True)
@@ -100,26 +103,41 @@ def keep_part(folder: str, origin: Origin, place: int, part: bytes) -> None:
         part: What it has.
     """
     name = f"{_STATE}-{origin.run}-{origin.view}-{origin.group}-{place}"
-    with _written(folder, part) as aside:
-        os.replace(aside, Path(folder, name))
+    with atomic.replacing(str(Path(folder, name))) as file:
+        checksummed.write(file, [part])
 
 
 def kept_parts(folder: str, origin: Origin) -> dict[int, bytes]:
     """Returns the parts that belong to a state, by the places of the workers that left them.
 
     Raises:
-        DataLossError: One is damaged.
+        DataLossError: One is corrupt.
     """
     of_group = str(origin.run), str(origin.view), origin.group
     return {
-        int(part["place"]): _read(path)
+        int(part["place"]): checksummed.read(str(path), _REMEDY)
         for path, part in _parts(folder)
         if part.group("run", "view", "group") == of_group
     }
 
 
-def _origin_of(header: bytes) -> Origin:
-    return Origin(**json.loads(header))
+def forget_kept(folder: str) -> None:
+    """Removes the state that a job has left, and its parts; nothing else in the folder."""
+    for name in (_STATE, _LOCK):
+        Path(folder, name).unlink(missing_ok=True)
+    for path, _ in _parts(folder):
+        path.unlink(missing_ok=True)
+    atomic.remove_abandoned(str(Path(folder, _STATE)))
+
+
+def _origin_of(header: Any) -> Origin:
+    given = plain_dict(header)
+    return Origin(
+        whole_number(given["run"], least=1),
+        whole_number(given["view"]),
+        whole_number(given["step"]),
+        plain_text(given["group"]),
+    )
 
 
 def _parts(folder: str) -> Iterator[tuple[Path, re.Match[str]]]:
@@ -131,52 +149,6 @@ def _parts(folder: str) -> Iterator[tuple[Path, re.Match[str]]]:
 def _is_kept(folder: str, origin: Origin) -> bool:
     """Whether the state that is there is as late."""
     try:
-        with open(Path(folder, _STATE), "rb") as file:
-            file.readline()  # the checksum
-            return _origin_of(file.readline()) >= origin
-    except (FileNotFoundError, ValueError, TypeError):  # the latter: it is damaged
+        return _origin_of(checksummed.peeked_header(str(Path(folder, _STATE)))) >= origin
+    except (FileNotFoundError, ValueError, KeyError):  # the latter: it is corrupt
         return False
-
-
-@contextlib.contextmanager
-def _alone_in(folder: str) -> Iterator[None]:
-    """Inside, no other worker puts its state in the place of one that is there.
-
-    One that hangs is not waited for.
-    """
-    last = time.monotonic() + _SECONDS_TO_WAIT
-    with open(Path(folder, f"{_STATE}.lock"), "ab") as lock:
-        while time.monotonic() < last:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                time.sleep(0.01)
-        yield
-
-
-def _read(path: Path) -> bytes:
-    """Returns what `_written` was given."""
-    checksum, _, content = path.read_bytes().partition(b"\n")
-    if checksum != b"%08x" % zlib.crc32(content):
-        raise DataLossError(
-            message=f"{path} is damaged: its checksum is another one. An earlier run of the job "
-            "has left it. Remove it to go on without it."
-        )
-    return content
-
-
-@contextlib.contextmanager
-def _written(folder: str, content: bytes) -> Iterator[Path]:
-    """Inside, there is a file with a checksum and the content, which is to be renamed."""
-    # Not by the process: on several machines, some have the same number.
-    aside = Path(folder, f"{_STATE}.{secrets.token_hex(8)}")
-    try:
-        with open(aside, "wb") as file:
-            file.write(b"%08x\n" % zlib.crc32(content))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        yield aside
-    finally:
-        aside.unlink(missing_ok=True)

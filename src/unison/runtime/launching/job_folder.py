@@ -12,9 +12,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from unison.errors import UnavailableError
+from unison.runtime.elastic.keeping import forget_kept
+from unison.storage import atomic
+from unison.storage.locks import lock
 from unison.storage.temporary_folders import remove_left_behind
 
 #: The files that a supervisor has open.
@@ -32,8 +35,10 @@ _KEPT_OPEN = ("lock", "workers.lock", "events.jsonl")
 #: How the names of temporary folders begin.
 _TEMPORARY = "unison-job-"
 
-#: Seconds between two tries to get a lock.
-_LOOK_EVERY = 0.1
+_TOKEN = re.compile("[0-9a-f]{32}")
+
+#: How much a message shows of a file that holds something else.
+_SHOWN = 64
 
 
 class JobFolder:
@@ -77,21 +82,21 @@ class JobFolder:
                 undoing.callback(self._remove)
             try:
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock, self.workers_lock, self._journal = (
+                own_lock, self.workers_lock, self._journal = (
                     self._opened(name, undoing) for name in _KEPT_OPEN
                 )
             except OSError as error:
                 raise UnavailableError(
                     message=f"Cannot keep a job in {self.path}: {error}. Give another --folder."
                 ) from error
-            if not _locked(lock, 0.0):
+            if not lock(own_lock):
                 raise UnavailableError(
                     message=f"Another `unison run` runs the job of {self.path}. Wait for its end, "
                     "add workers to it with --join, or give another --folder."
                 )
-            if not _locked(self.workers_lock, 0.0):
+            if not lock(self.workers_lock):
                 self._on_wait()
-                if not _locked(self.workers_lock, self._patience):
+                if not lock(self.workers_lock, self._patience):
                     raise UnavailableError(
                         message=f"Workers of an earlier run of the job of {self.path} have not "
                         f"ended within {self._patience:g} s. End them, or give another --folder."
@@ -114,26 +119,30 @@ class JobFolder:
             UnavailableError: Others can read it.
         """
         path = self.path / "token"
-        with contextlib.suppress(FileExistsError):
-            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(made, "w") as file:
-                file.write(secrets.token_hex(16))
+        if not path.exists():
+            with atomic.aside(str(path)) as new:
+                with new.opened(0o600) as file:
+                    file.write(secrets.token_hex(16).encode())
+                new.publish_if_absent()
         about = path.stat()
         if about.st_mode & 0o077 or about.st_uid != os.geteuid():
             raise UnavailableError(
                 message=f"Expected a file that only its owner can read (mode 0600). Received: "
                 f"{path} with mode {about.st_mode & 0o777:04o}. Remove it: a new one is made."
             )
-        token = path.read_text().strip()
-        if not token:
-            raise UnavailableError(message=f"{path} is empty. Remove it: a new one is made.")
+        token = path.read_bytes().decode("ascii", "replace").strip()[:_SHOWN]
+        if not _TOKEN.fullmatch(token):
+            what = repr(token) if token else "an empty file"
+            raise UnavailableError(
+                message=f"Expected 32 hexadecimal digits in {path}. Received: {what}. Remove it: a "
+                "new one is made."
+            )
         return token
 
     def publish(self, address: str) -> None:
         """Writes down where the register listens."""
-        new = self.path / "address.new"
-        new.write_text(address + "\n")
-        new.replace(self.path / "address")
+        with atomic.replacing(str(self.path / "address")) as file:
+            file.write(f"{address}\n".encode())
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Adds a line to the journal; a full disk does not end the job."""
@@ -143,8 +152,7 @@ class JobFolder:
 
     def forget_state(self) -> None:
         """Removes the saved state: the job is done, and begins anew if it is started again."""
-        for path in self.path.glob("state*"):  # with the parts that each worker has left
-            path.unlink(missing_ok=True)
+        forget_kept(str(self.path))
 
     def _opened(self, name: str, undoing: contextlib.ExitStack) -> int:
         opened = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -154,17 +162,3 @@ class JobFolder:
     def _remove(self) -> None:
         if not self.has_state:
             shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _locked(file: int, seconds: float) -> bool:
-    """Whether this process has got the lock of an open file within `seconds`."""
-    last = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= last:
-                return False
-            time.sleep(_LOOK_EVERY)
-        else:
-            return True
