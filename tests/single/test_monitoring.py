@@ -41,6 +41,7 @@ from unison.runtime.elastic.register import Register
 from unison.runtime.launching import Job, Program
 from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.runtime.liveness.star import Star
+from unison.storage.locks import lock
 from unison.strategies import observing
 from unison.strategies.default import DefaultStrategy
 
@@ -769,13 +770,13 @@ def test_what_a_killed_launcher_has_left_behind_is_removed():
 
 
 def test_who_looks_for_jobs_while_one_is_being_published_does_not_hide_it(own_folder, monkeypatch):
-    lock = fcntl.flock
+    flock = fcntl.flock
     found = []
 
     def after_a_look(file, how):
         if how & fcntl.LOCK_EX:
             found.append(running_jobs.running_jobs())
-        lock(file, how)
+        flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", after_a_look)
     with Monitored("train.py", "workers", ["worker 0"]):
@@ -783,6 +784,30 @@ def test_who_looks_for_jobs_while_one_is_being_published_does_not_hide_it(own_fo
         (job,) = running_jobs.running_jobs()
         assert job.program == "train.py"
     assert list(running_jobs.folder().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"process": 1e999},
+        {"address": "127.0.0.1:80/@evil"},
+        {"address": 7},
+        {"token": None},
+        {"program": ["x"]},
+    ],
+    ids=str,
+)
+def test_a_file_that_is_none_of_a_job_is_passed_over(own_folder, change):
+    told = running_jobs.RunningJob(1, "x.py", "127.0.0.1:2", "t")._asdict() | change
+    path = running_jobs.folder() / "1-2.json"
+    path.write_text(json.dumps(told))
+    with path.open("rb") as file:
+        assert lock(file)
+        assert running_jobs.running_jobs() == []
+    path.write_text("[" * 100_000)
+    with path.open("rb") as file:
+        assert lock(file)
+        assert running_jobs.running_jobs() == []
 
 
 def test_a_folder_that_others_can_enter_is_not_used(own_folder):

@@ -7,18 +7,21 @@ so that one which has been left behind, as after SIGKILL, is known as such.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import re
 import stat
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-#: An unfinished file that is younger may not be locked yet.
-_SECONDS_TO_LOCK = 60.0
+from unison.storage import atomic
+from unison.storage.decoding import parsed_json, plain_dict, plain_text, whole_number
+from unison.storage.locks import lock
+
+#: `unison top` sends the token there.
+_ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}")
 
 
 class RunningJob(NamedTuple):
@@ -66,20 +69,19 @@ def published(job: RunningJob) -> Iterator[None]:
     owner = os.getpid()
     _remove_left_behind()
     path = folder() / f"{job.process}-{job.address.rpartition(':')[2]}.json"
-    # Under its name nobody finds it without the lock, as one that was left behind.
-    unfinished = path.with_suffix(".new")
-    opened = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(opened, 0)
-        os.write(opened, json.dumps(job._asdict()).encode())
-        unfinished.rename(path)
-        yield
-    finally:
-        if os.getpid() == owner:  # and no child, which has a copy of this
-            for each in (unfinished, path):
-                each.unlink(missing_ok=True)
-        os.close(opened)
+    with contextlib.ExitStack() as end:
+        with atomic.aside(str(path)) as new:
+            with new.opened(0o600) as file:
+                # Under its name nobody finds it without the lock, as one that was left behind.
+                lock(file)
+                end.callback(os.close, os.dup(file.fileno()))  # which keeps the lock
+                file.write(json.dumps(job._asdict()).encode())
+            new.publish()
+        try:
+            yield
+        finally:
+            if os.getpid() == owner:  # and no child, which has a copy of this
+                path.unlink(missing_ok=True)
 
 
 def running_jobs() -> list[RunningJob]:
@@ -91,24 +93,29 @@ def running_jobs() -> list[RunningJob]:
     _remove_left_behind()
     found = []
     for path in folder().glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), path.open() as file:
-            found.append((path.stat().st_mtime, _read(json.load(file))))
+        with contextlib.suppress(OSError, ValueError, KeyError), path.open("rb") as file:
+            found.append((path.stat().st_mtime, _read(file.read())))
     return [job for _, job in sorted(found)]
 
 
 def _remove_left_behind() -> None:
     """Removes the files whose processes have ended without removing them."""
-    for path in folder().iterdir():
-        if path.suffix not in (".json", ".new"):
-            continue
-        with contextlib.suppress(OSError), path.open("r+") as file:
-            age = time.time() - os.fstat(file.fileno()).st_mtime
-            if path.suffix == ".json" or age > _SECONDS_TO_LOCK:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an OSError where it runs
+    atomic.remove_abandoned(os.path.join(folder(), ""))
+    for path in folder().glob("*.json"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if lock(file, shared=True):
                 path.unlink(missing_ok=True)
 
 
-def _read(told: Mapping[str, Any]) -> RunningJob:
+def _read(content: bytes) -> RunningJob:
+    """Returns what a file says. Raises: ValueError, KeyError."""
+    told = plain_dict(parsed_json(content))
+    address = plain_text(told["address"])
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(f"expected an address as host:port, received {address!r}")
     return RunningJob(
-        int(told["process"]), str(told["program"]), str(told["address"]), str(told["token"])
+        whole_number(told["process"]),
+        plain_text(told["program"]),
+        address,
+        plain_text(told["token"]),
     )
