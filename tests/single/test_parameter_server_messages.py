@@ -136,3 +136,30 @@ def test_there_are_few_slots_and_none_for_small_or_huge_messages():
     assert larger.capacity >= 1_000_000
     assert Outbox().slot(100) is None
     assert Outbox().slot(1 << 30) is None
+
+
+# -- the key -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path, monkeypatch):
+    """Where the key of the user is, in a home of this test."""
+    monkeypatch.delenv(messages.KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path / "unison" / "key"
+
+
+def test_the_key_of_a_user_is_made_once_and_is_private(key_file):
+    first = messages.key()
+    assert len(first) == 32
+    assert messages.key() == first
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(key_file.parent) == ["key"]
+
+
+@pytest.mark.parametrize("content", [b"", b"ab", b"\xff" * 64, b"x" * 64])
+def test_a_file_without_a_key_is_refused(key_file, content):
+    messages.key()
+    key_file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"Expected 64 hexadecimal digits in .*key\. .* Remove it"):
+        messages.key()

@@ -39,6 +39,7 @@ from unison.parameter_server.memory import memory_in_words, memory_left
 from unison.parameter_server.slots import Inbox, Outbox
 from unison.runtime.addresses import own_address, split_address
 from unison.runtime.precision import device_array, keeps_explicit_64_bits
+from unison.storage import atomic
 
 #: The environment variable with the key of a job, in hexadecimal digits.
 KEY_VARIABLE = "UNISON_KEY"
@@ -48,6 +49,7 @@ _MAGIC = b"unison-ps-3\n"
 #: follow). So its length does not depend on which slot is free.
 _BEGINNING = struct.Struct("<Ii")
 _NONCE_BYTES = 32
+_KEY_BYTES = 32
 #: Arrays begin at multiples of it, so that JAX can take them as they lie.
 _ALIGNMENT = 64
 #: How many buffers the system takes in one call.
@@ -74,24 +76,31 @@ def key() -> bytes:
     folder = pathlib.Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "unison"
     path = folder / "key"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        own = folder / f"key-{secrets.token_hex(8)}"
-        with open(os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            os.link(own, path)
-        own.unlink()
+        with atomic.aside(str(path)) as new:
+            with new.opened(0o600) as file:
+                file.write(secrets.token_hex(_KEY_BYTES).encode())
+            new.publish_if_absent()  # another process may be faster
     if path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
         raise PermissionError(
             f"Expected {path} to be readable by its owner only: who knows this key can run code "
             f"in this user's jobs. Run `chmod 600 {path}`, or set {KEY_VARIABLE}."
         )
-    return bytes.fromhex(path.read_text().strip())
+    content = path.read_bytes().strip()
+    try:
+        found = bytes.fromhex(content.decode())
+    except ValueError:
+        found = b""
+    if len(found) != _KEY_BYTES:
+        raise ValueError(
+            f"Expected {2 * _KEY_BYTES} hexadecimal digits in {path}. Received: {len(content)} "
+            "bytes that are none. Remove it: a new key is made."
+        )
+    return found
 
 
 def new_key() -> str:
     """Returns a key for one job, as `UNISON_KEY` takes it."""
-    return secrets.token_hex(32)
+    return secrets.token_hex(_KEY_BYTES)
 
 
 @dataclasses.dataclass(frozen=True)
