@@ -25,6 +25,7 @@ from unison.parameter_server.servers import VariableServer
 from unison.parameter_server.snapshots import Part, Snapshots
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
+from unison.storage import checksummed
 
 
 def numbered(number):
@@ -108,7 +109,7 @@ def test_a_torn_or_flipped_snapshot_is_named_and_the_one_before_is_used(tmp_path
         caplog.clear()
         path.write_bytes(damaged)
         assert kept(tmp_path) == 1
-        assert f"{path} is damaged" in caplog.text
+        assert f"{path} is corrupt: checksum mismatch" in caplog.text
     # The next one is written beside the one that is whole.
     snapshots = Snapshots(tmp_path, "ps-0")
     snapshots.latest()
@@ -117,10 +118,34 @@ def test_a_torn_or_flipped_snapshot_is_named_and_the_one_before_is_used(tmp_path
     assert kept(tmp_path) == 3
 
 
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [["a", "float32", [2**62, 4]]],
+        [["a", "float32", [-1]]],
+        [["a", "float32", [3]]],  # there are bytes for two
+        [["a", "float32", [1]]],
+        [["a", "object", [1]]],
+        [["a", "float32"]],
+        [["a", "float32", [1e999]]],
+        [[7, "float32", [2]]],
+        {"a": 1},
+    ],
+    ids=str,
+)
+def test_a_snapshot_of_right_checksum_and_wrong_arrays_is_corrupt(tmp_path, caplog, arrays):
+    Snapshots(tmp_path, "ps-0").write(numbered(1))
+    header = checksummed.header_line({"shared": {"facts": {}, "arrays": arrays}})
+    with (tmp_path / "ps-0.2.snapshot").open("wb") as file:
+        checksummed.write(file, [header, bytes(8)])
+    assert kept(tmp_path) == 1
+    assert "ps-0.2.snapshot is corrupt" in caplog.text
+
+
 def test_where_none_is_whole_the_server_begins_anew(tmp_path, caplog):
     (tmp_path / "ps-0.1.snapshot").write_bytes(b"nothing")
     assert Snapshots(tmp_path, "ps-0").latest() is None
-    assert "ps-0.1.snapshot is damaged" in caplog.text
+    assert "ps-0.1.snapshot is corrupt" in caplog.text
 
 
 def test_a_full_disk_leaves_the_last_snapshot_and_the_next_try_succeeds(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 from unison.storage import files
-from unison.storage.decoding import corrupt, parsed_json
+from unison.storage.decoding import corrupt, decoding, parsed_json
 
 _CHECKSUM = b"%08x\n"
 _DIGITS = len(_CHECKSUM % 0)
@@ -59,23 +59,41 @@ def read(path: str, remedy: str = "") -> bytes:
     """
     with files.open_to_read(path) as file:
         checksum, content = file.read(_DIGITS), file.read()
-    computed = _CHECKSUM % zlib.crc32(content)
-    if checksum != computed:
-        raise corrupt(
-            path, f"checksum mismatch: it has {checksum!r}, its content {computed!r}", remedy
-        )
+    _compare(path, checksum, zlib.crc32(content), remedy)
     return content
 
 
-def header_and_data(content: bytes) -> tuple[Any, memoryview]:
-    """Returns the header that begins some bytes, and what is behind its line.
+def read_headed(path: str, remedy: str = "") -> tuple[Any, bytes]:
+    """Returns the header of a file, and the bytes behind it; see `read`.
+
+    Raises:
+        DataLossError: The header is no JSON, too.
+    """
+    with files.open_to_read(path) as file:
+        checksum, header, data = file.read(_DIGITS), file.readline(), file.read()
+    _compare(path, checksum, zlib.crc32(data, zlib.crc32(header)), remedy)
+    with decoding(path, remedy):
+        return parsed_json(header), data
+
+
+def _compare(path: str, stored: bytes, computed: int, remedy: str) -> None:
+    if stored != _CHECKSUM % computed:
+        raise corrupt(
+            path,
+            f"checksum mismatch: it begins with {stored!r}, and the CRC-32 of what follows is "
+            f"{computed:08x}",
+            remedy,
+        )
+
+
+def header_and_data(content: bytes) -> tuple[Any, bytes]:
+    """Returns the header that begins bytes of a file, or of a message, and what is behind it.
 
     Raises:
         ValueError: It is no JSON.
     """
-    end = content.find(b"\n")
-    end = len(content) if end < 0 else end
-    return parsed_json(content[:end]), memoryview(content)[end + 1 :]
+    header, _, data = content.partition(b"\n")
+    return parsed_json(header), data
 
 
 def peeked_header(path: str) -> Any:

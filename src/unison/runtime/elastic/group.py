@@ -764,7 +764,7 @@ def _unpacked_state(held: bytes) -> tuple[int, int, tuple[int, str] | None, byte
         if computed_in is not None:
             view, group = plain_list(computed_in, 2)
             computed_in = whole_number(view), plain_text(group)
-        return whole_number(loops), whole_number(run), computed_in, bytes(packed)
+        return whole_number(loops), whole_number(run), computed_in, packed
 
 
 def _first(answers: Sequence[bytes]) -> bytes:

@@ -62,12 +62,11 @@ def kept_state(folder: str) -> Kept | None:
     """
     path = str(Path(folder, _STATE))
     try:
-        content = checksummed.read(path, _REMEDY)
+        header, held = checksummed.read_headed(path, _REMEDY)
     except NotFoundError:
         return None
     with decoding(path, _REMEDY):
-        header, held = checksummed.header_and_data(content)
-        return Kept(_origin_of(header), bytes(held))
+        return Kept(_origin_of(header), held)
 
 
 def keep_state(folder: str, origin: Origin, pack: Callable[[], bytes]) -> None:
