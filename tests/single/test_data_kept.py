@@ -192,9 +192,12 @@ def test_a_flipped_byte_is_found(tmp_path, compression, small_blocks, byte):
     damaged[byte] ^= 1
     values.write_bytes(damaged)
     loaded = Dataset.load(tmp_path)
-    with pytest.raises(DataLossError, match=r"leaf0.values is damaged.*elements (0|56) to (7|63)"):
+    with pytest.raises(
+        DataLossError,
+        match=r"leaf0.values is corrupt: checksum mismatch.*elements (0|56) to (7|63)",
+    ):
         list(loaded.batch(10))
-    with pytest.raises(DataLossError, match=r"leaf0.values is damaged"):
+    with pytest.raises(DataLossError, match=r"leaf0.values is corrupt"):
         list(Dataset.load(tmp_path).shuffle(64))
 
 
@@ -202,7 +205,7 @@ def test_a_flipped_byte_in_the_description_is_found(tmp_path):
     Dataset.range(5).save(tmp_path)
     index = tmp_path / "dataset.json"
     index.write_bytes(index.read_bytes().replace(b"int64", b"int65"))
-    with pytest.raises(DataLossError, match=r"dataset.json is damaged"):
+    with pytest.raises(DataLossError, match=r"dataset.json is corrupt: checksum mismatch"):
         Dataset.load(tmp_path)
 
 
@@ -221,10 +224,10 @@ def test_a_file_that_is_cut_or_gone_is_found(tmp_path, name):
     Dataset.from_tensor_slices(["ab", "c"]).save(tmp_path)
     (file,) = tmp_path.glob(f"run-*/shard-00000/{name}")
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DataLossError, match=f"{name} should have"):
+    with pytest.raises(DataLossError, match=f"{name} is corrupt: it should have"):
         Dataset.load(tmp_path)
     file.unlink()
-    with pytest.raises(DataLossError, match=f"{name} cannot be read"):
+    with pytest.raises(DataLossError, match=f"{name} is corrupt: it cannot be read"):
         Dataset.load(tmp_path)
 
 

@@ -23,6 +23,9 @@ _SHOWN = 300
 
 _MOST = 2**63 - 1
 
+#: How many items NumPy lets an array have, of which some axes may still have the size 0.
+MOST_ITEMS = 2**58
+
 #: `<f4`, `bfloat16`, `|S5`, `<M8[25us]`.
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,24}(\[\w{1,8}\])?")
 
@@ -138,7 +141,10 @@ def shape_of(value: object) -> tuple[int, ...]:
     """Returns a value that was decoded, if it is the shape of an array. Raises: ValueError."""
     if not isinstance(value, list | tuple) or len(value) > 64:  # as many axes as NumPy has
         raise ValueError(f"expected the shape of an array, received {_shown(value)}")
-    return tuple(whole_number(size) for size in value)
+    shape = tuple(whole_number(size) for size in value)
+    if math.prod(filter(None, shape)) > MOST_ITEMS:
+        raise ValueError(f"no array has the shape {_shown(shape)}")
+    return shape
 
 
 def bytes_of(shape: Sequence[int], dtype: np.dtype) -> int:

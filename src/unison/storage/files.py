@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from typing import IO, Any
 
-from unison.errors import DataLossError
+from unison.errors import DataLossError, FailedPreconditionError
 from unison.storage.file_systems import file_system, is_remote, named_errors
 
 
 def open_to_read(path: str) -> IO[bytes]:
-    """Opens a file.
+    """Opens a file that was saved.
 
     Raises:
         NotFoundError: There is none.
         PermissionDeniedError: It cannot be read.
+        FailedPreconditionError: It is a folder, or a pipe or a device, which might never end.
     """
     with named_errors(path):
         if is_remote(path):
             system, name = _fresh(path)
             return system.open(name, "rb")
-        return open(path, "rb")
+        return open(path, "rb", opener=_opened)
+
+
+def _opened(path: str, flags: int) -> int:
+    """Opens a local file without waiting for the other end of a pipe."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # of the latter, Python raises an error
+        return descriptor
+    os.close(descriptor)
+    raise FailedPreconditionError(message=f"{path}; Expected a file. It is a pipe or a device.")
 
 
 def exists(path: str) -> bool:

@@ -26,12 +26,16 @@ import numpy as np
 
 from unison.data.files.paths import open_file
 from unison.data.keeping.columns import Column
+from unison.data.keeping.table_index import LENGTH, TableIndex, checked_lengths, checked_sizes
 from unison.data.leaves import concatenate, count_rows, gathered, stack
 from unison.data.plan import Rows
 from unison.data.sources.memory_maps import MappedRows
 from unison.data.structure import Leaves
-from unison.errors import DataLossError, InvalidArgumentError
+from unison.errors import InvalidArgumentError
+from unison.storage.decoding import corrupt, decoding
 from unison.storage.file_systems import file_system, is_remote, named_errors
+from unison.storage.inflating import inflated
+from unison.storage.names import path_inside
 from unison.storage.patience import attempted
 
 #: How many bytes a block has at least, but for the last one and those before a pause.
@@ -39,8 +43,6 @@ BLOCK_BYTES = 1 << 20
 
 #: How many blocks are kept in memory after they have been read.
 _BLOCKS_AT_HAND = 16
-
-_LENGTH = np.dtype(np.int64)
 
 
 class Codec(NamedTuple):
@@ -60,7 +62,7 @@ def codec_of(compression: str | None) -> Codec | None:
     if compression in (None, "", "NONE"):
         return None
     if compression == "GZIP":
-        return Codec(lambda data: zlib.compress(data, 1), lambda data, size: zlib.decompress(data))
+        return Codec(lambda data: zlib.compress(data, 1), inflated)
     if compression == "SNAPPY":
         try:
             import pyarrow
@@ -152,11 +154,11 @@ class TableWriter:
         shapes = {leaf.shape[1:] for leaf in leaves}
         if len(shapes) > 1:
             sizes = [size for leaf in leaves for size in [leaf.shape[1:]] * len(leaf)]
-            parts["sizes"] = self._write(number, "sizes", np.array(sizes, _LENGTH).tobytes())
+            parts["sizes"] = self._write(number, "sizes", np.array(sizes, LENGTH).tobytes())
         items = np.concatenate([leaf.ravel() for leaf in leaves])
         if items.dtype.kind == "O":
             texts = items.tolist()
-            lengths = np.fromiter(map(len, texts), _LENGTH, len(texts))
+            lengths = np.fromiter(map(len, texts), LENGTH, len(texts))
             parts["lengths"] = self._write(number, "lengths", lengths.tobytes())
             values = b"".join(texts)
         else:
@@ -217,25 +219,28 @@ class Table:
 
     Args:
         folder: Where its files are.
-        described: What the writer's `finish` returned.
+        index: What the writer's `finish` has described.
         compression: What the writer got.
 
     Raises:
         DataLossError: The files are not there, or have not the size that they should have.
     """
 
-    def __init__(self, folder: str, described: dict[str, Any], compression: str | None):
+    def __init__(self, folder: str, index: TableIndex, compression: str | None):
         self._folder = folder
         self._codec = codec_of(compression)
-        self._blocks = described["blocks"]
-        self._dtypes = [np.dtype(name) for name in described["dtypes"]]
+        self._blocks = index.blocks
+        self._dtypes = index.dtypes
         #: Where the rows of each block begin; and behind the last.
-        self.starts = np.cumsum([0, *(block["rows"] for block in self._blocks)])
+        self.starts = np.cumsum([0, *(block.rows for block in self._blocks)])
         self._offsets = self._offsets_of_parts()
         self._has_been_read: set[tuple[str, int]] = set()
         #: Whether any element can be read without reading others.
         self.is_mapped = not is_remote(folder) and self._codec is None
         self._mapped: dict[str, np.ndarray] = {}
+        if not is_remote(folder):
+            for name in self._offsets:
+                self._check_size(name)
         if self.is_mapped:
             self._mapped = {name: self._map(name) for name in self._offsets}
         self.column = functools.lru_cache(_BLOCKS_AT_HAND * len(self._dtypes))(self._column)
@@ -251,8 +256,8 @@ class Table:
         """Returns all rows of a leaf as one array, not yet checked; None where they are not one."""
         if not self.is_mapped or not self._blocks or self._dtypes[leaf].kind == "O":
             return None
-        shape = self._blocks[0]["leaves"][leaf]["shape"]
-        if shape is None or any(b["leaves"][leaf]["shape"] != shape for b in self._blocks):
+        shape = self._blocks[0].leaves[leaf].shape
+        if shape is None or any(block.leaves[leaf].shape != shape for block in self._blocks):
             return None
         items = self._mapped[f"leaf{leaf}.values"].view(self._dtypes[leaf])
         return items.reshape(len(self), *shape)
@@ -269,25 +274,32 @@ class Table:
         """Returns for every file where the part of each block begins, and where the file ends."""
         offsets: dict[str, list[int]] = {}
         for number, block in enumerate(self._blocks):
-            for leaf, described in enumerate(block["leaves"]):
-                for part, (stored, _, _) in described["parts"].items():
-                    ends = offsets.setdefault(f"leaf{leaf}.{part}", [])
+            for leaf, described in enumerate(block.leaves):
+                for name, part in described.parts.items():
+                    ends = offsets.setdefault(f"leaf{leaf}.{name}", [])
                     # A block without this part has no bytes in the file.
                     ends.extend([ends[-1] if ends else 0] * (number + 1 - len(ends)))
-                    ends.append(ends[-1] + stored)
+                    ends.append(ends[-1] + part.stored)
         return offsets
 
-    def _map(self, name: str) -> np.ndarray:
-        path = f"{self._folder}/{name}"
+    def _path(self, name: str) -> str:
+        return path_inside(self._folder, name)
+
+    def _check_size(self, name: str) -> None:
+        path = self._path(name)
         expected = self._offsets[name][-1]
         try:
             size = os.path.getsize(path)
         except OSError as error:
-            raise DataLossError(message=f"{path} cannot be read: {error}") from error
+            raise corrupt(path, f"it cannot be read: {error}") from error
         if size != expected:
-            raise DataLossError(message=f"{path} should have {expected} bytes. It has {size}.")
+            raise corrupt(path, f"it should have {expected} bytes, and has {size}")
+
+    def _map(self, name: str) -> np.ndarray:
         # There is no memory map of nothing.
-        return np.asarray(np.memmap(path, np.uint8, "r")) if size else np.empty(0, np.uint8)
+        if not self._offsets[name][-1]:
+            return np.empty(0, np.uint8)
+        return np.asarray(np.memmap(self._path(name), np.uint8, "r"))
 
     def _part(self, block: int, leaf: int, part: str) -> np.ndarray:
         """Returns a part of a block, as bytes.
@@ -295,39 +307,46 @@ class Table:
         Raises:
             DataLossError: They are not what was written.
         """
-        stored, size, checksum = self._blocks[block]["leaves"][leaf]["parts"][part]
+        stored, size, checksum = self._blocks[block].leaves[leaf].parts[part]
         name = f"leaf{leaf}.{part}"
         start = self._offsets[name][block]
         if self.is_mapped:
             data = self._mapped[name][start : start + stored]
         else:
-            data = np.frombuffer(read_part(f"{self._folder}/{name}", start, stored), np.uint8)
+            data = np.frombuffer(read_part(self._path(name), start, stored), np.uint8)
         if not self.is_mapped or (name, block) not in self._has_been_read:
             if zlib.crc32(data.data) != checksum:
-                raise DataLossError(
-                    message=f"{self._folder}/{name} is damaged: the bytes from {start} on are not "
-                    f"those that were written (elements {self.starts[block]} to "
-                    f"{self.starts[block + 1] - 1})."
+                raise corrupt(
+                    f"{self._folder}/{name}",
+                    f"checksum mismatch in the bytes from {start} on (elements "
+                    f"{self.starts[block]} to {self.starts[block + 1] - 1})",
                 )
             self._has_been_read.add((name, block))
         if self._codec is not None:
-            data = np.frombuffer(self._codec.decompress(data.tobytes(), size), np.uint8)
+            with decoding(f"{self._folder}/{name}"):
+                data = np.frombuffer(self._codec.decompress(data.tobytes(), size), np.uint8)
+                if data.size != size:
+                    raise ValueError(f"expected {size} decompressed bytes, received {data.size}")
         return data
 
     def _column(self, block: int, leaf: int) -> Column:
-        described = self._blocks[block]["leaves"][leaf]
+        shape = self._blocks[block].leaves[leaf].shape
         dtype = self._dtypes[leaf]
-        rows = self._blocks[block]["rows"]
+        rows = self._blocks[block].rows
         values = self._part(block, leaf, "values")
-        items: Any
-        if dtype.kind == "O":
-            items = _Texts(values, self._part(block, leaf, "lengths").view(_LENGTH))
-        else:
-            items = values.view(dtype)
-        sizes = None
-        if described["shape"] is None:
-            sizes = self._part(block, leaf, "sizes").view(_LENGTH).reshape(rows, -1)
-        return Column(items, rows, described["shape"], sizes)
+        with decoding(f"{self._folder}/leaf{leaf}"):
+            items: Any
+            if dtype.kind == "O":
+                lengths = self._part(block, leaf, "lengths").view(LENGTH)
+                items, count = _Texts(values, checked_lengths(lengths, values.size)), lengths.size
+            else:
+                items = values.view(dtype)
+                count = items.size
+            sizes = None
+            if shape is None:
+                sizes = self._part(block, leaf, "sizes").view(LENGTH).reshape(rows, -1)
+                sizes = checked_sizes(sizes, count)
+            return Column(items, rows, shape, sizes)
 
 
 class TableRows(Rows):

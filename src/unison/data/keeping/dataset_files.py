@@ -12,36 +12,35 @@ to write removes (in local folders).
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import fcntl
-import functools
-import json
 import logging
 import os
-import shutil
 import uuid
 import weakref
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import IO
 
 from unison.data.files.paths import open_file
 from unison.data.keeping.column_files import Table, TableRows, TableWriter, codec_of
+from unison.data.keeping.dataset_index import (
+    RUN,
+    DatasetIndex,
+    as_json,
+    read_index,
+    structure_of,
+    write_index,
+)
 from unison.data.plan import Plan, Rows, RowsStream, Stream
 from unison.data.specs import ArraySpec, Signature
-from unison.data.structure import LEAF, Leaves, Structure
-from unison.errors import DataLossError, InvalidArgumentError
-from unison.storage.file_systems import file_system, is_remote
+from unison.data.structure import Leaves
+from unison.errors import DataLossError, InvalidArgumentError, OpError
+from unison.storage import files
+from unison.storage.file_systems import is_remote
+from unison.storage.locks import lock
+from unison.storage.names import path_inside, remove_folder
 
 logger = logging.getLogger(__name__)
-
-_INDEX = "dataset.json"
-
-_FORMAT = "unison.data 1"
 
 
 class DatasetWriter:
@@ -86,7 +85,7 @@ class DatasetWriter:
         Raises:
             ValueError: There is nothing to take the place of a dataset.
         """
-        before = _read_index(self._folder)
+        before = read_index(self._folder)
         signature = source.known_signature
         if signature is None and (self._specs or replaces):
             signature = Signature(source.structure, self._specs)
@@ -97,22 +96,15 @@ class DatasetWriter:
         if not self._shards:
             self._shard(0)  # there are no elements
         places = {number: place for place, number in enumerate(self._shards)}
-        described = {
-            "format": _FORMAT,
-            "run": self._run.name,
-            "compression": self._compression,
-            "structure": _as_json(signature.structure),
-            "specs": [{"shape": s.shape, "dtype": s.dtype.name} for s in signature.specs],
-            "shards": [
-                {"folder": _shard_folder(places[number]), **self._shards[number].finish()}
-                for number in sorted(self._shards)
-            ],
+        shards = {
+            _shard_folder(places[number]): self._shards[number].finish()
+            for number in sorted(self._shards)
         }
-        _write_index(self._folder, described)
+        write_index(self._folder, self._run.name, self._compression, signature, shards)
         self._drop.detach()
         self._run.release()
         if before is not None:
-            _remove_run(self._folder, before["run"])
+            remove_folder(self._folder, before.run, RUN)
 
     def discard(self) -> None:
         """Takes the files away, if it has not published them."""
@@ -151,7 +143,7 @@ class _Run:
             os.makedirs(self._folder, exist_ok=True)
             _remove_abandoned_runs(self._folder)
             self._lock = open_file(f"{self._folder}/{self.name}.lock", "wb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            lock(self._lock)
 
     def remove(self, message: str | None = None) -> None:
         """Takes the files away, if there are any, and says so."""
@@ -159,7 +151,7 @@ class _Run:
             return  # in a copy of the process, which owns nothing
         if message is not None:
             logger.warning(message)
-        _remove_run(self._folder, self.name)
+        remove_folder(self._folder, self.name, RUN)
         if self._lock is not None:
             self.release()
             with contextlib.suppress(OSError):
@@ -178,7 +170,7 @@ class KeptDataset:
 
     Args:
         folder: The folder.
-        described: What its `dataset.json` says.
+        index: What its `dataset.json` says.
         expected: What the elements should be; None for what they are.
 
     Raises:
@@ -186,22 +178,19 @@ class KeptDataset:
         InvalidArgumentError: The elements are others.
     """
 
-    def __init__(self, folder: str, described: dict[str, Any], expected: Signature | None = None):
-        compression = described["compression"]
-        specs = [
-            ArraySpec(None if s["shape"] is None else tuple(s["shape"]), np.dtype(s["dtype"]))
-            for s in described["specs"]
-        ]
+    def __init__(self, folder: str, index: DatasetIndex, expected: Signature | None = None):
         #: What the elements are.
-        self.signature = Signature(_from_json(described["structure"]), tuple(specs))
+        self.signature = index.signature
         if expected is not None:
             _check_fits(folder, self.signature, expected)
             self.signature = expected
-        run = f"{folder}/{described['run']}"
         #: The elements, shard by shard.
         self.shards = [
-            Saved(Table(f"{run}/{shard['folder']}", shard, compression), self.signature)
-            for shard in described["shards"]
+            Saved(
+                Table(path_inside(folder, index.run, name), table, index.compression),
+                self.signature,
+            )
+            for name, table in index.shards
         ]
 
     def __len__(self) -> int:
@@ -241,18 +230,18 @@ def read_dataset(folder: str, expected: Signature | None = None) -> KeptDataset 
         DataLossError: Its files are not what was written.
         InvalidArgumentError: The elements are others.
     """
-    described = _read_index(folder)
-    if described is None:
+    index = read_index(folder)
+    if index is None:
         return None
     try:
-        return KeptDataset(folder, described, expected)
+        return KeptDataset(folder, index, expected)
     except DataLossError as error:
         raise DataLossError(message=f"{error} Remove {folder}, and write it again.") from error
 
 
 def _check_fits(folder: str, kept: Signature, expected: Signature) -> None:
     # A file says the name and the fields of a named tuple, not its class.
-    has_structure = _from_json(_as_json(expected.structure)) == kept.structure
+    has_structure = structure_of(as_json(expected.structure)) == kept.structure
     dtypes = [getattr(spec, "dtype", None) for spec in expected.specs]
     if not has_structure or dtypes != [spec.dtype for spec in kept.specs]:
         raise InvalidArgumentError(
@@ -262,95 +251,12 @@ def _check_fits(folder: str, kept: Signature, expected: Signature) -> None:
         )
 
 
-def _read_index(folder: str) -> dict[str, Any] | None:
-    path = f"{folder}/{_INDEX}"
-    try:
-        with open_file(path, "rb") as file:
-            whole = file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    checksum, _, body = whole.partition(b"\n")
-    if checksum != b"%08x" % zlib.crc32(body):
-        raise DataLossError(
-            message=f"{path} is damaged: its checksum is another one. Remove {folder}, and write "
-            "it again."
-        )
-    described = json.loads(body)
-    if described["format"] != _FORMAT:
-        raise InvalidArgumentError(
-            message=f"{path} is of another version. Expected the format {_FORMAT!r}. Received: "
-            f"{described['format']!r}"
-        )
-    return described
-
-
-def _write_index(folder: str, described: dict[str, Any]) -> None:
-    body = json.dumps(described, separators=(",", ":")).encode()
-    path = f"{folder}/{_INDEX}"
-    # What is elsewhere appears as a whole when it is closed; what is local, when it is renamed.
-    written = path if is_remote(folder) else f"{folder}/{described['run']}.json"
-    with open_file(written, "wb") as file:
-        file.write(b"%08x\n" % zlib.crc32(body) + body)
-    if written != path:
-        os.replace(written, path)
-
-
-def _remove_run(folder: str, run: str) -> None:
-    if not is_remote(folder):
-        shutil.rmtree(f"{folder}/{run}", ignore_errors=True)
-        return
-    system, path = file_system(f"{folder}/{run}")
-    with contextlib.suppress(FileNotFoundError):
-        system.rm(path, recursive=True)
-
-
 def _remove_abandoned_runs(folder: str) -> None:
     """Removes the runs of processes that have ended before they published them."""
-    for lock_file in Path(folder).glob("run-*.lock"):
-        with contextlib.suppress(OSError), open(lock_file, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
-            if lock_file.with_suffix("").exists():
-                _remove_run(folder, lock_file.stem)
-                os.remove(lock_file)
-
-
-def _as_json(structure: Structure) -> Any:
-    if structure.kind is None:
-        return "leaf"
-    children = [_as_json(child) for child in structure.children]
-    if structure.kind is type(None):
-        return None
-    if structure.kind is tuple:
-        return {"tuple": children}
-    if issubclass(structure.kind, tuple):
-        fields = list(structure.kind._fields)  # type: ignore[attr-defined]
-        return {"named_tuple": structure.kind.__name__, "fields": fields, "children": children}
-    if not all(isinstance(key, str | int) for key in structure.keys):
-        raise TypeError(
-            "The keys of dictionaries in elements that are kept in files must be texts or whole "
-            f"numbers. Received: {list(structure.order)}"
-        )
-    kind = "dict" if structure.kind is dict else "ordered_dict"
-    return {kind: children, "keys": [*structure.keys], "order": [*structure.order]}
-
-
-def _from_json(described: Any) -> Structure:
-    if described == "leaf":
-        return LEAF
-    if described is None:
-        return Structure(type(None))
-    if "tuple" in described:
-        return Structure(tuple, tuple(map(_from_json, described["tuple"])))
-    if "named_tuple" in described:
-        kind = _named_tuple(described["named_tuple"], tuple(described["fields"]))
-        return Structure(kind, tuple(map(_from_json, described["children"])))
-    kind = dict if "dict" in described else collections.OrderedDict
-    children = described["dict" if kind is dict else "ordered_dict"]
-    keys, order = tuple(described["keys"]), tuple(described["order"])
-    return Structure(kind, tuple(map(_from_json, children)), keys, order)
-
-
-@functools.cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    """Returns a class of named tuples: the same one, where it is the same."""
-    return collections.namedtuple(name, fields)
+    for path in Path(folder).glob("run-*.lock"):
+        if not RUN.fullmatch(path.stem):
+            continue
+        with contextlib.suppress(OSError, OpError), files.open_to_read(str(path)) as file:
+            if lock(file) and path.with_suffix("").exists():  # else its process still runs
+                remove_folder(folder, path.stem, RUN)
+                path.unlink()

@@ -1,0 +1,197 @@
+"""`dataset.json`: what a folder with a dataset says of itself, checked before it is used.
+
+It has the form of `unison.storage.checksummed`, without bytes behind its header.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from unison.data.keeping.table_index import TableIndex, dtype_of_leaf
+from unison.data.specs import ArraySpec, Signature
+from unison.data.structure import LEAF, Structure
+from unison.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from unison.storage import atomic, checksummed
+from unison.storage.decoding import decoding, plain_dict, plain_list, plain_text, whole_number
+from unison.storage.names import checked_name
+
+_INDEX = "dataset.json"
+
+_FORMAT = "unison.data 1"
+
+#: The names of the folders of passes, which alone are ever deleted; and of those inside them.
+RUN = re.compile(r"run-[0-9a-f]{12}")
+_SHARD = re.compile(r"shard-\d{5,9}")
+
+_NOT_COMPRESSED = (None, "", "NONE")
+
+
+class DatasetIndex(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+        run: The name of the folder of the pass that wrote it.
+        compression: See `codec_of`.
+        signature: What the elements are.
+        shards: The folders of the shards inside that of the pass, and their tables.
+    """
+
+    run: str
+    compression: str | None
+    signature: Signature
+    shards: list[tuple[str, TableIndex]]
+
+
+def read_index(folder: str) -> DatasetIndex | None:
+    """Returns what a folder holds; None where that is no dataset.
+
+    Raises:
+        DataLossError: The index is corrupt, or names what is outside of the folder.
+        InvalidArgumentError: Another release wrote it, in another format.
+    """
+    path, remedy = f"{folder}/{_INDEX}", f"Remove {folder}, and write it again."
+    try:
+        described, _ = checksummed.read_headed(path, remedy)
+    except (NotFoundError, FailedPreconditionError):
+        return None
+    with decoding(path, remedy):
+        found = plain_text(plain_dict(described)["format"])
+        if found != _FORMAT:
+            raise InvalidArgumentError(
+                message=f"{path} is of another version. Expected the format {_FORMAT!r}. Received: "
+                f"{found[:80]!r}"
+            )
+        return _index_of(described, path)
+
+
+def _index_of(described: dict[str, Any], path: str) -> DatasetIndex:
+    compression = described["compression"]
+    if compression not in (*_NOT_COMPRESSED, "GZIP", "SNAPPY"):
+        raise ValueError(f"there is no compression {compression!r}")
+    compression = None if compression in _NOT_COMPRESSED else compression
+    specs = tuple(_spec_of(spec) for spec in plain_list(described["specs"]))
+    signature = Signature(structure_of(described["structure"]), specs)
+    if signature.structure.num_leaves != len(specs):
+        raise ValueError(f"expected {signature.structure.num_leaves} specs, received {len(specs)}")
+    shards = []
+    for shard in plain_list(described["shards"]):
+        table = TableIndex.of(shard, compression)
+        _check_table(table, signature)
+        shards.append((checked_name(shard["folder"], _SHARD, path), table))
+    return DatasetIndex(checked_name(described["run"], RUN, path), compression, signature, shards)
+
+
+def _spec_of(described: Any) -> ArraySpec:
+    sizes = plain_dict(described)["shape"]
+    shape = None
+    if sizes is not None:
+        shape = tuple(s if s is None else whole_number(s) for s in plain_list(sizes))
+    return ArraySpec(shape, dtype_of_leaf(described["dtype"]))
+
+
+def _check_table(table: TableIndex, signature: Signature) -> None:
+    """Checks that a table holds the leaves of a signature. Raises: ValueError."""
+    is_text = [spec.dtype.kind == "O" for spec in signature.specs]
+    if table.blocks and [dtype.kind == "O" for dtype in table.dtypes] != is_text:
+        raise ValueError(f"expected leaves of {list(signature.specs)}, received {table.dtypes}")
+
+
+def write_index(
+    folder: str,
+    run: str,
+    compression: str | None,
+    signature: Signature,
+    shards: Mapping[str, dict[str, Any]],
+) -> None:
+    """Makes a pass the dataset of a folder; it is one, at once, when this returns.
+
+    Args:
+        folder: The folder.
+        run: The name of the folder of the pass.
+        compression: See `codec_of`.
+        signature: What the elements are.
+        shards: What `TableWriter.finish` returned, by the folder of the shard.
+    """
+    described = {
+        "format": _FORMAT,
+        "run": run,
+        "compression": compression,
+        "structure": as_json(signature.structure),
+        "specs": [{"shape": s.shape, "dtype": s.dtype.name} for s in signature.specs],
+        "shards": [{"folder": name, **shard} for name, shard in shards.items()],
+    }
+    with atomic.replacing(f"{folder}/{_INDEX}") as file:
+        checksummed.write(file, [checksummed.header_line(described)])
+
+
+# -- structures as JSON ------------------------------------------------------------------------
+
+
+def as_json(structure: Structure) -> Any:
+    """Returns a structure as JSON.
+
+    Raises:
+        TypeError: A dictionary has keys that are neither text nor whole numbers.
+    """
+    if structure.kind is None:
+        return "leaf"
+    children = [as_json(child) for child in structure.children]
+    if structure.kind is type(None):
+        return None
+    if structure.kind is tuple:
+        return {"tuple": children}
+    if issubclass(structure.kind, tuple):
+        fields = list(structure.kind._fields)  # type: ignore[attr-defined]
+        return {"named_tuple": structure.kind.__name__, "fields": fields, "children": children}
+    if not all(isinstance(key, str | int) for key in structure.keys):
+        raise TypeError(
+            "The keys of dictionaries in elements that are kept in files must be texts or whole "
+            f"numbers. Received: {list(structure.order)}"
+        )
+    kind = "dict" if structure.kind is dict else "ordered_dict"
+    return {kind: children, "keys": [*structure.keys], "order": [*structure.order]}
+
+
+def structure_of(described: Any) -> Structure:
+    """Returns the structure of which `as_json` has made JSON.
+
+    Raises:
+        ValueError, KeyError: It has made none of that.
+    """
+    if described == "leaf":
+        return LEAF
+    if described is None:
+        return Structure(type(None))
+    if "tuple" in plain_dict(described):
+        return Structure(tuple, _structures_of(described["tuple"]))
+    if "named_tuple" in described:
+        fields = tuple(plain_text(field) for field in plain_list(described["fields"]))
+        kind = _named_tuple(plain_text(described["named_tuple"]), fields)
+        children = plain_list(described["children"], len(fields))
+        return Structure(kind, _structures_of(children))
+    kind = dict if "dict" in described else collections.OrderedDict
+    children = plain_list(described["dict" if kind is dict else "ordered_dict"])
+    keys, order = (tuple(map(_key, plain_list(described[name]))) for name in ("keys", "order"))
+    if len({*keys}) != len(children) or sorted(map(repr, keys)) != sorted(map(repr, order)):
+        raise ValueError(f"expected {len(children)} keys, received {list(keys)} and {list(order)}")
+    return Structure(kind, _structures_of(children), keys, order)
+
+
+def _structures_of(described: Any) -> tuple[Structure, ...]:
+    return tuple(map(structure_of, plain_list(described)))
+
+
+def _key(value: Any) -> str | int:
+    if not isinstance(value, str | int):
+        raise ValueError(f"expected a key that is text or a whole number, received {value!r}")
+    return value
+
+
+@functools.lru_cache(256)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
+    """Returns a class of named tuples: the same one, where it is the same."""
+    return collections.namedtuple(name, fields)

@@ -1,0 +1,50 @@
+"""Inflating what zlib has deflated, to a size that is known, in bounded memory."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+#: Deflate makes at most so many bytes of one, and so many of none.
+_MOST_A_BYTE = 1032
+_MOST_OF_NOTHING = 1 << 10
+
+
+def most_inflated(deflated: int) -> int:
+    """Returns how many bytes there can be at most in so many deflated ones.
+
+    Source: the two limits of the format, RFC 1951: 258 bytes in two bits.
+    """
+    return _MOST_A_BYTE * deflated + _MOST_OF_NOTHING
+
+
+def inflated(data: Any, size: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """Returns the bytes that zlib has deflated.
+
+    Args:
+        data: The deflated bytes, all of one stream.
+        size: How many come out. No more are made, and no memory is taken for those that do not.
+        wbits: The format, as `zlib.decompressobj` takes it.
+
+    Raises:
+        ValueError: So many do not come out, or the data is corrupt.
+
+    Examples:
+        >>> inflated(zlib.compress(b"text"), 4)
+        b'text'
+        >>> inflated(zlib.compress(bytes(1 << 24)), 4)
+        Traceback (most recent call last):
+        ValueError: expected 4 bytes in ... deflated ones, which hold more
+    """
+    deflated = len(memoryview(data).cast("B"))
+    if size > most_inflated(deflated):
+        raise ValueError(f"{deflated} deflated bytes cannot hold {size}")
+    inflater = zlib.decompressobj(wbits)
+    try:
+        result = inflater.decompress(data, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"deflated bytes are corrupt: {error}") from error
+    if len(result) != size or not inflater.eof or inflater.unused_data:
+        found = "more" if len(result) > size else f"{len(result)}"
+        raise ValueError(f"expected {size} bytes in {deflated} deflated ones, which hold {found}")
+    return result
