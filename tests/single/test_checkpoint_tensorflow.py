@@ -14,7 +14,7 @@ import pytest
 import unison
 from unison.errors import DataLossError
 from unison.train import Checkpoint, latest_checkpoint, load_checkpoint
-from unison.train.tensor_bundle import _uncompressed
+from unison.train.sorted_table import uncompressed
 
 RECORDED = json.loads(Path(__file__).parents[1].joinpath("tensorflow_checkpoints.json").read_text())
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
@@ -124,6 +124,6 @@ def test_missing_part_is_a_data_loss(recorded):
 
 def test_compressed_blocks_are_read():
     # Snappy's "abab...": two bytes as they are, and a copy that overlaps with what it makes.
-    assert _uncompressed(bytes([10, 0x04, *b"ab", 0b000_100_01, 2])) == b"ababababab"
+    assert uncompressed(bytes([10, 0x04, *b"ab", 0b000_100_01, 2])) == b"ababababab"
     with pytest.raises(ValueError, match="not there"):
-        _uncompressed(bytes([10, 0x04, *b"ab", 0b000_100_01, 9]))
+        uncompressed(bytes([10, 0x04, *b"ab", 0b000_100_01, 9]))

@@ -786,7 +786,7 @@ def damaged(whole, chance):
 
 def test_damaged_value_is_noticed_before_anybody_asks_for_it(path):
     flip(path, b"v/.ATTRIBUTES")
-    with pytest.raises(DataLossError, match="is damaged"):
+    with pytest.raises(DataLossError, match="is corrupt"):
         Checkpoint().restore(path)
 
 
@@ -833,7 +833,7 @@ def test_empty_list_of_checkpoints_is_a_value_error(tmp_path):
 def test_checkpoint_of_tensorflow_is_told_from_ours(prefix):
     with open(f"{prefix}.index", "wb") as file:
         file.write(b"\x00\x00\x02\x08\x01")
-    with pytest.raises(DataLossError, match="is damaged"):
+    with pytest.raises(DataLossError, match="is corrupt"):
         Checkpoint(v=variable()).read(prefix)
 
 

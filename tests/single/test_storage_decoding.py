@@ -93,8 +93,15 @@ def test_only_a_finite_number_is_one(value):
 
 
 def test_the_size_of_an_array_does_not_overflow():
-    shape = decoding.shape_of([2**40, 2**40])
-    assert decoding.bytes_of(shape, np.dtype(np.float32)) == 2**82
+    assert decoding.bytes_of([2**40, 2**40], np.dtype(np.float32)) == 2**82
+
+
+@pytest.mark.parametrize(
+    "shape", [[2**40, 2**40], [2**40, 2**40, 0], [1] * 99, "12", [-1]], ids=str
+)
+def test_a_shape_that_no_array_has_is_refused(shape):
+    with pytest.raises(ValueError, match=r"no array has the shape|expected"):
+        decoding.shape_of(shape)
 
 
 @pytest.mark.parametrize("name", ["<f4", "bool", "bfloat16", "complex128", "int4", "float8_e5m2"])

@@ -6,7 +6,9 @@ A decoder checks what it reads by `whole_number`, `dtype_named` and their kin, a
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import json
 import math
 import re
@@ -25,6 +27,9 @@ _MOST = 2**63 - 1
 
 #: How many items NumPy lets an array have, of which some axes may still have the size 0.
 MOST_ITEMS = 2**58
+
+#: How many fields a named tuple has at most.
+_MOST_FIELDS = 1000
 
 #: `<f4`, `bfloat16`, `|S5`, `<M8[25us]`.
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,24}(\[\w{1,8}\])?")
@@ -135,6 +140,27 @@ def plain_dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected a dictionary, received {_shown(value)}")
     return value
+
+
+def named_tuple(name: object, fields: object) -> type:
+    """Returns a class of named tuples: the same one, where it is the same.
+
+    Args:
+        name: Its name, as it was decoded.
+        fields: The names of its fields, as they were decoded.
+
+    Raises:
+        ValueError: They are no names, or too many.
+    """
+    names = tuple(plain_text(field) for field in plain_list(fields))
+    if len(names) > _MOST_FIELDS:
+        raise ValueError(f"expected at most {_MOST_FIELDS} fields, received {len(names)}")
+    return _named_tuple(plain_text(name), names)
+
+
+@functools.lru_cache(256)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
+    return collections.namedtuple(name, fields)
 
 
 def shape_of(value: object) -> tuple[int, ...]:

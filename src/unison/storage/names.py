@@ -89,8 +89,16 @@ def remove_folder(folder: str, name: str, pattern: re.Pattern[str]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def can_be_path(text: str) -> bool:
+    """Whether the system takes text as a path: it has no zero byte, and no half of a character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 def _is_one_name(name: str) -> bool:
-    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
+    return name not in ("", ".", "..") and not {*"/\\"} & {*name} and can_be_path(name)
 
 
 def _leads_inside(path: str, folder: str) -> bool:

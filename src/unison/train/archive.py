@@ -11,20 +11,31 @@ programs let every worker write a checkpoint of its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
+from unison.errors import InvalidArgumentError, NotFoundError
 from unison.runtime.elastic.happenings import happened
 from unison.storage import atomic, files
+from unison.storage.decoding import (
+    decoding,
+    dtype_named,
+    parsed_json,
+    plain_dict,
+    plain_list,
+    plain_text,
+    shape_of,
+    whole_number,
+)
+from unison.storage.npy import KINDS, opened_zip, read_member
 
 #: What follows a checkpoint's prefix in the name of its file, as in TensorFlow.
 SUFFIX = ".index"
@@ -54,6 +65,9 @@ class Node:
     @property
     def has_value(self) -> bool:
         return self.variable is not None or self.state is not None
+
+
+_FIELDS = {field.name for field in dataclasses.fields(Node)}
 
 
 def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]) -> None:
@@ -115,7 +129,7 @@ class Archive:
 
     Raises:
         NotFoundError: There is no checkpoint.
-        DataLossError: It is damaged.
+        DataLossError: It is corrupt.
         InvalidArgumentError: Another release wrote it, in another format.
     """
 
@@ -126,20 +140,19 @@ class Archive:
         except NotFoundError as error:
             raise NotFoundError(message=_what_is_there_instead(prefix)) from error
         try:
-            self._archive = zipfile.ZipFile(file)
-            index = json.loads(self._archive.read(_GRAPH))
-            self._check_format(index)
-            self.nodes = [Node(**node) for node in index["nodes"]]
-            self.arrays = {
-                key: ArrayDescription(tuple(array["shape"]), jnp.dtype(array["dtype"]))
-                for key, array in index["arrays"].items()
-            }
-        except InvalidArgumentError:
+            with self._decoding():
+                self._archive = opened_zip(file)
+                index = plain_dict(parsed_json(self._archive.read(_GRAPH)))
+                self._check_format(index)
+                self.arrays = {
+                    key: _description_of(array)
+                    for key, array in plain_dict(index["arrays"]).items()
+                }
+                self.nodes = [_node_of(node) for node in plain_list(index["nodes"])]
+                check_graph(self.nodes, self.arrays)
+        except BaseException:
             file.close()
             raise
-        except Exception as error:  # whatever a damaged archive makes of itself
-            file.close()
-            raise self._damaged(error) from error
 
     def _check_format(self, index: Mapping[str, Any]) -> None:
         if (index["format"], index["version"]) != (_FORMAT, _VERSION):
@@ -153,7 +166,7 @@ class Archive:
 
         Raises:
             NotFoundError: The checkpoint has none of that name.
-            DataLossError: It is damaged.
+            DataLossError: It is corrupt.
         """
         if key not in self.arrays:
             raise NotFoundError(
@@ -161,35 +174,68 @@ class Archive:
                 f"{', '.join(sorted(self.arrays))}"
             )
         shape, dtype = self.arrays[key]
-        try:
-            with self._archive.open(_member(key)) as stream:
-                array = np.lib.format.read_array(stream, allow_pickle=False)
+        with self._decoding():
+            array = read_member(self._archive, _member(key))
             array = array if array.dtype == dtype else array.view(dtype)
             if array.shape != shape:
                 raise ValueError(f"array {key!r} has shape {array.shape}, and {shape} in its index")
-        except Exception as error:  # whatever a damaged archive makes of itself
-            raise self._damaged(error) from error
-        return array
+            return array
 
     def verify(self) -> None:
         """Reads everything and compares the checksums.
 
         Raises:
-            DataLossError: Something is damaged, or not there.
+            DataLossError: Something is corrupt, or not there.
         """
         missing = {_member(key) for key in self.arrays} - set(self._archive.namelist())
-        try:
-            damaged = next(iter(missing), None) or self._archive.testzip()
-        except Exception as error:  # whatever a damaged archive makes of itself
-            raise self._damaged(error) from error
-        if damaged is not None:
-            raise self._damaged(ValueError(f"{damaged} is missing or has another checksum"))
+        with self._decoding():
+            if missing:
+                raise ValueError(f"{min(missing)} is missing")
+            wrong = self._archive.testzip()
+            if wrong is not None:
+                raise ValueError(f"checksum mismatch in {wrong}")
 
-    def _damaged(self, error: Exception) -> DataLossError:
-        return DataLossError(
-            message=f"Checkpoint {self.prefix} is damaged: {error}. Restore another one; "
-            "latest_checkpoint skips those that are."
+    def _decoding(self) -> contextlib.AbstractContextManager[None]:
+        return decoding(
+            f"Checkpoint {self.prefix}",
+            "Restore another one; latest_checkpoint skips those that are.",
         )
+
+
+def _description_of(described: Any) -> ArrayDescription:
+    given = plain_dict(described)
+    return ArrayDescription(shape_of(given["shape"]), dtype_named(given["dtype"], KINDS))
+
+
+def _node_of(described: Any) -> Node:
+    given = plain_dict(described)
+    if given.keys() != _FIELDS:
+        raise ValueError(f"expected a node with {sorted(_FIELDS)}, received {sorted(given)}")
+    if given["state"] is not None and "value" not in plain_dict(given["state"]):
+        raise ValueError("a state has no value")
+    if given["variable"] is not None:
+        plain_text(given["variable"])
+    plain_dict(given["children"])
+    return Node(**given)
+
+
+def check_graph(nodes: Sequence[Node], keys: Container[str]) -> None:
+    """Checks that what nodes refer to is there.
+
+    Args:
+        nodes: The nodes; there is a root.
+        keys: The keys of the arrays.
+
+    Raises:
+        ValueError: A child or an array is missing.
+    """
+    if not nodes:
+        raise ValueError("it has no root")
+    for node in nodes:
+        for child in node.children.values():
+            whole_number(child, most=len(nodes) - 1)
+        if node.variable is not None and node.variable not in keys:
+            raise ValueError(f"the array {node.variable[:80]!r} is missing")
 
 
 def _what_is_there_instead(prefix: str) -> str:

@@ -16,12 +16,17 @@ from unison.runtime import process_group
 from unison.runtime.elastic.happenings import happened
 from unison.runtime.process_group import all_gather_json
 from unison.storage import atomic, files
+from unison.storage.decoding import plain_text, real_number
+from unison.storage.file_systems import is_remote
+from unison.storage.names import can_be_path
 from unison.train.archive import SUFFIX
 from unison.train.opening import open_checkpoint
 
 logger = logging.getLogger("unison")
 
 _FILE = "checkpoint"
+#: The fields whose values are names; those of others are times.
+_NAMES = ("model_checkpoint_path", "all_model_checkpoint_paths")
 _LINE = re.compile(r'(\w+): ("(?:[^"\\]|\\.)*"|[-+.\deE]+)')
 
 
@@ -115,6 +120,8 @@ def get_checkpoint_state(
 ) -> CheckpointState | None:
     """Returns what the file `checkpoint` of a folder says, None if there is none.
 
+    Checkpoints that it names outside of the folder are left out, with a warning.
+
     Raises:
         ValueError: The file names no latest checkpoint.
 
@@ -124,27 +131,57 @@ def get_checkpoint_state(
     path = os.path.join(folder, latest_filename or _FILE)
     try:
         with files.open_to_read(path) as file:
-            text = file.read().decode()
+            content = file.read()
     except (NotFoundError, FailedPreconditionError):  # the latter: a folder, or in no folder
         return None
     fields: dict[str, list] = {}
     try:
-        for line in filter(None, map(str.strip, text.splitlines())):
+        for line in filter(None, map(str.strip, content.decode().splitlines())):
             matched = _LINE.fullmatch(line)
             if matched is None:
-                raise ValueError(f"it has the line {line!r}")
-            fields.setdefault(matched[1], []).append(json.loads(matched[2]))
+                raise ValueError(f"it has the line {line[:80]!r}")
+            value = json.loads(matched[2])
+            read = plain_text if matched[1] in _NAMES else real_number
+            fields.setdefault(matched[1], []).append(read(value))
     except ValueError as error:
         logger.warning("Ignoring %s, which cannot be read: %s", path, error)
         return None
     if not fields.get("model_checkpoint_path"):
         raise ValueError(f"{path} names no latest checkpoint. Delete it, and save anew.")
+    latest = _paths_inside(folder, fields["model_checkpoint_path"][:1], path)
+    if not latest:
+        return None
+    names = fields.get("all_model_checkpoint_paths", [])
+    times = fields.get("all_model_checkpoint_timestamps", [])
+    kept = _paths_inside(folder, names, path)
     return CheckpointState(
-        os.path.join(folder, fields["model_checkpoint_path"][0]),
-        [os.path.join(folder, name) for name in fields.get("all_model_checkpoint_paths", [])],
-        fields.get("all_model_checkpoint_timestamps", []),
+        latest[0],
+        kept,
+        times if len(kept) == len(names) else [],
         fields.get("last_preserved_timestamp", [0.0])[0],
     )
+
+
+def _paths_inside(folder: str, names: Sequence[str], where: str) -> list[str]:
+    """Returns the paths of checkpoints that a file names; without those outside of the folder."""
+    inside = []
+    for name in names:
+        path = os.path.join(folder, name)
+        if is_remote(folder):
+            leads_out = name.startswith("/") or ".." in name.split("/") or is_remote(name)
+        else:
+            relative = os.path.relpath(path, folder or ".")
+            leads_out = relative == ".." or relative.startswith(f"..{os.sep}")
+        if leads_out or not can_be_path(name):
+            logger.warning(
+                "%s names the checkpoint %r, which is not in its folder, and is ignored. Restore "
+                "it by its own path if you trust who has written the file.",
+                where,
+                name[:200],
+            )
+        else:
+            inside.append(path)
+    return inside
 
 
 def update_checkpoint_state(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,9 @@ from unison.train.latest import (
 from unison.train.options import CheckpointOptions
 
 _SECONDS_AN_HOUR = 3600.0
+
+#: How the names of checkpoints end that `save` writes.
+_NUMBERED = re.compile(r"-\d+$")
 
 
 class CheckpointManager:
@@ -102,7 +106,9 @@ class CheckpointManager:
         paths = state.all_model_checkpoint_paths
         times = state.all_model_checkpoint_timestamps or [self._last_preserved] * len(paths)
         for path, written in zip(paths, times, strict=False):
-            if min(written, now) > self._last_preserved:
+            # Nothing else in the folder, and nothing in others, is this manager's to delete.
+            is_own = os.path.join(self._directory, os.path.basename(path)) == path
+            if is_own and _NUMBERED.search(path) and min(written, now) > self._last_preserved:
                 self._written[path] = min(written, now)
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from unison.module import WAITING
+from unison.storage.decoding import decoding
 from unison.train.graph import Parts, announce_new_parts, has_state, is_variable, settle
 from unison.train.opening import AnyArchive
 from unison.train.structures import decode_structure
@@ -135,7 +136,8 @@ class Restoration:
         if not self.bound and len(variables) + len(states) < len(self.report.unused):
             archive.verify()  # what is restored later must not turn out damaged then
         arrays = {number: archive.read(str(nodes[number].variable)) for number in variables}
-        contents = {n: decode_structure(nodes[n].state["value"], archive.read) for n in states}
+        with decoding(f"Checkpoint {archive.prefix}", "Restore another one."):
+            contents = {n: decode_structure(nodes[n].state["value"], archive.read) for n in states}
         # States first: an object may refuse its state, and nothing is changed then.
         _set_states([(states[n], contents[n]) for n in self._still_without(states)])
         for number in self._still_without(variables):
@@ -213,7 +215,10 @@ class Report:
         self.expects_partial = False
 
     def name_of(self, number: int) -> str:
-        """Returns the path that leads to a node, as `(root).model.dense.kernel`."""
+        """Returns the path that leads to a node, as `(root).model.dense.kernel`.
+
+        One to which no path leads, which nobody saves, has its number.
+        """
         paths: dict[int, str] = {0: "(root)"}
         queue = collections.deque([0])
         while queue and number not in paths:
@@ -222,7 +227,7 @@ class Report:
                 if child not in paths:
                     paths[child] = f"{paths[current]}.{name}"
                     queue.append(child)
-        return paths[number]
+        return paths.get(number, f"(node {number})")
 
     def names_of_unused(self) -> str:
         """Returns the paths of the first of the values that nobody got."""

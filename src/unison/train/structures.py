@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-import collections
 from collections.abc import Callable
 from typing import Any
+
+from unison.storage.decoding import named_tuple, plain_dict, plain_list
 
 
 def encode_structure(structure: Any, encode_leaf: Callable[[Any], Any]) -> Any:
@@ -45,6 +46,10 @@ def decode_structure(encoded: Any, decode_leaf: Callable[[Any], Any]) -> Any:
     Args:
         encoded: What it returned.
         decode_leaf: Returns the leaf for what `encode_leaf` returned.
+
+    Raises:
+        ValueError, TypeError: It has encoded none of that.
+        RecursionError: It is nested too deeply.
     """
 
     def decode(value: Any) -> Any:
@@ -54,12 +59,14 @@ def decode_structure(encoded: Any, decode_leaf: Callable[[Any], Any]) -> Any:
         if kind == "leaf":
             return decode_leaf(content)
         if kind == "bytes":
-            return base64.b64decode(content)
+            return base64.b64decode(content, validate=True)
         if kind == "dict":
-            return {key: decode(item) for key, item in content.items()}
+            return {key: decode(item) for key, item in plain_dict(content).items()}
         if kind == "named":
-            name, fields, items = content
-            return collections.namedtuple(name, fields)(*map(decode, items))
-        return (list if kind == "list" else tuple)(map(decode, content))
+            name, fields, items = plain_list(content, 3)
+            return named_tuple(name, fields)(*map(decode, plain_list(items)))
+        if kind not in ("list", "tuple"):
+            raise ValueError(f"expected a structure, received {kind!r}")
+        return (list if kind == "list" else tuple)(map(decode, plain_list(content)))
 
     return decode(encoded)

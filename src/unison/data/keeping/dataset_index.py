@@ -6,7 +6,6 @@ It has the form of `unison.storage.checksummed`, without bytes behind its header
 from __future__ import annotations
 
 import collections
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,7 +15,14 @@ from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import LEAF, Structure
 from unison.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from unison.storage import atomic, checksummed
-from unison.storage.decoding import decoding, plain_dict, plain_list, plain_text, whole_number
+from unison.storage.decoding import (
+    decoding,
+    named_tuple,
+    plain_dict,
+    plain_list,
+    plain_text,
+    whole_number,
+)
 from unison.storage.names import checked_name
 
 _INDEX = "dataset.json"
@@ -169,10 +175,9 @@ def structure_of(described: Any) -> Structure:
     if "tuple" in plain_dict(described):
         return Structure(tuple, _structures_of(described["tuple"]))
     if "named_tuple" in described:
-        fields = tuple(plain_text(field) for field in plain_list(described["fields"]))
-        kind = _named_tuple(plain_text(described["named_tuple"]), fields)
-        children = plain_list(described["children"], len(fields))
-        return Structure(kind, _structures_of(children))
+        named = named_tuple(described["named_tuple"], described["fields"])
+        children = plain_list(described["children"], len(described["fields"]))
+        return Structure(named, _structures_of(children))
     kind = dict if "dict" in described else collections.OrderedDict
     children = plain_list(described["dict" if kind is dict else "ordered_dict"])
     keys, order = (tuple(map(_key, plain_list(described[name]))) for name in ("keys", "order"))
@@ -189,9 +194,3 @@ def _key(value: Any) -> str | int:
     if not isinstance(value, str | int):
         raise ValueError(f"expected a key that is text or a whole number, received {value!r}")
     return value
-
-
-@functools.lru_cache(256)
-def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    """Returns a class of named tuples: the same one, where it is the same."""
-    return collections.namedtuple(name, fields)

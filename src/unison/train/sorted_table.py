@@ -1,0 +1,138 @@
+"""Tables of LevelDB's format: blocks of sorted keys and values, which TensorFlow's indexes are.
+
+No block is read twice, no key is shorter than what it shares with the one before, and nothing is
+inflated beyond what its bytes can hold: a wrong table ends in an error as fast as it is read.
+
+Sources: LevelDB's `doc/table_format.md`; Snappy's `format_description.txt`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from unison.data.files.checksums import crc32c, masked
+from unison.train.wire_format import cut, read_varint
+
+#: How a table ends: its magic number.
+MAGIC = bytes.fromhex("57fb808b247547db")
+_FOOTER = 48
+
+#: A block's kind and checksum, behind it.
+_TRAILER = 5
+
+#: How many bytes all keys of a table may have together, at least, and for each byte of the table:
+#: of a key, only what differs from the one before is in the file.
+_KEY_BYTES = 1 << 25
+_KEY_BYTES_A_BYTE = 16
+
+#: Snappy makes at most so many bytes of one: copies of 64 bytes in 3.
+_MOST_OF_SNAPPY = 22
+
+
+def items_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a table, in the order of the keys.
+
+    Raises:
+        ValueError: It is corrupt.
+    """
+    blocks = _Blocks(content)
+    footer = content[-_FOOTER:]
+    about, position = _handle(footer, 0)
+    index, _ = _handle(footer, position)
+    blocks.read(*about)  # which says nothing, but may be corrupt
+    last = None
+    key_bytes = 0
+    for _, handle in _pairs(blocks.read(*index)):
+        place, _ = _handle(handle, 0)
+        for key, value in _pairs(blocks.read(*place)):
+            if last is not None and key <= last:
+                raise ValueError("its keys are not in order")
+            last = key
+            key_bytes += len(key)
+            if key_bytes > max(_KEY_BYTES, _KEY_BYTES_A_BYTE * len(content)):
+                raise ValueError("its keys are longer than those of any checkpoint")
+            yield key, value
+
+
+class _Blocks:
+    """The blocks of a table."""
+
+    def __init__(self, content: bytes):
+        self._content = content
+        self._left = len(content)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Returns a block as it was before it was compressed."""
+        whole = cut(self._content, offset, size + _TRAILER)
+        self._left -= len(whole)
+        if self._left < 0:
+            raise ValueError("its blocks overlap")
+        block, kind = whole[:size], whole[size]
+        (checksum,) = struct.unpack_from("<I", whole, size + 1)
+        if masked(crc32c()(whole[: size + 1])) != checksum:
+            raise ValueError("checksum mismatch in a block of its index")
+        if kind not in (0, 1):
+            raise ValueError(f"a block of its index is compressed in the unknown way {kind}")
+        return uncompressed(block) if kind else block
+
+
+def _handle(content: bytes, position: int) -> tuple[tuple[int, int], int]:
+    offset, position = read_varint(content, position)
+    size, position = read_varint(content, position)
+    return (offset, size), position
+
+
+def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields what is in a block, each key of which begins as the one before."""
+    (restarts,) = struct.unpack("<I", block[-4:])
+    end = len(block) - 4 * (restarts + 1)
+    if end < 0:
+        raise ValueError("a block of its index is shorter than its list of keys")
+    block = block[:end]
+    key, position = b"", 0
+    while position < end:
+        shared, position = read_varint(block, position)
+        own, position = read_varint(block, position)
+        length, position = read_varint(block, position)
+        key = cut(key, 0, shared) + cut(block, position, own)
+        position += own
+        yield key, cut(block, position, length)
+        position += length
+
+
+def uncompressed(block: bytes) -> bytes:
+    """Returns what Snappy has compressed: pieces as they are, and copies of what was before.
+
+    Raises:
+        ValueError: It is corrupt.
+    """
+    size, position = read_varint(block, 0)
+    if size > _MOST_OF_SNAPPY * len(block) + 64:
+        raise ValueError(f"{len(block)} compressed bytes cannot hold {size}")
+    out = bytearray()
+    while position < len(block) and len(out) <= size:
+        tag = block[position]
+        kind, length = tag & 3, (tag >> 2) + 1
+        position += 1
+        if kind == 0:
+            if length > 60:
+                count = length - 60
+                length = int.from_bytes(cut(block, position, count), "little") + 1
+                position += count
+            out += cut(block, position, length)
+            position += length
+            continue
+        count = (1, 2, 4)[kind - 1]
+        offset = int.from_bytes(cut(block, position, count), "little")
+        position += count
+        if kind == 1:
+            length, offset = ((tag >> 2) & 7) + 4, offset | (tag >> 5) << 8
+        if not 0 < offset <= len(out):
+            raise ValueError("a compressed block of its index refers to what is not there")
+        # A copy may overlap with what it makes: then it repeats the last `offset` bytes.
+        piece = bytes(out[-offset:][:length])
+        out += (piece * (length // len(piece) + 1))[:length]
+    if len(out) != size or position < len(block):
+        raise ValueError("a compressed block of its index has another size")
+    return bytes(out)
