@@ -142,6 +142,60 @@ def test_a_snapshot_of_right_checksum_and_wrong_arrays_is_corrupt(tmp_path, capl
     assert "ps-0.2.snapshot is corrupt" in caplog.text
 
 
+def facts_of_job(**others):
+    return {"rights": {}, "programs": {}, "done": [], "settled": 0, "applied": 0} | others
+
+
+def calling_back():
+    """A program that calls whatever address it finds in an attribute."""
+    target = "xla_ffi_python_cpu_callback"
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((3,), np.float32))
+    checks = [jax.export.DisabledSafetyCheck.custom_call(target)]
+    exported = jax.export.export(jax.jit(call), disabled_checks=checks)
+    data = exported(jax.ShapeDtypeStruct((3,), np.float32)).serialize()
+    return {"program 1": np.frombuffer(bytes(data), np.uint8)}
+
+
+INSTALLED = {"1": {"inputs": [], "outputs": [], "whole_inputs": []}}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"shared": Part({}, {})},
+        {"shared": Part({"entries": [["a", "b", [[-1], "f4", [], None]]], "places": {}}, {})},
+        {"shared": Part({"entries": [], "places": {"a": [1]}}, {})},
+        {"job a": Part(facts_of_job(rights=["read"]), {})},
+        {"job a": Part(facts_of_job(done=[1e999]), {})},
+        {"job a": Part(facts_of_job(applied=-1), {})},
+        {"job a": Part({}, {})},
+        {"elsewhere": Part(facts_of_job(), {})},
+        {"job a": Part(facts_of_job(), {"program 1": np.zeros(9, np.uint8)})},
+        {"job a": Part(facts_of_job(programs=INSTALLED), {"program x": np.zeros(9, np.uint8)})},
+        {"job a": Part(facts_of_job(programs=INSTALLED), {"program 1": np.zeros(9, np.uint8)})},
+    ],
+    ids=lambda parts: str(parts)[:60],
+)
+def test_a_server_takes_the_snapshot_before_one_of_wrong_facts(tmp_path, caplog, parts):
+    assert jobs_of_the_snapshot_before(tmp_path, parts) == {"b"}
+    assert "Skipping a snapshot for the one before it" in caplog.text
+
+
+def test_a_server_runs_no_program_of_a_snapshot_that_calls_back(tmp_path, caplog):
+    parts = {"job a": Part(facts_of_job(programs=INSTALLED), calling_back())}
+    assert jobs_of_the_snapshot_before(tmp_path, parts) == {"b"}
+    assert "calls 'xla_ffi_python_cpu_callback'" in caplog.text
+
+
+def jobs_of_the_snapshot_before(folder, parts):
+    """Writes a good snapshot, and one of these parts; returns the jobs of a server there."""
+    snapshots = Snapshots(folder, "ps-0")
+    shared = {"shared": Part({"entries": [], "places": {}}, {})}
+    snapshots.write({**shared, "job b": Part(facts_of_job(), {})})
+    snapshots.write(shared | parts)
+    return Jobs(Snapshots(folder, "ps-0"), is_lasting=True)._jobs.keys()
+
+
 def test_where_none_is_whole_the_server_begins_anew(tmp_path, caplog):
     (tmp_path / "ps-0.1.snapshot").write_bytes(b"nothing")
     assert Snapshots(tmp_path, "ps-0").latest() is None

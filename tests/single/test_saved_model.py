@@ -208,7 +208,7 @@ def test_damaged_file_is_noticed(tmp_path, file):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataLossError, match="is damaged"):
+    with pytest.raises(DataLossError, match="is corrupt"):
         load(tmp_path / "model")
 
 

@@ -40,8 +40,8 @@ class Jobs:
         #: When what was restored and not asked for is dropped.
         self._forgetting_at = time.monotonic() + _KEPT_SECONDS
         self._unclaimed: set[str] = set()
-        if snapshots is not None and (parts := snapshots.latest()) is not None:
-            self._restore(parts)
+        if snapshots is not None and snapshots.latest(self._restore) is None:
+            self._shared, self._jobs, self._unclaimed = SharedVariables(), {}, set()
 
     @property
     def writes_snapshots(self) -> bool:
@@ -96,9 +96,13 @@ class Jobs:
         return {_SHARED: self._shared.part(), **jobs}
 
     def _restore(self, parts: Mapping[str, Part]) -> None:
+        """Takes what a snapshot has, instead of what an earlier call has taken."""
+        self._shared, self._jobs, self._unclaimed = SharedVariables(), {}, set()
         for name, part in parts.items():
             if name == _SHARED:
                 self._shared.restore(part)
+            elif not name.startswith(_JOB):
+                raise ValueError(f"there is no part {name!r}")
             else:
                 job = name.removeprefix(_JOB)
                 self._jobs[job] = self._new_job()

@@ -16,13 +16,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import export
 
 from unison.errors import AlreadyExistsError, NotFoundError
 from unison.parameter_server.compressed import Encoding, received, sent
 from unison.parameter_server.messages import Connection, Message, operand
 from unison.parameter_server.shared import JobVariables, SharedVariables, seen_whole, store_of
 from unison.parameter_server.snapshots import Part
+from unison.saving.exported import read_exported
+from unison.storage.decoding import plain_dict, plain_list, plain_text, whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,17 +118,24 @@ class VariableServer:
         return Part(facts, arrays)
 
     def restore(self, job: str, part: Part) -> None:
-        """Takes what a snapshot has of a job."""
+        """Takes what a snapshot has of a job.
+
+        Raises:
+            ValueError, KeyError, OpError: It cannot have written that.
+        """
         self.job = job
+        facts = part.facts
         for name, array in part.arrays.items():
             what, _, key = name.partition(" ")
             if what == "variable":
                 self._variables[key] = array
             else:
-                self._install(int(key), array, part.facts["programs"][key])
-        self._variables.rights = part.facts["rights"]
-        self._applied, self._settled = set(part.facts["done"]), part.facts["settled"]
-        self.applied = self._restored = part.facts["applied"]
+                self._install(int(key), array, plain_dict(facts["programs"][key]))
+        rights = plain_dict(facts["rights"])
+        self._variables.rights = {store: plain_text(right) for store, right in rights.items()}
+        self._applied = {whole_number(done) for done in plain_list(facts["done"])}
+        self._settled = whole_number(facts["settled"])
+        self.applied = self._restored = whole_number(facts["applied"])
 
     def answer(self, message: Message) -> Answer:
         """Does what a message asks for.
@@ -243,7 +251,7 @@ class VariableServer:
     def _install(self, number: int, data: np.ndarray, fields: dict[str, Any]) -> None:
         self._installed[number] = (data, fields)
         self._programs[number] = Program(
-            jax.jit(export.deserialize(bytearray(data.tobytes())).call),
+            jax.jit(read_exported(data.tobytes(), f"Update {number} of job {self.job!r}").call),
             fields["inputs"],
             fields["outputs"],
             frozenset(fields["whole_inputs"]),

@@ -26,6 +26,7 @@ from unison.errors import (
 )
 from unison.parameter_server.snapshots import Part
 from unison.parameter_server.store import Shard, Store
+from unison.storage.decoding import plain_dict, plain_list, plain_text, shape_of, whole_number
 
 _RIGHTS = ("read", "update")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -257,11 +258,24 @@ class SharedVariables:
         return Part({"entries": entries, "places": dict(self._places)}, values)
 
     def restore(self, part: Part) -> None:
-        """Takes what a snapshot has."""
+        """Takes what a snapshot has.
+
+        Raises:
+            ValueError, KeyError: It cannot have written that.
+        """
         self.values = part.arrays
-        self._entries = {(store, name): _Entry(*own) for store, name, own in part.facts["entries"]}
-        places = part.facts["places"]
-        self._places = {store: (count, own) for store, (count, own) in places.items()}
+        for entry in plain_list(part.facts["entries"]):
+            store, name, own = plain_list(entry, 3)
+            shape, dtype, bounds, creator = plain_list(own, 4)
+            self._entries[plain_text(store), plain_text(name)] = _Entry(
+                list(shape_of(shape)),
+                plain_text(dtype),
+                [list(shape_of(plain_list(bound, 3))) for bound in plain_list(bounds)],
+                None if creator is None else plain_text(creator),
+            )
+        for store, place in plain_dict(part.facts["places"]).items():
+            count, own = plain_list(place, 2)
+            self._places[store] = whole_number(count), whole_number(own)
 
 
 class JobVariables(MutableMapping[str, np.ndarray]):

@@ -15,11 +15,12 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from unison.errors import InvalidArgumentError
 from unison.storage import atomic, checksummed
 from unison.storage.decoding import (
     bytes_of,
@@ -78,15 +79,23 @@ class Snapshots:
                 self._path(number).unlink(missing_ok=True)
         self._latest = latest
 
-    def latest(self) -> dict[str, Part] | None:
+    def latest(
+        self, take: Callable[[dict[str, Part]], None] = lambda parts: None
+    ) -> dict[str, Part] | None:
         """Returns the parts of the latest snapshot that is whole; None if there is none.
 
         Warnings name those that are corrupt.
+
+        Args:
+            take: Is given the parts. Where it raises an error, the snapshot counts as corrupt.
         """
         for number in reversed(self._numbers()):
+            path = str(self._path(number))
             try:
-                found = _read(str(self._path(number)))
-            except OSError as error:
+                found = _read(path)
+                with decoding(path):
+                    take(found)
+            except (OSError, InvalidArgumentError) as error:
                 logger.warning("Skipping a snapshot for the one before it: %s", error)
                 continue
             self._latest = number

@@ -31,6 +31,8 @@ import jax.numpy as jnp
 # order to answer. It also makes the client of the CPU, and `jaxlib._jax` its collectives, whose
 # address no option of JAX sets: they listen where the machine's own name leads. `config`: whether
 # these collectives are wanted.
+# `export`: what a program that was exported may call, and its tables, which are checked before JAX
+# decodes them. Its module is read in a context that has all the dialects that JAX writes (`mlir`).
 # `xla_client`: a second client of the CPU, with as many devices as a plan asks for; JAX's own has
 # as many as the process was started with.
 from jax._src import (
@@ -118,6 +120,38 @@ def described_cpus(count: int) -> list[jax.Device]:
     """
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return list(client.devices())
+
+
+def tables_of_exported(data: bytes) -> Iterator[Any]:
+    """Yields the tables of an exported function and of its derivatives, before they are decoded.
+
+    `jax.export.deserialize` follows whatever they refer to, as often as they do.
+
+    Args:
+        data: What `jax.export` has serialized.
+    """
+    from jax._src.export import serialization_generated
+
+    table = serialization_generated.Exported.GetRootAs(bytearray(data), 0)
+    while table is not None:
+        yield table
+        table = table.Vjp()
+
+
+def targets_of_stable_calls() -> frozenset[str]:
+    """Returns the custom calls that `jax.export` writes: JAX keeps them as they are."""
+    from jax._src.export import _export
+
+    return frozenset(_export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE)
+
+
+@contextlib.contextmanager
+def module_of_exported(exported: Any) -> Iterator[Any]:
+    """Inside, there is the MLIR module of an exported function, in StableHLO, as JAX reads it."""
+    from jax._src.interpreters import mlir
+
+    with mlir.make_ir_context():
+        yield exported.mlir_module(serialized=False)
 
 
 def nothing_is_traced() -> bool:

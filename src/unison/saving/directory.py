@@ -15,13 +15,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
+from unison.errors import InvalidArgumentError, NotFoundError
 from unison.storage import files
+from unison.storage.decoding import corrupt, decoding, parsed_json, plain_dict
 from unison.storage.file_systems import is_remote
+from unison.storage.names import checked_name, path_inside
 from unison.storage.temporary_folders import temporary_folder
 
 INDEX = "saved_model.json"
@@ -31,6 +34,11 @@ KERAS_MODEL = "model.keras"
 
 _FORMAT = "unison saved model"
 _VERSION = 1
+
+#: The names of programs: a number, and what tells that of an empty batch.
+_PROGRAM = re.compile(r"\d{1,9}(-none)?")
+
+_REMEDY = "Save the model again."
 
 
 def write_program(path: str, name: str, data: bytes | None) -> dict[str, Any] | None:
@@ -47,16 +55,26 @@ def read_program(path: str, described: dict[str, Any] | None) -> bytes | None:
 
     Raises:
         NotFoundError: The file is not there.
-        DataLossError: It is damaged.
+        DataLossError: It is corrupt.
     """
     if described is None:
         return None
-    name = os.path.join(path, FUNCTIONS, f"{described['name']}.jaxexport")
+    name = program_path(path, described)
     with files.open_to_read(name) as file:
         data = file.read()
     if zlib.crc32(data) != described["crc32"]:
-        raise DataLossError(message=f"{name} is damaged: it has another checksum")
+        raise corrupt(name, "checksum mismatch", _REMEDY)
     return data
+
+
+def program_path(path: str, described: dict[str, Any]) -> str:
+    """Returns where a program of the saved model at `path` is.
+
+    Raises:
+        DataLossError: Its name would lead elsewhere.
+    """
+    name = checked_name(described["name"], _PROGRAM, os.path.join(path, INDEX))
+    return path_inside(path, FUNCTIONS, f"{name}.jaxexport")
 
 
 def write_index(path: str, model: dict[str, Any]) -> None:
@@ -70,25 +88,23 @@ def read_index(path: str) -> dict[str, Any]:
     """Returns what `write_index` wrote.
 
     Raises:
-        DataLossError: It is damaged.
+        DataLossError: It is corrupt.
         InvalidArgumentError: Another release wrote it, in another format.
     """
     name = os.path.join(path, INDEX)
-    try:
-        with open(name) as file:
-            described = json.load(file)
+    with files.open_to_read(name) as file:
+        content = file.read()
+    with decoding(name, _REMEDY):
+        described = plain_dict(parsed_json(content))
         kind, version, model = (described[key] for key in ("format", "version", "model"))
-        is_whole = described["crc32"] == _checksum(model)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataLossError(message=f"{name} is damaged: {error!r}") from error
-    if (kind, version) != (_FORMAT, _VERSION):
-        raise InvalidArgumentError(
-            message=f"{name} is a {kind!r} of version {version!r}; this release reads {_FORMAT!r}, "
-            f"version {_VERSION}."
-        )
-    if not is_whole:
-        raise DataLossError(message=f"{name} is damaged: it has another checksum")
-    return model
+        if (kind, version) != (_FORMAT, _VERSION):
+            raise InvalidArgumentError(
+                message=f"{name} is a {str(kind)[:80]!r} of version {str(version)[:80]!r}; this "
+                f"release reads {_FORMAT!r}, version {_VERSION}."
+            )
+        if described["crc32"] != _checksum(model):
+            raise ValueError("checksum mismatch")
+        return plain_dict(model)
 
 
 def _checksum(model: dict[str, Any]) -> int:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
-from unison.cells import VariableAggregation, VariableSynchronization
-from unison.module import Module
+from unison.cells import VariableAggregation, VariableSynchronization, has_cell
+from unison.module import WAITING, Module
 from unison.saving import directory as folder
 from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.program import SavedProgram
 from unison.saving.specs import ArraySpec
 from unison.storage import files
+from unison.storage.decoding import (
+    decoding,
+    dtype_named,
+    plain_dict,
+    plain_list,
+    plain_text,
+    whole_number,
+)
 from unison.train.archive import Archive
 from unison.train.structures import decode_structure
 from unison.variables import Variable
+
+#: How many items lists have together, also those that were not saved: the places of numbers.
+_MOST_ITEMS = 1 << 22
+_PLACE = re.compile(r"[0-9]{1,12}")
 
 #: What TensorFlow calls a model that is saved for inference, as all of these are.
 SERVING = "serve"
@@ -59,7 +70,9 @@ def load(
 
     Raises:
         NotFoundError: There is no saved model.
-        DataLossError: It is damaged.
+        DataLossError: It is corrupt.
+        InvalidArgumentError: A program in it calls what no program should that comes from a file:
+            a callback to the host, a kernel of its own. Nothing is compiled before.
         ValueError: `tags` names something else than "serve".
 
     TF: `tf.saved_model.load`.
@@ -69,7 +82,9 @@ def load(
     if wanted != [SERVING]:
         raise ValueError(f"A saved model has the tags {[SERVING]}. Received: tags={tags!r}")
     with folder.local_copy(path) as copy:
-        return _Reader(copy, make_variable).root()
+        reader = _Reader(copy, make_variable)
+        with decoding(path, "Save the model again."):
+            return reader.root()
 
 
 def contains_saved_model(export_dir: str | os.PathLike) -> bool:
@@ -96,11 +111,17 @@ class _Reader:
         self._archive.verify()
         self._made: dict[int, Any] = {}
         self._programs: dict[int, SavedProgram] = {}
+        self._items_left = _MOST_ITEMS
 
     def root(self) -> Any:
-        """Returns the object that was saved."""
+        """Returns the object that was saved.
+
+        Raises:
+            ValueError, LookupError, TypeError: Nobody has saved that.
+        """
+        objects = plain_list(self._index["objects"], len(self._archive.nodes))
         # The variables first: programs refer to them.
-        for number, described in enumerate(self._index["objects"]):
+        for number, described in enumerate(objects):
             if described["kind"] == "variable":
                 self._made[number] = self._variable(number, described)
         root = self._object(0)
@@ -111,16 +132,14 @@ class _Reader:
         return root
 
     def _variable(self, number: int, described: dict[str, Any]) -> Variable:
-        key = self._archive.nodes[number].variable
-        assert key is not None
-        value = self._archive.read(key)
+        value = self._archive.read(plain_text(self._archive.nodes[number].variable))
         synchronization = VariableSynchronization[described["synchronization"]]
         if synchronization is VariableSynchronization.NONE:
             synchronization = VariableSynchronization.AUTO  # the strategy may have several replicas
         variable = self._make_variable(
             value,
-            trainable=described["trainable"],
-            name=described["name"],
+            trainable=bool(described["trainable"]),
+            name=plain_text(described["name"]),
             dtype=value.dtype,
             synchronization=synchronization,
             aggregation=VariableAggregation[described["aggregation"]],
@@ -134,17 +153,22 @@ class _Reader:
         described = self._index["objects"][number]
         children = self._archive.nodes[number].children
         if described["kind"] in ("list", "tuple"):
-            items = [None] * (max(map(int, children), default=-1) + 1)
+            places = {name: _place_of(name) for name in children}
+            items = [None] * self._taken(max(places.values(), default=-1) + 1)
             self._made[number] = items
             for name, child in children.items():
-                items[int(name)] = self._object(child)
+                items[places[name]] = self._object(child)
             return items if described["kind"] == "list" else tuple(items)
         if described["kind"] == "dict":
             made: dict[str, Any] = {}
             self._made[number] = made
             made.update({name: self._object(child) for name, child in children.items()})
             return made
-        functions = described["functions"]
+        if described["kind"] != "object":
+            raise ValueError(f"there is no object of the kind {described['kind']!r}")
+        if WAITING in children.keys() | described["functions"].keys():
+            raise ValueError(f"an object has an attribute {WAITING!r}")
+        functions = plain_dict(described["functions"])
         loaded = LoadedFunctionObject() if "__call__" in functions else LoadedObject()
         self._made[number] = loaded
         for name, child in children.items():
@@ -152,6 +176,13 @@ class _Reader:
         for name, function in functions.items():
             vars(loaded)[name] = self._function(name, function)
         return loaded
+
+    def _taken(self, count: int) -> int:
+        """Returns how many items a list has, of all that a model can have."""
+        self._items_left -= count
+        if self._items_left < 0:
+            raise ValueError(f"a list has {count} items, and hardly any in the file")
+        return count
 
     def _function(self, name: str, described: dict[str, Any]) -> SavedFunction | SavedSignature:
         if "signature" in described:
@@ -167,27 +198,44 @@ class _Reader:
             for each in described["parameters"]
         ]
         return SavedFunction(
-            described["name"],
+            plain_text(described["name"]),
             inspect.Signature(parameters),
-            [self._program(number) for number in described["programs"]],
-            described["has_input_signature"],
+            [self._program(number) for number in plain_list(described["programs"])],
+            bool(described["has_input_signature"]),
         )
 
     def _program(self, number: int) -> SavedProgram:
         if number not in self._programs:
-            described = self._index["programs"][number]
-            data = folder.read_program(self._path, described["data"])
+            described = self._index["programs"][whole_number(number)]
+            data = folder.read_program(self._path, plain_dict(described["data"]))
             assert data is not None
-            self._programs[number] = SavedProgram(
+            program = SavedProgram(
                 data,
                 folder.read_program(self._path, described["data_for_none"]),
                 decode_structure(described["inputs"], _decode_spec),
                 decode_structure(described["outputs"], _decode_spec),
-                [self._made[variable] for variable in described["variables"]],
-                [self._made[variable] for variable in described["assigned"]],
+                [self._variable_of(variable) for variable in described["variables"]],
+                [self._variable_of(variable) for variable in described["assigned"]],
             )
+            program.check(folder.program_path(self._path, described["data"]))
+            self._programs[number] = program
         return self._programs[number]
+
+    def _variable_of(self, number: int) -> Any:
+        variable = self._made[number]
+        if not has_cell(variable):
+            raise ValueError(f"expected a variable, received {variable!r}")
+        return variable
 
 
 def _decode_spec(encoded: dict[str, Any]) -> ArraySpec:
-    return ArraySpec(tuple(encoded["shape"]), jnp.dtype(encoded["dtype"]), encoded["name"])
+    given = plain_dict(encoded)
+    sizes = tuple(s if s is None else whole_number(s) for s in plain_list(given["shape"]))
+    name = given["name"] if given["name"] is None else plain_text(given["name"])
+    return ArraySpec(sizes, dtype_named(given["dtype"]), name)
+
+
+def _place_of(name: str) -> int:
+    if not _PLACE.fullmatch(name):
+        raise ValueError(f"expected the place of an item in a list, received {name[:80]!r}")
+    return int(name)

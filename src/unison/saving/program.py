@@ -20,13 +20,12 @@ from unison.cells import Cell, has_cell
 from unison.lifting import Lift
 from unison.program import tracing_contexts
 from unison.runtime.placement import REPLICA_AXIS
+from unison.saving.exported import PLATFORMS, read_exported
 from unison.saving.specs import ArraySpec, arrays_for, filled
+from unison.storage.decoding import decoding
 from unison.strategies.default import default_strategy
 
 logger = logging.getLogger("unison")
-
-#: Where a saved program can run.
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 @dataclasses.dataclass
@@ -51,7 +50,34 @@ class SavedProgram:
     assigned: list[Any]
 
     def __post_init__(self) -> None:
+        self._exported: dict[bool, export.Exported] = {}
         self._calls: dict[bool, Callable[..., Any]] = {}
+
+    def check(self, where: str) -> None:
+        """Checks that the program can have been saved, before it is compiled.
+
+        Args:
+            where: Where it comes from, for messages.
+
+        Raises:
+            DataLossError: It is corrupt, or is one of other arguments and results.
+            InvalidArgumentError: It calls what no program should that comes from a file.
+        """
+        for is_none, data in ((False, self.data), (True, self.data_for_none)):
+            if data is not None:
+                self._exported[is_none] = read_exported(data, where)
+                with decoding(where):
+                    self._check_signature(self._exported[is_none])
+
+    def _check_signature(self, exported: export.Exported) -> None:
+        specs = [leaf for leaf in jax.tree.leaves(self.inputs) if isinstance(leaf, ArraySpec)]
+        results = jax.tree.leaves(self.outputs)
+        trees = (
+            jax.tree.structure((([0] * len(self.variables), [0] * len(specs)), {})),
+            jax.tree.structure(([0] * len(results), [0] * len(self.assigned))),
+        )
+        if (exported.in_tree, exported.out_tree) != trees:
+            raise ValueError("its arguments or results are others than its description says")
 
     @property
     def structured_input_signature(self) -> Any:
@@ -79,7 +105,8 @@ class SavedProgram:
             data = self.data_for_none if is_none else self.data
             if data is None:
                 raise ValueError("The function was saved for batches of one example or more.")
-            self._calls[is_none] = jax.jit(export.deserialize(bytearray(data)).call)
+            exported = self._exported.get(is_none) or export.deserialize(bytearray(data))
+            self._calls[is_none] = jax.jit(exported.call)
         return self._calls[is_none]
 
 
