@@ -185,7 +185,7 @@ def test_damage_of_a_compressed_file_is_data_loss(compression, tmp_path):
     with pytest.raises(DataLossError, match=f"ends within its {compression} stream, after"):
         list(TextLineDataset(path, compression))
     path.write_bytes(b"not packed at all")
-    with pytest.raises(DataLossError, match=f"is no {compression} file, or is damaged"):
+    with pytest.raises(DataLossError, match=f"is not a {compression} file, or is corrupt"):
         list(TextLineDataset(path, compression))
 
 
@@ -309,7 +309,7 @@ def test_a_damaged_byte_is_found_wherever_it_is(number, place, what, file):
     assert list(itertools.islice(iterator, number)) == RECORDS[:number]
     with pytest.raises(DataLossError) as caught:
         next(iterator)
-    expected = f"Damaged record in {file}: record {number}, at byte {begin}: {what}"
+    expected = f"Corrupt record in {file}: record {number}, at byte {begin}: {what}"
     assert expected in caught.value.message
 
     kept = RECORDS[:number] + RECORDS[number + 1 :]
@@ -362,7 +362,7 @@ def test_damage_that_is_skipped_is_counted_and_logged_once(file, tmp_path, caplo
         list(dataset)
     assert dataset.num_skipped == 4
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Damaged records are skipped and counted. The first one:" in caplog.text
+    assert "Corrupt records are skipped and counted. The first one:" in caplog.text
     with pytest.raises(ValueError, match="Received: 'ignore'"):
         TFRecordDataset(file, on_corrupt="ignore")
 

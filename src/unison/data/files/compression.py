@@ -12,8 +12,14 @@ from unison.errors import DataLossError, InvalidArgumentError
 #: What tells zlib the format.
 ZLIB_FORMATS = {"GZIP": 31, "ZLIB": 15}
 
-#: How many bytes are read, before they are inflated, at once.
+#: How many bytes are read at once before they are inflated, and how many are inflated at once.
 _BYTES_AT_ONCE = 1 << 18
+_INFLATED_AT_ONCE = 1 << 20
+
+#: How large a record may be, and how much larger for each byte that has been read of the file: what
+#: a record inflates to is kept in memory, and a megabyte can inflate to a gigabyte.
+_LARGEST_RECORD = 1 << 25
+_LARGER_A_BYTE = 16
 
 
 def check_compression(compression: str | None) -> str:
@@ -41,7 +47,53 @@ def open_inflated(path: str, compression: str) -> IO[bytes]:
     file = open_file(path)
     if not compression:
         return file
-    return cast(IO[bytes], io.BufferedReader(_Inflated(file, path, compression), _BYTES_AT_ONCE))
+    return cast(IO[bytes], _InflatedFile(_Inflated(file, path, compression)))
+
+
+def check_record_size(file: IO[bytes], size: int) -> None:
+    """Checks that so much of a record may be kept in memory.
+
+    Args:
+        file: What `open_inflated` returned. Records of a file that is not compressed may be as
+            large as the file.
+        size: How many bytes of the record have been read.
+
+    Raises:
+        DataLossError: The file hardly has so many: it is taken for a decompression bomb.
+    """
+    if isinstance(file, _InflatedFile):
+        file.inflated.check_record_size(size)
+
+
+class _InflatedFile(io.BufferedReader):
+    """What a compressed file holds, with lines that are bounded as records are."""
+
+    def __init__(self, inflated: _Inflated):
+        super().__init__(inflated, _BYTES_AT_ONCE)
+        self.inflated = inflated
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size >= 0:
+            return super().readline(size)
+        pieces: list[bytes] = []
+        total = 0
+        while piece := super().readline(_BYTES_AT_ONCE):
+            pieces.append(piece)
+            total += len(piece)
+            self.inflated.check_record_size(total)
+            if piece.endswith(b"\n"):
+                break
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def readlines(self, hint: int | None = -1, /) -> list[bytes]:
+        if hint is None or hint <= 0:
+            return super().readlines()
+        data = self.read(hint)
+        if not data.endswith(b"\n"):
+            data += self.readline()
+        *whole, last = data.split(b"\n")
+        lines = [line + b"\n" for line in whole]
+        return [*lines, last] if last else lines
 
 
 class _Inflated(io.RawIOBase):
@@ -59,6 +111,7 @@ class _Inflated(io.RawIOBase):
     def _begin(self) -> None:
         self._inflater: Any = None
         self._compressed = b""
+        self._num_read = 0
         self._inflated = memoryview(b"")
         self._position = 0
 
@@ -91,6 +144,16 @@ class _Inflated(io.RawIOBase):
         self._pass(count)
         return count
 
+    def check_record_size(self, size: int) -> None:
+        """See `check_record_size`."""
+        most = _LARGEST_RECORD + _LARGER_A_BYTE * self._num_read
+        if size > most:
+            raise DataLossError(
+                message=f"{self._path} has a record of more than {most} bytes within its first "
+                f"{self._num_read} bytes of {self._compression}: it is taken for a decompression "
+                "bomb. Decompress the file, and read it so, if you trust whoever made it."
+            )
+
     def _pass(self, count: int) -> None:
         self._inflated = self._inflated[count:]
         self._position += count
@@ -100,7 +163,10 @@ class _Inflated(io.RawIOBase):
         while not self._inflated:
             if not self._compressed:
                 self._compressed = self._file.read(_BYTES_AT_ONCE)
+                self._num_read += len(self._compressed)
             if not self._compressed:
+                if self._inflater is not None and self._has_rest():
+                    return True
                 if self._inflater is not None:
                     raise DataLossError(
                         message=f"{self._path} ends within its {self._compression} stream, after "
@@ -110,18 +176,25 @@ class _Inflated(io.RawIOBase):
             self._inflate()
         return True
 
+    def _has_rest(self) -> bool:
+        """Inflates what the inflater has read and not given, behind the end of the file."""
+        self._inflate()
+        return bool(self._inflated)
+
     def _inflate(self) -> None:
         if self._inflater is None:
             self._inflater = zlib.decompressobj(ZLIB_FORMATS[self._compression])
         try:
-            self._inflated = memoryview(self._inflater.decompress(self._compressed))
+            inflated = self._inflater.decompress(self._compressed, _INFLATED_AT_ONCE)
         except zlib.error as error:
             raise DataLossError(
-                message=f"{self._path} is no {self._compression} file, or is damaged, after "
+                message=f"{self._path} is not a {self._compression} file, or is corrupt, after "
                 f"{self._position} bytes of what was compressed: {error}"
             ) from error
-        self._compressed = self._inflater.unused_data
+        self._inflated = memoryview(inflated)
+        self._compressed = self._inflater.unconsumed_tail
         if self._inflater.eof:
+            self._compressed = self._inflater.unused_data
             self._inflater = None
 
     def close(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from typing import IO
 
-from unison.data.files.compression import check_compression, open_inflated
+from unison.data.files.compression import check_compression, check_record_size, open_inflated
 from unison.data.files.records import CHUNK, Chunk, FileRecords
 from unison.data.plan import Plan
 
@@ -70,21 +70,19 @@ class _CsvReader:
         self._file.close()
 
 
-class _HasLines(Protocol):
-    def readline(self) -> bytes: ...
-
-
-def _whole_records(lines: list[bytes], file: _HasLines) -> list[bytes]:
+def _whole_records(lines: list[bytes], file: IO[bytes]) -> list[bytes]:
     """Returns lines with those together between which a quotation is open."""
     records = []
     parts: list[bytes] = []
     is_open = False
-    position = 0
+    position = size = 0
     while position < len(lines) or is_open:
         line = lines[position] if position < len(lines) else file.readline()
         position += 1
         if not line:  # a quotation that nothing closes
             break
+        size = size + len(line) if parts else len(line)
+        check_record_size(file, size)
         parts.append(line)
         is_open ^= line.count(b'"') % 2 == 1
         if not is_open:

@@ -5,17 +5,25 @@ A record is its length (8 bytes), the length's checksum (4), the data, and the d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
+import stat
 import struct
 import threading
 import zlib
 from typing import Any
 
 from unison.data.files.checksums import MASK_DELTA, crc32c, headers_in, masked, masked_of_length
-from unison.data.files.compression import ZLIB_FORMATS, check_compression, open_inflated
+from unison.data.files.compression import (
+    ZLIB_FORMATS,
+    check_compression,
+    check_record_size,
+    open_inflated,
+)
 from unison.data.files.paths import open_file
 from unison.data.files.records import CHUNK, Chunk, FileRecords
 from unison.data.plan import Plan
@@ -46,7 +54,7 @@ class SkippedRecords:
             is_first = self.count == 1
         if is_first:
             logger.warning(
-                "Damaged records are skipped and counted. The first one: %s", error.message
+                "Corrupt records are skipped and counted. The first one: %s", error.message
             )
 
 
@@ -101,6 +109,7 @@ class _TFRecordReader:
         self._skipped = skipped
         self._crc = crc32c()
         self._file = open_inflated(path, compression)
+        self._is_plain = not compression
         if offset:
             self._file.seek(offset)
         #: What has been read and not been cut, and where in the file it begins.
@@ -136,6 +145,7 @@ class _TFRecordReader:
         while size < wanted and not self._has_ended:
             pieces.append(self._file.read(self._chunk_size))
             size += len(pieces[-1])
+            check_record_size(self._file, size)
             self._has_ended = not pieces[-1]
         self._data = b"".join(pieces)
         return bool(self._data)
@@ -177,16 +187,26 @@ class _TFRecordReader:
             self._wanted = length + _AROUND
         if size >= self._wanted > _HEADER.size:
             return self._described("the checksum of its data is wrong")
-        if self._has_ended:
+        if self._has_ended or self._wanted > self._most_left():
+            found = size if self._has_ended else self._most_left()
             return self._described(
-                f"the file ends within it: expected {self._wanted} bytes, found {size}"
+                f"the file ends within it: expected {self._wanted} bytes, found {found}"
             )
         return None
+
+    def _most_left(self) -> float:
+        """Returns how many bytes there can be from the first record on, if that is known."""
+        if self._is_plain:
+            with contextlib.suppress(OSError):  # io.UnsupportedOperation: it is elsewhere
+                about = os.fstat(self._file.fileno())
+                if stat.S_ISREG(about.st_mode):
+                    return about.st_size - self._offset
+        return math.inf
 
     def _described(self, what: str) -> str:
         counted = f" (counted from byte {self._begin} on)" if self._begin else ""
         return (
-            f"Damaged record in {self._path}: record {self._number}{counted}, at byte "
+            f"Corrupt record in {self._path}: record {self._number}{counted}, at byte "
             f"{self._offset}: {what}. To pass over damaged records, read the file with "
             'unison.data.TFRecordDataset(..., on_corrupt="skip").'
         )
@@ -197,7 +217,7 @@ class _TFRecordReader:
         length, stored = 0, -1
         if len(self._data) >= _HEADER.size:
             length, stored = _HEADER.unpack_from(self._data)
-        if stored == masked_of_length(length):
+        if stored == masked_of_length(length) and length + _AROUND <= self._most_left():
             self._pass(min(length + _AROUND, len(self._data)))
             return
         self._pass(1)
@@ -212,7 +232,7 @@ class _TFRecordReader:
     def _is_record(self, position: int) -> bool:
         """Whether what looks like a record's beginning is one: data of 8 bytes looks so, too."""
         length, _ = _HEADER.unpack_from(self._data, position)
-        if length > _MOST_SOUGHT:
+        if length > min(_MOST_SOUGHT, self._most_left() - position):
             return False
         begin = position + _HEADER.size
         self._wanted = begin + length + _FOOTER.size
