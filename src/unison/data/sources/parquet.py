@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,12 @@ from unison.data.keeping.columns import Column
 from unison.data.leaves import concatenate, stack
 from unison.data.plan import Plan, Rows, Stream
 from unison.data.sources.arrow import columns_of, import_pyarrow, signature_of
+from unison.data.sources.parquet_checks import GroupChecks
+from unison.data.sources.parquet_footer import Group, check_paths, read_groups
 from unison.data.specs import Signature
 from unison.data.structure import Leaves
-from unison.errors import DataLossError, InvalidArgumentError
+from unison.errors import InvalidArgumentError, OpError, ResourceExhaustedError
+from unison.storage.decoding import decoding, whole_number
 
 #: Files with no more bytes than this, together and decompressed, are kept in memory once they
 #: have been read, and are accessed by index.
@@ -29,7 +33,7 @@ _ROWS_AT_ONCE = 4096
 class _RowGroup(NamedTuple):
     path: str
     number: int
-    rows: int
+    group: Group
 
 
 class ParquetFiles(Plan):
@@ -45,7 +49,7 @@ class ParquetFiles(Plan):
         ImportError: pyarrow is not installed.
         InvalidArgumentError: No file matches, there is no such column, a column is of a type that
             no array holds, or the files have different columns.
-        DataLossError: A file is not in the Parquet format.
+        DataLossError: A file is not in the Parquet format, or is corrupt.
     """
 
     identity = ("_length",)
@@ -57,15 +61,21 @@ class ParquetFiles(Plan):
         self._bytes = 0
         schemas = {}
         for path in (name.decode() for name in matching_files(patterns)):
-            with _open_parquet(path) as file:
+            with _open_parquet(path) as (file, opened):
+                groups = read_groups(opened)
+                leaves = [file.schema.column(index) for index in range(len(file.schema.names))]
+                flat = [leaf.max_repetition_level == 0 for leaf in leaves]
+                check_paths(groups, [leaf.path for leaf in leaves], flat)
                 schemas[path] = self._chosen(file.schema_arrow, path)
-                for number in range(file.num_row_groups):
-                    group = file.metadata.row_group(number)
-                    self._groups.append(_RowGroup(path, number, group.num_rows))
+                for number, group in enumerate(groups):
+                    self._groups.append(_RowGroup(path, number, group))
                     self._bytes += self._bytes_of(group)
         self._signature = _common_signature(schemas)
-        self._starts = np.cumsum([0, *(group.rows for group in self._groups)])
-        self._length = int(self._starts[-1])
+        rows = [each.group.rows for each in self._groups]
+        self._length = whole_number(sum(rows))
+        self._starts = np.cumsum([0, *rows])
+        # Encoded, a number that is always the same takes nothing.
+        self._bytes = max(self._bytes, self._length * _bytes_of_row(self._signature))
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         return self._signature
@@ -89,16 +99,19 @@ class ParquetFiles(Plan):
         """Yields the rows from the one with that number on: how many, and their leaves."""
         while row < self._length:
             group = int(np.searchsorted(self._starts, row, "right")) - 1
-            path, number, _ = self._groups[group]
-            with _open_parquet(path) as file:
+            path, number, described = self._groups[group]
+            with _open_parquet(path) as (file, _):
                 start = int(self._starts[group])
+                checks = GroupChecks(described, number)
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [number], self._columns):
+                    checks.check(batch)
                     passed = min(row - start, len(batch))
                     start += len(batch)
                     if passed < len(batch):
                         rest = batch.slice(passed)
                         yield len(rest), columns_of(rest, row)
                         row = start
+                checks.end()
 
     def _stream(self) -> Stream:
         return _ParquetStream(self)
@@ -107,12 +120,11 @@ class ParquetFiles(Plan):
     def _rows(self) -> Rows:
         return _ParquetRows(self)
 
-    def _bytes_of(self, group: Any) -> int:
-        columns = map(group.column, range(group.num_columns))
+    def _bytes_of(self, group: Group) -> int:
         return sum(
-            column.total_uncompressed_size
-            for column in columns
-            if self._columns is None or column.path_in_schema.split(".")[0] in self._columns
+            column.size
+            for column in group.columns
+            if self._columns is None or column.path.split(".")[0] in self._columns
         )
 
     def _chosen(self, schema: Any, path: str) -> Any:
@@ -129,21 +141,39 @@ class ParquetFiles(Plan):
 
 
 @contextlib.contextmanager
-def _open_parquet(path: str) -> Iterator[Any]:
-    """Opens a Parquet file, and names it in the errors that reading it ends with."""
+def _open_parquet(path: str) -> Iterator[tuple[Any, IO[bytes]]]:
+    """Opens a Parquet file with pyarrow, and names it in the errors that reading it ends with.
+
+    Where its pages have checksums, they are compared.
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
-        with open_file(path) as file:
-            yield pa.parquet.ParquetFile(file)
+        with open_file(path) as file, decoding(f"The Parquet file {path}"):
+            try:
+                yield pa.parquet.ParquetFile(file, page_checksum_verification=True), file
+            except pa.ArrowMemoryError as error:
+                raise ResourceExhaustedError(
+                    message=f"{path}: {error}. It has larger pages than there is memory, or is "
+                    "corrupt."
+                ) from error
+            except OSError as error:  # which pyarrow raises, too
+                if isinstance(error, OpError | PermissionError | ConnectionError):
+                    raise
+                raise ValueError(str(error)) from error
     except InvalidArgumentError as error:
         error.add_note(f"In the Parquet file {path}.")
         raise
-    except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError | ConnectionError):
-            raise
-        raise DataLossError(message=f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _bytes_of_row(signature: Signature) -> int:
+    """Returns how many bytes a row takes at least, when it has been read."""
+    sizes = (
+        spec.dtype.itemsize * math.prod(size or 0 for size in spec.shape or ())
+        for spec in signature.specs
+    )
+    return sum(sizes)
 
 
 def _common_signature(schemas: dict[str, Any]) -> Signature:
