@@ -128,7 +128,7 @@ def test_results_come_back_from_their_file(tmp_path):
         ("[]", "does not hold what unison bench writes"),
         ('{"what": "unison bench", "format": 99}', "is of format 99; this version reads format 1"),
         ('{"what": "unison bench"}', "is of format None"),
-        ('{"what": "unison bench", "format": 1}', "is damaged: KeyError"),
+        ('{"what": "unison bench", "format": 1}', "is corrupt: KeyError"),
     ],
 )
 def test_what_is_no_result_is_refused(tmp_path, text, words):

@@ -11,6 +11,7 @@ from typing import Any
 
 from unison.benching.points import Point
 from unison.benching.records import Record
+from unison.storage.decoding import parsed_json
 
 _FORMAT = 1
 _WHAT = "unison bench"
@@ -65,7 +66,7 @@ class Results:
             NoResultsError: The file is something else, or of another version.
         """
         try:
-            said = json.loads(path.read_text())
+            said = parsed_json(path.read_bytes())
         except OSError as error:
             raise NoResultsError(f"Cannot read {path}: {error.strerror}.") from error
         except ValueError as error:
@@ -85,8 +86,8 @@ class Results:
                 for each in said["points"]
             }
             return cls(said["target"], said["machine"], said["notes"], rounds)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise NoResultsError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise NoResultsError(f"{path} is corrupt: {type(error).__name__}: {error}") from error
 
 
 def _point(said: dict[str, Any]) -> Point:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import zipfile
 from typing import Any
 
 import numpy as np
 
 from unison.cli.errors import CommandError
+from unison.storage.decoding import decoding
+from unison.storage.npy import opened_zip, read_member
 
 _PIXELS = 28 * 28
 _CLASSES = 10
@@ -85,11 +86,13 @@ def _from_file(path: pathlib.Path) -> Images:
             f"--data must be digits, mnist, or the path of an .npz file; there is no file {path}"
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in _KEYS}
-    except KeyError as error:
-        raise CommandError(f"{path} must hold the arrays {', '.join(_KEYS)}: {error}") from error
-    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        with path.open("rb") as file, decoding(str(path)):
+            archive = opened_zip(file, compresses=True)
+            missing = [key for key in _KEYS if f"{key}.npy" not in archive.namelist()]
+            if missing:
+                raise CommandError(f"{path} must hold the arrays {', '.join(_KEYS)}: {missing}")
+            arrays = {key: read_member(archive, f"{key}.npy") for key in _KEYS}
+    except OSError as error:  # or it is corrupt
         raise CommandError(f"{path} is not an .npz file of NumPy arrays: {error}") from error
     parts: list[Any] = []
     for part in ("train", "test"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
+
+from unison.storage.decoding import parsed_json
 
 #: The variable that names the backend of Keras.
 KERAS_BACKEND = "KERAS_BACKEND"
@@ -67,7 +68,7 @@ def _configured_backend() -> str | None:
     """Returns the backend that Keras' configuration file names; None if it names none."""
     folder = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     try:
-        configured = json.loads(pathlib.Path(folder, "keras.json").read_text())
+        configured = parsed_json(pathlib.Path(folder, "keras.json").read_bytes())
         return str(configured["backend"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from unison.collectives.method import AggregationMethod
+from unison.storage.decoding import parsed_json
 
 _thread = threading.local()
 
@@ -52,7 +53,8 @@ class CommunicationOptions:
             are fastest, and takes those; see `unison.strategies.tuning`.
 
     Raises:
-        ValueError: `bytes_per_pack` is negative, or there is no such implementation or method.
+        ValueError: `bytes_per_pack` or `timeout_seconds` is negative, or there is no such
+            implementation or method.
 
     Examples:
         >>> import tempfile
@@ -75,6 +77,8 @@ class CommunicationOptions:
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more. Received: {self.bytes_per_pack}")
+        if self.timeout_seconds is not None and not self.timeout_seconds >= 0:  # nor is NaN
+            raise ValueError(f"timeout_seconds must be 0 or more. Received: {self.timeout_seconds}")
         if isinstance(self.implementation, str):
             name = self.implementation.upper()
             object.__setattr__(self, "implementation", CommunicationImplementation(name))
@@ -96,11 +100,11 @@ class CommunicationOptions:
             OSError: The file cannot be read.
             ValueError: It has something else in it.
         """
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:
             try:
-                said = json.load(file)
+                said = parsed_json(file.read())
             except ValueError as error:
-                raise ValueError(f"{os.fspath(path)} is no JSON file: {error}") from error
+                raise ValueError(f"{os.fspath(path)} is no JSON file: {error}") from None
         kinds: dict[str, tuple[type, ...]] = {
             "bytes_per_pack": (int,),
             "timeout_seconds": (int, float, type(None)),
@@ -116,7 +120,10 @@ class CommunicationOptions:
                 f"Expected in {os.fspath(path)} an object with communication options, as "
                 f"CommunicationOptions.save writes it: {', '.join(kinds)}. Received: {said!r}"
             )
-        return cls(**said)
+        try:
+            return cls(**said)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def packs(self, arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
         """Returns `arrays`, in order, packed to the wanted size; nothing if there is none."""

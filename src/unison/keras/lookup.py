@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -185,8 +185,22 @@ class IndexLookup(HostLayer):
                 f"A saved model asks for the vocabulary file {path!r}, outside the model. Pass "
                 "safe_mode=False to the loading function if you trust the model."
             )
-        with open(path, encoding="utf-8") as file:
-            return [self._parsed(line) for line in file.read().splitlines()]
+        return self._tokens_in(path, str.splitlines)
+
+    def _tokens_in(self, path: str, lines_of: Callable[[str], list[str]]) -> list[Any]:
+        """Returns the tokens in a file with one a line.
+
+        Raises:
+            ValueError: It is no text, or a line is no token of this layer.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                return [self._parsed(line) for line in lines_of(file.read())]
+        except ValueError as error:
+            raise ValueError(
+                f"Expected the vocabulary of layer {self.name!r} in {path}: UTF-8, one token a "
+                f"line. Received: {error}"
+            ) from error
 
     def _parsed(self, line: str) -> Any:
         return line
@@ -194,7 +208,7 @@ class IndexLookup(HostLayer):
     def _check_tokens(self, tokens: Sequence[Any]) -> None:
         repeated = [token for token, count in collections.Counter(tokens).items() if count > 1]
         if repeated:
-            raise ValueError(f"The vocabulary has tokens more than once: {repeated}")
+            raise ValueError(f"The vocabulary has tokens more than once: {repeated[:10]}")
         misplaced = {self.mask_token} | ({self.oov_token} if self.invert else set())
         found = [token for token in tokens if token is not None and token in misplaced]
         if found:
@@ -363,11 +377,20 @@ class IndexLookup(HostLayer):
     def load_assets(self, dir_path: str) -> None:
         if self.input_vocabulary is not None:
             return
-        with open(os.path.join(dir_path, "vocabulary.txt"), encoding="utf-8") as file:
-            lines = file.read().split("\n")
-        while lines and not lines[-1]:
-            lines.pop()
-        self._set_tokens([self._parsed(line) for line in lines[self._token_start() :]])
+        path = os.path.join(dir_path, "vocabulary.txt")
+
+        def lines_of(text: str) -> list[str]:
+            lines = text.split("\n")
+            while lines and not lines[-1]:
+                lines.pop()
+            return lines[self._token_start() :]
+
+        tokens = self._tokens_in(path, lines_of)
+        try:
+            self._check_tokens(tokens)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        self._set_tokens(tokens)
 
 
 def _unknown(token: Any, layer: str) -> InvalidArgumentError:

@@ -17,6 +17,14 @@ import numpy as np
 
 from unison.planning.hardware import Device, Link
 from unison.runtime.launching import launch
+from unison.storage.decoding import (
+    parsed_json,
+    plain_dict,
+    plain_list,
+    plain_text,
+    real_number,
+    whole_number,
+)
 from unison.strategies import MultiWorkerMirroredStrategy
 from unison.strategies.context import get_replica_context
 
@@ -62,20 +70,42 @@ def read_calibration(path: str) -> Calibration:
         ValueError: The file holds something else.
     """
     try:
-        told: dict[str, Any] = json.loads(pathlib.Path(path).read_text())
-        device = Device(**told["device"])
-        rates = tuple((float(size), float(rate)) for size, rate in device.cache_rates)
+        told = plain_dict(parsed_json(pathlib.Path(path).read_bytes()))
         return Calibration(
-            device._replace(cache_rates=rates),
-            Link(**told["link"]),
-            int(told["cores"]),
-            Link(**told["shared_link"]),
+            _device_of(plain_dict(told["device"])),
+            _link_of(plain_dict(told["link"])),
+            whole_number(told["cores"], least=1),
+            _link_of(plain_dict(told["shared_link"])),
         )
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ValueError(
             "Expected a file that `unison plan --calibrate FILE` wrote. Received: "
             f"{path!r}: {type(error).__name__}: {error}."
         ) from error
+
+
+def _device_of(told: dict[str, Any]) -> Device:
+    rates = [plain_list(pair, 2) for pair in plain_list(told.get("cache_rates", []))]
+    numbers = {"memory", "memory_rate", "flops", "flops_32", "reached"}
+    others = {"name", "is_measured", "cache_rates", "kernel_seconds"}
+    if not numbers <= told.keys() <= numbers | others:
+        raise ValueError(f"expected a device with {sorted(numbers)}, received {sorted(told)[:20]}")
+    return Device(
+        name=plain_text(told["name"]),
+        is_measured=bool(told.get("is_measured", False)),
+        cache_rates=tuple((_positive(size), _positive(rate)) for size, rate in rates),
+        kernel_seconds=real_number(told.get("kernel_seconds", 0.0), least=0.0),
+        **{name: _positive(told[name]) for name in numbers},
+    )
+
+
+def _link_of(told: dict[str, Any]) -> Link:
+    latency = real_number(told["latency"], least=0.0)
+    return Link(plain_text(told["name"]), _positive(told["rate"]), latency)
+
+
+def _positive(value: Any) -> float:
+    return real_number(value, least=_LEAST_RATE)
 
 
 def calibrate(timeout: float = 120.0) -> Calibration:
@@ -113,6 +143,9 @@ def calibrate(timeout: float = 120.0) -> Calibration:
         shared_link = _fitted(sums, turns=_TURNS)
     return Calibration(device, link, cores, shared_link)
 
+
+#: What a rate or a size is at least: none is zero.
+_LEAST_RATE = 1e-30
 
 _PROCESSES = 2
 #: How many processes share a core where they take turns; and the most that are started for that.

@@ -7,12 +7,14 @@ import gzip
 import json
 import os
 import pathlib
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from unison.profiling.clocks import Clock
 from unison.profiling.recording import Slice
 from unison.profiling.regions import REGIONS
+from unison.storage.decoding import parsed_json, plain_list
 
 #: The file of all workers in a trace's folder, and those of each.
 MERGED = "trace.json.gz"
@@ -71,11 +73,11 @@ def merge(folder: str | os.PathLike[str]) -> pathlib.Path:
     workers: list[dict[str, Any]] = []
     for path in paths:
         try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                said = json.load(file)
-            workers += said["metadata"]["workers"]
-            events += said["traceEvents"]
-        except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile) as error:
+            with gzip.open(path, "rb") as file:
+                said = parsed_json(file.read())
+            workers += plain_list(said["metadata"]["workers"])
+            events += plain_list(said["traceEvents"])
+        except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(
                 f"Expected the trace of a worker in {path}, as unison.profiling.trace writes it. "
                 f"Received a file that cannot be read so: {error!r}"

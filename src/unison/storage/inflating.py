@@ -9,6 +9,9 @@ from typing import Any
 _MOST_A_BYTE = 1032
 _MOST_OF_NOTHING = 1 << 10
 
+_LIKELY_A_BYTE = 16
+_SMALL = 1 << 25
+
 
 def most_inflated(deflated: int) -> int:
     """Returns how many bytes there can be at most in so many deflated ones.
@@ -16,6 +19,15 @@ def most_inflated(deflated: int) -> int:
     Source: the two limits of the format, RFC 1951: 258 bytes in two bits.
     """
     return _MOST_A_BYTE * deflated + _MOST_OF_NOTHING
+
+
+def likely_inflated(deflated: int) -> int:
+    """Returns how many bytes are taken for so many deflated ones without looking.
+
+    A megabyte can inflate to a gigabyte. What claims more than this is taken for a decompression
+    bomb: 32 MiB, and 16 bytes for each deflated one.
+    """
+    return _SMALL + _LIKELY_A_BYTE * deflated
 
 
 def inflated(data: Any, size: int, wbits: int = zlib.MAX_WBITS) -> bytes:

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from unison.storage.decoding import bytes_of, dtype_named, shape_of
-from unison.storage.inflating import most_inflated
+from unison.storage.inflating import likely_inflated
 
 #: Numbers, text of fixed size, times, and bytes without a meaning.
 KINDS = "biufcSUmMV"
@@ -81,9 +81,12 @@ def opened_zip(file: IO[bytes], compresses: bool = False) -> zipfile.ZipFile:
         is_stored = member.compress_type == zipfile.ZIP_STORED
         if not is_stored and not (compresses and member.compress_type == zipfile.ZIP_DEFLATED):
             raise ValueError(f"its member {member.filename!r} is compressed")
-        most = member.compress_size if is_stored else most_inflated(member.compress_size)
+        most = member.compress_size if is_stored else likely_inflated(member.compress_size)
         if member.file_size > most:
-            raise ValueError(f"its member {member.filename!r} claims {member.file_size} bytes")
+            raise ValueError(
+                f"its member {member.filename!r} claims {member.file_size} bytes, and has "
+                f"{member.compress_size}"
+            )
     return archive
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from unison.errors import InvalidArgumentError
+from unison.errors import InvalidArgumentError, OpError
 from unison.tf import dtypes
 from unison.tf.tensors import convert_to_tensor, tensor_dtype
 from unison.tf.text import StringTensor, is_text
@@ -40,7 +43,8 @@ def _opened(contents: Any, *formats: str) -> Any:
     data = _contents(contents)
     image_module = _pillow()
     try:
-        return image_module.open(io.BytesIO(data), formats=formats or None)
+        with _decoding():
+            return image_module.open(io.BytesIO(data), formats=formats or None)
     except image_module.UnidentifiedImageError as error:
         expected = " or ".join(formats) if formats else "JPEG, PNG, GIF, BMP or WebP"
         raise InvalidArgumentError(
@@ -48,16 +52,33 @@ def _opened(contents: Any, *formats: str) -> Any:
         ) from error
 
 
+@contextlib.contextmanager
+def _decoding() -> Iterator[None]:
+    """Inside, what Pillow makes of wrong bytes becomes one error.
+
+    Raises:
+        InvalidArgumentError: The image is corrupt, or larger than Pillow's `MAX_IMAGE_PIXELS`.
+    """
+    image_module = _pillow()
+    try:
+        yield
+    except (OpError, MemoryError, image_module.UnidentifiedImageError):
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(message=f"The image is corrupt: {error}") from error
+
+
 def _pixels(image: Any, channels: int | None, dtype: Any = dtypes.uint8) -> jax.Array:
     """Returns the pixels, of the shape `[height, width, channels]`."""
     if channels not in (None, 0, *_MODES):
         raise InvalidArgumentError(message=f"channels must be 0, 1, 3 or 4. Received: {channels}")
     is_deep = image.mode.startswith("I")
-    if channels:
-        image = image if is_deep and channels == 1 else image.convert(_MODES[channels])
-    elif image.mode not in ("L", "LA", "RGB", "RGBA") and not is_deep:
-        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
-    array = np.asarray(image)
+    with _decoding():
+        if channels:
+            image = image if is_deep and channels == 1 else image.convert(_MODES[channels])
+        elif image.mode not in ("L", "LA", "RGB", "RGBA") and not is_deep:
+            image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+        array = np.asarray(image)
     array = array[..., None] if array.ndim == 2 else array
     array = array.astype(np.uint16 if is_deep else np.uint8)
     return _as_dtype(array, dtype)
@@ -148,9 +169,13 @@ def decode_gif(contents: Any, name: str | None = None) -> jax.Array:
     """Returns the frames of a GIF file, `[frames, height, width, 3]`. TF: `tf.io.decode_gif`."""
     image = _opened(contents, "GIF")
     frames = []
-    for index in range(image.n_frames):
-        image.seek(index)
-        frames.append(np.asarray(image.convert("RGB")))
+    most = _pillow().MAX_IMAGE_PIXELS or math.inf
+    with _decoding():
+        if image.n_frames * image.width * image.height > most:
+            raise ValueError(f"{image.n_frames} frames have more than {most} pixels together")
+        for index in range(image.n_frames):
+            image.seek(index)
+            frames.append(np.asarray(image.convert("RGB")))
     return convert_to_tensor(np.stack(frames))
 
 

@@ -8,6 +8,7 @@ from typing import IO, Any, cast
 
 from unison.data.files.paths import open_file
 from unison.errors import DataLossError, InvalidArgumentError
+from unison.storage.inflating import likely_inflated
 
 #: What tells zlib the format.
 ZLIB_FORMATS = {"GZIP": 31, "ZLIB": 15}
@@ -15,11 +16,6 @@ ZLIB_FORMATS = {"GZIP": 31, "ZLIB": 15}
 #: How many bytes are read at once before they are inflated, and how many are inflated at once.
 _BYTES_AT_ONCE = 1 << 18
 _INFLATED_AT_ONCE = 1 << 20
-
-#: How large a record may be, and how much larger for each byte that has been read of the file: what
-#: a record inflates to is kept in memory, and a megabyte can inflate to a gigabyte.
-_LARGEST_RECORD = 1 << 25
-_LARGER_A_BYTE = 16
 
 
 def check_compression(compression: str | None) -> str:
@@ -48,6 +44,26 @@ def open_inflated(path: str, compression: str) -> IO[bytes]:
     if not compression:
         return file
     return cast(IO[bytes], _InflatedFile(_Inflated(file, path, compression)))
+
+
+def inflated_streams(data: bytes, compression: str) -> bytes:
+    """Returns what bytes held before they were compressed, in several streams or one.
+
+    Args:
+        data: The bytes.
+        compression: "GZIP" or "ZLIB".
+
+    Raises:
+        DataLossError: They are corrupt, or are taken for a decompression bomb.
+    """
+    file = _Inflated(io.BytesIO(data), "What is to be decompressed", compression)
+    pieces: list[bytes] = []
+    size = 0
+    while piece := file.read(_INFLATED_AT_ONCE):
+        pieces.append(piece)
+        size += len(piece)
+        file.check_record_size(size)
+    return b"".join(pieces)
 
 
 def check_record_size(file: IO[bytes], size: int) -> None:
@@ -146,7 +162,7 @@ class _Inflated(io.RawIOBase):
 
     def check_record_size(self, size: int) -> None:
         """See `check_record_size`."""
-        most = _LARGEST_RECORD + _LARGER_A_BYTE * self._num_read
+        most = likely_inflated(self._num_read)
         if size > most:
             raise DataLossError(
                 message=f"{self._path} has a record of more than {most} bytes within its first "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import csv
-import gzip
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from unison.data.files.compression import ZLIB_FORMATS, inflated_streams
 from unison.errors import InvalidArgumentError
 from unison.stepping import needs_python
 from unison.tf import dtypes
@@ -189,11 +188,13 @@ def decode_csv(
     TF: `tf.io.decode_csv`.
     """
     lines = StringTensor(records)
-    texts = (item.decode() for item in lines.view(np.ndarray).flat)
-    if use_quote_delim:
-        rows = list(csv.reader(texts, delimiter=field_delim))
-    else:
-        rows = list(csv.reader(texts, delimiter=field_delim, quoting=csv.QUOTE_NONE))
+    # What is no UTF-8 stays as it is.
+    texts = (item.decode(errors="surrogateescape") for item in lines.view(np.ndarray).flat)
+    quoting: Any = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
+    try:
+        rows = list(csv.reader(texts, delimiter=field_delim, quoting=quoting))
+    except csv.Error as error:
+        raise InvalidArgumentError(message=f"The records are not CSV: {error}") from error
     if select_cols is not None:
         rows = [[row[column] for column in select_cols] for row in rows]
     for index, row in enumerate(rows):
@@ -231,13 +232,14 @@ class _Column:
                 )
             return self._default
         if self._dtype == dtypes.string:
-            return text
+            return text.encode(errors="surrogateescape")
         try:
-            return int(text) if self._dtype.is_integer else float(text)
-        except ValueError as error:
+            value = int(text) if self._dtype.is_integer else float(text)
+            return np.array(value, self._dtype.dtype)[()]
+        except (ValueError, OverflowError) as error:
             raise InvalidArgumentError(
                 message=f"Field {self._field} in record {index} is not a valid "
-                f"{self._dtype.name}: {text}"
+                f"{self._dtype.name}: {text[:80]}"
             ) from error
 
     def tensor(self, values: list[Any], shape: tuple[int, ...]) -> Any:
@@ -258,17 +260,34 @@ def encode_base64(input: Any, pad: bool = False, name: str | None = None) -> Str
 
 def decode_base64(input: Any, name: str | None = None) -> StringTensor:
     """TF: `tf.io.decode_base64`."""
-    return _mapped(lambda item: base64.urlsafe_b64decode(item + b"=" * (-len(item) % 4)), input)
+
+    def decoded(item: bytes) -> bytes:
+        try:
+            return base64.urlsafe_b64decode(item + b"=" * (-len(item) % 4))
+        except ValueError as error:
+            raise InvalidArgumentError(
+                message=f"Expected text in base64. Received: {item[:64]!r}: {error}"
+            ) from error
+
+    return _mapped(decoded, input)
 
 
 def decode_compressed(bytes: Any, compression_type: str = "", name: str | None = None) -> Any:
-    """Unpacks what "GZIP" or "ZLIB" packed; "" leaves it. TF: `tf.io.decode_compressed`."""
-    unpack = {"": lambda item: item, "GZIP": gzip.decompress, "ZLIB": zlib.decompress}
-    if compression_type not in unpack:
+    """Unpacks what "GZIP" or "ZLIB" packed; "" leaves it.
+
+    Raises:
+        DataLossError: It has not packed that; or that is more than 32 MiB, and than 16 times as
+            much as was packed: it is taken for a decompression bomb.
+
+    TF: `tf.io.decode_compressed`.
+    """
+    if compression_type not in ("", *ZLIB_FORMATS):
         raise ValueError(
             f"Expected the compression_type '', GZIP or ZLIB. Received: {compression_type!r}"
         )
-    return _mapped(unpack[compression_type], bytes)
+    if not compression_type:
+        return _mapped(lambda item: item, bytes)
+    return _mapped(lambda item: inflated_streams(item, compression_type), bytes)
 
 
 def _mapped(function: Callable[[bytes], bytes], value: Any) -> StringTensor:

@@ -23,7 +23,7 @@ from unison.stepping import NeedsPythonError, needs_python
 from unison.tf.pending import PendingText
 from unison.tf.sparse import SparseTensor
 from unison.tf.tensors import start_devices
-from unison.tf.text import StringTensor, as_text, texts_of
+from unison.tf.text import StringTensor, texts_of
 
 __all__ = [
     "FixedLenFeature",
@@ -140,9 +140,9 @@ def decode_json_example(json_examples: Any, name: str | None = None) -> StringTe
     for index, text in enumerate(texts.view(np.ndarray).flat):
         try:
             serialized.ravel()[index] = json_format.Parse(text, example()).SerializeToString()
-        except json_format.ParseError as error:
+        except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgumentError(
-                message=f"Error while parsing JSON: {as_text(text)[:64]!r}: {error}"
+                message=f"Error while parsing JSON: {bytes(text)[:64]!r}: {error}"
             ) from error
     return StringTensor(serialized)
 

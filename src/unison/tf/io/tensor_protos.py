@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from unison.data.examples import message
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_array
 from unison.stepping import needs_python
+from unison.storage.decoding import shape_of
 from unison.tf import dtypes
 from unison.tf.tensors import convert_to_tensor
 from unison.tf.text import StringTensor
@@ -55,6 +57,10 @@ _FIELDS = {
 }
 
 
+#: How many bytes are made of values that a message leaves out.
+_MOST_FILLED = 1 << 26
+
+
 def serialize_tensor(tensor: Any, name: str | None = None) -> StringTensor:
     """Returns a tensor as a string, TensorFlow's to the byte. TF: `tf.io.serialize_tensor`."""
     needs_python("tf.io.serialize_tensor")
@@ -75,7 +81,8 @@ def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any
     """Returns the tensor that a string holds.
 
     Raises:
-        InvalidArgumentError: It holds none, or one of another dtype than `out_type`.
+        InvalidArgumentError: It holds none, or one of another dtype than `out_type`; or it has
+            few values and a shape of more than 64 MiB.
 
     TF: `tf.io.parse_tensor`.
     """
@@ -95,21 +102,47 @@ def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any
         raise InvalidArgumentError(
             message=f"Type mismatch between parsed tensor ({found.name}) and dtype ({wanted.name})"
         )
-    shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
+    try:
+        values = _values_of(proto, found)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(
+            message=f"The TensorProto of dtype {found.name} is invalid: {error}"
+        ) from error
+    return StringTensor(values) if found == dtypes.string else device_array(values)
+
+
+def _values_of(proto: Any, found: dtypes.DType) -> np.ndarray:
+    """Returns the values of a message.
+
+    Raises:
+        ValueError, OverflowError: They are not of its shape, or of its dtype.
+    """
+    shape = shape_of([dimension.size for dimension in proto.tensor_shape.dim])
     if found == dtypes.string:
-        return StringTensor(_filled(np.array([*proto.string_val], object), shape, b""))
+        texts = np.empty(len(proto.string_val), object)
+        texts[:] = list(proto.string_val)
+        return _filled(texts, shape, b"")
     if proto.tensor_content:
-        return device_array(np.frombuffer(proto.tensor_content, found.dtype).reshape(shape))
+        return np.frombuffer(proto.tensor_content, found.dtype).reshape(shape)
     values = np.array(getattr(proto, _FIELDS[proto.dtype]))
     if _FIELDS[proto.dtype] == "half_val":
         values = values.astype(np.uint16).view(found.dtype)
     elif found.is_complex:
         values = values.view(found.dtype)
-    return device_array(_filled(values.astype(found.dtype), shape, 0))
+    return _filled(values.astype(found.dtype), shape, 0)
 
 
 def _filled(values: np.ndarray, shape: tuple[int, ...], nothing: Any) -> np.ndarray:
-    """Returns values in a shape; the last one stands for all that are left out."""
-    filled = np.full(int(np.prod(shape)), values[-1] if values.size else nothing, values.dtype)
+    """Returns values in a shape; the last one stands for all that are left out.
+
+    Raises:
+        ValueError: The shape has fewer, or more than a message is believed to stand for.
+    """
+    count = math.prod(shape)
+    if values.size > count:
+        raise ValueError(f"it has {values.size} values for the shape {list(shape)}")
+    if count * values.dtype.itemsize > values.nbytes + _MOST_FILLED:
+        raise ValueError(f"it has {values.size} values of {count} in the shape {list(shape)}")
+    filled = np.full(count, values[-1] if values.size else nothing, values.dtype)
     filled[: values.size] = values
     return filled.reshape(shape)
