@@ -333,7 +333,9 @@ def test_damaged_files_of_a_cache_are_named(tmp_path):
     list(Dataset.range(4).cache(tmp_path / "kept"))
     (file,) = (tmp_path / "kept.cache").glob("run-*/shard-00000/leaf0.values")
     file.write_bytes(b"nonsense")
-    with pytest.raises(DataLossError, match=r"leaf0.values should have 32 bytes.*Remove .*kept"):
+    with pytest.raises(
+        DataLossError, match=r"leaf0.values is corrupt: it should have 32 bytes.*Remove .*kept"
+    ):
         Dataset.range(4).cache(tmp_path / "kept")
 
 

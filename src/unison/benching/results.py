@@ -77,7 +77,7 @@ class Results:
             )
         if (format_of := said.get("format")) != _FORMAT:
             raise NoResultsError(
-                f"{path} is of format {format_of!r}; this version reads format {_FORMAT}. "
+                f"{path} is of format {str(format_of)[:80]!r}; this version reads {_FORMAT}. "
                 "Measure again with one version of unison."
             )
         try:
@@ -87,7 +87,8 @@ class Results:
             }
             return cls(said["target"], said["machine"], said["notes"], rounds)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise NoResultsError(f"{path} is corrupt: {type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            raise NoResultsError(f"{path} is corrupt: {reason}") from error
 
 
 def _point(said: dict[str, Any]) -> Point:

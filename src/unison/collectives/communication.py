@@ -118,12 +118,13 @@ class CommunicationOptions:
         ):
             raise ValueError(
                 f"Expected in {os.fspath(path)} an object with communication options, as "
-                f"CommunicationOptions.save writes it: {', '.join(kinds)}. Received: {said!r}"
+                f"CommunicationOptions.save writes it: {', '.join(kinds)}. Received: "
+                f"{str(said)[:200]}"
             )
         try:
             return cls(**said)
         except ValueError as error:
-            raise ValueError(f"{os.fspath(path)}: {error}") from error
+            raise ValueError(f"{os.fspath(path)}: {str(error)[:200]}") from error
 
     def packs(self, arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
         """Returns `arrays`, in order, packed to the wanted size; nothing if there is none."""

@@ -94,8 +94,15 @@ class Chunk:
 
     @classmethod
     def of_state(cls, state: State) -> Self:
-        """Returns the chunk whose `state` this was."""
-        return cls(*state)
+        """Returns the chunk whose `state` this was.
+
+        Raises:
+            ValueError: It was that of none.
+        """
+        start, block, elements = state
+        if type(start) is not int or (block is None) == (elements is None):
+            raise ValueError(f"expected the state of a chunk, received {str(state)[:80]!r}")
+        return cls(start, block, elements)
 
     def __reduce__(self) -> Any:
         return Chunk, self.state()

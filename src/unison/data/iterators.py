@@ -7,16 +7,19 @@ from typing import Any, Self
 
 from unison.data.plan import Plan, Reading
 from unison.data.specs import ArraySpec
-from unison.data.state import decode, encode
+from unison.data.state import check_like, decode, encode
 from unison.data.statistics import InputStatistics, Meter
-from unison.errors import InvalidArgumentError, OutOfRangeError
+from unison.errors import InvalidArgumentError, OpError, OutOfRangeError
 from unison.lifting import current_lift
 from unison.stepping import needs_python
+from unison.storage.decoding import corrupt, decoding, raised_by
 
 _NOTHING = object()
 
 #: What a state consists of, and the number of its format.
 _KEYS = ("version", "pipeline", "position", "data")
+
+_REMEDY = "Begin a new epoch, or take another checkpoint."
 _VERSION = 1
 
 
@@ -198,19 +201,32 @@ class PlanElements(Iterator[Any]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to where others were; see `ElementIterator.set_state`."""
-        if not isinstance(state, dict) or state.keys() != {*_KEYS}:
+        texts = "pipeline", "position"
+        has_keys = isinstance(state, dict) and state.keys() == {*_KEYS}
+        if not has_keys or not all(isinstance(state[key], str) for key in texts):
             raise ValueError(
                 "Expected what get_state of an iterator over a Dataset has returned. Received: "
-                f"{state!r}"
+                f"{str(state)[:1000]}"
             )
         pipeline = self._plan.description
         if (state["version"], state["pipeline"]) != (_VERSION, pipeline):
+            version = str(state["version"])[:20]
             raise ValueError(
                 f"The state is one of another pipeline. Expected: {pipeline} (version {_VERSION}). "
-                f"Received: {state['pipeline']} (version {state['version']}). Make the dataset as "
-                "it was when the state was saved, or begin a new epoch."
+                f"Received: {state['pipeline'][:1000]} (version {version}). Make the dataset as it "
+                "was when the state was saved, or begin a new epoch."
             )
-        self._reading.restore(decode(state["position"], state["data"]))
+        position = decode(state["position"], state["data"])
+        with decoding("The position of an iterator", _REMEDY):
+            check_like(position, self._reading.state())
+        try:
+            self._reading.restore(position)
+        except (LookupError, TypeError, AttributeError, OverflowError) as error:
+            # A function of the user's may fail as well, where elements are read again.
+            if isinstance(error, OpError) or not raised_by(error, "unison", "numpy"):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise corrupt("The position of an iterator", reason, _REMEDY) from error
 
     def __next__(self) -> Any:
         leaves = self._reading.stream.next()

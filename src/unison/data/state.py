@@ -10,12 +10,23 @@ from __future__ import annotations
 import base64
 import collections
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from unison.data.leaves import NestedDataset
+from unison.storage.decoding import (
+    bytes_of,
+    decoding,
+    dtype_named,
+    parsed_json,
+    plain_dict,
+    plain_list,
+    plain_text,
+    shape_of,
+    whole_number,
+)
 
 #: What can be kept: None, numbers, text, elements (NumPy arrays and scalars, `bytes`, arrays of
 #: `bytes`, windows), and lists, tuples and dictionaries (of text keys) of these.
@@ -112,8 +123,42 @@ def encode(state: State) -> tuple[str, np.ndarray]:
 
 
 def decode(text: str, data: np.ndarray) -> State:
-    """Returns the state of which `encode` has made `text` and `data`."""
-    return _Decoder(np.ascontiguousarray(data, np.uint8)).decode(json.loads(text))
+    """Returns the state of which `encode` has made `text` and `data`.
+
+    Raises:
+        DataLossError: It has made none of that.
+    """
+    with decoding("The position of an iterator", "Begin a new epoch, or take another checkpoint."):
+        decoder = _Decoder(np.ascontiguousarray(data, np.uint8))
+        return decoder.decode(parsed_json(text))
+
+
+def check_like(state: State, own: State) -> None:
+    """Checks that numbers in a state are numbers, and text is text, as in another one.
+
+    Args:
+        state: What was decoded.
+        own: The state of the stream that is to take it, which may be in another phase of a pass.
+
+    Raises:
+        ValueError: A part has another type.
+    """
+    is_container = isinstance(own, dict | list | tuple)
+    if own is None or (state is None and is_container):  # not open yet, or no longer
+        return
+    if _type_of(state) is not _type_of(own):
+        raise ValueError(f"expected {type(own).__name__}, received {str(state)[:80]!r}")
+    if isinstance(own, dict):
+        for key in own.keys() & state.keys():
+            check_like(state[key], own[key])
+    elif isinstance(own, list | tuple) and len(own) == len(state):
+        for given, part in zip(state, own, strict=True):
+            check_like(given, part)
+
+
+def _type_of(state: State) -> type:
+    is_element = isinstance(state, np.ndarray | np.generic | bytes)
+    return np.ndarray if is_element else type(state)
 
 
 def is_same(one: State, other: State) -> bool:
@@ -227,42 +272,52 @@ class _Decoder:
             return self._dict(encoded)
         ((kind, content),) = encoded.items()
         decoders: dict[str, Callable[[Any], Any]] = {
-            "tuple": lambda items: tuple(map(self.decode, items)),
+            "tuple": lambda items: tuple(map(self.decode, plain_list(items))),
             "dict": self._dict,
-            "bytes": base64.b64decode,
+            "bytes": lambda text: base64.b64decode(plain_text(text), validate=True),
             "scalar": lambda content: self._array(content)[()],
             "scalars": lambda content: list(self._array(content)),
             "array": self._array,
             "arrays": lambda content: list(self._array(content)),
             "texts": self._texts,
             "list of bytes": lambda content: self._texts(content).tolist(),
-            "rows": lambda columns: list(zip(*map(self.decode, columns), strict=True)),
+            "rows": lambda columns: list(zip(*map(self.decode, plain_list(columns)), strict=True)),
             "leaf": self._leaf,
         }
         return decoders[kind](content)
 
     def _dict(self, items: dict[str, Any]) -> dict[str, Any]:
-        return {key: self.decode(item) for key, item in items.items()}
+        return {key: self.decode(item) for key, item in plain_dict(items).items()}
 
-    def _array(self, content: Sequence[Any]) -> np.ndarray:
-        name, shape, place = content
-        dtype = _dtype_of(name)
-        stop = place + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    def _array(self, content: Any) -> np.ndarray:
+        name, sizes, place = plain_list(content, 3)
+        dtype, shape = dtype_named(name, "biufcmM"), shape_of(sizes)
         # A copy: aligned, and it does not keep all the bytes.
-        return np.frombuffer(self._data[place:stop].tobytes(), dtype).reshape(shape).copy()
+        piece = self._piece(place, bytes_of(shape, dtype))
+        return np.frombuffer(piece, dtype).reshape(shape).copy()
 
-    def _texts(self, content: Sequence[Any]) -> np.ndarray:
-        shape, lengths, place = content
-        ends = np.cumsum(self._array(lengths))
-        total = int(ends[-1]) if len(ends) else 0
-        whole = self._data[place : place + total].tobytes()
+    def _piece(self, place: Any, size: int) -> bytes:
+        """Returns so many bytes from a place on. Raises: ValueError: there are fewer."""
+        begin = whole_number(place, most=self._data.size)
+        if size > self._data.size - begin:
+            raise ValueError(f"{size} bytes were expected, {self._data.size - begin} are left")
+        return self._data[begin : begin + size].tobytes()
+
+    def _texts(self, content: Any) -> np.ndarray:
+        shape, described, place = plain_list(content, 3)
+        shape = shape_of(shape)
+        lengths = self._array(described)
+        if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any():
+            raise ValueError("the lengths of texts are no lengths")
+        whole = self._piece(place, sum(lengths.tolist()))
+        ends = np.cumsum(lengths)
         texts = np.empty(len(ends), object)
         starts = [0, *ends[:-1].tolist()]
         texts[:] = [whole[start:end] for start, end in zip(starts, ends.tolist(), strict=False)]
         return texts.reshape(shape)
 
-    def _leaf(self, content: Sequence[Any]) -> Any:
-        name, state = content
+    def _leaf(self, content: Any) -> Any:
+        name, state = plain_list(content, 2)
         return _kinds[name][2](self.decode(state))
 
 
@@ -273,11 +328,3 @@ def _name_of(dtype: np.dtype) -> str:
     if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None:
         return dtype.name
     raise cannot_keep(dtype)
-
-
-def _dtype_of(name: str) -> np.dtype:
-    if name[0] in "<>|=":
-        return np.dtype(name)
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, name))

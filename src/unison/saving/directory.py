@@ -26,6 +26,7 @@ from unison.storage.decoding import corrupt, decoding, parsed_json, plain_dict
 from unison.storage.file_systems import is_remote
 from unison.storage.names import checked_name, path_inside
 from unison.storage.temporary_folders import temporary_folder
+from unison.train.archive import SUFFIX
 
 INDEX = "saved_model.json"
 FUNCTIONS = "functions"
@@ -77,6 +78,16 @@ def program_path(path: str, described: dict[str, Any]) -> str:
     return path_inside(path, FUNCTIONS, f"{name}.jaxexport")
 
 
+def variables_path(path: str) -> str:
+    """Returns the path of the checkpoint of the saved model at `path`, without `.index`.
+
+    Raises:
+        DataLossError: A link there leads out of the folder.
+    """
+    name = path_inside(path, *f"{VARIABLES}{SUFFIX}".split(os.sep))
+    return name.removesuffix(SUFFIX)
+
+
 def write_index(path: str, model: dict[str, Any]) -> None:
     """Writes what describes the objects of a saved model."""
     described = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(model), "model": model}
@@ -91,7 +102,7 @@ def read_index(path: str) -> dict[str, Any]:
         DataLossError: It is corrupt.
         InvalidArgumentError: Another release wrote it, in another format.
     """
-    name = os.path.join(path, INDEX)
+    name = path_inside(path, INDEX)
     with files.open_to_read(name) as file:
         content = file.read()
     with decoding(name, _REMEDY):

@@ -17,6 +17,7 @@ from unison.saving import directory as folder
 from unison.saving import keras_files
 from unison.saving.functions import DEFAULT_SIGNATURE
 from unison.saving.specs import ArraySpec
+from unison.storage.names import path_inside
 
 import keras  # isort: skip
 from keras.src.export import export_utils  # isort: skip
@@ -58,7 +59,7 @@ def load_model(
     """
     path = os.fspath(directory)
     with folder.local_copy(path) as copy:
-        archive = os.path.join(copy, folder.KERAS_MODEL)
+        archive = path_inside(copy, folder.KERAS_MODEL)
         if not os.path.exists(archive):
             raise NotFoundError(
                 message=f"{path} holds functions and variables, but no Keras model to rebuild: it "

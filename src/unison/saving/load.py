@@ -107,7 +107,7 @@ class _Reader:
         self._path = path
         self._make_variable = make_variable
         self._index = folder.read_index(path)
-        self._archive = Archive(os.path.join(path, folder.VARIABLES))
+        self._archive = Archive(folder.variables_path(path))
         self._archive.verify()
         self._made: dict[int, Any] = {}
         self._programs: dict[int, SavedProgram] = {}

@@ -69,6 +69,15 @@ def corrupt(where: str, reason: str, remedy: str = "") -> DataLossError:
     return DataLossError(message=f"{where} is corrupt: {reason}. {remedy}".rstrip())
 
 
+def raised_by(error: Exception, *packages: str) -> bool:
+    """Whether an error was raised in the code of some packages, and not by what that called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in packages
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{str(error)[:_SHOWN]} is missing"

@@ -23,7 +23,7 @@ from unison.storage.decoding import (
     plain_text,
     whole_number,
 )
-from unison.storage.names import checked_name
+from unison.storage.names import checked_name, path_inside
 
 _INDEX = "dataset.json"
 
@@ -59,7 +59,7 @@ def read_index(folder: str) -> DatasetIndex | None:
         DataLossError: The index is corrupt, or names what is outside of the folder.
         InvalidArgumentError: Another release wrote it, in another format.
     """
-    path, remedy = f"{folder}/{_INDEX}", f"Remove {folder}, and write it again."
+    path, remedy = path_inside(folder, _INDEX), f"Remove {folder}, and write it again."
     try:
         described, _ = checksummed.read_headed(path, remedy)
     except (NotFoundError, FailedPreconditionError):

@@ -142,7 +142,7 @@ def decode_json_example(json_examples: Any, name: str | None = None) -> StringTe
             serialized.ravel()[index] = json_format.Parse(text, example()).SerializeToString()
         except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgumentError(
-                message=f"Error while parsing JSON: {bytes(text)[:64]!r}: {error}"
+                message=f"Error while parsing JSON: {bytes(text)[:64]!r}: {str(error)[:200]}"
             ) from error
     return StringTensor(serialized)
 
