@@ -1,0 +1,1 @@
+"""The formats of files that Unison reads, and how files are changed; for `fuzzing`."""

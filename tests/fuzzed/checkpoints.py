@@ -1,0 +1,148 @@
+"""Checkpoints, ours and TensorFlow's, and the file that says which one is the latest."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+
+import tensorflow_bundle as bundles
+import unison
+from fuzzed.changes import archive_structures, comparable, outside_of
+from fuzzed.format import Format, is_anything
+from fuzzed.mutations import LENGTHS, changed_bytes, hostile
+from unison import train
+
+
+class Keeps:
+    def __init__(self, state):
+        self.state = state
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+STATE = {"a": (1, "two", [b"three", 4.0]), "b": np.arange(3), "c": None}
+
+
+def checkpoint_of(fill):
+    variables = {
+        "a": unison.Variable(np.full((37, 5), fill, np.float32)),
+        "b": unison.Variable(np.full(7, int(fill), np.int32)),
+    }
+    kept = Keeps(STATE if fill else None)
+    parts = [unison.Variable(np.float32(fill)), {"c": unison.Variable(np.float32(fill))}]
+    return train.Checkpoint(kept=kept, parts=parts, **variables), kept, variables, parts
+
+
+def write_checkpoint(folder):
+    checkpoint_of(3.5)[0].write(folder / "ckpt")
+
+
+def read_checkpoint(folder):
+    checkpoint, kept, variables, parts = checkpoint_of(0.0)
+    checkpoint.read(folder / "ckpt").expect_partial()
+    reader = train.load_checkpoint(folder / "ckpt")
+    for key in reader.get_variable_to_shape_map():
+        reader.get_tensor(key)
+    values = [variable.numpy() for variable in (*variables.values(), parts[0], parts[1]["c"])]
+    return comparable([values, kept.state])
+
+
+def write_manager(folder):
+    manager = train.CheckpointManager(train.Checkpoint(v=unison.Variable(1.0)), folder, 2)
+    for _ in range(3):
+        manager.save()
+
+
+def read_manager(folder):
+    latest = train.latest_checkpoint(folder)
+    manager = train.CheckpointManager(train.Checkpoint(v=unison.Variable(0.0)), folder, 1)
+    manager.save()
+    manager.save()
+    return None if latest is None else os.path.basename(latest)
+
+
+def names_in_list(folder, chance):
+    path = folder / "checkpoint"
+    lines = path.read_text().splitlines()
+    place = chance.randrange(len(lines))
+    value = hostile(chance, outside_of(folder))
+    lines[place] = f"{lines[place].partition(':')[0]}: {json.dumps(value)}"
+    path.write_text("\n".join(lines))
+    return lines[place][:80]
+
+
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def write_bundle(folder):
+    variable = [(1, b"VARIABLE_VALUE"), (3, f"a{VALUE}".encode())]
+    nodes = [[(1, [(1, 1), (2, b"a")])], [(2, variable)]]
+    tensors = {
+        f"a{VALUE}": (np.arange(6, dtype=np.float32).tobytes(), {"shape": [2, 3]}),
+        f"b{VALUE}": (np.arange(4, dtype=np.int64).tobytes(), {"dtype": 9, "shape": [4]}),
+    }
+    bundles.write_bundle(folder, tensors, nodes=nodes)
+
+
+def read_bundle(folder):
+    reader = train.load_checkpoint(folder / "ckpt")
+    found = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+    variable = unison.Variable(np.zeros((2, 3), np.float32))
+    train.Checkpoint(a=variable).read(folder / "ckpt").expect_partial()
+    return comparable([found, variable.numpy()])
+
+
+def bundle_tensor(folder, chance):
+    what = chance.choice(["dtype", "shape", "shard", "offset", "size", "checksum"])
+    number = chance.choice([*LENGTHS, 2, 7, 14, 29])
+    value = [number] * chance.randint(0, 4) if what == "shape" else number
+    value = value % 2**32 if what == "checksum" else value
+    content = np.arange(6, dtype=np.float32).tobytes()
+    bundles.write_bundle(folder, {f"a{VALUE}": (content, {"shape": [2, 3], what: value})})
+    return f"{what}={value}"
+
+
+def bundle_graph(folder, chance):
+    number = chance.choice([*LENGTHS, 1])
+    text = chance.choice([b"a", b"\xff", b"_variables", b"", f"a{VALUE}".encode(), b"../x"])
+    node = chance.choice(
+        [
+            [(1, [(1, number), (2, text)])],
+            [(2, [(1, b"VARIABLE_VALUE"), (3, text)])],
+            [(1, number), (2, text)],
+            [(chance.randint(1, 20), [(1, text)])],
+        ]
+    )
+    nodes = [node] * chance.choice([0, 1, 3])
+    tensors = {f"a{VALUE}": (np.arange(6, dtype=np.float32).tobytes(), {"shape": [2, 3]})}
+    bundles.write_bundle(folder, tensors, nodes=nodes)
+    return str(nodes)[:80]
+
+
+def bundle_table(folder, chance):
+    table = bundles.Table()
+    about = table.block(bundles.block_of([]))
+    content, how = changed_bytes(
+        bundles.block_of([bundles.entry(b"", bundles.message([(1, 1)]))]), chance
+    )
+    handle = table.block(content, kind=chance.choice([0, 0, 1, 7]))
+    index = table.block(bundles.block_of([bundles.entry(b"\xff", handle)]))
+    (folder / "ckpt.index").write_bytes(table.ended(about, index))
+    return how
+
+
+FORMATS = {
+    "checkpoint": Format(write_checkpoint, read_checkpoint, archive_structures("ckpt.index")),
+    "checkpoint-list": Format(
+        write_manager, read_manager, [names_in_list], (ValueError,), is_anything
+    ),
+    "checkpoint-tensorflow": Format(
+        write_bundle, read_bundle, [bundle_tensor, bundle_graph, bundle_table]
+    ),
+}

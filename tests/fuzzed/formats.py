@@ -1,0 +1,13 @@
+"""All formats of files that Unison reads."""
+
+from fuzzed import checkpoints, datasets, jobs, models, records, tables
+from fuzzed.format import Format
+
+FORMATS: dict[str, Format] = {
+    **checkpoints.FORMATS,
+    **models.FORMATS,
+    **datasets.FORMATS,
+    **records.FORMATS,
+    **tables.FORMATS,
+    **jobs.FORMATS,
+}
