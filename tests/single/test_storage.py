@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from unison.errors import DataLossError, FailedPreconditionError, NotFoundError
+from unison.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from unison.storage import atomic, files, writers
 
 
@@ -138,9 +143,16 @@ def test_a_name_behind_fsspec_leads_nowhere_else(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("nothing", NotFoundError), ("folder", FailedPreconditionError)]
+    ("name", "expected"),
+    [
+        ("nothing", NotFoundError),
+        ("folder", FailedPreconditionError),
+        ("long" * 99, InvalidArgumentError),
+        ("loop", InvalidArgumentError),
+    ],
 )
 def test_what_is_no_file_has_its_error(tmp_path, name, expected):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(expected, match=name):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(expected, match=name[:20]):
         files.open_to_read(str(tmp_path / name))

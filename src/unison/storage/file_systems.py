@@ -35,6 +35,9 @@ _PACKAGES = {
     "s3a": "s3fs (unison[s3])",
 }
 
+#: Nothing can be at a path: a name in it is too long, or its links lead to each other.
+_NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
+
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -111,6 +114,8 @@ def named_errors(path: str) -> Iterator[None]:
     except (IsADirectoryError, NotADirectoryError) as error:
         raise FailedPreconditionError(message=f"{path}; {error.strerror or error}") from error
     except OSError as error:
+        if error.errno in _NO_NAME:
+            raise InvalidArgumentError(message=f"{path[:200]}; {error.strerror}") from error
         if error.errno not in _NO_SPACE:
             raise
         raise ResourceExhaustedError(

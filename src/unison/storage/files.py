@@ -18,6 +18,7 @@ def open_to_read(path: str) -> IO[bytes]:
         NotFoundError: There is none.
         PermissionDeniedError: It cannot be read.
         FailedPreconditionError: It is a folder, or a pipe or a device, which might never end.
+        InvalidArgumentError: There can be none: its name is too long, or its links go in a circle.
     """
     with named_errors(path):
         if is_remote(path):

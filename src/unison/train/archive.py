@@ -157,8 +157,8 @@ class Archive:
     def _check_format(self, index: Mapping[str, Any]) -> None:
         if (index["format"], index["version"]) != (_FORMAT, _VERSION):
             raise InvalidArgumentError(
-                message=f"{self.prefix}{SUFFIX} is a {index['format']!r} of version "
-                f"{index['version']!r}; this release reads {_FORMAT!r}, version {_VERSION}."
+                message=f"{self.prefix}{SUFFIX} is a {index['format']!r:.100} of version "
+                f"{index['version']!r:.100}; this release reads {_FORMAT!r}, version {_VERSION}."
             )
 
     def read(self, key: str) -> np.ndarray:
