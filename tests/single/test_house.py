@@ -18,6 +18,7 @@ FLOORS = (
     "errors",
     "names",
     "storage",
+    "net",
     "partitioning",
     "pipelining",
     "references",

@@ -35,6 +35,7 @@ from unison.monitoring.meter import Meter
 from unison.monitoring.process import SentBytes
 from unison.monitoring.prometheus import exposition
 from unison.monitoring.reporting import Reporter
+from unison.net.runtime_folder import runtime_folder
 from unison.runtime import liveness
 from unison.runtime.elastic.membership import Membership
 from unison.runtime.elastic.register import Register
@@ -756,14 +757,14 @@ def test_a_job_is_found_while_it_runs_by_its_user_only(own_folder):
     with Monitored("train.py --epochs 3", "workers", ["worker 0"]):
         (job,) = running_jobs.running_jobs()
         assert (job.process, job.program) == (os.getpid(), "train.py --epochs 3")
-        (path,) = running_jobs.folder().iterdir()
+        (path,) = runtime_folder().iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert running_jobs.running_jobs() == []
 
 
 def test_what_a_killed_launcher_has_left_behind_is_removed():
-    left = running_jobs.folder() / "1-2.json"
+    left = runtime_folder() / "1-2.json"
     left.write_text(json.dumps(running_jobs.RunningJob(1, "x.py", "127.0.0.1:2", "t")._asdict()))
     assert running_jobs.running_jobs() == []
     assert not left.exists()
@@ -783,7 +784,7 @@ def test_who_looks_for_jobs_while_one_is_being_published_does_not_hide_it(own_fo
         assert found == [[]]
         (job,) = running_jobs.running_jobs()
         assert job.program == "train.py"
-    assert list(running_jobs.folder().iterdir()) == []
+    assert list(runtime_folder().iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from unison.cli.programs import program_of, script_of
 from unison.cli.ray_places import on_ray
 from unison.cli.terminal import Terminal
 from unison.monitoring.reporting import ELASTIC_VARIABLE
-from unison.runtime.addresses import LOOPBACK, address_towards, split_address
+from unison.net.addresses import LOOPBACK, address_towards, split_address
 from unison.runtime.elastic.environment import TOKEN_VARIABLE, ElasticEnvironment
 from unison.runtime.elastic.protocol import REGISTER_LOST
 from unison.runtime.elastic.register import Register

@@ -7,7 +7,7 @@ import math
 import os
 
 from unison.cli.errors import CommandError
-from unison.runtime.addresses import LOOPBACK, split_address
+from unison.net.addresses import LOOPBACK, split_address
 from unison.runtime.elastic.environment import TOKEN_VARIABLE
 
 #: What is so unless an option says otherwise.

@@ -16,7 +16,7 @@ from unison.cli.errors import CommandError
 from unison.cli.programs import program_of
 from unison.cli.terminal import Terminal
 from unison.monitoring.launcher import Monitored
-from unison.runtime.addresses import LOOPBACK, split_address
+from unison.net.addresses import LOOPBACK, split_address
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.devices import available_cores
 from unison.runtime.launching import ProcessWorker, Program, RayNodes, Room, Start

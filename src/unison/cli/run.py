@@ -15,7 +15,7 @@ from unison.cli.numbers import seconds
 from unison.cli.recipes import RECIPES, Asked, local_environments
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
-from unison.runtime.addresses import LOOPBACK
+from unison.net.addresses import LOOPBACK
 from unison.runtime.launching import (
     Failure,
     Job,

@@ -21,7 +21,8 @@ from unison.cli.errors import CommandError
 from unison.cli.programs import program_of
 from unison.monitoring.first_worker import VARIABLE
 from unison.monitoring.launcher import Monitored
-from unison.monitoring.running_jobs import RunningJob, folder, running_jobs
+from unison.monitoring.running_jobs import RunningJob, running_jobs
+from unison.net.runtime_folder import runtime_folder
 from unison.planning.memory import in_units
 
 #: Seconds between two looks, and for which one may take.
@@ -136,9 +137,10 @@ def _placed(job: str | None) -> _Place:
         return _Place(wanted[0].address, wanted[0].token)
     if not known:
         raise CommandError(
-            f"No job of this user can be watched here (there is none in {folder()}): none of "
-            f"`unison run` or launch(..., monitor=True), and no first worker with {VARIABLE}=1. "
-            "Elsewhere: pass the URL that `unison top --web` prints there."
+            "No job of this user can be watched here (there is none in "
+            f"{runtime_folder()}): none of `unison run` or launch(..., monitor=True), and no first "
+            f"worker with {VARIABLE}=1. Elsewhere: pass the "
+            "URL that `unison top --web` prints there."
         )
     several = "Several jobs run" if job is None else f"There is no job {job!r}"
     raise CommandError(f"{several}: pass the number of one, {_listed(known)}.")

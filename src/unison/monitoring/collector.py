@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from unison.monitoring import page, prometheus
 from unison.monitoring.job import WatchedJob
-from unison.runtime.addresses import LOOPBACK
+from unison.net.addresses import LOOPBACK
 
 #: Seconds after which a connection is closed on which nothing is said.
 _SILENCE: Final = 30.0

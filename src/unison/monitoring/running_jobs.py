@@ -10,12 +10,10 @@ import contextlib
 import json
 import os
 import re
-import stat
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
+from unison.net.runtime_folder import runtime_folder
 from unison.storage import atomic
 from unison.storage.decoding import parsed_json, plain_dict, plain_text, whole_number
 from unison.storage.locks import lock
@@ -45,30 +43,12 @@ class RunningJob(NamedTuple):
         return f"http://{self.address}/?token={self.token}"
 
 
-def folder() -> Path:
-    """Returns this user's folder, which is made if need be.
-
-    Raises:
-        OSError: It cannot be made, or is somebody else's.
-    """
-    place = os.environ.get("XDG_RUNTIME_DIR")
-    if place and os.access(place, os.W_OK):
-        found = Path(place, "unison")
-    else:
-        found = Path(tempfile.gettempdir(), f"unison-{os.getuid()}")
-    found.mkdir(mode=0o700, exist_ok=True)
-    about = found.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise PermissionError(f"Expected a folder that only its owner can enter: {found}")
-    return found
-
-
 @contextlib.contextmanager
 def published(job: RunningJob) -> Iterator[None]:
     """Inside, the user's other processes find the job."""
     owner = os.getpid()
     _remove_left_behind()
-    path = folder() / f"{job.process}-{job.address.rpartition(':')[2]}.json"
+    path = runtime_folder() / f"{job.process}-{job.address.rpartition(':')[2]}.json"
     with contextlib.ExitStack() as end:
         with atomic.aside(str(path)) as new:
             with new.opened(0o600) as file:
@@ -92,7 +72,7 @@ def running_jobs() -> list[RunningJob]:
     """
     _remove_left_behind()
     found = []
-    for path in folder().glob("*.json"):
+    for path in runtime_folder().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError), path.open("rb") as file:
             found.append((path.stat().st_mtime, _read(file.read())))
     return [job for _, job in sorted(found)]
@@ -100,8 +80,8 @@ def running_jobs() -> list[RunningJob]:
 
 def _remove_left_behind() -> None:
     """Removes the files whose processes have ended without removing them."""
-    atomic.remove_abandoned(os.path.join(folder(), ""))
-    for path in folder().glob("*.json"):
+    atomic.remove_abandoned(os.path.join(runtime_folder(), ""))
+    for path in runtime_folder().glob("*.json"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             if lock(file, shared=True):
                 path.unlink(missing_ok=True)

@@ -35,9 +35,9 @@ from unison.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from unison.net.addresses import own_address, split_address
 from unison.parameter_server.memory import memory_in_words, memory_left
 from unison.parameter_server.slots import Inbox, Outbox
-from unison.runtime.addresses import own_address, split_address
 from unison.runtime.precision import device_array, keeps_explicit_64_bits
 from unison.storage import atomic
 

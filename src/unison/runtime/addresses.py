@@ -1,26 +1,10 @@
-"""At which of this machine's addresses a process listens."""
+"""At which of this machine's addresses the collectives of a process listen."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-
+from unison.net.addresses import address_towards, own_address, split_address
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.private_jax import backend_is_started, listen_for_collectives_at
-
-#: The address of workers that share this machine; nobody else can reach it.
-LOOPBACK = "127.0.0.1"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Returns the host and the port of an address.
-
-    Examples:
-        >>> split_address("[::1]:2222")
-        ('::1', 2222)
-    """
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def listen_at_own_address(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
@@ -44,23 +28,3 @@ def listen_at_own_address(cluster: ClusterSpec, task_type: str | None, task_id: 
     address = own_address(own) or address_towards(*first)
     if address is not None:
         listen_for_collectives_at(address)
-
-
-def own_address(host: str) -> str | None:
-    """Returns the address that `host` is or leads to; None if it is none of this machine's."""
-    with contextlib.suppress(OSError):
-        for family, _, _, _, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
-                trial.bind((where[0], 0))
-                return str(where[0])
-    return None
-
-
-def address_towards(host: str, port: int) -> str | None:
-    """Returns the address from which this machine sends to another one; sends nothing."""
-    with contextlib.suppress(OSError):
-        for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
-                trial.connect(where)
-                return str(trial.getsockname()[0])
-    return None

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 import jax
 
+from unison.net.addresses import split_address
 from unison.runtime import devices, liveness, logs
-from unison.runtime.addresses import split_address
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore

@@ -6,7 +6,7 @@ import os
 import re
 import zlib
 
-from unison.runtime.addresses import LOOPBACK
+from unison.net.addresses import LOOPBACK
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, share_of_gpus
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unison.errors import FailedPreconditionError
-from unison.runtime.addresses import split_address
+from unison.net.addresses import split_address
 from unison.runtime.devices import available_cores
 from unison.runtime.elastic.meeting import Broken, Call, Meeting
 from unison.runtime.elastic.protocol import Member, View

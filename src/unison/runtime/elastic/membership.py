@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unison.errors import UnavailableError
-from unison.runtime.addresses import split_address
+from unison.net.addresses import split_address
 from unison.runtime.elastic.lines import Line
 from unison.runtime.elastic.participant import Participant
 from unison.runtime.elastic.protocol import BEAT, Ended, Interrupted, Message, View, Welcome

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from unison.runtime.addresses import LOOPBACK
+from unison.net.addresses import LOOPBACK
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, gpus_of_jax, shares_of_gpus
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, available_cores

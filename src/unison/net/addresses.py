@@ -1,0 +1,70 @@
+"""Addresses: how they are written, and which of them are this machine's."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+#: The address of processes that share this machine; nobody else can reach it.
+LOOPBACK = "127.0.0.1"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Returns the host and the port of an address.
+
+    Examples:
+        >>> split_address("[::1]:2222")
+        ('::1', 2222)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def joined_address(host: str, port: int) -> str:
+    """Returns a host and a port as one address.
+
+    Examples:
+        >>> joined_address("::1", 2222), joined_address("10.0.0.1", 2222)
+        ('[::1]:2222', '10.0.0.1:2222')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address(host: str) -> str | None:
+    """Returns the address that `host` is or resolves to; None if it is not this machine's."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.bind((where[0], 0))
+                return str(where[0])
+    return None
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """Returns the address from which this machine sends to another one; sends nothing."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
+                trial.connect(where)
+                return str(trial.getsockname()[0])
+    return None
+
+
+def is_same_machine(connection: socket.socket) -> bool:
+    """Whether the other end of a connection is a process of this machine, as far as addresses tell.
+
+    Both ends have one address then, or the connection is a local (Unix) socket.
+    """
+    if connection.family == socket.AF_UNIX:
+        return True
+    try:
+        own, other = connection.getsockname()[0], connection.getpeername()[0]
+    except OSError:  # it has been closed
+        return False
+    # Loopback has many addresses, and the two ends may have different ones.
+    return own == other or (_is_loopback(own) and _is_loopback(other))
+
+
+def _is_loopback(host: str) -> bool:
+    plain = host.removeprefix("::ffff:")
+    return plain.startswith("127.") or plain == "::1"

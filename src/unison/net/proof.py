@@ -1,0 +1,227 @@
+"""The proof of a shared secret, in both directions, without sending it.
+
+A challenge and response by keyed hashes (HMAC-SHA256, RFC 2104). The client sends a nonce, the
+server another one; then the client, and only after it the server, sends a keyed hash of all that
+was said. What is hashed:
+
+- the role of who sends the hash, so that none can be sent back to who has made it (reflection);
+- both nonces, so that none can be used again;
+- the *channel*: what the connection is for, so that none counts for another protocol;
+- the *binding*: a hash of the server's certificate where the connection is encrypted (RFC 5929,
+  `tls-server-end-point`, as in SCRAM-SHA-256-PLUS). Somebody in between has another certificate,
+  so a proof that passes through them counts for neither end;
+- what the client says of the connection (`about`).
+
+There is no input or output here: see `unison.net.handshake`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+
+from unison.errors import UnauthenticatedError
+
+#: What a hello begins with. No TLS record does (it begins with 0x16), so one byte tells them apart.
+_MAGIC = b"unison-1"
+_REFUSED = b"refused:"
+
+_CHANNEL_BYTES = 16
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+
+#: The longest that a client may say of a connection.
+MOST_ABOUT_BYTES = 64
+
+_HELLO = struct.Struct(f"{len(_MAGIC)}s{_CHANNEL_BYTES}s{_NONCE_BYTES}s")
+_CHALLENGE = struct.Struct(f"{len(_MAGIC)}s{_NONCE_BYTES}s")
+
+HELLO_BYTES = _HELLO.size
+CHALLENGE_BYTES = _CHALLENGE.size
+#: An answer has a length of its own: one byte for that of `about`, `about`, and the hash.
+ANSWER_HEAD_BYTES = 1
+PROOF_BYTES = _PROOF_BYTES
+
+#: The binding of a connection that is not encrypted.
+NOT_ENCRYPTED = bytes(32)
+
+#: Why a server refuses a client, as it says in the place of a challenge or a proof.
+TLS_REQUIRED = b"TLS required"
+WRONG_KEY = b"wrong key"
+WRONG_CHANNEL = b"wrong channel"
+
+
+class RefusedError(ConnectionError):
+    """The other end has refused this one, or what it has sent is not part of the protocol.
+
+    Attributes:
+        reason: One of the reasons above; empty if it has not said why.
+    """
+
+    def __init__(self, text: str, reason: bytes = b""):
+        super().__init__(text)
+        self.reason = reason
+
+
+class ClientProof:
+    """The client's side.
+
+    Args:
+        secret: What both ends know.
+        channel: What the connection is for, the same on both ends; up to 16 bytes.
+        about: What the server is told of the connection; up to 64 bytes.
+        binding: The hash of the server's certificate.
+
+    Examples:
+        >>> client = ClientProof(b"k" * 32, b"test", about=b"view 3")
+        >>> server = ServerProof(b"k" * 32)
+        >>> answer = client.answer(server.challenge(client.hello))
+        >>> client.check(server.verify(answer))
+        >>> server.channel, server.about
+        (b'test', b'view 3')
+    """
+
+    def __init__(
+        self, secret: bytes, channel: bytes, about: bytes = b"", binding: bytes = NOT_ENCRYPTED
+    ):
+        if not 0 < len(channel) <= _CHANNEL_BYTES or len(about) > MOST_ABOUT_BYTES:
+            raise ValueError(
+                f"Expected a channel of 1 to {_CHANNEL_BYTES} bytes and at most {MOST_ABOUT_BYTES} "
+                f"bytes about it. Received: {channel!r} and {about!r}."
+            )
+        self._secret = secret
+        self._about = about
+        self._binding = binding
+        self._channel = channel
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._transcript = b""
+        #: The first words.
+        self.hello = _HELLO.pack(_MAGIC, channel, self._nonce)
+
+    def answer(self, challenge: bytes) -> bytes:
+        """Returns the answer to the server's challenge.
+
+        Raises:
+            RefusedError: It is not a challenge.
+        """
+        _check_not_refused(challenge)
+        magic, theirs = _CHALLENGE.unpack(challenge)
+        if magic != _MAGIC:
+            raise RefusedError("the other end does not speak Unison's protocol")
+        self._transcript = _transcript(
+            self._channel, self._nonce, theirs, self._binding, self._about
+        )
+        proof = _proof(self._secret, b"client", self._transcript)
+        return bytes([len(self._about)]) + self._about + proof
+
+    def check(self, proof: bytes) -> None:
+        """Checks the server's proof.
+
+        Raises:
+            RefusedError: The server says why it refuses this client.
+            UnauthenticatedError: It does not know the secret, or somebody is in between.
+        """
+        _check_not_refused(proof)
+        if not hmac.compare_digest(proof, _proof(self._secret, b"server", self._transcript)):
+            raise UnauthenticatedError(message="The other end does not know the key.")
+
+
+class ServerProof:
+    """The server's side.
+
+    Args:
+        secret: What both ends know.
+        binding: The hash of this server's certificate.
+
+    Attributes:
+        channel: What the client wants the connection for, once `challenge` has returned.
+        about: What it says of it, once `verify` has returned.
+    """
+
+    def __init__(self, secret: bytes, binding: bytes = NOT_ENCRYPTED):
+        self._secret = secret
+        self._binding = binding
+        self._own = secrets.token_bytes(_NONCE_BYTES)
+        self._theirs = b""
+        self.channel = self.about = b""
+
+    def challenge(self, hello: bytes) -> bytes:
+        """Returns the challenge for a client.
+
+        Raises:
+            RefusedError: These are not the first words of a client.
+        """
+        magic, channel, self._theirs = _HELLO.unpack(hello)
+        if magic != _MAGIC:
+            raise RefusedError("the other end does not speak Unison's protocol")
+        self.channel = channel.rstrip(b"\0")
+        return _CHALLENGE.pack(_MAGIC, self._own)
+
+    def verify(self, answer: bytes) -> bytes | None:
+        """Returns this server's proof for a client that has answered the challenge rightly.
+
+        None: the client does not know the secret; the server sends `refusal(WRONG_KEY, ...)`.
+
+        Args:
+            answer: All of it: the length of `about`, `about`, and the client's proof.
+        """
+        about, proof = answer[ANSWER_HEAD_BYTES:-_PROOF_BYTES], answer[-_PROOF_BYTES:]
+        transcript = _transcript(self.channel, self._theirs, self._own, self._binding, about)
+        if not hmac.compare_digest(proof, _proof(self._secret, b"client", transcript)):
+            return None
+        self.about = about
+        return _proof(self._secret, b"server", transcript)
+
+
+def refusal(reason: bytes, size: int) -> bytes:
+    """Returns what a server sends in the place of a message of `size` bytes, when it refuses."""
+    return (_REFUSED + reason).ljust(size, b"\0")
+
+
+def sign(secret: bytes, payload: bytes) -> bytes:
+    """Returns bytes with a signature before them."""
+    return hmac.digest(secret, b"signed " + payload, "sha256") + payload
+
+
+def verified(secret: bytes, signed: bytes) -> bytes:
+    """Returns the bytes that `sign` was given.
+
+    Raises:
+        UnauthenticatedError: They were changed, or signed with another secret.
+    """
+    signature, payload = signed[:_PROOF_BYTES], signed[_PROOF_BYTES:]
+    if not hmac.compare_digest(signature, hmac.digest(secret, b"signed " + payload, "sha256")):
+        raise UnauthenticatedError(message="Signature mismatch: signed with another key.")
+    return payload
+
+
+def derived_name(secret: bytes, words: str) -> str:
+    """Returns a name that only those can know beforehand who know the secret."""
+    return hmac.digest(secret, b"name " + words.encode(), "sha256").hex()[:32]
+
+
+def is_equal(given: str, expected: str) -> bool:
+    """Whether a text is the expected one; how long this takes says nothing of where they differ."""
+    return hmac.compare_digest(
+        hashlib.sha256(given.encode(errors="replace")).digest(),
+        hashlib.sha256(expected.encode()).digest(),
+    )
+
+
+def _transcript(
+    channel: bytes, client: bytes, server: bytes, binding: bytes, about: bytes
+) -> bytes:
+    # All parts but the last one have a fixed length: no two transcripts are one sequence of bytes.
+    return channel.ljust(_CHANNEL_BYTES, b"\0") + client + server + binding + about
+
+
+def _proof(secret: bytes, role: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(secret, _MAGIC + b" " + role + transcript, "sha256")
+
+
+def _check_not_refused(received: bytes) -> None:
+    if received.startswith(_REFUSED):
+        reason = received.removeprefix(_REFUSED).rstrip(b"\0")
+        raise RefusedError(f"the other end refuses: {reason.decode(errors='replace')}", reason)

@@ -1,0 +1,89 @@
+"""The secret of a job, which its processes prove to each other that they know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+
+from unison.errors import InvalidArgumentError, PermissionDeniedError
+from unison.net.runtime_folder import runtime_folder
+
+#: The environment variable with the key of a job, in hexadecimal digits.
+KEY_VARIABLE = "UNISON_KEY"
+
+#: A shorter key could be guessed by who has seen a proof of it.
+_LEAST_BYTES = 16
+
+
+def key() -> bytes:
+    """Returns the key of this user's jobs.
+
+    It is `UNISON_KEY` (`unison run` makes one for each job), else what a file of the user holds,
+    which nobody else can read. The file is written when it is first needed: in the user's
+    configuration folder, or where that cannot be written, in the folder for running processes.
+
+    Raises:
+        InvalidArgumentError: `UNISON_KEY` or the file does not hold a key.
+        PermissionDeniedError: Other users can read the file, or none can be written.
+    """
+    given = os.environ.get(KEY_VARIABLE)
+    if given:
+        return _parsed(given, KEY_VARIABLE)
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    try:
+        path = _written(pathlib.Path(home).expanduser() / "unison")
+    except (OSError, RuntimeError) as error:  # no home, or a read-only one
+        try:
+            path = _written(runtime_folder())
+        except OSError as second:
+            raise PermissionDeniedError(
+                message=f"Expected a folder where this user can keep a key. Received: {error}; "
+                f"{second}. Set {KEY_VARIABLE} to the same key for all processes of the job."
+            ) from error
+    about = path.stat()
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise PermissionDeniedError(
+            message=f"Expected {path} to be readable by its owner only: who knows this key can run "
+            f"code in this user's jobs. Run `chmod 600 {path}`, or set {KEY_VARIABLE}."
+        )
+    return _parsed(path.read_text(), str(path))
+
+
+def new_key() -> str:
+    """Returns a key for one job, as `UNISON_KEY` takes it.
+
+    Examples:
+        >>> len(bytes.fromhex(new_key()))
+        32
+    """
+    return secrets.token_hex(32)
+
+
+def _written(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the file with the key in a folder; it is written if it is not there."""
+    path = folder / "key"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        own = folder / f"key-{secrets.token_hex(8)}"
+        with open(os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(new_key())
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(own, path)
+        own.unlink()
+    return path
+
+
+def _parsed(text: str, where: str) -> bytes:
+    try:
+        found = bytes.fromhex(text.strip())
+        if len(found) < _LEAST_BYTES:
+            raise ValueError(f"{len(found)} bytes")
+    except ValueError as error:
+        raise InvalidArgumentError(
+            message=f"Expected {where} to hold at least {2 * _LEAST_BYTES} hexadecimal digits. "
+            f"Received: {error}. `python -c 'import secrets; print(secrets.token_hex(32))'` makes "
+            "a key."
+        ) from error
+    return found

@@ -1,0 +1,85 @@
+"""Both ends of connections, for the tests of `unison.net` and of who uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from unison.net.acceptor import Acceptor
+from unison.net.connecting import connect
+from unison.net.handshake import Accepted, server_handshake
+from unison.net.listening import listen
+
+SECRET = b"s" * 32
+CHANNEL = b"test"
+#: Seconds after which a test has failed.
+LIMIT = 20.0
+
+
+class Served:
+    """A server that keeps the connections that it has accepted, in a thread."""
+
+    def __init__(self, secret=SECRET, listeners=(), channels=(CHANNEL,), handshake=None, **options):
+        self._own = contextlib.ExitStack()
+        self.listeners = listeners or [listen("127.0.0.1", 0)]
+        self.address = self.listeners[0].getsockname()
+        self.accepted: list[Accepted] = []
+        self.acceptor = Acceptor(
+            self.listeners,
+            handshake or (lambda own: server_handshake(own, secret, channels)),
+            **options,
+        )
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self._is_closed:
+            self.accepted += self.acceptor.wait(0.05)
+
+    def next(self) -> Accepted:
+        """The next connection, once it is there."""
+        until(lambda: self.accepted)
+        return self.accepted.pop(0)
+
+    def connect(self, secret=SECRET, channel=CHANNEL, seconds=LIMIT, **options):
+        return connect(self.address, secret, channel, seconds=seconds, **options)
+
+    def close(self):
+        self._is_closed = True
+        self._thread.join(LIMIT)
+        self.acceptor.close()
+        for each in (*self.listeners, *(accepted.stream for accepted in self.accepted)):
+            each.close()
+
+
+@contextlib.contextmanager
+def served(**options) -> Iterator[Served]:
+    server = Served(**options)
+    with contextlib.closing(server):
+        yield server
+
+
+def until(condition, seconds=LIMIT):
+    """What `condition` returns, once it is true."""
+    last = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < last
+        time.sleep(0.005)
+    return found
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other end closes a connection, within the limit."""
+    connection.settimeout(LIMIT)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
