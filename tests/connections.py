@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -83,3 +85,39 @@ def ended(connection: socket.socket) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+class Squatter:
+    """A process of another user that has taken the name of a local socket."""
+
+    def __init__(self, name):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SQUATTER, name[1:]],
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout.readline() == b"listens\n"
+
+    def received(self):
+        """What the first client has sent until it closed the connection."""
+        return self._process.stdout.read()
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+SQUATTER = """
+import os, socket, sys
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0" + sys.argv[1])
+listener.listen()
+print("listens", flush=True)
+connection = listener.accept()[0]
+connection.settimeout(20)
+try:
+    sys.stdout.buffer.write(connection.recv(1000))
+except OSError:
+    pass
+"""

@@ -19,12 +19,12 @@ from benchmarks.contestants.parameter_servers import (
 from benchmarks.protocol import Contestant
 from benchmarks.server_loads import LOADS, RATE, Dense, endless_batches
 from benchmarks.workloads import ServerWork
+from unison.net.secret import KEY_VARIABLE, new_key
 from unison.parameter_server import (
     ClusterCoordinator,
     MinSizePartitioner,
     ParameterServerStrategy,
 )
-from unison.parameter_server.messages import KEY_VARIABLE, new_key
 from unison.parameter_server.serving import main as serve
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver

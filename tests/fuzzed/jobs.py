@@ -25,7 +25,7 @@ from unison.collectives.communication import CommunicationOptions
 from unison.data import Dataset
 from unison.data.state import decode, encode
 from unison.monitoring.running_jobs import RunningJob, published, running_jobs
-from unison.parameter_server import messages
+from unison.net import secret
 from unison.parameter_server.jobs import Jobs
 from unison.parameter_server.snapshots import Part, Snapshots
 from unison.planning.calibration import Calibration, read_calibration
@@ -63,13 +63,13 @@ def snapshot_header(folder, chance):
 
 def write_key(folder):
     os.environ["XDG_CONFIG_HOME"] = str(folder)
-    os.environ.pop(messages.KEY_VARIABLE, None)
-    messages.key()
+    os.environ.pop(secret.KEY_VARIABLE, None)
+    secret.key()
 
 
 def read_key(folder):
     os.environ["XDG_CONFIG_HOME"] = str(folder)
-    return messages.key().hex()
+    return secret.key().hex()
 
 
 # -- elastic jobs --------------------------------------------------------------------------------

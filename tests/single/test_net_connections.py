@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from connections import CHANNEL, LIMIT, SECRET, Served, ended, served, until
+from connections import CHANNEL, LIMIT, SECRET, Served, Squatter, ended, served, until
 from unison.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from unison.net import handshake, proof, tls
 from unison.net.certificate import new_key_pair
@@ -399,42 +399,6 @@ connection = socket.socket(socket.AF_UNIX)
 connection.connect("\\0" + sys.argv[1])
 connection.settimeout(20)
 print("closed" if not connection.recv(100) else "open")
-"""
-
-
-class Squatter:
-    """A process of another user that has taken the name of a local socket."""
-
-    def __init__(self, name):
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SQUATTER, name[1:]],
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout.readline() == b"listens\n"
-
-    def received(self):
-        """What the first client has sent until it closed the connection."""
-        return self._process.stdout.read()
-
-    def close(self):
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
-
-
-SQUATTER = """
-import os, socket, sys
-os.setuid(65534)
-listener = socket.socket(socket.AF_UNIX)
-listener.bind("\\0" + sys.argv[1])
-listener.listen()
-print("listens", flush=True)
-connection = listener.accept()[0]
-connection.settimeout(20)
-try:
-    sys.stdout.buffer.write(connection.recv(1000))
-except OSError:
-    pass
 """
 
 

@@ -123,6 +123,14 @@ def test_a_users_key_is_made_once_and_is_the_users_alone(home):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("content", [b"", b"ab", b"\xff" * 64, b"x" * 64])
+def test_a_file_without_a_key_is_refused(home, content):
+    key()
+    (home / "config" / "unison" / "key").write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=r"Expected .*key to hold"):
+        key()
+
+
 def test_a_key_that_others_can_read_is_not_used(home):
     key()
     (home / "config" / "unison" / "key").chmod(0o644)

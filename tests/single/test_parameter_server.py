@@ -1,8 +1,11 @@
 """Variables on parameter servers and functions on workers; all of them threads of this process."""
 
+import contextlib
 import functools
 import gc
+import os
 import socket
+import threading
 import time
 
 import jax
@@ -12,14 +15,18 @@ import numpy as np
 import pytest
 
 import unison
+from connections import Squatter
 from parameter_server_threads import free_addresses
 from unison.errors import CancelledError, DeadlineExceededError, OutOfRangeError
+from unison.net.connecting import connect
+from unison.net.secret import key
 from unison.parameter_server import (
     ClusterCoordinator,
     FixedShardsPartitioner,
     ParameterServerStrategy,
     Server,
     current_worker_index,
+    messages,
     read_rows,
     shards_of,
 )
@@ -422,7 +429,7 @@ def test_a_server_that_does_not_come_is_named():
 def test_who_has_another_key_is_refused(monkeypatch):
     (address,) = free_addresses(1)
     cluster = ClusterSpec({"worker": ["127.0.0.1:1"], "ps": [address]})
-    monkeypatch.setattr("unison.parameter_server.serving.Connection", _with_another_key)
+    monkeypatch.setattr("unison.parameter_server.serving.key", lambda: b"another" * 4)
     server = Server(cluster, "ps", 0)
     try:
         with pytest.raises(unison.errors.UnauthenticatedError, match="another key"):
@@ -431,20 +438,62 @@ def test_who_has_another_key_is_refused(monkeypatch):
         server.stop()
 
 
-def _with_another_key(sock, is_server):
-    from unison.parameter_server.messages import Connection
+def test_a_stranger_that_says_nothing_gets_no_thread_and_keeps_nobody_out():
+    (address,) = free_addresses(1)
+    host, _, port = address.rpartition(":")
+    before = threading.active_count()
+    server = Server(ClusterSpec({"ps": [address]}), "ps", 0)
+    with contextlib.ExitStack() as ends:
+        ends.callback(server.stop)
+        for _ in range(200):
+            ends.enter_context(socket.create_connection((host, int(port))))
+        connection = messages.connect(address, 20.0, "ps 0", role="pulse")
+        ends.callback(connection.close)
+        assert connection.ask("ping").kind == "alive"
+        assert threading.active_count() == before + 2  # that accepts, and of this connection
 
-    return Connection(sock, is_server, secret=b"another")
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_who_takes_the_local_name_of_a_server_gets_nothing(server_key):
+    (address,) = free_addresses(1)
+    squatter = Squatter(f"\0unison-{address}")
+    server = Server(ClusterSpec({"ps": [address]}), "ps", 0)
+    with contextlib.closing(squatter):
+        try:
+            connection = messages.connect(address, 20.0, "ps 0", role="pulse")
+            assert connection.ask("ping").kind == "alive"
+            connection.close()
+        finally:
+            server.stop()
+        assert squatter.received() == b""
+
+
+@pytest.mark.usefixtures("server_key")
+@pytest.mark.parametrize("said", [{}, {"role": 1}, {"role": "worker", "servers": 3}])
+def test_who_does_not_introduce_itself_properly_ends_its_own_connection_only(said, recwarn):
+    (address,) = free_addresses(1)
+    server = Server(ClusterSpec({"worker": [address]}), "worker", 0)
+    try:
+        connection = messages.connect(address, 20.0, "worker 0", **said)
+        with pytest.raises(unison.errors.UnavailableError):
+            connection.receive()
+        again = messages.connect(address, 20.0, "worker 0", role="pulse")
+        assert again.ask("ping").kind == "alive"
+        again.close()
+    finally:
+        server.stop()
+    assert [each for each in recwarn if "Thread" in str(each.category)] == []
 
 
 def test_another_version_is_refused_and_named(started):
     strategy, _ = started()
     host, _, port = strategy.store.addresses[0].rpartition(":")
-    with socket.create_connection((host, int(port))) as sock:
-        connection = Connection(sock, is_server=False)
-        with pytest.raises(RuntimeError, match=r"Expected .*'unison'.* Received: .*'0\.1'"):
-            connection.ask("hello", role="worker", unison="0.1", jax="0.1", has_64_bits=False)
-        connection.close()
+    stream = connect((host, int(port)), key(), messages.CHANNEL, seconds=20.0)
+    with (
+        contextlib.closing(Connection(stream)) as connection,
+        pytest.raises(RuntimeError, match=r"Expected .*'unison'.* Received: .*'0\.1'"),
+    ):
+        connection.ask("hello", role="worker", unison="0.1", jax="0.1", has_64_bits=False)
 
 
 def test_text_is_a_part_of_the_program_and_arrays_of_text_are_refused(started):

@@ -1,8 +1,10 @@
 """Messages between parameter servers, workers and the coordinator, and how their arrays travel."""
 
-import concurrent.futures
+import contextlib
+import json
 import os
 import socket
+import struct
 import threading
 
 import jax
@@ -10,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from connections import served
+from unison.errors import UnauthenticatedError, UnavailableError
+from unison.net.tls import TLS_VARIABLE
 from unison.parameter_server import messages
 from unison.parameter_server.memory import memory_in_words, memory_left
 from unison.parameter_server.messages import Connection, NoRoomError
@@ -22,21 +27,20 @@ needs_shared_memory = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["local", "network"])
-def ends(request):
+@pytest.fixture(params=["local", "network", "encrypted"])
+def ends(request, monkeypatch):
     """The two ends of a connection."""
     if request.param == "local":
         sockets = socket.socketpair(socket.AF_UNIX)
-    else:
+    elif request.param == "network":
         with socket.create_server(("127.0.0.1", 0)) as listening:
             other = socket.create_connection(listening.getsockname())
             sockets = (listening.accept()[0], other)
-    with concurrent.futures.ThreadPoolExecutor() as both:  # each waits for the other's proof
-        made = [
-            both.submit(Connection, each, is_server, KEY)
-            for each, is_server in zip(sockets, (True, False), strict=True)
-        ]
-        found = [each.result(20) for each in made]
+    else:
+        monkeypatch.setenv(TLS_VARIABLE, "always")
+        with served() as server:
+            sockets = (server.connect(), server.next().stream)
+    found = [Connection(each, KEY) for each in sockets]
     yield found
     for connection in found:
         connection.close()
@@ -138,28 +142,75 @@ def test_there_are_few_slots_and_none_for_small_or_huge_messages():
     assert Outbox().slot(1 << 30) is None
 
 
-# -- the key -------------------------------------------------------------------------------------
+def test_a_function_that_was_changed_on_its_way_is_not_taken(ends):
+    one, other = ends
+    signed = one.signed(b"a pickled function")
+    assert other.verified(signed) == b"a pickled function"
+    changed = signed.copy()
+    changed[-1] ^= 1
+    with pytest.raises(UnauthenticatedError):
+        other.verified(changed)
 
 
-@pytest.fixture
-def key_file(tmp_path, monkeypatch):
-    """Where the key of the user is, in a home of this test."""
-    monkeypatch.delenv(messages.KEY_VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    return tmp_path / "unison" / "key"
+def header(text, slot=-1, length=None):
+    data = text if isinstance(text, bytes) else json.dumps(text).encode()
+    return struct.pack("<Ii", len(data) if length is None else length, slot) + data
 
 
-def test_the_key_of_a_user_is_made_once_and_is_private(key_file):
-    first = messages.key()
-    assert len(first) == 32
-    assert messages.key() == first
-    assert key_file.stat().st_mode & 0o777 == 0o600
-    assert os.listdir(key_file.parent) == ["key"]
+@pytest.mark.parametrize(
+    "sent",
+    [
+        header(b"", length=2**32 - 1),
+        header(b"[" * 100_000),
+        header(b"\xff\xfe"),
+        header(["ping", {}]),
+        header([1, {}, []]),
+        header(["ping", [], []]),
+        header(["ping", {}, 7]),
+        header(["ping", {}, [["float32", [-1]]]]),
+        header(["ping", {}, [["float32", [2**70]]]]),
+        header(["ping", {}, [["float32", [1e999]]]]),
+        header(["ping", {}, [["float32", ["3"]]]]),
+        header(["ping", {}, [["O", [3]]]]),
+        header(["ping", {}, [["nothing", [3]]]]),
+        header(["ping", {}, []], slot=2**31 - 1),
+    ],
+    ids=lambda sent: repr(sent[8:38]),
+)
+def test_what_is_not_a_message_ends_the_connection(sent):
+    one, other = socket.socketpair()
+    receiving = Connection(other, KEY)
+    with one, contextlib.closing(receiving):
+        one.sendall(sent)
+        with pytest.raises(UnavailableError, match="Connection closed"):
+            receiving.receive()
+        assert not receiving.is_open
 
 
-@pytest.mark.parametrize("content", [b"", b"ab", b"\xff" * 64, b"x" * 64])
-def test_a_file_without_a_key_is_refused(key_file, content):
-    messages.key()
-    key_file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"Expected 64 hexadecimal digits in .*key\. .* Remove it"):
-        messages.key()
+@needs_shared_memory
+def test_a_file_that_comes_with_what_is_not_a_message_is_closed():
+    before = sorted(os.listdir("/proc/self/fd"))
+    one, other = socket.socketpair()
+    receiving = Connection(other, KEY)
+    file = os.memfd_create("test")
+    with one, contextlib.closing(receiving):
+        for sent in (header(["ping", {}, []], slot=0), header(b"{")):
+            socket.send_fds(one, [sent], [file])  # it is empty, so nobody can map it
+            with pytest.raises(UnavailableError):
+                receiving.receive()
+    os.close(file)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@needs_shared_memory
+def test_more_than_a_slot_holds_is_not_read_from_it():
+    one, other = socket.socketpair()
+    receiving = Connection(other, KEY)
+    file = os.memfd_create("test")
+    os.ftruncate(file, 4096)
+    with one, contextlib.closing(receiving):
+        sent = header(["values", {}, [["float32", [100_000]]]], slot=0)
+        socket.send_fds(one, [sent], [file])
+        with pytest.raises(UnavailableError, match="a slot of 4032"):
+            receiving.receive()
+    os.close(file)

@@ -37,7 +37,13 @@ REFERENCE = re.compile(r"^::: (?P<name>[\w.]+)$", re.MULTILINE)
 INCLUDED = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
 
 #: Classes of errors that no program gets to see: each is caught where it is meant to be.
-INTERNAL_ERRORS = {"CommandError", "GivenUpError", "NeedsPythonError", "WantsBatchError"}
+INTERNAL_ERRORS = {
+    "CommandError",
+    "GivenUpError",
+    "NeedsPythonError",
+    "RefusedError",
+    "WantsBatchError",
+}
 ROOMS = (
     "unison",
     "unison.compression",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import signal
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from unison.cli.programs import program_of
 from unison.cli.terminal import Terminal
 from unison.monitoring.launcher import Monitored
 from unison.net.addresses import LOOPBACK, split_address
+from unison.net.secret import key, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.devices import available_cores
 from unison.runtime.launching import ProcessWorker, Program, RayNodes, Room, Start
@@ -203,9 +203,7 @@ def _tasks(options: argparse.Namespace, cluster: ClusterSpec) -> list[Task]:
 def _key(options: argparse.Namespace) -> str:
     """Returns the job's key: a new one, or that of the servers that run already."""
     if options.ps_at is None:
-        return secrets.token_hex(32)
-    from unison.parameter_server.messages import key
-
+        return new_key()
     return key().hex()
 
 

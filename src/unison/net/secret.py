@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import secrets
 
 from unison.errors import InvalidArgumentError, PermissionDeniedError
 from unison.net.runtime_folder import runtime_folder
+from unison.storage import atomic
 
 #: The environment variable with the key of a job, in hexadecimal digits.
 KEY_VARIABLE = "UNISON_KEY"
@@ -48,7 +48,7 @@ def key() -> bytes:
             message=f"Expected {path} to be readable by its owner only: who knows this key can run "
             f"code in this user's jobs. Run `chmod 600 {path}`, or set {KEY_VARIABLE}."
         )
-    return _parsed(path.read_text(), str(path))
+    return _parsed(path.read_text(errors="replace"), str(path))
 
 
 def new_key() -> str:
@@ -65,13 +65,10 @@ def _written(folder: pathlib.Path) -> pathlib.Path:
     """Returns the file with the key in a folder; it is written if it is not there."""
     path = folder / "key"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        own = folder / f"key-{secrets.token_hex(8)}"
-        with open(os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(new_key())
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            os.link(own, path)
-        own.unlink()
+        with atomic.aside(str(path)) as new:
+            with new.opened(0o600) as file:
+                file.write(new_key().encode())
+            new.publish_if_absent()  # another process may be faster
     return path
 
 

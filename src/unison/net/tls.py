@@ -189,10 +189,9 @@ class TlsStream:
             return self.send(buffers[0])
         joined = bytearray()
         for buffer in buffers:
-            if len(joined) + len(buffer) > _RECORD_BYTES:
-                joined += memoryview(buffer)[: _RECORD_BYTES - len(joined)]
+            joined += memoryview(buffer)[: _RECORD_BYTES - len(joined)]
+            if len(joined) == _RECORD_BYTES:
                 break
-            joined += buffer
         return self.send(joined)
 
     def shutdown(self, how: int) -> None:

@@ -3,21 +3,18 @@
 A message is a JSON object and arrays behind it, whose bytes go from and to where they lie; between
 processes of one machine they go through memory that both share. Nothing on the wire is unpickled;
 what must be (a function that makes a dataset) comes as bytes with a signature by the key, which is
-checked first. Both ends prove that they know the key before either listens to the other.
+checked first. `unison.net` connects the processes: both ends have proved that they know the key
+before either listens to the other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import hmac
 import importlib.metadata
 import json
 import math
 import os
-import pathlib
-import secrets
 import socket
 import struct
 import sys
@@ -35,21 +32,24 @@ from unison.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from unison.net.acceptor import HANDSHAKE_SECONDS
 from unison.net.addresses import own_address, split_address
+from unison.net.connecting import connect as connect_once
+from unison.net.listening import listen as listen_at
+from unison.net.listening import listen_locally
+from unison.net.proof import sign, verified
+from unison.net.secret import key
+from unison.net.tls import Stream
 from unison.parameter_server.memory import memory_in_words, memory_left
 from unison.parameter_server.slots import Inbox, Outbox
 from unison.runtime.precision import device_array, keeps_explicit_64_bits
-from unison.storage import atomic
 
-#: The environment variable with the key of a job, in hexadecimal digits.
-KEY_VARIABLE = "UNISON_KEY"
+#: What the connections are for, as both ends prove it; the number changes with the messages.
+CHANNEL = b"servers-4"
 
-_MAGIC = b"unison-ps-3\n"
 #: How a message begins: with the length of its header, and the slot where its arrays lie (-1: they
 #: follow). So its length does not depend on which slot is free.
 _BEGINNING = struct.Struct("<Ii")
-_NONCE_BYTES = 32
-_KEY_BYTES = 32
 #: Arrays begin at multiples of it, so that JAX can take them as they lie.
 _ALIGNMENT = 64
 #: How many buffers the system takes in one call.
@@ -60,47 +60,12 @@ _LONGEST_HEADER = 1 << 26
 _LARGE_BYTES = 1 << 24
 #: How much is received at once of what there is no memory for.
 _SKIPPED_BYTES = 1 << 20
-#: Seconds for the first words of a connection.
-_HANDSHAKE_SECONDS = 20.0
+#: Seconds in which both ends introduce themselves, once they know that they have one key.
+_SECONDS_TO_INTRODUCE = 20.0
 
 
-def key() -> bytes:
-    """Returns the key of this user's jobs.
-
-    It is what `UNISON_KEY` says (`unison run` makes one for each job), else what a file of the
-    user's holds, which nobody else can read; it is written when it is first asked for.
-    """
-    given = os.environ.get(KEY_VARIABLE)
-    if given:
-        return bytes.fromhex(given)
-    folder = pathlib.Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "unison"
-    path = folder / "key"
-    if not path.exists():
-        with atomic.aside(str(path)) as new:
-            with new.opened(0o600) as file:
-                file.write(secrets.token_hex(_KEY_BYTES).encode())
-            new.publish_if_absent()  # another process may be faster
-    if path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
-        raise PermissionError(
-            f"Expected {path} to be readable by its owner only: who knows this key can run code "
-            f"in this user's jobs. Run `chmod 600 {path}`, or set {KEY_VARIABLE}."
-        )
-    content = path.read_bytes().strip()
-    try:
-        found = bytes.fromhex(content.decode())
-    except ValueError:
-        found = b""
-    if len(found) != _KEY_BYTES:
-        raise ValueError(
-            f"Expected {2 * _KEY_BYTES} hexadecimal digits in {path}. Received: {len(content)} "
-            "bytes that are none. Remove it: a new key is made."
-        )
-    return found
-
-
-def new_key() -> str:
-    """Returns a key for one job, as `UNISON_KEY` takes it."""
-    return secrets.token_hex(_KEY_BYTES)
+#: The dtype and shape of an array.
+_Kind = tuple[np.dtype, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,17 +105,12 @@ class Connection:
     """A connection to a process that knows the same key.
 
     Args:
-        sock: A connected socket.
-        is_server: Whether the other end has connected to this one.
+        stream: What `unison.net` has connected.
         secret: The key. Default: this user's.
-
-    Raises:
-        UnauthenticatedError: The other end does not know the key.
-        UnavailableError: It has gone.
     """
 
-    def __init__(self, sock: socket.socket, is_server: bool, secret: bytes | None = None):
-        self._socket = sock
+    def __init__(self, stream: Stream, secret: bytes | None = None):
+        self._socket = stream
         self._secret = key() if secret is None else secret
         self._sending = threading.Lock()
         self._asking = threading.Lock()
@@ -158,59 +118,31 @@ class Connection:
         self.sent_bytes = self.received_bytes = 0
         #: Whether nothing has been heard of the other end's end.
         self.is_open = True
-        self._is_local = sock.family == socket.AF_UNIX
-        self._outbox = Outbox() if self._is_local else None
+        #: The same, where files can be sent with a message.
+        self._local = (
+            stream
+            if isinstance(stream, socket.socket) and stream.family == socket.AF_UNIX
+            else None
+        )
+        self._outbox = None if self._local is None else Outbox()
         self._inbox = Inbox()
-        if not self._is_local:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(_HANDSHAKE_SECONDS)
-        self._authenticate(is_server)
+        stream.settimeout(_SECONDS_TO_INTRODUCE)
 
     def begin(self) -> None:
         """Ends the introductions: from now on the other end may be silent for long."""
         self._socket.settimeout(None)
 
-    # -- the first words ------------------------------------------------------------------------
-
-    def _authenticate(self, is_server: bool) -> None:
-        own = secrets.token_bytes(_NONCE_BYTES)
-        self._send_bytes(_MAGIC + own)
-        first = bytes(self._receive_bytes(len(_MAGIC) + _NONCE_BYTES))
-        if not first.startswith(_MAGIC):
-            raise UnauthenticatedError(message="The other end does not speak Unison's protocol.")
-        other = first[len(_MAGIC) :]
-        # Who asked and who answers is part of what is signed: nobody can send it back.
-        self._send_bytes(self._proof(is_server, own, other))
-        expected = self._proof(not is_server, other, own)
-        try:
-            proof = bytes(self._receive_bytes(len(expected)))
-        except UnavailableError:
-            proof = b""  # it has hung up on our proof
-        if not hmac.compare_digest(proof, expected):
-            raise UnauthenticatedError(
-                message="The other end has another key. Start all processes of the job as one "
-                f"user, by `unison run`, or with the same {KEY_VARIABLE}."
-            )
-
-    def _proof(self, is_server: bool, own: bytes, other: bytes) -> bytes:
-        who = b"server" if is_server else b"client"
-        return hmac.digest(self._secret, who + own + other, "sha256")
-
     def signed(self, payload: bytes) -> np.ndarray:
         """Returns bytes with a signature, for an array of a message."""
-        return np.frombuffer(hmac.digest(self._secret, payload, "sha256") + payload, np.uint8)
+        return np.frombuffer(sign(self._secret, payload), np.uint8)
 
     def verified(self, signed: np.ndarray) -> bytes:
         """Returns the bytes that `signed` was given at the other end.
 
         Raises:
-            UnauthenticatedError: They were changed, or signed by another key.
+            UnauthenticatedError: They were changed, or signed with another key.
         """
-        data = signed.tobytes()
-        size = hashlib.sha256().digest_size
-        if not hmac.compare_digest(data[:size], hmac.digest(self._secret, data[size:], "sha256")):
-            raise UnauthenticatedError(message="A function has come with a wrong signature.")
-        return data[size:]
+        return verified(self._secret, signed.tobytes())
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -257,19 +189,26 @@ class Connection:
             UnavailableError: The other end has gone.
             NoRoomError: There is no memory for its arrays. The next message can be received.
         """
-        length, slot, files = self._receive_beginning()
-        if length > _LONGEST_HEADER:
-            raise UnavailableError(message=f"A message begins with {length} bytes of description.")
-        kind, fields, described = json.loads(bytes(self._receive_bytes(length)))
-        for file in files:
-            self._inbox.add(slot, file)
-        kinds = [(np.dtype(_dtype(dtype)), tuple(shape)) for dtype, shape in described]
+        length, slot, file = self._receive_beginning()
+        with contextlib.ExitStack() as closing:
+            if file is not None:
+                closing.callback(os.close, file)
+            if length > _LONGEST_HEADER:
+                raise self._gone(f"a message with {length} bytes of description is not one")
+            header = bytes(self._receive_bytes(length))
+            try:
+                kind, fields, kinds = _described(header)
+                if file is not None:
+                    closing.pop_all()
+                    self._inbox.add(slot, file)
+            except (ValueError, TypeError, OverflowError, RecursionError, OSError) as error:
+                raise self._gone(f"it has sent what is not a message ({error})") from error
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
         size = sum(map(_aligned, sizes))
         if slot < 0:
             data = self._receive_arrays(kind, size, kinds)
         else:
-            data = self._inbox.lent(slot)
+            data = self._lent(slot, size)
             self.received_bytes += size
         arrays = []
         start = 0
@@ -301,20 +240,14 @@ class Connection:
 
     def _gone(self, why: object) -> UnavailableError:
         self.is_open = False
-        return UnavailableError(message=f"The other end has gone: {why}")
-
-    def _send_bytes(self, data: bytes) -> None:
-        try:
-            self._socket.sendall(data)
-            self.sent_bytes += len(data)
-        except OSError as error:
-            raise self._gone(error) from error
+        return UnavailableError(message=f"Connection closed: {why}")
 
     def _send_file(self, buffers: list[Any], file: int) -> None:
         """Sends the first of `buffers`, and an open file with it."""
+        assert self._local is not None
         first = buffers.pop(0)
         try:
-            sent = socket.send_fds(self._socket, [first], [file])
+            sent = socket.send_fds(self._local, [first], [file])
         except OSError as error:
             raise self._gone(error) from error
         self.sent_bytes += sent
@@ -335,29 +268,41 @@ class Connection:
         except OSError as error:
             raise self._gone(error) from error
 
-    def _receive_beginning(self) -> tuple[int, int, list[int]]:
+    def _receive_beginning(self) -> tuple[int, int, int | None]:
         """Returns the length of the next message's header, the slot of its arrays, and the open
-        files that come with it.
+        file that comes with it.
         """
         data = b""
-        files: list[int] = []
-        if self._is_local:
-            try:
-                data, files, _, _ = socket.recv_fds(
-                    self._socket, _BEGINNING.size, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-                )
-            except OSError as error:
-                raise self._gone(error) from error
-            if not data:
-                raise self._gone("it has hung up")
-            self.received_bytes += len(data)
-        data += bytes(self._receive_bytes(_BEGINNING.size - len(data)))
+        with contextlib.ExitStack() as closing:
+            files: list[int] = []
+            if self._local is not None:
+                try:
+                    data, files, _, _ = socket.recv_fds(
+                        self._local, _BEGINNING.size, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+                    )
+                except OSError as error:
+                    raise self._gone(error) from error
+                for file in files:
+                    closing.callback(os.close, file)
+                if not data:
+                    raise self._gone("the other end has closed it")
+                self.received_bytes += len(data)
+            data += bytes(self._receive_bytes(_BEGINNING.size - len(data)))
+            closing.pop_all()
         length, slot = _BEGINNING.unpack(data)
-        return length, slot, files
+        return length, slot, files[0] if files else None
 
-    def _receive_arrays(
-        self, kind: str, size: int, arrays: list[tuple[np.dtype, tuple]]
-    ) -> np.ndarray:
+    def _lent(self, slot: int, size: int) -> np.ndarray:
+        """Returns what the other end has put into a slot, which has to have so many bytes."""
+        try:
+            data = self._inbox.lent(slot)
+        except KeyError as error:
+            raise self._gone(f"it has named a slot that there is not ({slot})") from error
+        if len(data) < size:
+            raise self._gone(f"it has put {size} bytes into a slot of {len(data)}")
+        return data
+
+    def _receive_arrays(self, kind: str, size: int, arrays: list[_Kind]) -> np.ndarray:
         """Returns the bytes of a message's arrays."""
         if size < _LARGE_BYTES or (left := memory_left()) is None or size <= left[0]:
             with contextlib.suppress(MemoryError):
@@ -381,7 +326,7 @@ class Connection:
             while received < count:
                 size = self._socket.recv_into(view[received:])
                 if not size:
-                    raise self._gone("it has hung up")
+                    raise self._gone("the other end has closed it")
                 received += size
         except OSError as error:
             if isinstance(error, UnavailableError):
@@ -416,9 +361,32 @@ def _fill(room: np.ndarray, parts: Iterable[np.ndarray]) -> None:
         start += _aligned(part.nbytes)
 
 
-def _dtype(name: str) -> Any:
-    """Returns the dtype of a name, those that JAX adds to NumPy's (bfloat16) included."""
-    return jax.numpy.dtype(name)
+def _described(header: bytes) -> tuple[str, dict[str, Any], list[_Kind]]:
+    """Returns what a message is about, its fields, and the dtypes and shapes of its arrays.
+
+    Raises:
+        ValueError, TypeError, RecursionError: It is not the header of a message.
+    """
+    kind, fields, described = json.loads(header)
+    if not isinstance(kind, str) or not isinstance(fields, dict):
+        raise TypeError("expected a kind and fields")
+    kinds = [(_dtype(dtype), tuple(shape)) for dtype, shape in described]
+    for _, shape in kinds:
+        if not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
+            raise ValueError(f"expected the shape of an array, received {shape}")
+    return kind, fields, kinds
+
+
+def _dtype(name: str) -> np.dtype:
+    """Returns the dtype of a name, those that JAX adds to NumPy's (bfloat16) included.
+
+    Raises:
+        TypeError: Arrays of it are not only bytes.
+    """
+    dtype = np.dtype(jax.numpy.dtype(name))
+    if dtype.hasobject or dtype.fields is not None or not dtype.itemsize:
+        raise TypeError(f"expected the dtype of numbers, received {name!r}")
+    return dtype
 
 
 def connect(address: str, within: float, what: str, **introduction: Any) -> Connection:
@@ -436,13 +404,19 @@ def connect(address: str, within: float, what: str, **introduction: Any) -> Conn
         FailedPreconditionError: It runs another version.
     """
     end = time.monotonic() + within
+    secret = key()
     while True:
         try:
             left = max(0.1, end - time.monotonic())
-            sock = _connected(address, left)
-            connection = Connection(sock, is_server=False)
+            stream = connect_once(
+                split_address(address),
+                secret,
+                CHANNEL,
+                seconds=min(left, HANDSHAKE_SECONDS),
+                local_name=_local_name(address),
+            )
             break
-        except (OSError, UnavailableError) as error:
+        except OSError as error:
             if isinstance(error, UnauthenticatedError):
                 raise
             if time.monotonic() > end:
@@ -451,33 +425,18 @@ def connect(address: str, within: float, what: str, **introduction: Any) -> Conn
                     "Is it started, and is the address right?"
                 ) from error
             time.sleep(0.05)
+    connection = Connection(stream, secret)
     connection.ask("hello", **introduction, has_64_bits=keeps_explicit_64_bits(), **versions())
     connection.begin()
     return connection
-
-
-def _connected(address: str, within: float) -> socket.socket:
-    local = _local_name(address)
-    if local is not None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(within)
-        try:
-            sock.connect(local)
-        except OSError:
-            sock.close()
-        else:
-            return sock
-    host, port = split_address(address)
-    sock = socket.create_connection((host, port), within)
-    sock.settimeout(None)
-    return sock
 
 
 def _local_name(address: str) -> str | None:
     """Returns the name of the socket by which processes of this machine reach an address of it.
 
     It takes half the time of a socket of the network. Names like this (Linux has them) belong to
-    the network that a process sees, as addresses do.
+    the network that a process sees, as addresses do. Any user can take one: so both ends look whose
+    process the other one is, and take the network if it is another user's.
     """
     host, port = split_address(address)
     own = own_address(host) if sys.platform == "linux" else None
@@ -496,17 +455,11 @@ def listen(address: str) -> list[socket.socket]:
         OSError: Another process listens there, or the host is not this machine.
     """
     host, port = split_address(address)
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    listening = [socket.create_server((host, port), family=family, backlog=64)]
+    listening = [listen_at(host, port)]
     local = _local_name(address)
     if local is not None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(OSError):  # then there is the other one
-            sock.bind(local)
-            sock.listen(64)
-            listening.append(sock)
-    for each in listening:
-        each.settimeout(None)  # whatever the program's default is
+        with contextlib.suppress(OSError):  # somebody else has the name: there is the other one
+            listening.append(listen_locally(local))
     return listening
 
 

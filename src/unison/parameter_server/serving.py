@@ -13,7 +13,6 @@ import logging
 import os
 import pathlib
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,11 @@ import jax
 from unison.errors import OpError, UnavailableError
 from unison.monitoring import start_if_asked
 from unison.monitoring.reporting import gathered
+from unison.net.acceptor import AcceptingThread, Acceptor
+from unison.net.handshake import Accepted, server_handshake
+from unison.net.secret import key
 from unison.parameter_server.jobs import Jobs
-from unison.parameter_server.messages import Connection, Message, accept, listen
+from unison.parameter_server.messages import CHANNEL, Connection, Message, accept, listen
 from unison.parameter_server.programs import traced_worker_index
 from unison.parameter_server.servers import VariableServer
 from unison.parameter_server.snapshots import Snapshots
@@ -61,7 +63,7 @@ class Server:
     """Serves a task of a cluster: keeps variables (`ps`), or runs functions (`worker`).
 
     It serves in threads of this process, at the task's address only, from when it is made. Who
-    connects must know this user's key (see `messages.key`).
+    connects must know this user's key (see `unison.net.secret.key`).
 
     Args:
         server_or_cluster_def: The cluster: a `ClusterSpec`, or a dictionary as it takes.
@@ -105,7 +107,7 @@ class Server:
             name = f"at-{self._address}" if is_lasting else f"ps-{self.task_index}"
             snapshots = Snapshots(pathlib.Path(folder), name)
         self._jobs = Jobs(snapshots, is_lasting)
-        self._listening: list[socket.socket] = []
+        self._accepting: AcceptingThread[Accepted] | None = None
         if start:
             self.start()
 
@@ -125,19 +127,20 @@ class Server:
 
     def start(self) -> None:
         """Begins to serve."""
-        if self._listening or self.job_name not in ("ps", "worker"):
+        if self._accepting is not None or self.job_name not in ("ps", "worker"):
             return
+        secret = key()
         try:
-            self._listening = listen(self._address)
+            listening = listen(self._address)
         except OSError as error:
             raise OSError(
                 f"{self.job_name} {self.task_index} cannot listen at {self._address}: {error}. Is "
                 "another process there, or is it none of this machine's addresses?"
             ) from error
-        for listener in self._listening:
-            threading.Thread(
-                target=self._accept, args=(listener,), name=f"unison-{self.job_name}", daemon=True
-            ).start()
+        acceptor = Acceptor(listening, lambda own: server_handshake(own, secret, [CHANNEL]))
+        self._accepting = AcceptingThread(
+            acceptor, listening, self._begin, f"unison-{self.job_name}"
+        )
         if self._jobs.writes_snapshots:
             threading.Thread(target=self._keep, name="unison-snapshots", daemon=True).start()
 
@@ -166,27 +169,24 @@ class Server:
     def stop(self) -> None:
         """Serves nobody any more."""
         self._ended.set()
-        for listener in self._listening:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in `accept`
-            listener.close()
+        if self._accepting is not None:
+            self._accepting.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._ended.is_set():
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(
-                target=self._serve, args=(sock,), name=f"unison-{self.job_name}", daemon=True
-            ).start()
+    def _begin(self, accepted: Accepted) -> None:
+        connection = Connection(accepted.stream)
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name=f"unison-{self.job_name}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # there are no threads left
+            connection.close()
+            raise
 
-    def _serve(self, sock: socket.socket) -> None:
-        connection: Connection | None = None
+    def _serve(self, connection: Connection) -> None:
         hello: Message | None = None
         said_goodbye = False
         try:
-            connection = Connection(sock, is_server=True)
             hello = accept(connection)
             if hello["role"] == "pulse":
                 while True:
@@ -201,11 +201,17 @@ class Server:
             pass  # the other end has gone; what that means is said below
         except (OpError, PermissionError, RuntimeError) as error:
             logger.warning("%s %d: %s", self.job_name, self.task_index, error)
+        except Exception as error:  # what another process sends must not end this one's thread
+            logger.warning(
+                "%s %d: a connection has ended by an invalid message (%s: %s)",
+                self.job_name,
+                self.task_index,
+                type(error).__name__,
+                error,
+                exc_info=logger.isEnabledFor(logging.DEBUG),
+            )
         finally:
-            if connection is None:
-                sock.close()
-            else:
-                connection.close()
+            connection.close()
         if hello is not None and hello["role"] == "coordinator":
             if self._is_lasting:
                 self._jobs.leave(hello["job"])

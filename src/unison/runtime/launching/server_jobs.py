@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from unison.net.secret import KEY_VARIABLE
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import THREAD_VARIABLES
 from unison.runtime.launching.jobs import Failure, Job
@@ -63,7 +64,7 @@ def task_environment(
         "TF_CONFIG": json.dumps(
             {"cluster": cluster.as_dict(), "task": {"type": task.job, "index": task.index}}
         ),
-        "UNISON_KEY": key,
+        KEY_VARIABLE: key,
     }
     for name in THREAD_VARIABLES:
         if name not in os.environ:
