@@ -22,9 +22,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from connections import served
 from unison.runtime.elastic.communicator import Broken, Communicator
 from unison.runtime.elastic.meeting import Call, Meeting
-from unison.runtime.elastic.protocol import Member, View
+from unison.runtime.elastic.protocol import MEMBERS_CHANNEL, Member, View
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange, library
 
 pytestmark = pytest.mark.skipif(
@@ -584,32 +585,22 @@ def test_strangers_and_members_of_other_views_are_turned_away():
             meeting = Meeting("secret", SECONDS, lambda: None)
             connections = meeting.accept(listener, [right], lambda call: "worker 1")
             connection = stack.enter_context(connections[right])
-            return meeting.receive(connection, 5, "worker 1")
+            connection.settimeout(SECONDS)
+            return connection.recv(5)
 
         (_, outcomes), heard = in_threads(strangers, accept)
         assert heard == b"hello"
-        assert all("has closed the connection" in outcome for outcome in outcomes)
+        another_token, another_view = outcomes
+        assert "another key" in another_token
+        assert "connection closed during the handshake" in another_view
 
 
 def test_a_caller_leaves_who_does_not_know_the_token():
-    with contextlib.ExitStack() as stack:
-        _, (listener, _) = members_of("ab", (1, 1), stack)
-        address = ("127.0.0.1", listener.getsockname()[1])
-
-        def impostor():
-            listener.settimeout(0.5)
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    connection = stack.enter_context(listener.accept()[0])
-                    connection.sendall(bytes(16))
-                    connection.recv(1000)
-                    connection.sendall(bytes(32))
-
-        def call():
-            with pytest.raises(Broken, match="worker 0 does not know the job's token"):
-                Meeting("secret", 0.3, lambda: None).connect(Call(5, 1, 0, 0), address, "worker 0")
-
-        in_threads(impostor, call)
+    with served(secret=b"guessed", channels=[MEMBERS_CHANNEL]) as impostor:
+        meeting = Meeting("secret", 0.3, lambda: None)
+        with pytest.raises(Broken, match=r"worker 0 could not be reached.*another key"):
+            meeting.connect(Call(5, 1, 0, 0), impostor.address, "worker 0")
+        assert impostor.accepted == []
 
 
 # -- the tickets of programs -------------------------------------------------------------------

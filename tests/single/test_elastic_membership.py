@@ -9,9 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from connections import ended, served
 from unison.errors import UnavailableError
+from unison.net import proof
+from unison.net.connecting import connect
+from unison.net.lines import MOST_BYTES
+from unison.net.listening import listen
 from unison.runtime.elastic import Ended, Interrupted, Membership, View, Welcome
-from unison.runtime.elastic.protocol import MOST_BYTES
+from unison.runtime.elastic.protocol import REGISTER_CHANNEL
 from unison.runtime.elastic.register import Register
 from unison.runtime.liveness import stragglers
 
@@ -25,6 +30,7 @@ class Job:
 
     def __init__(self):
         self.events = []
+        self.silence = 30.0
         self._open = contextlib.ExitStack()
         self.threads = self._open.enter_context(ThreadPoolExecutor(16))
 
@@ -550,7 +556,7 @@ def test_a_silent_register_is_lost(job):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         job.address = f"127.0.0.1:{mute.getsockname()[1]}"
         job.silence = 0.3
-        with pytest.raises(UnavailableError, match="or says nothing"):
+        with pytest.raises(UnavailableError, match="timed out during the handshake"):
             job.worker(0, wait=0.5).enter()
 
 
@@ -559,15 +565,63 @@ def test_a_silent_register_is_lost(job):
 
 def test_who_does_not_know_the_secret_is_not_answered(job):
     job.register(most=1)
-    with pytest.raises(UnavailableError, match="is the token that of its job"):
+    with pytest.raises(UnavailableError, match=r"another token \(UNISON_ELASTIC_TOKEN\)"):
         job.worker(0, token="another", wait=0.3).enter()
     assert job.events == []
     assert job.worker(0).enter() == Welcome(1, is_joining=False)
 
 
+def test_who_listens_where_the_register_was_learns_nothing(job):
+    """Another process takes its port: it gets a nonce, and neither the secret nor a hello."""
+    heard = []
+    with listen("127.0.0.1", 0) as listener:
+        host, port = listener.getsockname()
+        worker = job.worker(0, address=f"{host}:{port}", wait=0.5)
+        with listener.accept()[0] as connection:
+            connection.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):
+                while piece := connection.recv(1000):
+                    heard.append(piece)
+        with pytest.raises(UnavailableError):
+            worker.enter()
+    assert len(b"".join(heard)) == proof.HELLO_BYTES
+    assert TOKEN.encode() not in b"".join(heard)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"[" * 100_000 + b"\n",
+        b'{"is": "hello", "token": "a secret"}\n',
+        bytes(1 << 20),
+    ],
+    ids=lambda said: repr(said[:20]),
+)
+def test_strangers_are_not_answered(job, said):
+    job.register(most=1)
+    host, port = job.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=LIMIT) as stranger:
+        with contextlib.suppress(OSError):  # closed before all was said
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+        assert ended(stranger)
+    assert job.events == []
+    job.worker(0, name="worker").enter()
+
+
+def test_strangers_that_say_nothing_keep_no_worker_out(job):
+    job.register(most=1)
+    host, port = job.address.split(":")
+    with contextlib.ExitStack() as flood:
+        for _ in range(300):
+            flood.enter_context(socket.create_connection((host, int(port))))
+        job.worker(0).enter()
+
+
 HELLO = {
     "is": "hello",
-    "token": TOKEN,
     "id": "x",
     "name": "x",
     "host": "x",
@@ -581,15 +635,15 @@ HELLO = {
 @pytest.mark.parametrize(
     "said",
     [
-        b"GET / HTTP/1.1\r\n\r\n",
         b"\x00\xff\n",
         b"[1]\n",
         b'{"is": 1}\n',
+        b"{}\n",
         b'{"is": "beat", "step": 1, "doing": ""}\n',
         b"[" * 100_000 + b"\n",
         b"x" * (MOST_BYTES + 100_000),
-        json.dumps(HELLO | {"token": None}).encode() + b"\n",
         json.dumps(HELLO | {"replicas": "many"}).encode() + b"\n",
+        json.dumps(HELLO | {"replicas": 2**70}).encode() + b"\n",
         json.dumps(HELLO | {"software": 3}).encode() + b"\n",
         json.dumps(HELLO).encode() + b'\n{"is": "ready", "view": -1}\n',
         json.dumps(HELLO).encode() + b'\n{"is": "format"}\n',
@@ -598,16 +652,27 @@ HELLO = {
 )
 def test_nonsense_ends_only_the_connection_that_says_it(job, said):
     job.register(most=1)
-    host, port = job.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=LIMIT) as stranger:
+    worker = connected(job)
+    worker.settimeout(LIMIT)
+    with contextlib.closing(worker):
         with contextlib.suppress(OSError):  # closed before all was said
-            stranger.sendall(said)
-        with contextlib.suppress(ConnectionResetError):
-            while stranger.recv(1 << 16):
-                pass
+            worker.sendall(said)
+        assert ended(worker)
     if b'"x"' in said and b"ready" not in said and b"format" not in said:
         assert job.events == []
     job.worker(0, name="worker").enter()
+
+
+def test_what_no_register_says_is_the_end_of_the_connection_only(job):
+    """A register of another version, say; the worker goes on to look for its own."""
+    with served(secret=TOKEN.encode(), channels=[REGISTER_CHANNEL]) as strange:
+        host, port = strange.address
+        job.worker(0, address=f"{host}:{port}")
+        for _ in range(3):
+            with contextlib.closing(strange.next().stream) as stream:
+                stream.settimeout(LIMIT)
+                stream.sendall(b'{"is": "welcome"}\n')
+                assert ended(stream)
 
 
 def test_a_mistake_in_what_is_told_of_events_does_not_end_the_register(job, caplog):
@@ -632,12 +697,20 @@ def test_limits_that_cannot_be_are_named(limits):
         )
 
 
+def connected(job):
+    """A connection to the register that has proved to know the secret, and says nothing."""
+    host, port = job.address.split(":")
+    where = (host, int(port))
+    connection = connect(where, TOKEN.encode(), REGISTER_CHANNEL, seconds=LIMIT)
+    connection.settimeout(LIMIT)
+    return connection
+
+
 class Mute:
     """A worker that says only what it is made to say."""
 
     def __init__(self, job, slot):
-        host, port = job.address.split(":")
-        self._connection = socket.create_connection((host, int(port)))
+        self._connection = connected(job)
         job._open.callback(self._connection.close)
         self.say(**HELLO | {"name": f"worker {slot}", "slot": slot})
 

@@ -3,8 +3,8 @@
 import pytest
 
 from elastic_model import Setting, explore
+from unison.net.lines import Message
 from unison.runtime.elastic.participant import Participant
-from unison.runtime.elastic.protocol import Message
 from unison.runtime.elastic.roster import Phase, Roster, _State
 
 EXPLORED = {

@@ -33,7 +33,7 @@ logger = logging.getLogger("unison")
 T = TypeVar("T")
 
 #: How many connections may be without a handshake, and how long one may take.
-_LIMIT = 64
+_LIMIT = 256
 HANDSHAKE_SECONDS = 10.0
 
 #: How many connections are accepted in one turn: then those that there are get theirs.
@@ -67,7 +67,7 @@ class Acceptor(Generic[T]):
         listeners: Listening sockets, which become non-blocking.
         handshake: Returns the steps of a connection's handshake. It closes the connection where it
             fails.
-        limit: How many connections may be without a handshake. Default: 64, or an eighth of the
+        limit: How many connections may be without a handshake. Default: 256, or an eighth of the
             descriptors that the process may have, if that is less.
         seconds: How long a handshake may take.
 

@@ -51,7 +51,7 @@ def server_handshake(
     channels: Collection[bytes],
     *,
     expects: Callable[[bytes], bool] = lambda about: True,
-    may_be_plain: bool = False,
+    may_encrypt: bool = True,
 ) -> Steps[Accepted]:
     """Returns the steps of a server's handshake.
 
@@ -61,21 +61,21 @@ def server_handshake(
         channels: What connections may be for.
         expects: Whether a connection is expected now, by what its client says of it. One that is
             not is closed before this end has proved anything, and the client tries again.
-        may_be_plain: Whether a client on another machine may come without TLS.
+        may_encrypt: Whether TLS is spoken, and clients on other machines have to.
     """
     connection.setblocking(False)
     stream: Stream = connection
     binding = proof.NOT_ENCRYPTED
     try:
         check_user(connection)
-        is_plain = (yield from _first_byte(connection)) != tls.FIRST_BYTE
+        is_plain = (yield from _first_byte(connection)) != tls.FIRST_BYTE or not may_encrypt
         if not is_plain:
             identity = tls.server_identity()
             stream = yield from _encrypted(connection, identity.context, is_server=True)
             binding = identity.binding
         checked = ServerProof(secret, binding)
         challenge = checked.challenge((yield from received(stream, proof.HELLO_BYTES)))
-        if is_plain and not may_be_plain and tls.is_encrypted(connection):
+        if is_plain and may_encrypt and tls.is_encrypted(connection):
             yield from _refuse(stream, proof.TLS_REQUIRED, proof.CHALLENGE_BYTES)
         if checked.channel not in channels:
             yield from _refuse(stream, proof.WRONG_CHANNEL, proof.CHALLENGE_BYTES)

@@ -22,6 +22,7 @@ import numpy as np
 
 from unison.errors import FailedPreconditionError
 from unison.net.addresses import split_address
+from unison.net.listening import listen_locally
 from unison.runtime.devices import available_cores
 from unison.runtime.elastic.meeting import Broken, Call, Meeting
 from unison.runtime.elastic.protocol import Member, View
@@ -258,9 +259,7 @@ def _memory(
     if team.leads:
         files = [_new_memory(compiled.unison_exchange_bytes(n, CHUNK_BYTES), stack) for n in sizes]
         if len(team.members) > 1:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(address)
-                listener.listen(len(team.members))
+            with listen_locally(address) as listener:
                 calls = [team.call(member, own, _MEMORY) for member in team.members[1:]]
                 accepted = meeting.accept(listener, calls, lambda call: team.name(call.caller))
             for call, connection in accepted.items():

@@ -27,6 +27,8 @@ import jax
 import numpy as np
 
 from unison.errors import FailedPreconditionError, UnavailableError, UnimplementedError
+from unison.net.addresses import joined_address
+from unison.net.listening import listen
 from unison.runtime import devices, logs, process_group
 from unison.runtime.elastic import faults, happenings, history, keeping
 from unison.runtime.elastic.communicator import Broken, Communicator
@@ -186,11 +188,8 @@ class ElasticGroup:
         self._asks = False
         #: What brings this worker into the next view, and does again what it has to.
         self.recover: Callable[[], Any] = self.regroup_alone
-        where = (environment.listen, 0)
-        family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server(where, family=family)
-        host, port = self._listener.getsockname()[:2]
-        self._address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+        self._listener = listen(environment.listen, 0)
+        self._address = joined_address(*self._listener.getsockname()[:2])
         #: What stays as it is when the number of replicas changes.
         self.options = ElasticOptions()
         self._membership = self._new_membership()

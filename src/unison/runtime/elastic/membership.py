@@ -6,27 +6,36 @@ says at once that a view is over. What is to be said when is decided in `partici
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import selectors
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unison.errors import UnavailableError
+from unison.errors import OpError, UnauthenticatedError, UnavailableError
+from unison.net.acceptor import HANDSHAKE_SECONDS
 from unison.net.addresses import split_address
-from unison.runtime.elastic.lines import Line
+from unison.net.connecting import connect
+from unison.net.lines import Line, Message
+from unison.net.waker import Waker
+from unison.runtime.elastic.environment import TOKEN_VARIABLE
 from unison.runtime.elastic.participant import Participant
-from unison.runtime.elastic.protocol import BEAT, Ended, Interrupted, Message, View, Welcome
+from unison.runtime.elastic.protocol import (
+    BEAT,
+    REGISTER_CHANNEL,
+    Ended,
+    Interrupted,
+    View,
+    Welcome,
+)
 from unison.runtime.liveness.stragglers import where_the_program_is
 
 logger = logging.getLogger("unison")
 
-#: Seconds between two tries to reach the register, and that one may take.
+#: Seconds between two tries to reach the register, and that one may take at least.
 _RETRY_AFTER = 0.1
 _SECONDS_TO_CONNECT = 2.0
 
@@ -82,7 +91,8 @@ class Membership:
     ):
         id_ = uuid.uuid4().hex
         self._address = address
-        self._hello = {"is": "hello", "token": token, "id": id_, "address": listen_address} | {
+        self._secret = token.encode()
+        self._hello = {"is": "hello", "id": id_, "address": listen_address} | {
             key: about[key] for key in ("name", "host", "replicas", "slot", "software")
         }
         self._silence = heartbeat_timeout
@@ -97,9 +107,7 @@ class Membership:
         self._is_closing = False
         self._heard_at = time.monotonic()
         self._lost: str | None = None  # why the register is not sought any more
-        self._ear, self._bell = socket.socketpair()
-        for end in (self._ear, self._bell):
-            end.setblocking(False)
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="unison-membership", daemon=True)
         self._thread.start()
 
@@ -129,7 +137,7 @@ class Membership:
         with self._changed:
             self._begun = 0
             self._participant.regroup(step, is_open)
-        self._ring()
+        self._waker.wake()
         return self._await(self._participant.take)
 
     def confirm(self) -> None:
@@ -142,7 +150,7 @@ class Membership:
         """
         with self._changed:
             self._participant.confirm()
-        self._ring()
+        self._waker.wake()
         participant = self._participant
         self._await(lambda: participant.interrupted is not None or participant.has_started)
         if (why := participant.interrupted) is not None:
@@ -167,7 +175,7 @@ class Membership:
         with self._changed:
             is_new = self._participant.open(is_open)
         if is_new:  # it is asked for in every step
-            self._ring()
+            self._waker.wake()
 
     def suspect(self, about: str) -> None:
         """Says that the view does not work.
@@ -185,7 +193,7 @@ class Membership:
                 if view is not None and place != view.own and _names(about, member.name)
             ]
             self._participant.suspect(accused, about)
-        self._ring()
+        self._waker.wake()
 
     def progress(self, step: int, doing: str) -> None:
         """Notes how far this worker has come, for the next beat.
@@ -205,29 +213,29 @@ class Membership:
         the way of what the job needs.
         """
         self._report = told
-        self._ring()
+        self._waker.wake()
 
     def notice(self) -> None:
         """Says that this worker is to end soon; its view is over, `regroup` raises `Ended`."""
         self._has_notice = True
-        self._ring()
+        self._waker.wake()
 
     def done(self) -> None:
         """Says that this worker's program has ended well."""
         with self._changed:
             self._participant.done()
-        self._ring()
+        self._waker.wake()
 
     def failed(self, about: str) -> None:
         """Says that this worker's program ends by an error, which is no loss."""
         with self._changed:
             self._participant.failed(about)
-        self._ring()
+        self._waker.wake()
 
     def close(self) -> None:
         """Ends the connection and the thread, once what was said is on its way."""
         self._is_closing = True
-        self._ring()
+        self._waker.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(_SECONDS_TO_CONNECT + _SECONDS_TO_CLOSE)
 
@@ -242,10 +250,6 @@ class Membership:
                 self._changed.wait(self._silence)
             return found
 
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full, so it wakes anyway; or closed
-            self._bell.send(b"!")
-
     # In the thread
 
     def _run(self) -> None:
@@ -259,24 +263,32 @@ class Membership:
             with self._changed:
                 self._lost = self._lost or "The connection to the register has been closed."
                 self._changed.notify_all()
-            self._ear.close()
-            self._bell.close()
+            self._waker.close()
 
     def _has_ended(self) -> bool:
         return self._is_closing or self._lost is not None or self._participant.ended is not None
 
     def _seek(self) -> None:
         """Connects to the register and talks to it until the connection is lost."""
-        why = "it closes the connection, or says nothing: is the token that of its job?"
+        why = "it closes the connection, or says nothing"
         try:
-            where = split_address(self._address)
-            connection = socket.create_connection(where, timeout=_SECONDS_TO_CONNECT)
-        except (OSError, ValueError) as error:
+            stream = connect(
+                split_address(self._address),
+                self._secret,
+                REGISTER_CHANNEL,
+                seconds=max(_SECONDS_TO_CONNECT, min(self._silence, HANDSHAKE_SECONDS)),
+                look=self._check_wanted,
+            )
+        except UnauthenticatedError:
+            why = f"a register with another token ({TOKEN_VARIABLE})"
+        except (OSError, ValueError, OpError) as error:
             why = str(error)
         else:
-            line = Line(connection)
+            line = Line(stream)
             try:
                 self._talk(line)
+            except (KeyError, TypeError, ValueError) as error:
+                why = f"what no register sends ({type(error).__name__}: {error})"
             finally:
                 line.close()
         if self._has_ended():
@@ -290,37 +302,42 @@ class Membership:
             )
             return
         with selectors.DefaultSelector() as selector:  # sleeps, unless it is woken
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._waker, selectors.EVENT_READ)
             selector.select(_RETRY_AFTER)
         self._listen()
 
+    def _check_wanted(self) -> None:
+        """Ends the waiting for a connection that is not wanted any more."""
+        if self._has_ended():
+            raise ConnectionAbortedError("this worker's part in the job is over")
+
     def _talk(self, line: Line) -> None:
         """Talks to the register until the connection is lost, or there is nothing more to say."""
-        line.say(self._hello)
+        line.send(self._hello)
         beat_at = heard_at = time.monotonic()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ear, selectors.EVENT_READ)
-            selector.register(line.connection, selectors.EVENT_READ)
+            selector.register(self._waker, selectors.EVENT_READ)
+            selector.register(line.stream, selectors.EVENT_READ)
             while line.is_open:
                 if (now := time.monotonic()) >= beat_at:
-                    line.say(self._beat())
+                    line.send(self._beat())
                     beat_at = now + BEAT
-                writes = selectors.EVENT_WRITE if line.has_more_to_say else 0
-                selector.modify(line.connection, selectors.EVENT_READ | writes)
+                writes = selectors.EVENT_WRITE if line.num_waiting else 0
+                selector.modify(line.stream, selectors.EVENT_READ | writes)
                 for key, events in selector.select(max(beat_at - time.monotonic(), 0.0)):
-                    if key.fileobj is self._ear:
+                    if key.fileobj is self._waker:
                         self._listen()
                     elif events & selectors.EVENT_READ:
-                        for message in line.hear():
+                        for message in line.receive():
                             heard_at = self._heard_at = time.monotonic()
                             if message["is"] == "where":
-                                line.say({"is": "stack", "stack": where_the_program_is()})
+                                line.send({"is": "stack", "stack": where_the_program_is()})
                             self._tell(self._participant.hear, message)
                 report, self._report = self._report, None
-                if report is not None and not line.has_more_to_say:
-                    line.say({"is": "report", "told": report})
+                if report is not None and not line.num_waiting:
+                    line.send({"is": "report", "told": report})
                 self._say_all(line)
-                line.go_on()
+                line.flush()
                 if self._is_closing:
                     self._say_last(line)
                     return
@@ -341,8 +358,7 @@ class Membership:
 
     def _listen(self) -> None:
         """Takes up what the program has said."""
-        with contextlib.suppress(OSError):
-            self._ear.recv(4096)
+        self._waker.clear()
         if self._has_notice:
             self._has_notice = False
             self._tell(self._participant.notice)
@@ -365,14 +381,14 @@ class Membership:
         with self._changed:
             said, self._participant.outbox = self._participant.outbox, []
         for message in said:
-            line.say(message)
+            line.send(message)
 
     def _say_last(self, line: Line) -> None:
         """Sends what is still to be sent, if the register takes it."""
         last = time.monotonic() + _SECONDS_TO_CLOSE
-        while line.has_more_to_say and time.monotonic() < last:
+        while line.num_waiting and time.monotonic() < last:
             time.sleep(0.01)
-            line.go_on()
+            line.flush()
 
     def _give_up(self, why: str) -> None:
         self._lost = why

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unison.net.lines import Message
 from unison.runtime.elastic.protocol import (
     DONE,
     LEFT_BY_NOTICE,
     End,
     Member,
-    Message,
     View,
     Welcome,
 )

@@ -5,12 +5,13 @@ process that starts the workers) decides which view comes next (`decisions`); a 
 it (`membership`, by the rules of `participant`). The states, the messages and what each side may
 assume are written down in docs/elastic_protocol.md.
 
-A message is one line of JSON whose field `is` says what it is. Nothing that is said is executed.
+A message is one line of JSON (`unison.net.lines`) whose field `is` says what it is. Nothing that is
+received is executed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 #: How a worker's process ends, by what the register has said or has not.
 DONE: Final = 0
@@ -25,11 +26,10 @@ SAVING: Final = (TOO_FEW_WORKERS, REGISTER_LOST)
 #: Seconds between two beats of a worker.
 BEAT: Final = 0.2
 
-#: A line is no longer than this; what is, is no message of ours.
-MOST_BYTES: Final = 1 << 20
-
-#: What JSON can say.
-Message = dict[str, Any]
+#: What the connections of an elastic job are for, as both ends prove it (`unison.net`): those of
+#: workers to the register, and those of members of a view to each other.
+REGISTER_CHANNEL: Final = b"register-2"
+MEMBERS_CHANNEL: Final = b"members-2"
 
 
 class Member(NamedTuple):

@@ -1,26 +1,29 @@
 """The register of an elastic job: a small service in the process that starts the workers.
 
-It carries out what `roster` decides. A worker connects to it, says the job's secret, and stays
-connected; who closes the connection, or is silent, is lost. Strangers are not answered.
+It carries out what `roster` decides. A worker connects to it, both prove that they know the job's
+secret, and it stays connected; who closes the connection, or is silent, is lost. Strangers, who
+cannot prove it, are not answered.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import hmac
 import logging
 import math
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Self
 
+from unison.net.acceptor import Acceptor
+from unison.net.addresses import joined_address
+from unison.net.handshake import server_handshake
+from unison.net.lines import Line, Message
+from unison.net.listening import listen
+from unison.net.waker import Waker
 from unison.runtime.elastic.lateness import Lateness
-from unison.runtime.elastic.lines import Line
-from unison.runtime.elastic.protocol import BEAT, Member, Message
+from unison.runtime.elastic.protocol import BEAT, REGISTER_CHANNEL, Member
 from unison.runtime.elastic.roster import (
     Drop,
     Effect,
@@ -34,9 +37,8 @@ from unison.runtime.elastic.roster import (
 
 logger = logging.getLogger("unison")
 
-#: Seconds in which who connects has to say who it is, and how many may be about to.
+#: Seconds in which a worker that has proved to know the secret has to say who it is.
 _SECONDS_TO_SPEAK = 5.0
-_MOST_STRANGERS = 64
 
 #: Seconds for which a connection that is to be closed stays, if the other end does not read.
 _SECONDS_TO_READ = 1.0
@@ -103,12 +105,12 @@ class Register:
             )
         if not token:
             raise ValueError("Expected a token that nobody guesses. Received: an empty one.")
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server((host, port), family=family, backlog=128)
-        self._listener.setblocking(False)
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"{shown}:{self._listener.getsockname()[1]}"
-        self._token = token.encode()
+        secret = token.encode()
+        self._listener = listen(host, port)
+        self.address = joined_address(host, self._listener.getsockname()[1])
+        self._acceptor = Acceptor(
+            [self._listener], lambda own: server_handshake(own, secret, [REGISTER_CHANNEL])
+        )
         self._silence = heartbeat_timeout
         self._on_event = on_event
         self._on_report = on_report
@@ -132,12 +134,10 @@ class Register:
         self._has_ended = threading.Event()
         self._is_closing = False
         self._is_carrying_out = False
-        self._ear, self._bell = socket.socketpair()
-        for end in (self._ear, self._bell):
-            end.setblocking(False)
+        self._waker = Waker()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._selector.register(self._acceptor, selectors.EVENT_READ)
+        self._selector.register(self._waker, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="unison-register", daemon=True)
         self._thread.start()
 
@@ -164,7 +164,7 @@ class Register:
     def close(self) -> None:
         """Ends the service. Workers that still compute find that it is gone."""
         self._is_closing = True
-        self._ring()
+        self._waker.wake()
         self._thread.join(5.0)
 
     def __enter__(self) -> Self:
@@ -177,11 +177,7 @@ class Register:
 
     def _wish(self, wish: Callable[[], None]) -> None:
         self._wishes.append(wish)
-        self._ring()
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full, so it wakes anyway; or closed
-            self._bell.send(b"!")
+        self._waker.wake()
 
     def _run(self) -> None:
         try:
@@ -193,7 +189,7 @@ class Register:
         finally:
             self._has_ended.set()
             self._see_off()
-            for own in (self._selector, self._listener, self._ear, self._bell):
+            for own in (self._selector, self._acceptor, self._listener, self._waker):
                 own.close()
 
     def _see_off(self) -> None:
@@ -216,11 +212,10 @@ class Register:
         """Waits until something happens, and does what follows from it."""
         begin = time.monotonic()
         for key, events in self._selector.select(self._seconds_to_sleep(begin)):
-            if key.fileobj is self._listener:
+            if key.fileobj is self._acceptor:
                 self._accept()
-            elif key.fileobj is self._ear:
-                with contextlib.suppress(OSError):
-                    self._ear.recv(4096)
+            elif key.fileobj is self._waker:
+                self._waker.clear()
             else:
                 self._serve(key.data, events)
         now = time.monotonic()
@@ -239,6 +234,7 @@ class Register:
         self._carry_out()
         if now >= self._compares_at:  # not for every word of a thousand workers
             self._compares_at = now + BEAT
+            self._accept()  # it has deadlines of its own
             self._compare_members(now)
 
     def _compare_members(self, now: float) -> None:
@@ -278,23 +274,19 @@ class Register:
         self._lateness = None
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                guest = _Guest(Line(self._listener.accept()[0]), time.monotonic())
-                self._guests.add(guest)
-                self._selector.register(guest.line.connection, selectors.EVENT_READ, guest)
-                strangers = [other for other in self._guests if other.id is None]
-                if len(strangers) > _MOST_STRANGERS:
-                    self._close(min(strangers, key=lambda other: other.heard_at), "a stranger")
+        for accepted in self._acceptor.accept():
+            guest = _Guest(Line(accepted.stream), time.monotonic())
+            self._guests.add(guest)
+            self._selector.register(guest.line.stream, selectors.EVENT_READ, guest)
 
     def _serve(self, guest: _Guest, events: int) -> None:
         if guest not in self._guests:  # its connection was closed because of another one
             return
         if events & selectors.EVENT_WRITE:
-            guest.line.go_on()
+            guest.line.flush()
         why = "its connection has closed"
         try:
-            for message in guest.line.hear() if events & selectors.EVENT_READ else ():
+            for message in guest.line.receive() if events & selectors.EVENT_READ else ():
                 self._obey(guest, message)
                 self._carry_out()
         except (KeyError, TypeError, ValueError) as error:
@@ -309,15 +301,15 @@ class Register:
         if not guest.line.is_open:
             self._close(guest, why)
             return
-        writes = selectors.EVENT_WRITE if guest.line.has_more_to_say else 0
-        self._selector.modify(guest.line.connection, selectors.EVENT_READ | writes, guest)
+        writes = selectors.EVENT_WRITE if guest.line.num_waiting else 0
+        self._selector.modify(guest.line.stream, selectors.EVENT_READ | writes, guest)
         if guest.closes_at is not None and not writes:
             # To close it now would take from the other end what it has not read yet.
-            guest.line.say_no_more()
+            guest.line.shutdown_sending()
 
     def _close(self, guest: _Guest, why: str) -> None:
         self._guests.discard(guest)
-        self._selector.unregister(guest.line.connection)
+        self._selector.unregister(guest.line.stream)
         guest.line.close()
         if guest.id is not None and self._workers.get(guest.id) is guest:
             del self._workers[guest.id]
@@ -328,7 +320,7 @@ class Register:
         """Closes the connections of those who have been silent for too long."""
         for guest in list(self._guests):
             if guest.id is None and now - guest.heard_at > _SECONDS_TO_SPEAK:
-                self._close(guest, "a stranger")
+                self._close(guest, "it does not say who it is")
             elif guest.closes_at is not None and now > guest.closes_at:
                 self._close(guest, "it is to go")
             elif guest.id is not None and now - guest.heard_at > self._silence:
@@ -381,10 +373,9 @@ class Register:
             raise ValueError(what)
 
     def _greet(self, guest: _Guest, message: Message) -> None:
-        """Makes a stranger that knows the secret a worker."""
-        told = str(message["token"]).encode()
-        if message["is"] != "hello" or not hmac.compare_digest(told, self._token):
-            raise ValueError("a stranger")
+        """Makes a process that knows the secret a worker."""
+        if message["is"] != "hello":
+            raise ValueError(f"expected hello, received {message['is']!r}")
         member = Member(
             id=str(message["id"]),
             name=str(message["name"]),
@@ -433,8 +424,8 @@ class Register:
                 logger.exception("What was to be told of the event %s failed.", effect.event)
 
     def _tell(self, guest: _Guest, message: Message) -> None:
-        guest.line.say(message)
-        if guest.line.has_more_to_say:
+        guest.line.send(message)
+        if guest.line.num_waiting:
             self._attend(guest)
 
 
@@ -444,7 +435,7 @@ class _Guest:
     Attributes:
         line: The connection.
         heard_at: When something was heard last.
-        id: Which process it is; None: a stranger.
+        id: Which process it is; None: it has not said so yet.
         name: What it is called.
         closes_at: When the connection is closed at the latest; None: it is not to be.
         state: What it has said that it does.

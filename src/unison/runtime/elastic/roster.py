@@ -24,6 +24,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from unison.net.lines import Message
 from unison.runtime.elastic.protocol import (
     DONE,
     LEFT_BY_NOTICE,
@@ -31,7 +32,6 @@ from unison.runtime.elastic.protocol import (
     SAVING,
     TOO_FEW_WORKERS,
     Member,
-    Message,
 )
 
 #: Seconds for which newcomers are awaited who may be taken together.
