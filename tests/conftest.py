@@ -15,6 +15,8 @@ from startup import sitecustomize  # noqa: F401
 os.environ["UNISON_CPU_DEVICES"] = "4"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"
+# The key that the processes of a test's jobs prove to each other, and not the user's own.
+os.environ.setdefault("UNISON_KEY", "ab" * 32)
 
 # Compiling is most of what tests in this process do. XLA's optimizations are two thirds of it, and
 # the programs are small. What `subprocess_program` starts is compiled as users have it, where it is
@@ -72,13 +74,7 @@ def pytest_collection_finish():
 
 
 @pytest.fixture
-def server_key(monkeypatch):
-    """The key by which the parameter servers of a test know who may use them."""
-    monkeypatch.setenv("UNISON_KEY", "ab" * 32)
-
-
-@pytest.fixture
-def started(server_key):
+def started():
     """A function that starts workers and parameter servers as threads, which are ended."""
     from parameter_server_threads import clusters
 

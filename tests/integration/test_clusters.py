@@ -55,7 +55,7 @@ def three() -> list[str]:
 
 def test_two_processes_of_one_index_are_named_on_all(three):
     for error in end_of(three, [0, 1, 1], timeout=60):
-        assert "UnavailableError: Two processes came as ['worker 1" in error
+        assert "UnavailableError: Duplicate registration for ['worker 1" in error
         assert "Give each task one process" in error
 
 

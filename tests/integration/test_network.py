@@ -48,7 +48,7 @@ def slow_hosts(namespaces):
         yield hosts
 
 
-def reports_of_workers(hosts):
+def reports_of_workers(hosts, **environment):
     """Runs `PROGRAM` as a worker on each host."""
     cluster = {"worker": [f"{host.address}:2222" for host in hosts]}
     workers = []
@@ -60,7 +60,7 @@ def reports_of_workers(hosts):
             workers.append(
                 subprocess.Popen(
                     [*host.command, sys.executable, "-c", PROGRAM],
-                    env=environment_of_program({"NPROC": "1", **own}),
+                    env=environment_of_program({"NPROC": "1", **own, **environment}),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -102,6 +102,48 @@ def test_workers_on_two_hosts_train_as_one_process_does_and_sum_over_the_network
         assert report["total"] == 2
     # Each host has sent at least its half of the sum, and the sum of the other half.
     assert all(bytes_sent(host) > MEBIBYTE for host in slow_hosts)
+
+
+#: Writes what passes an interface to a file, until it is ended.
+SNIFFER = """
+import socket, sys
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+SO_RCVBUFFORCE = 33
+packets.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 26)
+with open(sys.argv[1], "wb", buffering=0) as file:
+    print("listens", flush=True)
+    while True:
+        file.write(packets.recv(1 << 16))
+"""
+
+#: Of what workers say to the first one, and JAX to its coordination service.
+WORDS = (b'"is": "beat"', b'"complaint"', b"cpu:gloo")
+
+
+def seen_on_the_network(hosts, path, **environment):
+    """What passes the network of one host while the workers of `reports_of_workers` train."""
+    sniffer = subprocess.Popen(
+        [*hosts[1].command, sys.executable, "-c", SNIFFER, str(path)], stdout=subprocess.PIPE
+    )
+    try:
+        assert sniffer.stdout.readline() == b"listens\n"
+        reports_of_workers(hosts, **environment)
+    finally:
+        sniffer.kill()
+        sniffer.wait()
+        sniffer.stdout.close()
+    return path.read_bytes()
+
+
+def test_what_workers_say_to_the_first_one_cannot_be_read_on_the_network(slow_hosts, tmp_path):
+    seen = seen_on_the_network(slow_hosts, tmp_path / "packets")
+    assert b"\x16\x03\x01" in seen  # a TLS handshake
+    assert [word for word in WORDS if word in seen] == []
+
+
+def test_without_encryption_it_can_be(slow_hosts, tmp_path):
+    seen = seen_on_the_network(slow_hosts, tmp_path / "packets", UNISON_TLS="off")
+    assert [word for word in WORDS if word in seen] == list(WORDS)
 
 
 def test_hosts_have_names_memory_and_limits_of_their_own(slow_hosts):

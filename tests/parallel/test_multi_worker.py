@@ -223,7 +223,8 @@ def test_a_worker_that_never_comes_is_named():
         options = unison.CommunicationOptions(timeout_seconds=2)
         unison.MultiWorkerMirroredStrategy(resolver, options)
 
-    with pytest.raises(WorkerError, match=r"These did not come: \['worker 1 \(127.0.0.1:1\)'\]"):
+    missing = r"Timed out waiting for workers: \['worker 1 \(127.0.0.1:1\)'\]"
+    with pytest.raises(WorkerError, match=missing):
         launch(wait_for_another, workers=1, timeout=SECONDS, on_line=lambda *line: None)
 
 

@@ -18,8 +18,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from unison.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
+from unison.net.lines import Line
 from unison.runtime import liveness, process_group
-from unison.runtime.liveness.relay import Relay
 from unison.runtime.liveness.sockets import listening, shut_down
 from unison.runtime.liveness.star import Star
 from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
@@ -176,6 +176,29 @@ def test_another_operation_under_the_same_number_is_another_program(said_in):
     assert "worker 2 (c:1) runs another program than worker 0 (a:1)" in error.message
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"is": 7},
+        {"is": "nothing"},
+        {"is": "beat"},
+        {"is": "beat", "count": "3", "mark": "", "doing": "", "seconds": 0.0},
+        {"is": "left", "count": 3},
+        {"is": "failed", "error": None},
+        {"is": "operation", "number": 1.5, "text": ""},
+        {"is": "finding", "kind": "died", "worker": 99, "by": 0, "about": ""},
+        {"is": "where", "worker": -1},
+        {"is": "stack"},
+    ],
+    ids=str,
+)
+def test_a_worker_that_sends_what_is_no_message_has_failed(message):
+    finding = watch().hear(1, message, 1.0)
+    assert (finding.kind, finding.worker) == ("failed", 1)
+    assert "has sent an invalid message" in finding.about
+
+
 def test_the_same_operation_is_no_other_program():
     watched = watch()
     watched.hear(1, beat(5), 1.0)
@@ -228,9 +251,14 @@ def test_others_are_not_to_blame_for_silence_once_the_first_has_left(has_gone):
 
 
 def star_of_three():
-    pairs = [socket.socketpair(), socket.socketpair()]
-    first = Star(0, {1: pairs[0][0], 2: pairs[1][0]})
-    return [first, Star(1, {0: pairs[0][1]}), Star(2, {0: pairs[1][1]})]
+    (one, other), (third, fourth) = lines(), lines()
+    first = Star(0, {1: one, 2: third})
+    return [first, Star(1, {0: other}), Star(2, {0: fourth})]
+
+
+def lines():
+    """The two ends of a connection."""
+    return [Line(end, most_waiting=None) for end in socket.socketpair()]
 
 
 def hear(listener, others=(), count=1):
@@ -280,7 +308,7 @@ def test_the_end_of_one_is_heard_by_all_after_its_last_word():
 
 def test_nobody_speaks_for_another_one():
     first, second, third = star_of_three()
-    second._links[0].connection.send(b'{"is": "left", "from": 2}\n')
+    second._lines[0].stream.send(b'{"is": "left", "from": 2}\n')
     assert hear(first) == [(1, {"is": "left", "from": 1})]
     for star in (first, second, third):
         star.close()
@@ -288,7 +316,7 @@ def test_nobody_speaks_for_another_one():
 
 def test_a_line_that_is_no_message_ends_the_connection():
     first, second, third = star_of_three()
-    second._links[0].connection.send(b"GET / HTTP/1.1\n\n")
+    second._lines[0].stream.send(b"GET / HTTP/1.1\n\n")
     assert hear(first) == [(1, None)]
     assert first.connected == [2]
     for star in (first, second, third):
@@ -332,14 +360,14 @@ def test_sockets_of_the_machine_alone_are_neither_found_nor_shut_down(tmp_path):
 
 def test_a_star_that_is_closed_keeps_nothing_open_and_is_forgotten():
     stars = star_of_three()
-    own = [(star._selector, star._ear, star._bell) for star in stars]
+    own = [(star._selector, star._waker) for star in stars]
     forgotten = [weakref.ref(star) for star in stars]
     for star in stars:
         star.close()
         star.say({"is": "beat"})
         assert star.hear(1.0) == []
-    for selector, *ends in own:
-        assert [end.fileno() for end in ends] == [-1, -1]
+    for selector, waker in own:
+        assert waker.fileno() == -1
         assert selector.get_map() is None
     del star, stars
     gc.collect()
@@ -347,11 +375,11 @@ def test_a_star_that_is_closed_keeps_nothing_open_and_is_forgotten():
 
 
 @contextlib.contextmanager
-def job(own=0, connections=None):
-    """Inside, this process watches a job: alone, or over `connections`."""
-    count = 1 + len(connections or {})
+def job(own=0, others=None):
+    """Inside, this process watches a job: alone, or with `others`."""
+    count = 1 + len(others or {})
     try:
-        yield liveness.start(NAMES[:count], own, connections or {}, 10.0)
+        yield liveness.start(NAMES[:count], own, others or {}, 10.0)
     finally:
         liveness.stop()
 
@@ -478,7 +506,7 @@ def test_an_error_that_nobody_catches_is_shown_once_and_ends_the_process(
     error, code, fails, exits, monkeypatch
 ):
     here, there = socket.socketpair()
-    with there, job(connections={1: here}):
+    with there, job(others={1: Line(here)}):
         assert uncaught(error, monkeypatch, fails) == [error]
         assert exits == [code]
         there.settimeout(30)
@@ -515,7 +543,7 @@ def test_an_error_after_the_job_is_only_shown(exits, monkeypatch):
 
 def test_a_child_neither_hides_the_end_of_its_worker_nor_is_one():
     here, there = socket.socketpair()
-    with there, job(own=1, connections={0: here}):
+    with there, job(own=1, others={0: Line(here)}):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # JAX warns of threads; this child computes nothing
             child = os.fork()
@@ -533,40 +561,3 @@ def test_a_child_neither_hides_the_end_of_its_worker_nor_is_one():
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-
-
-def test_a_relay_passes_on_and_stays_when_the_service_is_gone():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        relay = Relay(server.getsockname(), 10.0)
-        host, port = relay.address.split(":")
-        client = socket.create_connection((host, int(port)), timeout=30)
-        service, _ = server.accept()
-    with client:
-        client.sendall(b"question")
-        assert service.recv(100) == b"question"
-        service.sendall(b"answer")
-        assert client.recv(100) == b"answer"
-        relay.close()
-        assert not relay._thread.is_alive()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((host, int(port)), timeout=1)
-        service.close()
-        client.settimeout(0.1)
-        for _ in range(5):
-            client.sendall(b"are you there?")
-            with pytest.raises(TimeoutError):
-                client.recv(1)
-
-
-def test_a_relay_ends_with_its_client():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        relay = Relay(server.getsockname(), 10.0)
-        host, port = relay.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            client.sendall(b"!")
-            service, _ = server.accept()
-        with service:
-            service.settimeout(30)
-            assert service.recv(1) == b"!"
-            assert service.recv(1) == b""
-        relay.close()

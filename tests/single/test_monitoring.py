@@ -35,6 +35,7 @@ from unison.monitoring.meter import Meter
 from unison.monitoring.process import SentBytes
 from unison.monitoring.prometheus import exposition
 from unison.monitoring.reporting import Reporter
+from unison.net.lines import Line
 from unison.net.runtime_folder import runtime_folder
 from unison.runtime import liveness
 from unison.runtime.elastic.membership import Membership
@@ -319,8 +320,8 @@ def test_who_reports_to_a_launcher_serves_nothing_itself(pipe, by_itself):
 def second_worker(monkeypatch):
     """The second of two workers, the first of which is this process."""
     here, there = socket.socketpair()
-    liveness.start(["worker 0 (a:1)", "worker 1 (b:1)"], 0, {1: here}, 100.0)
-    other = Star(1, {0: there})
+    liveness.start(["worker 0 (a:1)", "worker 1 (b:1)"], 0, {1: Line(here)}, 100.0)
+    other = Star(1, {0: Line(there)})
     yield other
     other.say({"is": "left", "count": 0, "mark": ""})
     other.close()
@@ -346,8 +347,8 @@ def test_the_first_worker_serves_what_all_report(by_itself, second_worker):
 
 def test_another_worker_reports_to_the_first(by_itself):
     here, there = socket.socketpair()
-    first = Star(0, {1: there})
-    liveness.start(["worker 0 (a:1)", "worker 1 (b:1)"], 1, {0: here}, 100.0)
+    first = Star(0, {1: Line(there)})
+    liveness.start(["worker 0 (a:1)", "worker 1 (b:1)"], 1, {0: Line(here)}, 100.0)
     try:
         unison.OneDeviceStrategy("CPU:0")
         assert running_jobs.running_jobs() == []
@@ -364,7 +365,6 @@ def test_another_worker_reports_to_the_first(by_itself):
         liveness.stop()
 
 
-@pytest.mark.usefixtures("server_key")
 def test_a_coordinator_serves_what_its_workers_and_servers_answer(by_itself, started):
     started(workers=2, servers=1)
     state = state_when(lambda s: all(worker["process"] for worker in s["workers"]), ENDLESS)

@@ -59,6 +59,15 @@ def test_large_messages_arrive_while_nobody_waits(ends):
     assert one.num_waiting == 0
 
 
+def test_messages_can_be_taken_one_by_one(ends):
+    one, other = ends
+    for number in range(3):
+        one.send({"number": number})
+    (first,) = until(lambda: other.receive(most=1))
+    rest = received(other, 2)
+    assert [message["number"] for message in (first, *rest)] == [0, 1, 2]
+
+
 def test_no_message_means_that_nothing_has_come(ends):
     one, other = ends
     assert other.receive() == []

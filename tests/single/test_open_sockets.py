@@ -10,7 +10,6 @@ from unison.data import Dataset
 from unison.monitoring.process import SentBytes
 from unison.parameter_server.messages import listen
 from unison.runtime.launching.workers import ProcessWorker, Program
-from unison.runtime.liveness.relay import Relay
 from unison.runtime.liveness.sockets import listening, shut_down
 from unison.runtime.open_sockets import tcp_sockets
 
@@ -67,26 +66,6 @@ def test_tcp_sockets_are_found_and_nothing_else(connection):
         others = {os.fstat(each.fileno()).st_ino for each in (*pair, datagrams)}
         assert not others & set(inodes)
     assert len(os.listdir("/proc/self/fd")) == open_before  # the copies are closed
-
-
-@pytest.mark.usefixtures("with_default_timeout")
-def test_a_relay_waits_for_its_client_for_longer_than_the_programs_sockets():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(30)
-        relay = Relay(server.getsockname(), 10.0)
-        time.sleep(2 * DEFAULT)
-        host, port = relay.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            service, _ = server.accept()
-            with service:
-                service.settimeout(30)
-                time.sleep(2 * DEFAULT)
-                client.sendall(b"question")
-                assert service.recv(100) == b"question"
-                time.sleep(2 * DEFAULT)
-                service.sendall(b"answer")
-                assert client.recv(100) == b"answer"
-        relay.close()
 
 
 @pytest.mark.usefixtures("with_default_timeout")

@@ -35,8 +35,6 @@ from unison.parameter_server.store import ServerLostError
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
 
-pytestmark = pytest.mark.usefixtures("server_key")
-
 
 def test_updates_of_several_workers_all_count(started):
     strategy, coordinator = started(workers=3, servers=2)
@@ -454,7 +452,7 @@ def test_a_stranger_that_says_nothing_gets_no_thread_and_keeps_nobody_out():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_who_takes_the_local_name_of_a_server_gets_nothing(server_key):
+def test_another_user_who_takes_the_local_name_of_a_server_gets_nothing():
     (address,) = free_addresses(1)
     squatter = Squatter(f"\0unison-{address}")
     server = Server(ClusterSpec({"ps": [address]}), "ps", 0)
@@ -468,7 +466,6 @@ def test_another_user_who_takes_the_local_name_of_a_server_gets_nothing(server_k
         assert squatter.received() == b""
 
 
-@pytest.mark.usefixtures("server_key")
 @pytest.mark.parametrize("said", [{}, {"role": 1}, {"role": "worker", "servers": 3}])
 def test_who_does_not_introduce_itself_properly_ends_its_own_connection_only(said, recwarn):
     (address,) = free_addresses(1)

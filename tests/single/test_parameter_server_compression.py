@@ -9,9 +9,6 @@ from unison import compression
 from unison.parameter_server import FixedShardsPartitioner
 from unison.parameter_server.compressed import encoded, encoding_for, received, sent
 
-pytestmark = pytest.mark.usefixtures("server_key")
-
-
 RNG = np.random.default_rng(0)
 TARGET = RNG.normal(size=(128, 64)).astype("float32")
 #: Orthogonal: what is multiplied by it has to be known whole, and is as long as before.

@@ -9,8 +9,6 @@ import unison.tf as tf
 from unison.data import Dataset
 from unison.parameter_server import FixedShardsPartitioner
 
-pytestmark = pytest.mark.usefixtures("server_key")
-
 
 def examples(count=64):
     rng = np.random.default_rng(0)

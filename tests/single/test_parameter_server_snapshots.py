@@ -233,7 +233,7 @@ def values(variables, keys):
 
 
 @pytest.fixture
-def updated(monkeypatch, tmp_path, server_key):
+def updated(monkeypatch, tmp_path):
     """A server with a job, one update that is pushed, and the keys of what that adds 1 to."""
     monkeypatch.setenv("UNISON_PS_CHECKPOINTS", str(tmp_path / "kept"))
     monkeypatch.setattr(Server, "_keep", lambda self: None)

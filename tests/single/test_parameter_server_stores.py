@@ -24,8 +24,6 @@ from unison.parameter_server import (
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
 
-pytestmark = pytest.mark.usefixtures("server_key")
-
 
 @pytest.fixture
 def start():

@@ -20,9 +20,6 @@ Y = RNG.normal(size=(12, 1)).astype("float32")
 IDS = RNG.integers(0, 30, (12, 3)).astype("int32")
 
 
-pytestmark = pytest.mark.usefixtures("server_key")
-
-
 def model_and_optimizer(optimizer):
     keras.utils.set_random_seed(1)
     model = keras.Sequential(

@@ -1,15 +1,22 @@
 """Processes come together, or hear what is wrong. Here they are threads."""
 
 import contextlib
+import json
+import os
 import socket
 import threading
 import time
 
 import pytest
 
-from unison.errors import UnavailableError
+from connections import LIMIT, ended
+from unison.errors import UnauthenticatedError, UnavailableError
+from unison.net.connecting import connect
+from unison.net.lines import MOST_BYTES
+from unison.net.secret import key
+from unison.runtime import rendezvous
 from unison.runtime.launching import cluster_on_this_machine
-from unison.runtime.rendezvous import Place, meet
+from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Place, meet
 
 
 @pytest.fixture
@@ -17,29 +24,52 @@ def address() -> str:
     return cluster_on_this_machine(1).task_address("worker", 0)
 
 
+def where(address):
+    host, port = address.split(":")
+    return host, int(port)
+
+
+@contextlib.contextmanager
+def meeting(address, place, about=None, timeout=30.0):
+    """A process that meets the others in a thread; yields what it gets in the end."""
+    outcome = []
+
+    def come():
+        try:
+            outcome.append(meet(address, place, about or {}, timeout))
+        except OSError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=come, daemon=True)
+    thread.start()
+    yield outcome
+    thread.join(timeout + 20)
+    assert not thread.is_alive()
+    for met in outcome:
+        if not isinstance(met, OSError):
+            close(met)
+
+
+def close(met):
+    for line in met.lines.values():
+        line.close()
+    if met.entrance is not None:
+        met.entrance.close()
+
+
 def come_together(address, guests, timeout=30.0, count=None):
     """What each of the guests, given by index and what they are about, hears."""
     count = len(guests) if count is None else count
     names = [f"worker {index}" for index in range(count)]
-    heard = [None] * len(guests)
-
-    def come(number, index, about):
-        try:
-            meet(address, Place(index, names), about, timeout)
-            heard[number] = "all is well"
-        except UnavailableError as error:
-            heard[number] = error.message
-
-    threads = [
-        threading.Thread(target=come, args=(number, *guest), daemon=True)
-        for number, guest in enumerate(guests)
+    with contextlib.ExitStack() as stack:
+        outcomes = [
+            stack.enter_context(meeting(address, Place(index, names), about, timeout))
+            for index, about in guests
+        ]
+    return [
+        each.message if isinstance(each, UnavailableError) else "all is well"
+        for (each,) in outcomes
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout + 20)
-        assert not thread.is_alive()
-    return heard
 
 
 def test_all_come(address):
@@ -50,13 +80,13 @@ def test_all_come(address):
 def test_who_is_missing_is_named_to_all_that_came(address):
     heard = come_together(address, [(0, {}), (2, {})], timeout=1.0, count=4)
     for message in heard:
-        assert "These did not come: ['worker 1', 'worker 3']" in message
+        assert "Timed out waiting for workers: ['worker 1', 'worker 3']" in message
 
 
 def test_two_that_come_as_one_are_named_to_all(address):
     heard = come_together(address, [(0, {}), (1, {}), (1, {})], count=3)
     for message in heard:
-        assert "Two processes came as ['worker 1']" in message
+        assert "Duplicate registration for ['worker 1']" in message
 
 
 def test_other_software_is_named(address):
@@ -72,37 +102,9 @@ def test_a_first_process_that_does_not_listen_is_named(address):
 
 
 def test_a_port_in_use_is_named(address):
-    host, port = address.split(":")
-    with socket.create_server((host, int(port))):
+    with socket.create_server(where(address)):
         (message,) = come_together(address, [(0, {})], timeout=1.0, count=2)
     assert "worker 0 cannot listen at its address" in message
-
-
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": 99}\n'])
-def test_strangers_are_passed_over(address, noise):
-    host, port = address.split(":")
-    connections = contextlib.ExitStack()
-
-    def disturb():
-        last = time.monotonic() + 30
-        while time.monotonic() < last:
-            with contextlib.suppress(OSError):
-                connection = connections.enter_context(socket.create_connection((host, int(port))))
-                connection.sendall(noise)
-                return
-
-    stranger = threading.Thread(target=disturb, daemon=True)
-    stranger.start()
-    with connections:
-        names = ["worker 0", "worker 1"]
-        host_process = threading.Thread(
-            target=meet, args=(address, Place(0, names), {}, 30.0), daemon=True
-        )
-        host_process.start()
-        stranger.join(30)
-        meet(address, Place(1, names), {}, 30.0)
-        host_process.join(30)
-        assert not host_process.is_alive()
 
 
 @pytest.mark.parametrize("address", ["host", "host:", ":", "host:port"])
@@ -111,72 +113,167 @@ def test_an_address_needs_host_and_port(address):
         meet(address, Place(0, ["worker 0", "worker 1"]), {}, 1.0)
 
 
-def test_one_that_speaks_late_is_heard_at_once(address):
-    host, port = address.split(":")
+def test_one_with_another_key_is_refused_at_once_and_named_to_the_first(address, monkeypatch):
+    keys = threading.local()
+    own = key()
+    monkeypatch.setattr(rendezvous, "key", lambda: getattr(keys, "other", own))
     names = ["worker 0", "worker 1"]
-    meeting = threading.Thread(target=meet, args=(address, Place(0, names), {}, 60.0), daemon=True)
-    meeting.start()
-    last = time.monotonic() + 30
-    while True:
+    with meeting(address, Place(0, names), timeout=2.0) as outcome:
+        keys.other = os.urandom(32)
+        with pytest.raises(UnauthenticatedError, match=r"another key.*UNISON_KEY"):
+            meet(address, Place(1, names), {}, 30.0)
+    (error,) = outcome
+    assert "The latest connection that failed: from 127.0.0.1: refused: wrong key" in error.message
+
+
+# -- strangers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b'{"index": 1, "about": {}}\n', b"\x16\x03\x01"]
+)
+def test_strangers_are_passed_over(address, noise):
+    names = ["worker 0", "worker 1"]
+    with meeting(address, Place(0, names)) as first, stranger(address) as connection:
         with contextlib.suppress(OSError):
-            connection = socket.create_connection((host, int(port)))
-            break
-        assert time.monotonic() < last
+            connection.sendall(noise)
+        with meeting(address, Place(1, names)) as second:
+            pass
+    assert [list(met.lines) for met in (*first, *second)] == [[1], [0]]
+
+
+def test_strangers_that_say_nothing_keep_no_process_out(address):
+    names = ["worker 0", "worker 1"]
+    with meeting(address, Place(0, names)) as first, contextlib.ExitStack() as flood:
+        for _ in range(400):
+            flood.enter_context(stranger(address))
+        with meeting(address, Place(1, names)):
+            pass
+    assert list(first[0].lines) == [1]
+
+
+@contextlib.contextmanager
+def stranger(address):
+    """A connection of somebody who proves nothing."""
+    connection = listened_to(lambda: socket.create_connection(where(address), timeout=LIMIT))
     with connection:
-        time.sleep(0.3)
-        connection.sendall(b'{"index": 1, "about": {}}\n')
-        meeting.join(30)
-        assert not meeting.is_alive()
+        yield connection
 
 
-def speak(address, said):
-    """A connection to the first process, as soon as it listens, that has said something."""
-    host, port = address.split(":")
-    last = time.monotonic() + 30
+def listened_to(connected):
+    """What `connected` returns, as soon as somebody listens."""
+    last = time.monotonic() + LIMIT
     while True:
-        with contextlib.suppress(OSError):
-            connection = socket.create_connection((host, int(port)))
-            connection.sendall(said)
-            return connection
+        with contextlib.suppress(ConnectionRefusedError):
+            return connected()
         assert time.monotonic() < last
+        time.sleep(0.01)
+
+
+# -- what processes of the job say -------------------------------------------------------------
+
+
+def speak(address, said, channel=CHANNEL):
+    """A connection that has proved to know the key, and said something."""
+    stream = listened_to(lambda: connect(where(address), key(), channel, seconds=LIMIT))
+    stream.settimeout(LIMIT)
+    with contextlib.suppress(OSError):  # closed before all was said
+        stream.sendall(said if isinstance(said, bytes) else json.dumps(said).encode() + b"\n")
+    return stream
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[" * 60_000 + b"\n",
+        b'{"index":1e999, "about": {}}\n',
+        b'{"index":9' + b"9" * 5000 + b"}\n",
+        b'{"index":"1"}\n',
+        b'{"index":true, "about": {}}\n',
+        b'{"index":1.0, "about": {}}\n',
+        b'{"index":1}\n',
+        b'{"index":1, "about": 7}\n',
+        b'{"index":-1, "about": {}}\n',
+        b'{"index":99, "about": {}}\n',
+        b'"index"\n',
+        b"x" * (MOST_BYTES + 100_000),
+    ],
+    ids=lambda said: repr(said[:24]),
+)
+def test_what_is_no_registration_ends_the_connection(address, said):
+    names = ["worker 0", "worker 1"]
+    with meeting(address, Place(0, names)) as first:
+        with speak(address, said) as strange:
+            assert ended(strange)
+        with meeting(address, Place(1, names)):
+            pass
+    assert list(first[0].lines) == [1]
+
+
+def test_the_coordination_service_is_not_reached_before_all_have_come(address):
+    names = ["worker 0", "worker 1"]
+    with meeting(address, Place(0, names)):
+        with speak(address, b"", COORDINATION_CHANNEL) as early:
+            assert ended(early)
+        with meeting(address, Place(1, names)):
+            pass
+
+
+def test_one_that_says_nothing_is_closed(address, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SPEAK", 0.2)
+    names = ["worker 0", "worker 1"]
+    with meeting(address, Place(0, names)):
+        with speak(address, b"") as silent:
+            assert ended(silent)
+        with meeting(address, Place(1, names)):
+            pass
+
+
+def test_one_that_speaks_late_is_heard_at_once(address):
+    place = Place(0, ["worker 0", "worker 1"])
+    with meeting(address, place) as first, speak(address, b"") as late:
+        time.sleep(0.3)
+        late.sendall(b'{"index": 1, "about": {}}\n')
+        assert late.recv(100) == b'{"complaint": null}\n'
+    assert list(first[0].lines) == [1]
 
 
 @pytest.mark.parametrize("missing", [["worker 1"], ["worker 1", "worker 3"]])
 def test_one_that_gave_up_has_not_come(address, missing):
-    heard = {}
     names = sorted({"worker 0", "worker 1", "worker 2", *missing})
-
-    def come(index):
-        try:
-            heard[index] = sorted(meet(address, Place(index, names), {}, 1.5))
-        except UnavailableError as error:
-            heard[index] = error.message
-
-    meetings = [threading.Thread(target=come, args=(index,), daemon=True) for index in (0, 2)]
-    meetings[0].start()
-    speak(address, b'{"index": 1, "about": {}}\n').close()
-    time.sleep(0.3)
-    meetings[1].start()
-    for meeting in meetings:
-        meeting.join(30)
-        assert not meeting.is_alive()
-    for message in heard.values():
-        assert f"These did not come: {missing}." in message
+    with meeting(address, Place(0, names), timeout=1.5) as first:
+        speak(address, {"index": 1, "about": {}}).close()
+        time.sleep(0.3)
+        with meeting(address, Place(2, names), timeout=1.5) as third:
+            pass
+    for error in (*first, *third):
+        assert f"Timed out waiting for workers: {missing}." in error.message
 
 
 def test_one_that_gave_up_may_come_again(address):
-    heard = []
-    place = Place(0, ["worker 0", "worker 1", "worker 2"])
-    meeting = threading.Thread(
-        target=lambda: heard.append(sorted(meet(address, place, {}, 60.0))), daemon=True
-    )
-    meeting.start()
-    said = b'{"index": 1, "about": {}}\n'
-    speak(address, said).close()
-    time.sleep(0.3)
-    with speak(address, said) as again, speak(address, said.replace(b"1", b"2")) as third:
-        for guest in (again, third):
-            guest.settimeout(30)
-            assert guest.recv(100) == b'{"complaint": null}\n'
-    meeting.join(30)
-    assert heard == [[1, 2]]
+    names = ["worker 0", "worker 1", "worker 2"]
+    with meeting(address, Place(0, names)) as first:
+        said = {"index": 1, "about": {}}
+        speak(address, said).close()
+        time.sleep(0.3)
+        with speak(address, said) as again, speak(address, said | {"index": 2}) as third:
+            for guest in (again, third):
+                assert guest.recv(100) == b'{"complaint": null}\n'
+    assert sorted(first[0].lines) == [1, 2]
+
+
+def test_what_comes_with_the_answer_is_not_lost(address):
+    names = ["worker 0", "worker 1"]
+    with meeting(address, Place(0, names)) as first, meeting(address, Place(1, names)) as second:
+        while not first:
+            time.sleep(0.001)
+        first[0].lines[1].send({"is": "beat", "from": 0})
+        while not second:
+            time.sleep(0.001)
+        messages = []
+        last = time.monotonic() + LIMIT
+        while not messages:
+            messages += second[0].lines[0].receive()
+            assert time.monotonic() < last
+    assert messages == [{"is": "beat", "from": 0}]

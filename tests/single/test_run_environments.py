@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from unison.cli import main
-from unison.runtime.launching import with_own_gpus
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.launching import with_own_gpus, worker_environments
 
 
 @pytest.fixture
@@ -159,6 +160,26 @@ def test_workers_elsewhere_run_keras_on_jax_and_can_be_watched(printed, place, b
     unwatched = printed(place, "--no-monitor")
     assert backend in unwatched
     assert "MONITOR" not in unwatched
+
+
+def test_workers_elsewhere_get_a_key_that_no_command_line_shows(printed, monkeypatch):
+    monkeypatch.delenv("UNISON_KEY")
+    made = "export UNISON_KEY=${UNISON_KEY:-$(python -c 'import secrets; print"
+    assert made in printed("slurm")
+    assert made in printed("openmpi")
+    assert " -x UNISON_KEY " in printed("openmpi")
+    assert "secretKeyRef:\n                  name: train-key\n" in printed("kubernetes")
+    assert "UNISON_KEY" not in printed("tf-config")
+
+
+def test_the_workers_of_a_job_have_one_key_and_those_of_another_job_another(monkeypatch):
+    cluster = ClusterSpec({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
+    monkeypatch.delenv("UNISON_KEY")
+    keys = [[own["UNISON_KEY"] for own in worker_environments(cluster)] for _ in range(2)]
+    assert [len(set(job)) for job in keys] == [1, 1]
+    assert keys[0] != keys[1]
+    monkeypatch.setenv("UNISON_KEY", "cd" * 32)
+    assert worker_environments(cluster)[0]["UNISON_KEY"] == "cd" * 32
 
 
 def test_workers_of_ray_can_be_watched_unless_they_are_not_to_be(printed):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unison.cli.errors import CommandError
 from unison.cli.programs import KERAS_BACKEND
 from unison.monitoring.first_worker import VARIABLE as MONITOR
+from unison.net.secret import KEY_VARIABLE
 from unison.runtime.devices import CPU_DEVICES_VARIABLE
 from unison.runtime.launching import (
     cluster_on_this_machine,
@@ -26,6 +27,12 @@ _RESOLVER = """\
 #   from unison.runtime.cluster_resolvers import AutomaticClusterResolver
 #   strategy = unison.MultiWorkerMirroredStrategy(AutomaticClusterResolver())
 """
+
+#: The line that makes a key for one job, which is on no command line.
+_NEW_KEY = (
+    f"export {KEY_VARIABLE}=${{{KEY_VARIABLE}:-"
+    "$(python -c 'import secrets; print(secrets.token_hex(32))')}\n"
+)
 
 #: The port of Kubernetes' pods, which have an address of their own each.
 _PORT = 8470
@@ -78,10 +85,17 @@ def local_environments(asked: Asked) -> list[dict[str, str]]:
 
 
 def _tf_config(asked: Asked) -> str:
-    """Returns what each worker on this machine would find, for a shell."""
+    """Returns what each worker on this machine would find, for a shell.
+
+    Without a key: it would be on the screen, and processes of one user have one anyway.
+    """
+    shown = [
+        {name: value for name, value in own.items() if name != KEY_VARIABLE}
+        for own in local_environments(asked)
+    ]
     return "".join(
         f"# worker {index}\n{_exported({**asked.environment, **environment})}"
-        for index, environment in enumerate(local_environments(asked))
+        for index, environment in enumerate(shown)
     )
 
 
@@ -96,6 +110,7 @@ def _slurm(asked: Asked) -> str:
         "export NPROC=$SLURM_CPUS_PER_TASK OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"
         " OPENBLAS_NUM_THREADS=$SLURM_CPUS_PER_TASK\n"
         f"{_exported(asked.environment)}"
+        f"{_NEW_KEY}"
         'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \\\n'
         f"    python -u {shlex.join(asked.program)}\n"
     )
@@ -106,7 +121,8 @@ def _open_mpi(asked: Asked) -> str:
     given = "".join(f"-x {name}={value} " for name, value in asked.environment.items())
     return (
         f"{_RESOLVER}"
-        f"mpirun -n {asked.workers or 2} -x NPROC=1 -x OMP_NUM_THREADS=1 "
+        f"{_NEW_KEY}"
+        f"mpirun -n {asked.workers or 2} -x {KEY_VARIABLE} -x NPROC=1 -x OMP_NUM_THREADS=1 "
         f"-x OPENBLAS_NUM_THREADS=1 {given}\\\n"
         f"    python -u {shlex.join(asked.program)}\n"
     )
@@ -144,7 +160,9 @@ def _kubernetes(asked: Asked) -> str:
         for variable, value in asked.environment.items()
     )
     return f"""\
-# Set image and resources. The pods find each other by the names that the service gives them.
+# Set image and resources. The pods find each other by the names that the service gives them. What
+# they prove to each other is a secret, made once:
+#   kubectl create secret generic {name}-key --from-literal=key=$(openssl rand -hex 32)
 apiVersion: v1
 kind: Service
 metadata:
@@ -179,6 +197,11 @@ spec:
               valueFrom:
                 fieldRef:
                   fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+            - name: {KEY_VARIABLE}
+              valueFrom:
+                secretKeyRef:
+                  name: {name}-key
+                  key: key
             - name: TF_CONFIG
               value: '{config}'{given}
 """

@@ -105,6 +105,8 @@ class Acceptor(Generic[T]):
         self._pending: dict[int, _Pending[T]] = {}
         self._resting: dict[socket.socket, float] = {}
         self._rest = _FIRST_REST
+        #: Where the latest connection whose handshake failed came from, and why it failed.
+        self.last_refusal: str | None = None
         self._warned_at: dict[str, float] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._waker, selectors.EVENT_READ)
@@ -212,7 +214,8 @@ class Acceptor(Generic[T]):
             found.append(done.value)
         except (OSError, ValueError) as error:  # what a stranger does is not an error
             self._forget(pending)
-            logger.debug("A connection from %s was refused: %s", pending.source, error)
+            self.last_refusal = f"from {pending.source or 'this machine'}: {error}"
+            logger.debug("A connection was refused, %s", self.last_refusal)
         except Exception:
             self._forget(pending)
             self._warn("The handshake of a connection failed.", exc_info=True)

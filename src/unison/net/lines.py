@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 from typing import Any
@@ -87,10 +88,15 @@ class Line:
         with contextlib.suppress(OSError):
             self.stream.sendall(self._waiting)
         self._waiting.clear()
+        self.stream.setblocking(False)
 
-    def receive(self) -> list[Message]:
+    def receive(self, most: int = -1) -> list[Message]:
         """Returns the messages that have come. The connection's end, and what is not a message,
         make `is_open` false.
+
+        Args:
+            most: How many of them, at most; the others are returned by the next call, of which no
+                selector tells. -1: all.
         """
         has_ended = False
         try:
@@ -98,10 +104,10 @@ class Line:
             has_ended = not received
             self._received += received
         except BlockingIOError:
-            return []
+            pass
         except OSError:
             has_ended = True
-        *lines, rest = self._received.split(b"\n")
+        *lines, rest = self._received.split(b"\n", most)
         self._received = rest
         messages: list[Message] = []
         try:
@@ -117,6 +123,12 @@ class Line:
         """Lets the other end read the end of the connection."""
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_WR)
+
+    def abandon(self) -> None:
+        """Closes this process's copy of the connection, in a child of the one that uses it."""
+        self.is_open = False
+        # No lock is taken: a thread that the child does not have may hold it.
+        os.close(self.stream.detach())
 
     def close(self) -> None:
         """Closes the connection."""

@@ -198,6 +198,10 @@ class TlsStream:
         # `SSLSocket.shutdown` would let other threads go on without encryption.
         socket.socket.shutdown(self._connection, how)
 
+    def detach(self) -> int:
+        """Returns its file descriptor, which is the caller's from now on."""
+        return self._connection.detach()
+
     def close(self) -> None:
         with self._lock:
             self._connection.close()

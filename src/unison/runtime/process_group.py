@@ -26,7 +26,7 @@ from unison.runtime import devices, liveness, logs
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore
-from unison.runtime.liveness.relay import Relay
+from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.sockets import listening
 from unison.runtime.private_jax import backend_is_started, forget_coordination
 from unison.runtime.rendezvous import Place, meet
@@ -63,8 +63,8 @@ def join_cluster(
 ) -> None:
     """Makes this process the given task of a cluster, and waits for the others.
 
-    The first task hosts the coordination service at its address. Of one task, and where the
-    process has joined already, nothing is done.
+    The first task listens at its address, and hosts the coordination service behind it. Of one
+    task, and where the process has joined already, nothing is done.
 
     Args:
         cluster: The cluster.
@@ -78,6 +78,7 @@ def join_cluster(
         RuntimeError: JAX's backend runs already, with the devices of this process only.
         UnavailableError: Not all came, two came as the same task, their software or clusters
             differ, or the first one's address cannot be listened at.
+        UnauthenticatedError: The first one has another key (`UNISON_KEY`).
     """
     tasks = training_tasks(cluster)
     if len(tasks) < 2:
@@ -102,30 +103,43 @@ def join_cluster(
     address = cluster.task_address(*tasks[0])
     names = [f"{job} {index} ({cluster.task_address(job, index)})" for job, index in tasks]
     about = software() | {"cluster": str(cluster.as_dict())}
-    connections = meet(address, Place(place, names), about, timeout)
+    met = meet(address, Place(place, names), about, timeout)
     # JAX's preemption service would keep SIGTERM from ending the process.
     jax.config.update("jax_enable_preemption_service", False)
     global _relay, _timeout
-    if place > 0:
-        _relay = Relay(split_address(address), timeout)
+    if met.entrance is None:
+        _relay = ClientRelay(split_address(address), timeout)
+    else:
+        _relay = ServiceRelay(met.entrance, timeout)
+    try:
+        _initialize(_relay.address, len(tasks), place, timeout)
+    except BaseException:
+        _relay.close()
+        _relay = None
+        for line in met.lines.values():
+            line.close()
+        raise
+    _timeout, _has_joined = timeout, True
+    logs.say_who(f"{task_type} {task_id}")
+    if place == 0:
+        logger.info("%d workers have come together: %s", len(names), ", ".join(names))
+    watcher = liveness.start(names, place, met.lines, timeout)
+    atexit.register(_leave)
+    _tell_of_errors()
+    _release_collectives(watcher)
+
+
+def _initialize(address: str, count: int, place: int, timeout: float) -> None:
     jax.distributed.initialize(
-        coordinator_address=address if _relay is None else _relay.address,
+        coordinator_address=address,
         coordinator_bind_address=address if place == 0 else None,
-        num_processes=len(tasks),
+        num_processes=count,
         process_id=place,
         initialization_timeout=max(int(timeout), 1),
         heartbeat_timeout_seconds=_NEVER,
         # Under mpirun and srun, JAX would choose devices that the resolvers have chosen already.
         cluster_detection_method="deactivate",
     )
-    _timeout, _has_joined = timeout, True
-    logs.say_who(f"{task_type} {task_id}")
-    if place == 0:
-        logger.info("%d workers have come together: %s", len(names), ", ".join(names))
-    watcher = liveness.start(names, place, connections, timeout)
-    atexit.register(_leave)
-    _tell_of_errors()
-    _release_collectives(watcher)
 
 
 def _release_collectives(watcher: liveness.Liveness) -> None:
@@ -302,7 +316,7 @@ def timeout() -> float:
 _timeout = TIMEOUT
 _elastic: ElasticProcesses | None = None
 _has_joined = False
-_relay: Relay | None = None
+_relay: ClientRelay | ServiceRelay | None = None
 #: How errors that nobody catches were shown before this process joined its job.
 _show_error: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
 _lock = threading.Lock()

@@ -2,27 +2,39 @@
 
 JAX's own start ends the process where somebody does not come. So the first process listens at its
 address until all others have said who they are, and answers each: that all is well, or what is
-not. Whoever is missing, comes twice or has other software is named on every process. The
-connections stay open afterwards: see `unison.runtime.liveness.star`.
+not. Whoever is missing, comes twice or has other software is named on every process. All prove that
+they know the job's key before they say anything (`unison.net`).
 
-A message is one line of JSON. Nothing that is said is executed or kept.
+The connections stay open afterwards: see `unison.runtime.liveness.star`. So does the first
+process's listener, for what JAX's coordination service has to pass: see
+`unison.runtime.liveness.relay`.
+
+A message is one line of JSON. Nothing that is received is executed or kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import selectors
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from unison.errors import UnavailableError
+from unison.net.acceptor import HANDSHAKE_SECONDS, Acceptor
+from unison.net.addresses import split_address
+from unison.net.connecting import connect
+from unison.net.handshake import Accepted, server_handshake
+from unison.net.lines import Line, Message
+from unison.net.listening import listen
+from unison.net.secret import KEY_VARIABLE, key
 
-#: A message is no longer than this; what is, is no process of ours.
-_MOST_BYTES = 1 << 16
+#: What connections to the first process are for, as both ends prove it: to come together, and to
+#: reach JAX's coordination service.
+CHANNEL = b"rendezvous-1"
+COORDINATION_CHANNEL = b"coordination-1"
 
 #: Seconds between two tries to reach the first process, and for what a connection has to say.
 _RETRY_AFTER = 0.1
@@ -42,9 +54,44 @@ class Place:
     names: Sequence[str]
 
 
-def meet(
-    address: str, place: Place, about: Mapping[str, str], timeout: float
-) -> dict[int, socket.socket]:
+class Entrance(NamedTuple):
+    """Where the first process listens.
+
+    Attributes:
+        listener: The listening socket.
+        acceptor: What accepts its connections, those of `COORDINATION_CHANNEL` too.
+    """
+
+    listener: socket.socket
+    acceptor: Acceptor[Accepted]
+
+    def close(self) -> None:
+        """Stops to listen."""
+        self.acceptor.close()
+        self.listener.close()
+
+
+class Met(NamedTuple):
+    """What remains when all processes have come together.
+
+    Attributes:
+        lines: The open connections to other processes by their index: the first has one to each,
+            the others have one to the first.
+        entrance: Where the first process goes on to listen; None on the others.
+    """
+
+    lines: dict[int, Line]
+    entrance: Entrance | None
+
+    def close(self) -> None:
+        """Closes all of it."""
+        for line in self.lines.values():
+            line.close()
+        if self.entrance is not None:
+            self.entrance.close()
+
+
+def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -> Met:
     """Waits until all processes have come.
 
     Args:
@@ -53,68 +100,75 @@ def meet(
         about: What must be the same on all of them.
         timeout: Seconds to wait.
 
-    Returns:
-        The open connections to other processes by their index: the first has one to each, the
-        others have one to the first.
-
     Raises:
         UnavailableError: Some did not come, two came as the same, or they differ in `about`.
+        UnauthenticatedError: The first process has another key.
+        FailedPreconditionError: It encrypts, and this process does not.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UnavailableError(
             message=f"The address of a worker must be host:port. Received: {address!r}"
         )
-    where = (host.strip("[]"), int(port))
+    where = split_address(address)
     last = time.monotonic() + timeout
     said = {"index": place.index, "about": dict(about)}
+    secret = key()
     come = _receive if place.index == 0 else _call
-    outcome = come(where, place, said, last)
+    outcome = come(where, secret, place, said, last)
     if isinstance(outcome, str):
         raise UnavailableError(message=f"{outcome} (after {timeout:g} s at most, at {address})")
     return outcome
 
 
 def _receive(
-    where: tuple[str, int], place: Place, own: Any, last: float
-) -> dict[int, socket.socket] | str:
-    """What the first process does; returns its connections, or what is wrong."""
-    family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
+    where: tuple[str, int], secret: bytes, place: Place, own: Message, last: float
+) -> Met | str:
+    """What the first process does; returns what is wrong, if something is."""
     try:
-        listener = socket.create_server(where, family=family, backlog=len(place.names))
+        listener = listen(*where, backlog=max(len(place.names), 128))
     except OSError as error:
         return (
             f"{place.names[0]} cannot listen at its address: {error}. Give it a free port of this "
             "machine"
         )
-    guests = _Guests(place, own)
-    with listener, contextlib.ExitStack() as connections:
+    channels = [CHANNEL, COORDINATION_CHANNEL]
+    acceptor = Acceptor([listener], lambda each: server_handshake(each, secret, channels))
+    with contextlib.ExitStack() as undoing:
+        undoing.callback(Entrance(listener, acceptor).close)
+        guests = undoing.enter_context(_Guests(place, own, acceptor))
         while not guests.are_complete() and (left := last - time.monotonic()) > 0:
-            listener.settimeout(min(left, _RETRY_AFTER))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue  # somebody who is here may have spoken
-            connections.enter_context(connection)
-            # One that says nothing must not keep the others waiting.
-            threading.Thread(target=guests.hear, args=(connection,), daemon=True).start()
+            guests.hear(min(left, _RETRY_AFTER))
         complaint = guests.complaint()
         guests.answer(complaint)
         if complaint is not None:
             return complaint
-        connections.pop_all()
-        return guests.connections
+        lines = guests.keep_lines()
+        undoing.pop_all()
+    return Met(lines, Entrance(listener, acceptor))
 
 
 class _Guests:
     """Who has come to the first process."""
 
-    def __init__(self, place: Place, own: Any):
+    def __init__(self, place: Place, own: Message, acceptor: Acceptor[Accepted]):
         self._names = place.names
-        self._said: dict[int, Any] = {0: own}
-        self._connections: list[tuple[int, socket.socket]] = []
+        self._acceptor = acceptor
+        self._said: dict[int, Message] = {0: own}
+        #: Those that have said who they are, in their order; and when the others have to have.
+        self._lines: list[tuple[int, Line]] = []
+        self._silent: dict[Line, float] = {}
         self._twice: set[int] = set()
-        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(acceptor, selectors.EVENT_READ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._selector.close()
+        for line in (*self._silent, *(line for _, line in self._lines)):
+            line.close()
 
     def are_complete(self) -> bool:
         """Whether there is nothing to wait for."""
@@ -122,113 +176,136 @@ class _Guests:
             self._forget_who_has_gone()
         return len(self._said) == len(self._names) or bool(self._twice)
 
-    def hear(self, connection: socket.socket) -> None:
-        """Notes what a connection says; closes one that is no process of ours."""
-        try:
-            said = json.loads(_read_line(connection, time.monotonic() + _SECONDS_TO_SPEAK))
-            index = int(said["index"])
-            if not 0 <= index < len(self._names):
-                raise ValueError(index)
-        except (OSError, ValueError, KeyError, TypeError):
-            connection.close()
+    def hear(self, seconds: float) -> None:
+        """Notes what connections say, and accepts new ones; waits for so long."""
+        for key_, _ in self._selector.select(seconds):
+            if key_.data is not None:
+                self._hear(key_.data)
+        for accepted in self._acceptor.accept():
+            if accepted.channel == CHANNEL:
+                line = Line(accepted.stream, most_waiting=None)
+                self._silent[line] = time.monotonic() + _SECONDS_TO_SPEAK
+                self._selector.register(line.stream, selectors.EVENT_READ, line)
+            else:  # of a job that this is not
+                accepted.stream.close()
+        for line in [each for each, until in self._silent.items() if until < time.monotonic()]:
+            self._turn_away(line)
+
+    def _hear(self, line: Line) -> None:
+        if line not in self._silent:
+            self._forget_who_has_gone()
             return
-        if index in self._said:
-            self._forget_who_has_gone()  # perhaps this one, which comes again
-        with self._lock:
+        for said in line.receive(most=1):
+            index, about = said.get("index"), said.get("about")
+            if (
+                type(index) is not int
+                or not 0 <= index < len(self._names)
+                or not isinstance(about, dict)
+            ):
+                self._turn_away(line)
+                return
+            del self._silent[line]
+            if index in self._said:
+                self._forget_who_has_gone()  # perhaps this one, which comes again
             if index in self._said:
                 self._twice.add(index)
             self._said.setdefault(index, said)
-            self._connections.append((index, connection))
+            self._lines.append((index, line))
+            return
+        if not line.is_open:
+            self._turn_away(line)
+
+    def _turn_away(self, line: Line) -> None:
+        del self._silent[line]
+        self._selector.unregister(line.stream)
+        line.close()
 
     def _forget_who_has_gone(self) -> None:
         """Counts those as not come that have come and given up."""
-        with self._lock:
-            for guest in list(self._connections):
-                index, connection = guest
-                if index not in self._twice and _has_gone(connection):
-                    connection.close()
-                    self._connections.remove(guest)
+        for guest in list(self._lines):
+            index, line = guest
+            line.receive(most=0)
+            if not line.is_open:
+                self._selector.unregister(line.stream)
+                line.close()
+                self._lines.remove(guest)
+                if index not in self._twice:
                     del self._said[index]
 
-    @property
-    def connections(self) -> dict[int, socket.socket]:
-        """The connections to those who have come, by their index."""
-        return dict(self._connections)
+    def keep_lines(self) -> dict[int, Line]:
+        """Returns the connections to those who have come, by their index; they stay open."""
+        kept, self._lines = dict(self._lines), []
+        return kept
 
     def complaint(self) -> str | None:
         """Returns what is wrong; None if all have come and agree."""
         if self._twice:
             names = [self._names[index] for index in sorted(self._twice)]
-            return f"Two processes came as {names}. Give each task one process"
+            return f"Duplicate registration for {names}. Give each task one process"
         if len(self._said) < len(self._names):
             self._forget_who_has_gone()
         missing = [name for index, name in enumerate(self._names) if index not in self._said]
         if missing:
+            refused = self._acceptor.last_refusal
+            because = "" if refused is None else f". The latest connection that failed: {refused}"
             return (
-                f"These did not come: {missing}. Check that they run, have the same cluster, and "
-                "can reach this address"
+                f"Timed out waiting for workers: {missing}. Check that they run, have the same "
+                f"cluster and {KEY_VARIABLE}, and can reach this address{because}"
             )
         own = self._said[0]["about"]
         for index in range(1, len(self._names)):
-            other = self._said[index].get("about")
+            other = self._said[index]["about"]
             if other != own:
                 return f"{self._names[0]} and {self._names[index]} differ: {own} and {other}"
         return None
 
     def answer(self, complaint: str | None) -> None:
         """Tells everybody."""
-        line = json.dumps({"complaint": complaint}).encode() + b"\n"
-        for _, connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.settimeout(_SECONDS_TO_SPEAK)
-                connection.sendall(line)
+        for _, line in self._lines:
+            line.send({"complaint": complaint})
+            if line.num_waiting:
+                line.flush_within(_SECONDS_TO_SPEAK)
 
 
 def _call(
-    where: tuple[str, int], place: Place, own: Any, last: float
-) -> dict[int, socket.socket] | str:
-    """What the other processes do; returns their connection, or what is wrong."""
+    where: tuple[str, int], secret: bytes, place: Place, own: Message, last: float
+) -> Met | str:
+    """What the other processes do; returns what is wrong, if something is."""
     failure: Exception | None = None
     while (left := last - time.monotonic()) > 0:
         try:
-            with contextlib.ExitStack() as connections:
-                connection = socket.create_connection(where, timeout=left)
-                connections.enter_context(connection)
-                connection.sendall(json.dumps(own).encode() + b"\n")
-                # The first process may take as long as it waits for the others.
-                answer = json.loads(_read_line(connection, last + _SECONDS_TO_SPEAK))
-                if answer["complaint"] is not None:
-                    return str(answer["complaint"])
-                connections.pop_all()
-                return {0: connection}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            stream = connect(where, secret, CHANNEL, seconds=min(left, HANDSHAKE_SECONDS))
+        except PermissionError:  # another key: it would be so again
+            raise
+        except OSError as error:
             failure = error
-            time.sleep(_RETRY_AFTER)
+        else:
+            with contextlib.ExitStack() as undoing:
+                line = Line(stream, most_waiting=None)
+                undoing.callback(line.close)
+                line.send(own)
+                # The first process may take as long as it waits for the others.
+                answer = _answer(line, last + _SECONDS_TO_SPEAK)
+                if answer is not None:
+                    complaint = answer.get("complaint")
+                    if complaint is not None:
+                        return str(complaint)
+                    undoing.pop_all()
+                    return Met({0: line}, None)
+                failure = ConnectionResetError("connection closed by peer")
+        time.sleep(_RETRY_AFTER)
     return (
         f"{place.names[place.index]} could not reach {place.names[0]}: {failure}. Check that it "
         "runs, and the address"
     )
 
 
-def _has_gone(connection: socket.socket) -> bool:
-    """Whether the other end of a connection has closed it."""
-    connection.setblocking(False)
-    try:
-        return not connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _read_line(connection: socket.socket, last: float) -> bytes:
-    """Reads a line, and nothing of what follows it."""
-    line = b""
-    while not line.endswith(b"\n"):
-        connection.settimeout(max(last - time.monotonic(), 0.001))
-        waiting = connection.recv(4096, socket.MSG_PEEK)
-        received = connection.recv(waiting.find(b"\n") + 1 or len(waiting) or 1)
-        line += received
-        if not received or len(line) > _MOST_BYTES:
-            raise ValueError("no message")
-    return line
+def _answer(line: Line, last: float) -> dict[str, Any] | None:
+    """Returns the first message that comes; None if the connection ends before."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(line.stream, selectors.EVENT_READ)
+        while line.is_open and (left := last - time.monotonic()) > 0:
+            selector.select(left)
+            for answer in line.receive(most=1):
+                return answer
+    return None

@@ -22,6 +22,47 @@ BEAT = 0.5
 REMEMBERED = 1024
 
 
+#: What the fields of messages are, by what a message is.
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "beat": {"count": int, "mark": str, "doing": str, "seconds": (int, float)},
+    "left": {"count": int, "mark": str},
+    "failed": {"error": str},
+    "operation": {"number": int, "text": str},
+    "finding": {"kind": str, "worker": int, "by": int, "about": str},
+    "where": {"worker": int},
+    "stack": {"stack": str},
+    "report": {},  # a look at the job is not worth its end
+    "gone": {},
+}
+
+
+def invalid(message: Mapping[str, Any], count: int) -> str | None:
+    """Returns what is wrong with a message of another worker; None: nothing.
+
+    Args:
+        message: What it has sent.
+        count: How many workers there are.
+
+    Examples:
+        >>> invalid({"is": "left", "count": 3, "mark": ""}, 2)
+        >>> invalid({"is": "left", "count": None, "mark": ""}, 2)
+        "the field 'count' of 'left' is None"
+        >>> invalid({"is": "where", "worker": 7}, 2)
+        "there is no worker 7"
+    """
+    what = message.get("is")
+    fields = _FIELDS.get(what) if isinstance(what, str) else None
+    if fields is None:
+        return f"there is no message {what!r}"
+    for name, kind in fields.items():
+        if not isinstance(message.get(name), kind):
+            return f"the field {name!r} of {what!r} is {message.get(name)!r}"
+    for name in ("worker", "by", "from"):
+        if name in message and not 0 <= message[name] < count:
+            return f"there is no worker {message[name]!r}"
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Operation:
     """Something that all workers do together.
@@ -157,6 +198,11 @@ class Watch:
         if known is None:
             return None
         known.heard_at = now
+        wrong = None if message is None else invalid(message, len(self._names))
+        if wrong is not None:
+            known.has_left = True
+            about = f"has sent an invalid message: {wrong}. {self._last_of(known, now)}"
+            return self._finding("failed", worker, about)
         kind = "gone" if message is None else message.get("is")
         if kind == "gone":
             known.is_gone = True

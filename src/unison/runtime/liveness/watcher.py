@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 
 from unison.errors import OpError
+from unison.net.lines import Line
 from unison.runtime.liveness.sockets import Address, shut_down
 from unison.runtime.liveness.star import REPORT, Star
 from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
@@ -77,7 +78,7 @@ class Liveness:
     Args:
         names: What each worker is called.
         own: Which of them this is.
-        connections: To the others; see `Star`.
+        lines: The connections to the others; see `Star`.
         limit: Seconds for which a worker may be silent, or keep others waiting.
 
     Attributes:
@@ -89,13 +90,13 @@ class Liveness:
         self,
         names: Sequence[str],
         own: int,
-        connections: Mapping[int, Any],
+        lines: Mapping[int, Line],
         limit: float,
     ):
         self.names = names
         self.own = own
         self._limit = limit
-        self._star = Star(own, connections)
+        self._star = Star(own, lines)
         self._watch = Watch(names, own, limit, time.monotonic())
         self._stragglers = Stragglers(names, self._star.say)
         self._latest = _Begun(0, None, time.monotonic())
@@ -311,9 +312,13 @@ class Liveness:
             heard = self._star.hear(0.02 if is_asked else next_beat - now)
             now = time.monotonic()
             for worker, message in heard:
-                self._declare(self._watch.hear(worker, message, now))
-                self._hear_of_stragglers(worker, message or {}, now)
-                if message and message.get("is") == REPORT:
+                finding = self._watch.hear(worker, message, now)
+                self._declare(finding)
+                is_known = worker != self.own and 0 <= worker < len(self.names)
+                if finding is not None or message is None or not is_known:
+                    continue  # there is nothing more to it, or it is invalid
+                self._hear_of_stragglers(worker, message, now)
+                if message["is"] == REPORT:
                     _pass_on_report(worker, message.get("told", ""))
             self._answer()
             # The beats of a thousand workers do not each need a look at all of them.
@@ -478,10 +483,10 @@ def is_watching() -> bool:
     return _watcher is not None
 
 
-def start(names: Sequence[str], own: int, connections: Mapping[int, Any], limit: float) -> Liveness:
+def start(names: Sequence[str], own: int, lines: Mapping[int, Line], limit: float) -> Liveness:
     """Begins to watch the other workers of this process's job, and returns who does it."""
     global _watcher
-    _watcher = Liveness(names, own, connections, limit)
+    _watcher = Liveness(names, own, lines, limit)
     return _watcher
 
 
