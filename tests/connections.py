@@ -87,6 +87,17 @@ def ended(connection: socket.socket) -> bool:
     return True
 
 
+def is_closed(connection):
+    """Whether the other end has closed a connection by now, which becomes non-blocking."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
 class Squatter:
     """A process of another user that has taken the name of a local socket."""
 

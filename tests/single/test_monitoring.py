@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 import unison
+from connections import ended, is_closed, until
 from monitoring_reports import state_of_the_job, state_when, told, watched
 from unison.monitoring import first_worker, page, reporting, running_jobs
 from unison.monitoring import meter as meters
@@ -702,6 +703,64 @@ def test_a_page_of_the_web_cannot_ask_under_a_name_of_its_own(collector):
     port = collector.address.rpartition(":")[2]
     status, _, _ = ask(collector, "/state.json", token=collector.token, Host=f"localhost:{port}")
     assert status == 200
+
+
+def test_connections_that_ask_for_nothing_are_few_and_keep_nobody_from_looking(collector):
+    host, port = collector.address.split(":")
+    before = threading.active_count()
+    with contextlib.ExitStack() as flood:
+        idle = [
+            flood.enter_context(socket.create_connection((host, int(port)))) for _ in range(200)
+        ]
+        assert ask(collector, "/state.json", token=collector.token)[0] == 200
+        until(lambda: sum(map(is_closed, idle)) >= 160)
+        assert threading.active_count() == before
+
+
+def test_who_asks_without_the_token_or_does_not_read_gets_no_thread(collector):
+    host, port = collector.address.split(":")
+    before = threading.active_count()
+    with contextlib.ExitStack() as flood:
+        for _ in range(20):
+            connection = flood.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(b"GET /state.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert ask(collector, "/state.json", token=collector.token)[0] == 200
+        assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\n\r\n",
+        b"GET /?" + b"a=b&" * 1000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+        b"\xff\xfe \x00 HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=lambda request_: repr(request_[:20]),
+)
+def test_what_is_no_request_is_answered_as_such(collector, request_, caplog):
+    host, port = collector.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request_)
+        assert connection.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 501"))
+    assert caplog.messages == []
+
+
+def test_a_request_without_an_end_is_not_kept(collector):
+    host, port = collector.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 1_000_000)
+        assert ended(connection)
+
+
+def test_a_token_that_is_not_text_is_wrong(collector):
+    assert ask(collector, "/state.json?token=%ff%fe")[0] == 403
+    assert ask(collector, "/state.json", token="\xff\xfe")[0] == 403
 
 
 def test_nobody_reports_over_the_network(collector):

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from connections import CHANNEL, SECRET, ended, served, until
+from connections import CHANNEL, SECRET, ended, is_closed, served, until
 from unison.net.acceptor import AcceptingThread, Acceptor
 from unison.net.connecting import connect
 from unison.net.handshake import server_handshake
@@ -35,16 +35,6 @@ def closed_later(connections):
     finally:
         for connection in connections:
             connection.close()
-
-
-def is_closed(connection):
-    connection.setblocking(False)
-    try:
-        return not connection.recv(1)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
 
 
 def test_a_connection_that_says_nothing_has_no_thread():

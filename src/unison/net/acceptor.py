@@ -218,7 +218,7 @@ class Acceptor(Generic[T]):
             logger.debug("A connection was refused, %s", self.last_refusal)
         except Exception:
             self._forget(pending)
-            self._warn("The handshake of a connection failed.", exc_info=True)
+            self._warn("A new connection has failed.", exc_info=True)
         else:
             if events != pending.events:
                 if pending.events:
