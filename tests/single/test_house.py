@@ -115,6 +115,59 @@ def private_jax_imports(module: str, source: str) -> list[str]:
     ]
 
 
+#: What makes listeners, proofs and encryption, which are made in one room.
+NET = "net"
+NETWORK_MODULES = ("hmac", "http.server", "socketserver", "ssl", "xmlrpc.server")
+NETWORK_CALLS = ("create_server", "start_server", "compare_digest", "Listener", "listen")
+
+
+def network_of_its_own(module: str, source: str) -> list[str]:
+    """One sentence for each listener, proof or encryption that `net` does not make."""
+    if room_of(module) == NET:
+        return []
+    imports = list(imports_of(module, source))
+    complaints = [
+        f"{module}:{line}: imports {path}; use what unison.net has"
+        for line, path in imports
+        if any(path == name or path.startswith(f"{name}.") for name in NETWORK_MODULES)
+    ]
+    own = {path.split(".")[-1] for _, path in imports if path.startswith("unison.")}
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        of_ours = isinstance(node.func.value, ast.Name) and node.func.value.id in own
+        if node.func.attr in NETWORK_CALLS and not of_ours:
+            complaints.append(f"{module}:{node.lineno}: calls {node.func.attr}")
+    return complaints
+
+
+def test_listeners_and_proofs_are_made_in_one_room():
+    sources = {module: (PACKAGE / module).read_text() for module in modules()}
+    assert [each for name in sources for each in network_of_its_own(name, sources[name])] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import hmac",
+        "from http.server import HTTPServer",
+        "import ssl as tls",
+        "import socket\nsocket.create_server(('', 0))",
+        "import socket\nown = socket.socket()\nown.listen()",
+        "import secrets\nsecrets.compare_digest(a, b)",
+        "import multiprocessing.connection as c\nc.Listener()",
+    ],
+)
+def test_a_listener_elsewhere_is_found(source):
+    assert len(network_of_its_own("program.py", source)) == 1
+    assert network_of_its_own("net/listening.py", source) == []
+
+
+def test_what_else_is_called_listen_is_not_one():
+    source = "from unison.runtime.elastic import faults\nfaults.listen()"
+    assert network_of_its_own("program.py", source) == []
+
+
 @pytest.mark.parametrize("module", modules())
 def test_every_module_lies_on_a_floor(module):
     assert room_of(module) in FLOORS, f"Place the room of {module} in FLOORS."

@@ -6,10 +6,10 @@ import contextlib
 import json
 import logging
 import os
-import socket
 from collections.abc import Mapping, Sequence
 
-from unison.net.addresses import LOOPBACK
+from unison.net.addresses import LOOPBACK, joined_address
+from unison.net.listening import listen
 from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, gpus_of_jax, shares_of_gpus
@@ -41,15 +41,9 @@ def cluster_on_this_machine(workers: int, address: str = LOOPBACK) -> ClusterSpe
         raise ValueError(f"Expected at least 1 worker. Received: {workers}")
     with contextlib.ExitStack() as open_sockets:
         # All are open at once, so that all ports differ.
-        sockets = [open_sockets.enter_context(_listening(address)) for _ in range(workers)]
+        sockets = [open_sockets.enter_context(listen(address, 0)) for _ in range(workers)]
         ports = [each.getsockname()[1] for each in sockets]
-    host = f"[{address}]" if ":" in address else address
-    return ClusterSpec({"worker": [f"{host}:{port}" for port in ports]})
-
-
-def _listening(address: str) -> socket.socket:
-    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, 0), family=family)
+    return ClusterSpec({"worker": [joined_address(address, port) for port in ports]})
 
 
 def worker_environments(
