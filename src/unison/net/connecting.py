@@ -83,7 +83,7 @@ def _proved(
 ) -> Stream:
     steps = client_handshake(connection, secret, channel, about, is_encrypted)
     try:
-        stream = completed(steps, connection.fileno(), end, look)
+        return completed(steps, connection.fileno(), end, look)
     except RefusedError as error:
         if error.reason == proof.WRONG_KEY:
             raise another_key() from error
@@ -98,9 +98,6 @@ def _proved(
             "is not the authority of both ends' certificates, or one end has none, or the other "
             "end is not a process of Unison."
         ) from error
-    if stream.family != socket.AF_UNIX:
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return stream
 
 
 def another_key() -> UnauthenticatedError:

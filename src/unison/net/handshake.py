@@ -63,10 +63,10 @@ def server_handshake(
             not is closed before this end has proved anything, and the client tries again.
         may_encrypt: Whether TLS is spoken, and clients on other machines have to.
     """
-    connection.setblocking(False)
     stream: Stream = connection
     binding = proof.NOT_ENCRYPTED
     try:
+        _prepare(connection)
         check_user(connection)
         is_plain = (yield from _first_byte(connection)) != tls.FIRST_BYTE or not may_encrypt
         if not is_plain:
@@ -113,10 +113,10 @@ def client_handshake(
         about: What the server is told of it.
         is_encrypted: Whether it begins with TLS.
     """
-    connection.setblocking(False)
     stream: Stream = connection
     binding = proof.NOT_ENCRYPTED
     try:
+        _prepare(connection)
         check_user(connection)
         if is_encrypted:
             encrypted = yield from _encrypted(connection, tls.client_context(), is_server=False)
@@ -212,6 +212,13 @@ def sent(stream: Stream, data: bytes) -> Steps[None]:
             data = data[stream.send(data) :]
         except BlockingIOError:
             yield selectors.EVENT_WRITE
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    if connection.family != socket.AF_UNIX:
+        # Answers are not to wait until what was sent before has been acknowledged.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _first_byte(connection: socket.socket) -> Steps[bytes]:

@@ -68,8 +68,8 @@ def exchange(
         respond: Returns the answer. It is to return soon.
         headers: What every answer has as well.
     """
-    connection.setblocking(False)
     try:
+        connection.setblocking(False)
         head = yield from _head(connection)
         try:
             response = respond(parsed(head))

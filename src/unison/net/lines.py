@@ -45,9 +45,6 @@ class Line:
 
     def __init__(self, stream: Stream, most_waiting: int | None = MOST_BYTES):
         stream.setblocking(False)
-        if stream.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):
-                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = stream
         self.is_open = True
         self._most_waiting = most_waiting

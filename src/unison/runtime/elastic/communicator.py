@@ -309,7 +309,6 @@ def _links(
     found |= meeting.accept(listener, calls, lambda call: team.name(call.caller))
     for connection in found.values():
         stack.enter_context(connection)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     lists = [[-1] * len(team.leaders) for _ in range(2)]
     for call, connection in found.items():
         other = call.caller if call.called == own else call.called
