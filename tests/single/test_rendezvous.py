@@ -1,6 +1,7 @@
 """Processes come together, or hear what is wrong. Here they are threads."""
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -99,6 +100,18 @@ def test_a_first_process_that_does_not_listen_is_named(address):
     (message,) = come_together(address, [(1, {})], timeout=0.5, count=2)
     assert "worker 1 could not reach worker 0" in message
     assert address in message
+
+
+def test_a_meeting_leaves_open_what_it_returns_and_nothing_else(address):
+    gc.disable()  # what is forgotten would be closed some time
+    try:
+        before = os.listdir("/proc/self/fd")
+        for _ in range(3):
+            assert come_together(address, [(0, {}), (1, {})]) == ["all is well"] * 2
+            come_together(address, [(0, {}), (1, {}), (1, {})], count=3)
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        gc.enable()
 
 
 def test_a_port_in_use_is_named(address):

@@ -134,9 +134,8 @@ def _receive(
         )
     channels = [CHANNEL, COORDINATION_CHANNEL]
     acceptor = Acceptor([listener], lambda each: server_handshake(each, secret, channels))
-    with contextlib.ExitStack() as undoing:
+    with contextlib.ExitStack() as undoing, _Guests(place, own, acceptor) as guests:
         undoing.callback(Entrance(listener, acceptor).close)
-        guests = undoing.enter_context(_Guests(place, own, acceptor))
         while not guests.are_complete() and (left := last - time.monotonic()) > 0:
             guests.hear(min(left, _RETRY_AFTER))
         complaint = guests.complaint()
