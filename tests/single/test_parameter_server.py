@@ -466,8 +466,21 @@ def test_another_user_who_takes_the_local_name_of_a_server_gets_nothing():
         assert squatter.received() == b""
 
 
-@pytest.mark.parametrize("said", [{}, {"role": 1}, {"role": "worker", "servers": 3}])
-def test_who_does_not_introduce_itself_properly_ends_its_own_connection_only(said, recwarn):
+@pytest.mark.parametrize("said", [{}, {"role": 1}, {"role": "worker"}, {"role": [], "job": "j"}])
+def test_who_does_not_say_what_it_is_is_told_so(said):
+    (address,) = free_addresses(1)
+    server = Server(ClusterSpec({"ps": [address]}), "ps", 0)
+    try:
+        with pytest.raises(RuntimeError, match=r"Expected one of .*'pulse'"):
+            messages.connect(address, 20.0, "ps 0", **said)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("about", [{}, {"servers": 3}, {"servers": [], "patience": None}])
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_does_not_introduce_itself_properly_ends_its_own_connection_only(about):
+    said = {"role": "worker", "job": "j"} | about
     (address,) = free_addresses(1)
     server = Server(ClusterSpec({"worker": [address]}), "worker", 0)
     try:
@@ -479,7 +492,6 @@ def test_who_does_not_introduce_itself_properly_ends_its_own_connection_only(sai
         again.close()
     finally:
         server.stop()
-    assert [each for each in recwarn if "Thread" in str(each.category)] == []
 
 
 def test_another_version_is_refused_and_named(started):

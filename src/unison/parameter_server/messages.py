@@ -60,6 +60,13 @@ _LONGEST_HEADER = 1 << 26
 _LARGE_BYTES = 1 << 24
 #: How much is received at once of what there is no memory for.
 _SKIPPED_BYTES = 1 << 20
+#: What a process may introduce itself as: one that asks for signs of life, a worker that uses
+#: variables, and a coordinator.
+ROLES = ("pulse", "worker", "coordinator")
+
+#: Characters of what another process has said that an error shows.
+_MOST_SAID = 500
+
 #: Seconds in which both ends introduce themselves, once they know that they have one key.
 _SECONDS_TO_INTRODUCE = 20.0
 
@@ -467,15 +474,22 @@ def accept(connection: Connection) -> Message:
     """Returns how the other end introduces itself.
 
     Raises:
-        RuntimeError: It runs another version of Unison or JAX, which it is told as well.
+        RuntimeError: It runs another version of Unison or JAX, or does not say what it is; it is
+            told so as well.
     """
     hello = connection.receive()
     theirs = {name: hello.fields.get(name) for name in versions()}
+    role, job = hello.fields.get("role"), hello.fields.get("job")
+    text = None
     if hello.kind != "hello" or theirs != versions():
         text = f"Expected {versions()} on all machines of the job. Received: {theirs}"
+    elif role not in ROLES or (role != "pulse" and not isinstance(job, str)):
+        text = f"Expected one of {ROLES}, and a job's name. Received: {role!r}, {job!r}"
+    if text is not None:
+        text = text[:_MOST_SAID]
         connection.send("error", text=text)
         raise RuntimeError(text)
-    if hello["has_64_bits"]:
+    if hello.fields.get("has_64_bits"):
         # What the other end traces has the dtypes that it says.
         jax.config.update("jax_explicit_x64_dtypes", "allow")
     connection.send("welcome")
