@@ -1,0 +1,302 @@
+"""What clients say to each listener of Unison, and how it is seen that one serves them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.metadata
+import json
+import os
+import random
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from mutations import mutated_structure
+from unison.net.connecting import connect
+from unison.net.lines import Line, encoded
+from unison.net.secret import key
+from unison.parameter_server import messages
+from unison.runtime.elastic.meeting import Call, Meeting
+from unison.runtime.elastic.protocol import MEMBERS_CHANNEL, REGISTER_CHANNEL
+from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Place, meet
+
+#: Seconds in which a listener has to serve a rightful client.
+PATIENCE = 2.0
+
+
+class Running(NamedTuple):
+    """A process with all listeners.
+
+    Attributes:
+        process: The process.
+        listeners: Where each listens.
+        token: The secret of its elastic job.
+        page: The token of its page.
+    """
+
+    process: subprocess.Popen[str]
+    listeners: dict[str, str]
+    token: str
+    page: str
+
+
+class Listener(NamedTuple):
+    """How a listener is spoken to.
+
+    Attributes:
+        is_served: Looks whether a rightful client is served; it raises where it is not.
+        channel: What connections are for; empty where nothing is proved.
+        messages: Returns right messages, as they are sent one after the other.
+        mutated: Returns one of these with something in its structure changed.
+        encode: Returns the bytes of one.
+        about: What is said of a connection with the proof.
+        uses_token: Whether the secret is that of the elastic job.
+        is_encrypted: Whether TLS is spoken.
+    """
+
+    is_served: Callable[[Running, str], Any]
+    channel: bytes = b""
+    messages: Callable[[random.Random], list[Any]] = lambda rng: []
+    mutated: Callable[[random.Random, Any], Any] | None = None
+    encode: Callable[[Any], bytes] = bytes
+    about: bytes = b""
+    uses_token: bool = False
+    is_encrypted: bool = True
+
+
+def where(address: str) -> Any:
+    """An address as sockets take it."""
+    if address.startswith("\0"):
+        return address
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _line(message: Any) -> bytes:
+    try:
+        return encoded(message)
+    except (ValueError, RecursionError):  # more nesting than can be written
+        return b"[" * 1000 + b"\n"
+
+
+class _Frame(NamedTuple):
+    """A message of parameter servers: what describes it, and the bytes of its arrays."""
+
+    header: Any
+    arrays: bytes = b""
+
+    def mutated(self, rng: random.Random) -> _Frame:
+        return self._replace(header=mutated_structure(rng, self.header))
+
+    def encoded(self) -> bytes:
+        try:
+            text = json.dumps(self.header).encode()
+        except (ValueError, RecursionError):
+            text = b"[" * 1000
+        return struct.pack("<Ii", len(text), -1) + text + self.arrays
+
+
+def _served_server(running: Running, address: str) -> None:
+    connection = messages.connect(address, PATIENCE, "the server", role="pulse")
+    with contextlib.closing(connection):
+        assert connection.ask("ping").kind == "alive"
+
+
+def _hello(**about: Any) -> _Frame:
+    versions = {name: importlib.metadata.version(name) for name in ("unison", "jax")}
+    return _Frame(["hello", {"has_64_bits": False, **versions, **about}, []])
+
+
+def _frames(rng: random.Random, hello: _Frame, requests: dict[str, Any]) -> list[_Frame]:
+    """An introduction and some requests, each by its kind with its fields."""
+    chosen = rng.sample(list(requests), rng.randrange(1, len(requests)))
+    return [hello, *(_Frame([kind, requests[kind], []]) for kind in chosen)]
+
+
+def _of_parameter_server(rng: random.Random) -> list[_Frame]:
+    job = f"job {rng.randrange(3)}"
+    requests = {
+        "assign": {"keys": ["a"]},
+        "read": {"keys": ["a"]},
+        "pull": {"keys": ["a"], "rows": []},
+        "push": {"closure": 1, "settled": 0, "updates": []},
+        "hold": {"closure": 1, "settled": 0, "worker": 0, "updates": []},
+        "commit": {"closure": 1, "settled": 0, "workers": [0]},
+        "attach": {"store": "s", "servers": 1, "index": 0, "rights": "update"},
+        "enter": {"store": "s", "variable": "a", "bounds": [0, 3]},
+        "created": {"store": "s", "variable": "a"},
+        "drop": {"store": "s"},
+        "status": {},
+        "forget": {"keys": ["a"]},
+    }
+    hello = _hello(role=rng.choice(["worker", "coordinator"]), job=job)
+    _, *others = _frames(rng, hello, requests)
+    begin = _Frame(["begin", {"job": job, "is_new": rng.random() < 0.5}, []])
+    values = struct.pack("<3f", 1, 2, 3).ljust(64, b"\0")
+    create = _Frame(["create", {"keys": ["a"]}, [["float32", [3]]]], values)
+    return [hello, begin, create, *others]
+
+
+def _of_worker(rng: random.Random) -> list[_Frame]:
+    if rng.random() < 0.5:
+        return [_hello(role="pulse"), *[_Frame(["ping", {"wants_report": True}, []])] * 3]
+    about = {"role": "coordinator", "job": "j", "worker": 0, "servers": [], "patience": 0.1}
+    requests = {
+        "run": {"function": 0, "iterators": [], "is_step": False},
+        "dataset": {"iterator": 0},
+        "streamed dataset": {"iterator": 0},
+        "program": {"function": 0},
+        "next": {"iterator": 0},
+        "goodbye": {},
+    }
+    return _frames(rng, _hello(**about), requests)
+
+
+def _of_register(rng: random.Random) -> list[Any]:
+    name = f"worker {rng.randrange(3)}"
+    hello = {
+        "is": "hello",
+        "id": f"id {rng.randrange(5)}",
+        "name": name,
+        "host": "here",
+        "address": "127.0.0.1:1",
+        "replicas": 1,
+        "slot": rng.choice([None, 0, 1]),
+        "software": {"unison": "1"},
+    }
+    others = [
+        {"is": "ready", "view": 0, "step": None, "formed": 0, "is_open": True},
+        {"is": "formed", "view": 1},
+        {"is": "suspect", "view": 1, "accused": ["id 1"], "about": "it is gone"},
+        {"is": "open", "is_open": True},
+        {"is": "beat", "step": 1, "doing": "trains", "view": 1, "begun": 3},
+        {"is": "stack", "stack": "here"},
+        {"is": "report", "told": {"steps": 3, "marks": [[1, 2.0, False]]}},
+        {"is": "leaving"},
+        {"is": "failed", "about": "ValueError"},
+        {"is": "done"},
+    ]
+    return [hello, *rng.sample(others, rng.randrange(len(others)))]
+
+
+def _served_register(running: Running, address: str) -> None:
+    hello = {
+        "is": "hello",
+        "id": os.urandom(8).hex(),
+        "name": "rightful",
+        "host": "here",
+        "address": "127.0.0.1:1",
+        "replicas": 1,
+        "slot": None,
+        "software": {"unison": "1"},
+    }
+    stream = connect(where(address), running.token.encode(), REGISTER_CHANNEL, seconds=PATIENCE)
+    line = Line(stream)
+    with contextlib.closing(line):
+        line.send(hello)
+        line.send({"is": "beat", "step": 0, "doing": "waits", "view": 0, "begun": 0})
+        last = time.monotonic() + PATIENCE
+        while not line.receive():
+            assert line.is_open
+            assert time.monotonic() < last
+            time.sleep(0.002)
+        line.send({"is": "leaving"})
+
+
+def _of_meeting(rng: random.Random) -> list[Any]:
+    said = {"from": 1}
+    others = [
+        {"is": "beat", "count": 1, "mark": "", "doing": "", "seconds": 0.1, **said},
+        {"is": "left", "count": 1, "mark": "", **said},
+        {"is": "failed", "error": "ValueError", **said},
+        {"is": "operation", "number": 1, "text": "run", **said},
+        {"is": "finding", "kind": "died", "worker": 1, "by": 0, "about": "", **said},
+        {"is": "where", "worker": 1, **said},
+        {"is": "stack", "stack": "here", **said},
+        {"is": "report", "told": "{}", **said},
+    ]
+    return [{"index": 1, "about": {}}, *rng.sample(others, rng.randrange(len(others)))]
+
+
+def _served_meeting(running: Running, address: str) -> None:
+    met = meet(address, Place(1, ["worker 0", "worker 1"]), {}, PATIENCE)
+    for line in met.lines.values():
+        line.close()
+
+
+def _served_coordination(running: Running, address: str) -> None:
+    with connect(where(address), key(), COORDINATION_CHANNEL, seconds=PATIENCE) as client:
+        client.settimeout(PATIENCE)
+        client.sendall(b"question")
+        assert client.recv(100) == b"question"
+
+
+def _served_relay(running: Running, address: str) -> None:
+    assert running.process.stdin is not None
+    assert running.process.stdout is not None
+    running.process.stdin.write("relay\n")
+    running.process.stdin.flush()
+    assert running.process.stdout.readline() == "served\n"
+
+
+def _served_members(running: Running, address: str) -> None:
+    found = where(address)
+    meeting = Meeting(running.token, PATIENCE, lambda: None)
+    meeting.connect(
+        Call(7, 1, 0, 0), found.encode() if isinstance(found, str) else found, "the member"
+    ).close()
+
+
+def _served_monitor(running: Running, address: str) -> None:
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+    with contextlib.closing(connection):
+        connection.request("GET", f"/state.json?token={running.page}")
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert json.loads(answer.read())["workers"]
+
+
+def _of_monitor(rng: random.Random) -> list[Any]:
+    path = rng.choice(["/", "/state.json", "/metrics", "/../x", "http://[", "/?token=%ff"])
+    method = rng.choice(["GET", "POST", "PRI", ""])
+    length = rng.choice(["", "Content-Length: 99999999999\r\n", "A: b\r\n" * 200])
+    return [f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n".encode()]
+
+
+def _serving(said: Callable[[random.Random], list[_Frame]]) -> Listener:
+    return Listener(
+        _served_server,
+        messages.CHANNEL,
+        said,
+        lambda rng, frame: frame.mutated(rng),
+        lambda frame: frame.encoded(),
+    )
+
+
+_CALL = struct.pack(">QIIB", 7, 1, 0, 0)
+_MEMBERS = Listener(
+    _served_members,
+    MEMBERS_CHANNEL,
+    lambda rng: [rng.randbytes(rng.randrange(1, 200))],
+    about=_CALL,
+    uses_token=True,
+    is_encrypted=False,
+)
+_BYTES: Callable[[random.Random], list[Any]] = lambda rng: [rng.randbytes(300)]  # noqa: E731
+
+LISTENERS = {
+    "parameter server": _serving(_of_parameter_server),
+    "worker": _serving(_of_worker),
+    "register": Listener(
+        _served_register, REGISTER_CHANNEL, _of_register, mutated_structure, _line, uses_token=True
+    ),
+    "meeting": Listener(_served_meeting, CHANNEL, _of_meeting, mutated_structure, _line),
+    "coordination": Listener(_served_coordination, COORDINATION_CHANNEL, _BYTES),
+    "relay": Listener(_served_relay, messages=_BYTES, is_encrypted=False),
+    "members": _MEMBERS,
+    "members on this machine": _MEMBERS,
+    "monitor": Listener(_served_monitor, messages=_of_monitor, is_encrypted=False),
+}

@@ -1,0 +1,188 @@
+"""A process with every listener of Unison, for `listener_fuzzing`.
+
+It prints where they listen as one line of JSON, then serves until its input ends. For each line of
+the input, which names a listener that only this process may connect to, it connects to it and says
+"served" or "not served".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+
+from unison.monitoring.collector import Collector
+from unison.monitoring.job import WatchedJob
+from unison.net.acceptor import Acceptor
+from unison.net.addresses import joined_address
+from unison.net.handshake import server_handshake
+from unison.net.listening import listen, listen_locally
+from unison.net.secret import key
+from unison.parameter_server import Server
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.elastic.meeting import Call, Meeting
+from unison.runtime.elastic.register import Register
+from unison.runtime.launching import cluster_on_this_machine
+from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
+from unison.runtime.liveness.star import Star
+from unison.runtime.liveness.verdict import Watch
+from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Entrance, Place, meet
+
+#: Seconds that nothing here takes.
+FOREVER = 1e6
+
+NAMES = ["worker 0", "worker 1"]
+CALL = Call(7, 1, 0, 0)
+
+
+def in_thread(target, *args):
+    threading.Thread(target=target, args=args, name="fuzzed", daemon=True).start()
+
+
+def servers():
+    """A worker and a parameter server."""
+    first, second = cluster_on_this_machine(2).job_tasks("worker")
+    cluster = ClusterSpec({"worker": [first], "ps": [second]})
+    kept = [Server(cluster, "worker", 0), Server(cluster, "ps", 0)]
+    return {"worker": first, "parameter server": second}, kept
+
+
+def register(token):
+    """A register, which is replaced by a new one when its job has ended."""
+
+    def made(port=0):
+        return Register(
+            1,
+            3,
+            port=port,
+            token=token,
+            slots=1,
+            heartbeat_timeout=2.0,
+            wait=FOREVER,
+            start_timeout=FOREVER,
+            on_event=lambda event: None,
+            on_report=lambda name, told: None,
+        )
+
+    first = made()
+    port = int(first.address.rpartition(":")[2])
+
+    def replace(own):
+        while True:
+            own.wait(FOREVER)
+            own.close()
+            while True:
+                with contextlib.suppress(OSError):
+                    own = made(port)
+                    break
+                time.sleep(0.01)
+
+    in_thread(replace, first)
+    return first.address
+
+
+def meeting():
+    """The first of two processes that come together; then it hears what the other one says."""
+    address = cluster_on_this_machine(1).task_address("worker", 0)
+
+    def hear(star):
+        watch = Watch(NAMES, 0, FOREVER, time.monotonic())
+        while star.connected:
+            for worker, message in star.hear(1.0):
+                watch.hear(worker, message, time.monotonic())
+                watch.look(0, "nothing", time.monotonic())
+        star.close()
+
+    def come_together():
+        while True:
+            with contextlib.suppress(OSError):
+                met = meet(address, Place(0, NAMES), {}, FOREVER)
+                met.entrance.close()
+                in_thread(hear, Star(0, met.lines))
+
+    in_thread(come_together)
+    return address
+
+
+def relays():
+    """The way to JAX's coordination service, in whose place something sends back what it gets."""
+    listener = listen("127.0.0.1", 0)
+    channels = [CHANNEL, COORDINATION_CHANNEL]
+    entrance = Entrance(
+        listener, Acceptor([listener], lambda own: server_handshake(own, key(), channels))
+    )
+    of_service = ServiceRelay(entrance, FOREVER)
+    where = listener.getsockname()
+    of_client = ClientRelay(where, FOREVER)
+    path = urllib.parse.unquote(of_service.address.removeprefix("unix:"))
+    service = listen_locally(path)
+
+    def send_back(connection):
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(1 << 16):
+                connection.sendall(data)
+
+    def serve():
+        while True:
+            in_thread(send_back, service.accept()[0])
+
+    in_thread(serve)
+    name = "\0" + of_client.address.removeprefix("unix-abstract:")
+    return joined_address(*where), name, (of_service, of_client)
+
+
+def members(token):
+    """A member of a view, to whom another one connects again and again."""
+    listener = listen("127.0.0.1", 0)
+    name = f"\0unison-fuzzed-{secrets.token_hex(8)}"
+    local = listen_locally(name)
+
+    def accept(own):
+        while True:
+            found = Meeting(token, FOREVER, lambda: None).accept(own, [CALL], str)
+            for connection in found.values():
+                connection.close()
+
+    in_thread(accept, listener)
+    in_thread(accept, local)
+    return joined_address(*listener.getsockname()), name
+
+
+def reaches_service(name):
+    """Whether this process's client reaches the service through its relay."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(name)
+        client.sendall(b"question")
+        return client.recv(100) == b"question"
+
+
+def main():
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    token = secrets.token_hex(16)
+    found, kept = servers()
+    found["register"] = register(token)
+    found["meeting"] = meeting()
+    found["coordination"], found["relay"], relays_kept = relays()
+    found["members"], found["members on this machine"] = members(token)
+    with Collector(WatchedJob("train.py", "workers", NAMES)) as collector:
+        found["monitor"] = collector.address
+        about = {"listeners": found, "token": token, "page": collector.token}
+        print(json.dumps(about), flush=True)
+        for line in sys.stdin:
+            name = found[line.strip()]
+            print("served" if reaches_service(name) else "not served", flush=True)
+    for each in relays_kept:
+        each.close()
+    for each in kept:
+        each.stop()
+
+
+if __name__ == "__main__":
+    main()
