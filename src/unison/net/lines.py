@@ -27,6 +27,7 @@ _GREATEST = 2**63 - 1
 #: selectors do not know of it.
 _RECEIVED_BYTES = 1 << 16
 
+_MANY_DIGITS = re.compile(rb"\d{19}")
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -163,7 +164,9 @@ def decoded(line: bytes) -> Message:
         raise ValueError(f"Expected at most {MOST_BYTES} bytes. Received: {len(line)}")
     if line.count(b"[") + line.count(b"{") > _MOST_DEPTH:
         _check_depth(line)
-    message = json.loads(line, parse_int=_integer)
+    # Nearly all lines have short numbers only, and need no call for each.
+    decoder = _CAREFUL if _MANY_DIGITS.search(line) else _PLAIN
+    message = decoder.decode(line.decode())
     if not isinstance(message, dict):
         raise ValueError(f"Expected an object of JSON. Received: {type(message).__name__}")
     if b"\\u" in line:
@@ -188,3 +191,6 @@ def _integer(text: str) -> int:
     if len(text) > 20 or not -_GREATEST <= (number := int(text)) <= _GREATEST:
         raise ValueError(f"Expected an integer of 64 bits. Received: {text[:30]}")
     return number
+
+
+_PLAIN, _CAREFUL = json.JSONDecoder(), json.JSONDecoder(parse_int=_integer)
