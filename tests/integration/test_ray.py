@@ -70,6 +70,19 @@ def program(tmp_path: Path) -> Path:
     return written_program(tmp_path)
 
 
+def test_the_workers_of_a_job_get_a_key_of_their_own(address, monkeypatch):
+    monkeypatch.delenv("UNISON_KEY")
+
+    def own_key():
+        import os
+
+        return os.environ["UNISON_KEY"]
+
+    first, second = launch(own_key, address=address.address, timeout=100)
+    assert first == second
+    assert len(bytes.fromhex(first)) == 32
+
+
 def test_workers_come_together_one_a_node_by_default(address, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(TRAINING)

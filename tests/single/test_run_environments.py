@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from unison.cli import main
-from unison.runtime.cluster import ClusterSpec
-from unison.runtime.launching import with_own_gpus, worker_environments
+from unison.runtime.launching import with_own_gpus
 
 
 @pytest.fixture
@@ -170,16 +169,6 @@ def test_workers_elsewhere_get_a_key_that_no_command_line_shows(printed, monkeyp
     assert " -x UNISON_KEY " in printed("openmpi")
     assert "secretKeyRef:\n                  name: train-key\n" in printed("kubernetes")
     assert "UNISON_KEY" not in printed("tf-config")
-
-
-def test_the_workers_of_a_job_have_one_key_and_those_of_another_job_another(monkeypatch):
-    cluster = ClusterSpec({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
-    monkeypatch.delenv("UNISON_KEY")
-    keys = [[own["UNISON_KEY"] for own in worker_environments(cluster)] for _ in range(2)]
-    assert [len(set(job)) for job in keys] == [1, 1]
-    assert keys[0] != keys[1]
-    monkeypatch.setenv("UNISON_KEY", "cd" * 32)
-    assert worker_environments(cluster)[0]["UNISON_KEY"] == "cd" * 32
 
 
 def test_workers_of_ray_can_be_watched_unless_they_are_not_to_be(printed):

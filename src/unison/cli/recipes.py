@@ -85,17 +85,10 @@ def local_environments(asked: Asked) -> list[dict[str, str]]:
 
 
 def _tf_config(asked: Asked) -> str:
-    """Returns what each worker on this machine would find, for a shell.
-
-    Without a key: it would be on the screen, and processes of one user have one anyway.
-    """
-    shown = [
-        {name: value for name, value in own.items() if name != KEY_VARIABLE}
-        for own in local_environments(asked)
-    ]
+    """Returns what each worker on this machine would find, for a shell."""
     return "".join(
         f"# worker {index}\n{_exported({**asked.environment, **environment})}"
-        for index, environment in enumerate(shown)
+        for index, environment in enumerate(local_environments(asked))
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from unison.net.addresses import LOOPBACK, joined_address
 from unison.net.listening import listen
-from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, gpus_of_jax, shares_of_gpus
 from unison.runtime.devices import CPU_DEVICES_VARIABLE, available_cores
@@ -65,9 +64,6 @@ def worker_environments(
     """
     workers = cluster.num_tasks("worker")
     shared = _computing(workers, devices_per_worker, cores)
-    # What the workers prove to each other that they know: a secret of this job alone, unless the
-    # user has set one.
-    shared[KEY_VARIABLE] = os.environ.get(KEY_VARIABLE) or new_key()
     return [
         {**shared, "TF_CONFIG": _tf_config(cluster, index)}
         for index in cluster.task_indices("worker")

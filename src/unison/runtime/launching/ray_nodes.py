@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
 from unison.errors import UnavailableError
+from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import cluster_on_this_machine
 from unison.runtime.launching.guards import Guard
@@ -121,6 +122,8 @@ class RayNodes:
         self._grace = grace
         self._end = contextlib.ExitStack()
         self._actors: list[Any] = []
+        # The nodes may have no home folder in common, where the workers would find the user's key.
+        self._key = new_key()
         #: The workers' addresses: their nodes', with ports that are free there.
         self.cluster = ClusterSpec({})
         #: With how many threads a worker computes.
@@ -168,7 +171,8 @@ class RayNodes:
         forwarded = {
             name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)
         }
-        program = dataclasses.replace(program, environment={**forwarded, **program.environment})
+        environment = {KEY_VARIABLE: self._key, **forwarded, **program.environment}
+        program = dataclasses.replace(program, environment=environment)
         return RayWorker(index, program, on_line, self._actors[index], self._grace)
 
 
