@@ -126,7 +126,7 @@ def test_a_full_process_is_warned_of_once(caplog):
     with served(listeners=[Failing(*[errno.EMFILE] * 5)]) as server:
         server.connect().close()
     (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert "New connections have to wait" in record.message
+    assert "Accepting connections is paused" in record.message
     assert "ulimit -n" in record.message
 
 

@@ -1,8 +1,8 @@
 """`Collector`: serves what is known of a job, on the loopback address.
 
 Who may see the job knows its secret. Names other than those of this machine's loopback are refused,
-so that no page of the web can ask under a name of its own (DNS rebinding). Who only connects, or
-asks without the secret, uses up neither threads nor descriptors that the job needs.
+so that no page of the web can ask under a name of its own (DNS rebinding). Idle
+connections and requests without the secret take no threads, and few file descriptors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unison.net.http_exchange import Request, Response, exchange
 from unison.net.listening import listen
 from unison.net.proof import is_equal
 
-#: How many connections there may be at once: each has one request, and is soon answered.
+#: The most simultaneous connections; each has one request.
 _MOST_CONNECTIONS: Final = 32
 
 #: Seconds for which somebody counts as watching after having asked, and that they have to hear how

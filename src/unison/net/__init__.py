@@ -1,11 +1,12 @@
-"""Every listener and every connection of Unison: accepting, proving, encrypting, lines of JSON.
+"""All listeners and connections of Unison: accepting, authentication, encryption, JSON lines.
 
-- `listening.listen` makes the sockets, and `acceptor.Acceptor` accepts from them. No connection
-  gets a thread, or memory to speak of, before it has completed a handshake.
-- `handshake` is the handshake of both ends: TLS where the other end is on another machine, then
-  the proof of the job's secret (`proof`) in both directions.
-- `connecting.connect` is the client's side of it.
-- `lines.Line` sends and receives lines of JSON without ever waiting.
+- `listening.listen` creates listening sockets, and `acceptor.Acceptor` accepts from them. No
+  connection gets a thread, or more than a few hundred bytes of memory, before its handshake is
+  complete.
+- `handshake` has the handshake of both ends: TLS between machines, then the proof of the job's
+  secret (`proof`) in both directions.
+- `connecting.connect` is the client's side.
+- `lines.Line` sends and receives JSON lines without blocking.
 
 `docs/security.md` has the threat model.
 """

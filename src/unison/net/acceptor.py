@@ -1,16 +1,17 @@
 """`Acceptor`: the one accept loop.
 
-It accepts connections and runs their handshakes, all in the thread that calls it. What others may
-do to it is bounded:
+It accepts connections and runs their handshakes in the thread that calls it. Resources that an
+unauthenticated client can use are bounded:
 
-- A connection that has not completed its handshake has no thread. There are at most `limit` of
-  them, and each has `seconds` for all of the handshake. When there is one more, the oldest one is
-  closed, of the address that has most of them: so a stranger cannot lock out a worker.
-- Where the process has no file descriptor or memory left, the oldest such connection is closed.
-  Where there is none to close, the listener rests for a moment: the connections wait in the
-  kernel's queue. A warning says so once a minute at most.
-- A connection that was closed before it was accepted is not an error, nor is anything that a
-  stranger sends.
+- A connection has no thread before its handshake is complete. At most `limit` handshakes are
+  pending, and each has one deadline of `seconds`. When the limit is exceeded, the oldest pending
+  connection of the address with the most pending connections is closed. So a stranger cannot lock
+  out a worker.
+- When the process is out of file descriptors or memory, the oldest pending connection is closed. If
+  there is none, accepting pauses, and new connections wait in the kernel's backlog. A warning is
+  logged once a minute at most.
+- Errors of a single connection (closed before it was accepted, an invalid handshake) never end the
+  loop.
 """
 
 from __future__ import annotations
@@ -32,44 +33,45 @@ logger = logging.getLogger("unison")
 
 T = TypeVar("T")
 
-#: How many connections may be without a handshake, and how long one may take.
+#: How many handshakes may be pending, and the seconds that one may take.
 _LIMIT = 256
 HANDSHAKE_SECONDS = 10.0
 
-#: How many connections are accepted in one turn: then those that there are get theirs.
+#: How many connections are accepted before pending handshakes are served again.
 _ACCEPTED_A_TURN = 16
 
-#: Seconds for which a listener rests at first, and at most, where nothing can be accepted.
-_FIRST_REST = 0.02
-_LONGEST_REST = 0.5
+#: Seconds for which accepting pauses when the process is out of resources: at first, and at most.
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.5
 
 #: Seconds between two warnings.
 _BETWEEN_WARNINGS = 60.0
 
-#: Seconds for which a thread waits at most, and for its end.
+#: Seconds for which the thread waits at most, and for which its end is awaited.
 _LONGEST_WAIT = 60.0
 _SECONDS_TO_CLOSE = 5.0
 
-#: The process, or the system, has no descriptor or memory left.
+#: The process or the system is out of file descriptors or memory.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
-#: The listener itself is gone.
+#: The listener itself is closed.
 _CLOSED = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 
 
 class Acceptor(Generic[T]):
-    """Accepts connections, and returns those whose handshake is complete.
+    """Accepts connections, and returns those that have completed their handshake.
 
-    Either one thread calls `wait` in a loop, or a loop that has a selector registers the acceptor
-    there and calls `accept` each time it looks: at least as often as handshakes are to time out.
+    Either a thread calls `wait` in a loop, or a loop with a selector of its own registers the
+    acceptor there and calls `accept` regularly, also when the selector does not report it:
+    deadlines are checked then.
 
     Args:
         listeners: Listening sockets, which become non-blocking.
-        handshake: Returns the steps of a connection's handshake. It closes the connection where it
-            fails.
-        limit: How many connections may be without a handshake. Default: 256, or an eighth of the
-            descriptors that the process may have, if that is less.
-        seconds: How long a handshake may take.
+        handshake: Returns the steps of the handshake of a connection. It closes the connection if
+            the handshake fails.
+        limit: How many handshakes may be pending. Default: 256, or an eighth of the limit on file
+            descriptors if that is less.
+        seconds: The deadline of a handshake.
 
     Examples:
         >>> from unison.net.handshake import server_handshake
@@ -101,11 +103,11 @@ class Acceptor(Generic[T]):
         self._seconds = seconds
         self._waker = Waker()
         self._is_woken = False
-        #: The oldest first.
+        #: Pending handshakes by file descriptor, the oldest first.
         self._pending: dict[int, _Pending[T]] = {}
-        self._resting: dict[socket.socket, float] = {}
-        self._rest = _FIRST_REST
-        #: Where the latest connection whose handshake failed came from, and why it failed.
+        self._paused: dict[socket.socket, float] = {}
+        self._seconds_to_pause = _FIRST_PAUSE
+        #: The origin of the latest connection whose handshake failed, and the reason.
         self.last_refusal: str | None = None
         self._warned_at: dict[str, float] = {}
         self._selector = selectors.DefaultSelector()
@@ -115,20 +117,20 @@ class Acceptor(Generic[T]):
             self._selector.register(listener, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """The descriptor of what it waits for, for another selector."""
+        """The file descriptor to register with another selector."""
         return self._selector.fileno()
 
     @property
     def pending(self) -> int:
-        """How many connections have not completed their handshake."""
+        """The number of pending handshakes."""
         return len(self._pending)
 
     def accept(self) -> list[T]:
-        """Returns the connections whose handshake is complete by now, without waiting."""
+        """Returns connections that have completed their handshake; never blocks."""
         return self._turn(0.0)
 
     def wait(self, seconds: float) -> list[T]:
-        """Waits for such connections: until there are some, for `seconds`, or until `wake`."""
+        """Like `accept`, but blocks until there is one, for `seconds`, or until `wake`."""
         last = time.monotonic() + seconds
         self._is_woken = False
         while True:
@@ -141,14 +143,14 @@ class Acceptor(Generic[T]):
         self._waker.wake()
 
     def close(self) -> None:
-        """Closes the connections whose handshake is not complete. The listeners stay open."""
+        """Closes the pending connections. The listeners stay open."""
         for pending in list(self._pending.values()):
             self._drop(pending)
         self._selector.close()
         self._waker.close()
 
     def _turn(self, seconds: float) -> list[T]:
-        """Waits until something happens, and does what follows from it."""
+        """Waits for events for `seconds` at most, and handles them."""
         found: list[T] = []
         for key, _ in self._selector.select(self._until_next(seconds)):
             if key.fileobj is self._waker:
@@ -164,14 +166,18 @@ class Acceptor(Generic[T]):
             if pending.closes_at > now:
                 break  # so are all that came later
             self._drop(pending)
-        for listener in [each for each, until in self._resting.items() if until <= now]:
-            del self._resting[listener]
-            self._selector.register(listener, selectors.EVENT_READ)
+        for listener in [each for each, until in self._paused.items() if until <= now]:
+            try:
+                self._selector.register(listener, selectors.EVENT_READ)
+            except OSError as error:
+                self._pause(listener, error)
+            else:
+                del self._paused[listener]
         return found
 
     def _until_next(self, seconds: float) -> float:
-        """Returns for how long nothing has to be done of which no socket tells."""
-        times = [*self._resting.values()]
+        """Returns the seconds until the next deadline, at most `seconds`."""
+        times = [*self._paused.values()]
         if self._pending:
             times.append(next(iter(self._pending.values())).closes_at)
         return max(min([seconds, *(each - time.monotonic() for each in times)]), 0.0)
@@ -187,11 +193,12 @@ class Acceptor(Generic[T]):
                 if number in _CLOSED:
                     self._selector.unregister(listener)
                     return
-                if number in _EXHAUSTED and not self._free_one():
-                    self._let_rest(listener, error)
+                if number in _EXHAUSTED and not self._drop_one():
+                    self._selector.unregister(listener)
+                    self._pause(listener, error)
                     return
-                continue  # it was closed before it was accepted
-            self._rest = _FIRST_REST
+                continue  # e.g. the client has closed it already
+            self._seconds_to_pause = _FIRST_PAUSE
             self._begin(connection, str(address[0]) if isinstance(address, tuple) else "", found)
 
     def _begin(self, connection: socket.socket, source: str, found: list[T]) -> None:
@@ -201,34 +208,36 @@ class Acceptor(Generic[T]):
         self._pending[number] = pending
         self._advance(pending, found)
         while len(self._pending) > self._limit:
-            self._free_one()
+            self._drop_one()
 
     def _advance(self, pending: _Pending[T], found: list[T]) -> None:
-        """Takes a handshake as far as it goes now."""
+        """Continues a handshake until it has to wait, or is complete."""
         if self._pending.get(pending.number) is not pending:
             return  # it was dropped in this turn
         try:
-            events = next(pending.steps)
+            self._wait_for(pending, next(pending.steps))
         except StopIteration as done:
             self._forget(pending)
             found.append(done.value)
-        except (OSError, ValueError) as error:  # what a stranger does is not an error
-            self._forget(pending)
+        except (OSError, ValueError) as error:  # nothing that a client sends is an error here
+            self._drop(pending)
             self.last_refusal = f"from {pending.source or 'this machine'}: {error}"
             logger.debug("A connection was refused, %s", self.last_refusal)
         except Exception:
-            self._forget(pending)
-            self._warn("A new connection has failed.", exc_info=True)
-        else:
-            if events != pending.events:
-                if pending.events:
-                    self._selector.modify(pending.number, events, pending)
-                else:
-                    self._selector.register(pending.number, events, pending)
-                pending.events = events
+            self._drop(pending)
+            self._warn("The handshake of a connection failed.", exc_info=True)
 
-    def _free_one(self) -> bool:
-        """Closes the oldest connection of the address that has most; whether there was one."""
+    def _wait_for(self, pending: _Pending[T], events: int) -> None:
+        if events == pending.events:
+            return
+        if pending.events:
+            self._selector.modify(pending.number, events, pending)
+        else:
+            self._selector.register(pending.number, events, pending)
+        pending.events = events
+
+    def _drop_one(self) -> bool:
+        """Closes the oldest connection of the address with the most; False if there is none."""
         counts: dict[str, int] = {}
         for each in self._pending.values():
             counts[each.source] = counts.get(each.source, 0) + 1
@@ -247,13 +256,12 @@ class Acceptor(Generic[T]):
         if pending.events:
             self._selector.unregister(pending.number)
 
-    def _let_rest(self, listener: socket.socket, error: BaseException) -> None:
-        self._selector.unregister(listener)
-        self._resting[listener] = time.monotonic() + self._rest
-        self._rest = min(2 * self._rest, _LONGEST_REST)
+    def _pause(self, listener: socket.socket, error: BaseException) -> None:
+        self._paused[listener] = time.monotonic() + self._seconds_to_pause
+        self._seconds_to_pause = min(2 * self._seconds_to_pause, _LONGEST_PAUSE)
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._warn(
-            f"New connections have to wait: {error}. This process may have {most} files open "
+            f"Accepting connections is paused: {error}. The limit on open files is {most} "
             "(`ulimit -n`)."
         )
 
@@ -265,13 +273,12 @@ class Acceptor(Generic[T]):
 
 
 class AcceptingThread(Generic[T]):
-    """A thread that accepts connections until it is closed, and hands on those that may come in.
+    """A thread that accepts connections until it is closed.
 
     Args:
-        acceptor: What accepts.
-        listeners: Its listeners, which are closed with it.
-        on_connection: Called in the thread with what a handshake has returned; it is to return
-            soon.
+        acceptor: The acceptor; it is closed with the thread.
+        listeners: Its listeners; they are closed, too.
+        on_connection: Called in the thread with the result of each handshake; it must not block.
         name: The thread's name.
     """
 
@@ -290,7 +297,7 @@ class AcceptingThread(Generic[T]):
         self._thread.start()
 
     def close(self) -> None:
-        """Stops to listen. Connections that were handed on stay."""
+        """Stops listening. Accepted connections stay open."""
         self._is_closed = True
         self._acceptor.wake()
         if threading.current_thread() is not self._thread:
@@ -299,10 +306,16 @@ class AcceptingThread(Generic[T]):
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                for connection in self._acceptor.wait(_LONGEST_WAIT):
+                try:
+                    accepted = self._acceptor.wait(_LONGEST_WAIT)
+                except (OSError, MemoryError):  # of the selector: there is no resource left
+                    logger.exception("Accepting connections failed; it is tried again.")
+                    time.sleep(_LONGEST_PAUSE)
+                    continue
+                for connection in accepted:
                     try:
                         self._on_connection(connection)
-                    except Exception:  # no memory for a thread: the others are still served
+                    except Exception:  # e.g. no thread can be started; others are still served
                         logger.exception("A connection could not be served.")
         finally:
             self._acceptor.close()
@@ -318,7 +331,7 @@ class _Pending(Generic[T]):
         self.source = source
         self.closes_at = closes_at
         self.steps = steps
-        #: What the selector waits for; 0: it does not know of it yet.
+        #: The events that the selector waits for; 0: it is not registered.
         self.events = 0
 
 

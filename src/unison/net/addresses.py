@@ -1,4 +1,4 @@
-"""Addresses: how they are written, and which of them are this machine's."""
+"""Parsing of network addresses, and which of them belong to this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def own_address(host: str) -> str | None:
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """Returns the address from which this machine sends to another one; sends nothing."""
+    """Returns the source address of connections from this machine to a host; sends nothing."""
     with contextlib.suppress(OSError):
         for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
@@ -51,9 +51,9 @@ def address_towards(host: str, port: int) -> str | None:
 
 
 def is_same_machine(connection: socket.socket) -> bool:
-    """Whether the other end of a connection is a process of this machine, as far as addresses tell.
+    """Whether the peer of a connection is on this machine, judging by the addresses.
 
-    Both ends have one address then, or the connection is a local (Unix) socket.
+    It is if both ends have the same address, or the connection is a local (Unix) socket.
     """
     if connection.family == socket.AF_UNIX:
         return True
@@ -61,7 +61,7 @@ def is_same_machine(connection: socket.socket) -> bool:
         own, other = connection.getsockname()[0], connection.getpeername()[0]
     except OSError:  # it has been closed
         return False
-    # Loopback has many addresses, and the two ends may have different ones.
+    # Loopback has many addresses; the two ends may use different ones.
     return own == other or (_is_loopback(own) and _is_loopback(other))
 
 

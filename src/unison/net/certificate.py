@@ -1,13 +1,13 @@
-"""A key pair and a self-signed certificate, which a process makes for itself.
+"""Generates a key pair and a self-signed certificate for this process.
 
-Python's `ssl` needs a certificate for a server, and cannot make one. This is the little that is
-needed to make it: an elliptic curve (P-256), one signature (ECDSA) and their encoding (X.509 as
-DER). TLS itself is OpenSSL's, with keys of its own for each connection (ECDHE). The certificate
-only gives the proof of the job's secret something to be bound to: nobody trusts its signature, and
-the private key never leaves the process that has made it.
+A TLS server needs a certificate, and Python's `ssl` cannot generate one. This module has what that
+takes: arithmetic on an elliptic curve (P-256), one signature (ECDSA), and the encoding (X.509 as
+DER). TLS itself is OpenSSL's, with ephemeral keys for each connection (ECDHE). The certificate only
+serves as a channel binding for the proof of the job's secret: its signature is not trusted, and the
+private key stays in the memory of this process.
 
-Numbers of Python take a time that depends on their values. It is one multiplication in the life of
-a process, made before anybody connects, of a key that ends with the process.
+Python's integer arithmetic is not constant-time. That is acceptable here: the secret numbers are
+used once, in one process, before it accepts connections, and are discarded with the process.
 
 Sources: SEC 1 and SEC 2 (the curve and the private key's encoding), FIPS 186-5 (ECDSA), RFC 5280
 (the certificate), RFC 5480 (the public key).
@@ -29,7 +29,7 @@ _G = (
 )
 _BYTES = 32
 
-# Object identifiers, as they are encoded.
+# Object identifiers as DER.
 _EC_PUBLIC_KEY = bytes.fromhex("06072a8648ce3d0201")
 _P_256 = bytes.fromhex("06082a8648ce3d030107")
 _ECDSA_WITH_SHA256 = bytes.fromhex("06082a8648ce3d040302")
@@ -43,11 +43,11 @@ _Point = tuple[int, int] | None
 
 
 class KeyPair(NamedTuple):
-    """What a server of TLS needs.
+    """A private key and its certificate.
 
     Attributes:
-        certificate: The certificate, encoded as DER.
-        pem: The private key and the certificate, as `ssl.SSLContext.load_cert_chain` reads them.
+        certificate: The certificate as DER.
+        pem: The private key and the certificate as PEM, for `ssl.SSLContext.load_cert_chain`.
     """
 
     certificate: bytes
@@ -55,10 +55,10 @@ class KeyPair(NamedTuple):
 
 
 def new_key_pair(name: str = "unison") -> KeyPair:
-    """Returns a new private key, and a certificate that is signed with it.
+    """Returns a new private key and a self-signed certificate.
 
     Args:
-        name: Whom the certificate names. Nobody checks it.
+        name: The common name of the certificate. It is not verified.
 
     Examples:
         >>> new_key_pair().pem.decode().splitlines()[0]
@@ -82,7 +82,7 @@ def new_key_pair(name: str = "unison") -> KeyPair:
 def _certificate(name: str, private: int, public: bytes) -> bytes:
     names = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, _text(name))))
     algorithm = _der(_SEQUENCE, _ECDSA_WITH_SHA256)
-    # It ends with the process. Clocks of machines differ, so its dates say nothing.
+    # Always valid: it is discarded with the process, and machines' clocks may differ.
     dates = _der(
         _SEQUENCE, _der(_UTC_TIME, b"700101000000Z"), _der(_GENERALIZED_TIME, b"99991231235959Z")
     )

@@ -15,8 +15,8 @@ from unison.net.proof import RefusedError
 from unison.net.secret import KEY_VARIABLE
 from unison.net.tls import Stream
 
-#: Seconds after which it is looked whether a connection is still wanted.
-_LOOK = 0.05
+#: The least timeout of one attempt to connect, in seconds.
+_LEAST_SECONDS = 0.05
 
 
 def connect(
@@ -30,30 +30,30 @@ def connect(
     may_encrypt: bool = True,
     look: Callable[[], None] | None = None,
 ) -> Stream:
-    """Returns a connection to a server that knows the secret; it tries once.
+    """Connects to a server and authenticates both ends; does not retry.
 
     Args:
         where: Host and port, or the name of a local (Unix) socket.
-        secret: What both ends know.
-        channel: What the connection is for.
-        about: What the server is told of it; up to 64 bytes.
-        seconds: How long all of it may take.
-        local_name: The name of a local socket of the same server, which is faster. If nobody
-            listens there, or another user does, the network is used.
-        may_encrypt: Whether TLS is used where the server is on another machine.
-        look: Called 20 times a second while it waits; by raising, it ends the waiting.
+        secret: The shared secret.
+        channel: The channel: the protocol that the connection is for.
+        about: A description of the connection for the server; up to 64 bytes.
+        seconds: The timeout for all of it.
+        local_name: The name of a local socket of the same server, which is faster. If no process of
+            this user listens there, `where` is used.
+        may_encrypt: Whether to use TLS if the server is on another machine.
+        look: Called 20 times a second during the handshake; an exception that it raises ends it.
 
     Returns:
-        The connection, which does not block until it is told to.
+        The connection, which is non-blocking.
 
     Raises:
-        OSError: Nobody listens there, or the connection was closed: it may work later.
-        UnauthenticatedError: The server has another secret.
-        FailedPreconditionError: One end encrypts, and the other one does not.
+        OSError: Connection refused, closed or timed out: a retry may succeed.
+        UnauthenticatedError: The server has another key.
+        FailedPreconditionError: The two ends do not agree about TLS.
     """
     end = time.monotonic() + seconds
     if local_name is not None:
-        # Not there, or somebody else's, who must not keep the job from running.
+        # Nobody listens there, or another user who has taken the name: fall back to `where`.
         with contextlib.suppress(OSError):
             return _proved(_opened(local_name, end), secret, channel, about, False, end, look)
     connection = _opened(where, end)
@@ -68,7 +68,7 @@ def connect(
                 message="The server takes encrypted connections only, and this process does not "
                 f"encrypt. Set {tls.TLS_VARIABLE} to the same value for all processes of the job."
             ) from error
-    # To the server, this process seems to be on another machine: there is a proxy in between.
+    # There is a proxy in between: to the server, this process is on another machine.
     return _proved(_opened(where, end), secret, channel, about, True, end, look)
 
 
@@ -101,7 +101,7 @@ def _proved(
 
 
 def another_key() -> UnauthenticatedError:
-    """Returns the error of a server with another key."""
+    """Returns the error for a server with another key."""
     return UnauthenticatedError(
         message="The other end has another key, or a proxy between the two ends replaces the TLS "
         "certificate. Start all processes of the job as one user, by `unison run`, or with the "
@@ -110,7 +110,7 @@ def another_key() -> UnauthenticatedError:
 
 
 def _opened(where: tuple[str, int] | str | bytes, end: float) -> socket.socket:
-    left = max(end - time.monotonic(), _LOOK)
+    left = max(end - time.monotonic(), _LEAST_SECONDS)
     if isinstance(where, tuple):
         return socket.create_connection(where, timeout=left)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

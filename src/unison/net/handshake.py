@@ -1,9 +1,9 @@
-"""The handshake of a connection: TLS where it is encrypted, then the proof of the job's secret.
+"""The handshake of a connection: TLS if it is encrypted, then the proof of the job's secret.
 
-Each side is a generator that yields what it waits for (`selectors.EVENT_READ` or `EVENT_WRITE`) and
-returns the connection. So a server can run many at once without a thread for any (`acceptor`), and
-a client waits for its own (`completed`). A connection whose handshake fails, or is given up by
-closing the generator, is closed.
+Each side is a generator that yields the event it waits for (`selectors.EVENT_READ` or
+`EVENT_WRITE`), and returns the connection. So a server runs many handshakes in one thread
+(`acceptor`), and a client blocks on its own (`completed`). If the handshake fails, or its generator
+is closed, the connection is closed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ T = TypeVar("T")
 #: Steps of a handshake.
 Steps = Generator[int, None, T]
 
-#: What the kernel says of the process at the other end of a local socket: its number, user, group.
+#: The peer credentials of a local socket (`ucred`): process, user and group.
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Accepted(NamedTuple):
-    """A connection whose other end knows the job's secret.
+    """An authenticated connection of a server.
 
     Attributes:
-        stream: The connection; it does not block.
-        channel: What the client wants it for.
-        about: What it says of that.
+        stream: The connection, which is non-blocking.
+        channel: The channel that the client has chosen.
+        about: The client's description of the connection.
     """
 
     stream: Stream
@@ -57,11 +57,11 @@ def server_handshake(
 
     Args:
         connection: A connection that was just accepted.
-        secret: What both ends know.
-        channels: What connections may be for.
-        expects: Whether a connection is expected now, by what its client says of it. One that is
-            not is closed before this end has proved anything, and the client tries again.
-        may_encrypt: Whether TLS is spoken, and clients on other machines have to.
+        secret: The shared secret.
+        channels: The channels that are accepted.
+        expects: Whether a connection with this description is expected now. If it is not, the
+            connection is closed without a proof, and the client retries.
+        may_encrypt: Whether TLS is accepted, and required of clients on other machines.
     """
     stream: Stream = connection
     binding = proof.NOT_ENCRYPTED
@@ -76,21 +76,20 @@ def server_handshake(
         checked = ServerProof(secret, binding)
         challenge = checked.challenge((yield from received(stream, proof.HELLO_BYTES)))
         if is_plain and may_encrypt and tls.is_encrypted(connection):
-            yield from _refuse(stream, proof.TLS_REQUIRED, proof.CHALLENGE_BYTES)
+            raise (yield from _refused(stream, proof.TLS_REQUIRED, proof.CHALLENGE_BYTES))
         if checked.channel not in channels:
-            yield from _refuse(stream, proof.WRONG_CHANNEL, proof.CHALLENGE_BYTES)
+            raise (yield from _refused(stream, proof.WRONG_CHANNEL, proof.CHALLENGE_BYTES))
         yield from sent(stream, challenge)
         answer = yield from received(stream, proof.ANSWER_HEAD_BYTES)
         if answer[0] > proof.MOST_ABOUT_BYTES:
-            raise RefusedError("the other end does not speak Unison's protocol")
+            raise RefusedError("the peer does not speak Unison's protocol")
         answer += yield from received(stream, answer[0] + proof.PROOF_BYTES)
         own = checked.verify(answer)
         if own is None:
-            yield from _refuse(stream, proof.WRONG_KEY, proof.PROOF_BYTES)
-        elif not expects(checked.about):
-            raise RefusedError("the connection is not expected")
-        else:
-            yield from sent(stream, own)
+            raise (yield from _refused(stream, proof.WRONG_KEY, proof.PROOF_BYTES))
+        if not expects(checked.about):
+            raise RefusedError("unexpected connection")
+        yield from sent(stream, own)
         return Accepted(stream, checked.channel, checked.about)
     except BaseException:
         stream.close()
@@ -104,14 +103,14 @@ def client_handshake(
     about: bytes,
     is_encrypted: bool,
 ) -> Steps[Stream]:
-    """Returns the steps of a client's handshake, which return the connection.
+    """Returns the steps of a client's handshake.
 
     Args:
         connection: A connection to a server.
-        secret: What both ends know.
-        channel: What the connection is for.
-        about: What the server is told of it.
-        is_encrypted: Whether it begins with TLS.
+        secret: The shared secret.
+        channel: The channel: the protocol that the connection is for.
+        about: A description of the connection for the server.
+        is_encrypted: Whether to use TLS.
     """
     stream: Stream = connection
     binding = proof.NOT_ENCRYPTED
@@ -133,40 +132,40 @@ def client_handshake(
 
 
 def check_user(connection: socket.socket) -> None:
-    """Checks that a local socket's other end belongs to this process's user.
+    """Checks that the peer of a local socket runs as the same user as this process.
 
-    Others of the network are not asked: they prove that they know the secret.
+    Other kinds of sockets pass: their peers are authenticated by the proof alone.
 
     Raises:
-        RefusedError: It is another user's.
+        RefusedError: The peer is another user's process.
     """
     if connection.family != socket.AF_UNIX:
         return
     _, user, _ = peer_of(connection)
     if user != os.geteuid():
-        raise RefusedError(f"the socket belongs to another user ({user})")
+        raise RefusedError(f"the peer is a process of another user ({user})")
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Returns the process, user and group at the other end of a local socket."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, group = _CREDENTIALS.unpack(told)
+    """Returns the process, user and group of the peer of a local socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, group = _CREDENTIALS.unpack(credentials)
     return process, user, group
 
 
 def completed(
     steps: Steps[T], number: int, end: float, look: Callable[[], None] | None = None
 ) -> T:
-    """Returns what a handshake returns, and waits for it.
+    """Runs a handshake to its end, blocking, and returns its result.
 
     Args:
         steps: The handshake.
         number: The file descriptor of its connection.
-        end: The time (`time.monotonic`) at which it must be complete: one deadline for all steps.
-        look: Called 20 times a second; by raising, it ends the waiting.
+        end: The deadline for all of it, as `time.monotonic` counts.
+        look: Called 20 times a second; an exception that it raises ends the handshake.
 
     Raises:
-        TimeoutError: It was not complete in time.
+        TimeoutError: The deadline has passed.
     """
     try:
         while True:
@@ -191,7 +190,7 @@ def completed(
 
 
 def received(stream: Stream, size: int) -> Steps[bytes]:
-    """Returns exactly as many bytes as are asked for, and leaves what follows them."""
+    """Receives exactly `size` bytes."""
     data = b""
     while len(data) < size:
         try:
@@ -206,7 +205,7 @@ def received(stream: Stream, size: int) -> Steps[bytes]:
 
 
 def sent(stream: Stream, data: bytes) -> Steps[None]:
-    """Sends all of some bytes."""
+    """Sends all of `data`."""
     while data:
         try:
             data = data[stream.send(data) :]
@@ -217,12 +216,12 @@ def sent(stream: Stream, data: bytes) -> Steps[None]:
 def _prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     if connection.family != socket.AF_UNIX:
-        # Answers are not to wait until what was sent before has been acknowledged.
+        # Otherwise a small message waits for the acknowledgement of the one before.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _first_byte(connection: socket.socket) -> Steps[bytes]:
-    """Returns the first byte that has come, which stays to be received."""
+    """Returns the first byte without consuming it."""
     while True:
         try:
             return connection.recv(1, socket.MSG_PEEK)
@@ -230,9 +229,10 @@ def _first_byte(connection: socket.socket) -> Steps[bytes]:
             yield selectors.EVENT_READ
 
 
-def _refuse(stream: Stream, reason: bytes, size: int) -> Steps[None]:
+def _refused(stream: Stream, reason: bytes, size: int) -> Steps[RefusedError]:
+    """Sends the client the reason for a refusal, and returns the error to raise."""
     yield from sent(stream, proof.refusal(reason, size))
-    raise RefusedError(f"refused: {reason.decode()}", reason)
+    return RefusedError(f"refused: {reason.decode()}", reason)
 
 
 def _encrypted(

@@ -1,8 +1,8 @@
-"""One request and its answer by HTTP/1.1, without a thread.
+"""One HTTP/1.1 request and its response, without a thread.
 
-It is enough for a page, and for what asks for numbers once a second: requests without a body, one
-for each connection, which the accept loop runs as it runs handshakes (`acceptor`). So connections
-that ask for nothing, or do not read the answer, are bounded in number and time like all others.
+It serves a page and its polling: GET requests, one for each connection. The accept loop runs the
+exchange as it runs handshakes (`acceptor`), so idle connections and clients that do not read the
+response are bounded in number and time.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import NamedTuple
 from unison.net.handshake import Steps, sent
 from unison.net.proof import RefusedError
 
-#: A longer request is refused; of what comes after it, so much is read and dropped.
+#: The longest head of a request, and how much is discarded after it.
 _MOST_BYTES = 1 << 14
 
-#: How many lines a request may have.
+#: The most headers and query parameters of a request.
 _MOST_HEADERS = 100
 
 
 class Request(NamedTuple):
-    """What a client asks for.
+    """A request.
 
     Attributes:
         method: "GET", ...
         path: The path, without the query.
-        query: What the query says, by name; of a name that comes twice, the first.
-        headers: The headers, by their names in small letters; of one that comes twice, the first.
+        query: The parameters of the query; the first value of each.
+        headers: The headers by their names in lower case; the first value of each.
     """
 
     method: str
@@ -41,13 +41,13 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What it gets.
+    """A response.
 
     Attributes:
-        status: The status.
+        status: The status code.
         body: The content.
-        kind: Its type.
-        when_sent: Called when all of it is on its way.
+        kind: The content type.
+        when_sent: Called when all of the response has been sent.
     """
 
     status: int
@@ -61,12 +61,12 @@ def exchange(
     respond: Callable[[Request], Response],
     headers: Mapping[str, str],
 ) -> Steps[None]:
-    """Returns the steps of one request and its answer, after which the connection is closed.
+    """Returns the steps of one request and its response; then the connection is closed.
 
     Args:
         connection: A connection that was just accepted.
-        respond: Returns the answer. It is to return soon.
-        headers: What every answer has as well.
+        respond: Returns the response. It must not block.
+        headers: Headers of every response.
     """
     try:
         connection.setblocking(False)
@@ -77,8 +77,7 @@ def exchange(
             response = Response(400, f"Expected a request of HTTP/1.1: {error}\n".encode())
         yield from sent(connection, _encoded(response, headers))
         response.when_sent()
-        # To close it now would take from the client what it has not read yet, where something of
-        # its request is still to be received.
+        # Closing with unread data resets the connection, and the client would lose the response.
         connection.shutdown(socket.SHUT_WR)
         yield from _dropped(connection)
     finally:
@@ -86,10 +85,10 @@ def exchange(
 
 
 def parsed(head: bytes) -> Request:
-    r"""Returns what the head of a request says.
+    r"""Parses the head of a request.
 
     Raises:
-        ValueError: It is not one.
+        ValueError: It is not a request of HTTP/1.
 
     Examples:
         >>> parsed(b"GET /state.json?token=a%20b HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -113,7 +112,7 @@ def parsed(head: bytes) -> Request:
 
 
 def _head(connection: socket.socket) -> Steps[bytes]:
-    """Returns the lines of a request before its body."""
+    """Receives the head of a request."""
     data = b""
     while b"\r\n\r\n" not in data:
         try:
@@ -128,7 +127,7 @@ def _head(connection: socket.socket) -> Steps[bytes]:
 
 
 def _dropped(connection: socket.socket) -> Steps[None]:
-    """Receives what is left, until the client closes the connection."""
+    """Discards what else the client sends, until it closes the connection."""
     count = 0
     while count < _MOST_BYTES:
         try:

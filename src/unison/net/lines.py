@@ -1,7 +1,7 @@
-"""Lines of JSON on a connection, without ever waiting.
+"""JSON lines on a non-blocking connection.
 
-What may come in is bounded before anything is made of it: the length of a line, the depth of its
-nesting, the size of its integers. Nothing that is received is executed.
+Received lines are bounded before they are parsed: in length, nesting, and the size of integers.
+Nothing that is received is executed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from unison.net.tls import Stream
 
-#: A message: an object of JSON.
+#: A message: a JSON object.
 Message = dict[str, Any]
 
-#: A longer line is not a message; nor is one of deeper nesting, or with greater integers.
+#: Bounds of a message: its length, nesting, and the absolute value of its integers.
 MOST_BYTES = 1 << 20
 _MOST_DEPTH = 32
 _GREATEST = 2**63 - 1
 
-#: How much is received at once: more than a record of TLS, of which nothing may be left over, since
-#: selectors do not know of it.
+#: How much is received at once: at least one TLS record, since selectors do not report what is left
+#: in TLS' own buffer.
 _RECEIVED_BYTES = 1 << 16
 
 _MANY_DIGITS = re.compile(rb"\d{19}")
@@ -36,12 +36,12 @@ class Line:
 
     Args:
         stream: The connection, which becomes non-blocking.
-        most_waiting: How many bytes may wait until the other end takes them; where there are more,
-            it does not read, and the connection ends. None: any number.
+        most_waiting: The size of the send buffer. The connection ends if the peer does not read and
+            the buffer overflows. None: unlimited.
 
     Attributes:
         stream: The connection.
-        is_open: Whether more can be expected. Who finds that it cannot calls `close`.
+        is_open: Whether the connection can be used. The caller closes one that cannot.
     """
 
     def __init__(self, stream: Stream, most_waiting: int | None = MOST_BYTES):
@@ -54,22 +54,22 @@ class Line:
 
     @property
     def num_waiting(self) -> int:
-        """How many bytes are still to be sent, once the other end takes them."""
+        """The number of bytes in the send buffer."""
         return len(self._waiting) if self.is_open else 0
 
     def send(self, message: Message) -> None:
-        """Sends a message, or as much of it as the other end takes now; see `flush`."""
+        """Sends a message. What cannot be sent now is buffered; see `flush`."""
         self.send_encoded(encoded(message))
 
     def send_encoded(self, line: bytes) -> None:
-        """Sends what `encoded` has returned: one message for several connections."""
+        """Sends a message that `encoded` has returned, e.g. the same one to several peers."""
         self._waiting += line
         if self._most_waiting is not None and len(self._waiting) > self._most_waiting:
-            self.is_open = False  # the other end does not read
+            self.is_open = False  # the peer does not read
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is still to be sent, as far as the other end takes it."""
+        """Sends as much of the buffer as possible without blocking."""
         if not self.num_waiting:
             return
         try:
@@ -77,11 +77,11 @@ class Line:
         except BlockingIOError:
             pass
         except OSError:
-            # What the other end has said before is still to be read; that finds the end, too.
+            # Messages that were received before are still to be read; `receive` finds the end.
             self._waiting.clear()
 
     def flush_within(self, seconds: float) -> None:
-        """Sends what is still to be sent, and waits for so long that the other end takes it."""
+        """Sends the buffer, blocking for `seconds` at most."""
         self.stream.settimeout(seconds)
         with contextlib.suppress(OSError):
             self.stream.sendall(self._waiting)
@@ -89,12 +89,12 @@ class Line:
         self.stream.setblocking(False)
 
     def receive(self, most: int = -1) -> list[Message]:
-        """Returns the messages that have come. The connection's end, and what is not a message,
-        make `is_open` false.
+        """Returns the messages that have been received. The end of the connection, and an invalid
+        message, set `is_open` to false.
 
         Args:
-            most: How many of them, at most; the others are returned by the next call, of which no
-                selector tells. -1: all.
+            most: The most messages to return; -1: all. The others stay buffered for the next call,
+                and selectors do not report them.
         """
         has_ended = False
         try:
@@ -109,7 +109,7 @@ class Line:
         self._received = rest
         messages: list[Message] = []
         try:
-            # Those before one that is not a message count.
+            # Messages before an invalid one are returned.
             messages.extend(decoded(bytes(line)) for line in lines)
         except ValueError:
             has_ended = True
@@ -118,14 +118,14 @@ class Line:
         return messages
 
     def shutdown_sending(self) -> None:
-        """Lets the other end read the end of the connection."""
+        """Shuts down sending, so that the peer reads the end of the connection."""
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_WR)
 
     def abandon(self) -> None:
-        """Closes this process's copy of the connection, in a child of the one that uses it."""
+        """Closes the copy of the connection in a forked child."""
         self.is_open = False
-        # No lock is taken: a thread that the child does not have may hold it.
+        # Takes no lock: a thread of the parent may have held it at the fork.
         os.close(self.stream.detach())
 
     def close(self) -> None:
@@ -135,16 +135,16 @@ class Line:
 
 
 def encoded(message: Message) -> bytes:
-    """Returns a message as a line."""
+    """Returns a message as a JSON line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def decoded(line: bytes) -> Message:
-    r"""Returns the message that a line is.
+    r"""Parses a line.
 
     Raises:
-        ValueError: It is not a message: not an object of JSON, too long, nested too deeply, with
-            integers that do not fit into 64 bits, or with text that is not Unicode.
+        ValueError: It is not a JSON object, too long, nested too deeply, has integers that do not
+            fit into 64 bits, or lone surrogates.
 
     Examples:
         >>> decoded(b'{"is": "beat", "step": 3}')
@@ -155,7 +155,7 @@ def decoded(line: bytes) -> Message:
         ...         decoded(line)
         ...     except ValueError as error:
         ...         print(error)
-        Expected an object of JSON. Received: list
+        Expected a JSON object. Received: list
         Expected an integer of 64 bits. Received: 99999999999999999999
         Expected text in Unicode. Received: a lone surrogate
         Expected nesting of at most 32. Received: a deeper one
@@ -164,11 +164,11 @@ def decoded(line: bytes) -> Message:
         raise ValueError(f"Expected at most {MOST_BYTES} bytes. Received: {len(line)}")
     if line.count(b"[") + line.count(b"{") > _MOST_DEPTH:
         _check_depth(line)
-    # Nearly all lines have short numbers only, and need no call for each.
+    # Fast path: most lines have short numbers only.
     decoder = _CAREFUL if _MANY_DIGITS.search(line) else _PLAIN
     message = decoder.decode(line.decode())
     if not isinstance(message, dict):
-        raise ValueError(f"Expected an object of JSON. Received: {type(message).__name__}")
+        raise ValueError(f"Expected a JSON object. Received: {type(message).__name__}")
     if b"\\u" in line:
         try:
             json.dumps(message, ensure_ascii=False).encode()
@@ -187,7 +187,7 @@ def _check_depth(line: bytes) -> None:
 
 
 def _integer(text: str) -> int:
-    # 20 characters, since long ones take a time that grows with their square.
+    # Checked by length first: parsing takes quadratic time.
     if len(text) > 20 or not -_GREATEST <= (number := int(text)) <= _GREATEST:
         raise ValueError(f"Expected an integer of 64 bits. Received: {text[:30]}")
     return number

@@ -6,7 +6,7 @@ import socket
 
 from unison.net import tls
 
-#: How many connections the kernel keeps that are not accepted yet.
+#: The length of the kernel's queue of connections that are not accepted yet.
 _BACKLOG = 128
 
 
@@ -16,11 +16,11 @@ def listen(host: str, port: int, backlog: int = _BACKLOG) -> socket.socket:
     Args:
         host: A name or an address of this machine.
         port: The port; 0: a free one.
-        backlog: How many connections wait in the kernel's queue.
+        backlog: The length of the kernel's queue of connections that are not accepted yet.
 
     Raises:
         OSError: Another process listens there, or the host is not this machine.
-        InvalidArgumentError: The environment says of TLS what cannot be; see `unison.net.tls`.
+        InvalidArgumentError: The TLS settings in the environment are invalid.
 
     Examples:
         >>> with listen("127.0.0.1", 0) as listener:
@@ -30,7 +30,7 @@ def listen(host: str, port: int, backlog: int = _BACKLOG) -> socket.socket:
     tls.check_settings()
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=backlog)
-    # Whatever the program's default is (`socket.setdefaulttimeout`).
+    # Regardless of `socket.setdefaulttimeout`.
     listener.settimeout(None)
     return listener
 
@@ -39,11 +39,11 @@ def listen_locally(name: str | bytes, backlog: int = _BACKLOG) -> socket.socket:
     """Returns a local (Unix) socket that listens under a name.
 
     Args:
-        name: A path, or a name in Linux' abstract namespace, which begins with a zero byte.
-        backlog: How many connections wait in the kernel's queue.
+        name: A path, or an abstract name (Linux), which starts with a zero byte.
+        backlog: The length of the kernel's queue of connections that are not accepted yet.
 
     Raises:
-        OSError: Another process has the name.
+        OSError: The name is in use.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

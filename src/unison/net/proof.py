@@ -1,18 +1,18 @@
 """The proof of a shared secret, in both directions, without sending it.
 
-A challenge and response by keyed hashes (HMAC-SHA256, RFC 2104). The client sends a nonce, the
-server another one; then the client, and only after it the server, sends a keyed hash of all that
-was said. What is hashed:
+Challenge and response with keyed hashes (HMAC-SHA256, RFC 2104). The client sends a nonce, and the
+server another one. Then the client, and only after it the server, sends a keyed hash of the
+transcript, which consists of:
 
-- the role of who sends the hash, so that none can be sent back to who has made it (reflection);
-- both nonces, so that none can be used again;
-- the *channel*: what the connection is for, so that none counts for another protocol;
-- the *binding*: a hash of the server's certificate where the connection is encrypted (RFC 5929,
-  `tls-server-end-point`, as in SCRAM-SHA-256-PLUS). Somebody in between has another certificate,
-  so a proof that passes through them counts for neither end;
-- what the client says of the connection (`about`).
+- the role of the sender, against reflection: a proof cannot be sent back to its sender;
+- both nonces, against replay;
+- the *channel*, i.e. the protocol that the connection is for: a proof is not valid for another one;
+- the *binding*: the hash of the server's certificate if the connection is encrypted (RFC 5929,
+  `tls-server-end-point`, as in SCRAM-SHA-256-PLUS). A man in the middle has another certificate, so
+  a proof that he passes on is not valid;
+- the client's description of the connection (`about`).
 
-There is no input or output here: see `unison.net.handshake`.
+This module does no I/O: see `unison.net.handshake`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import struct
 
 from unison.errors import UnauthenticatedError
 
-#: What a hello begins with. No TLS record does (it begins with 0x16), so one byte tells them apart.
+#: The start of a hello. A TLS record starts with 0x16, so one byte tells them apart.
 _MAGIC = b"unison-1"
 _REFUSED = b"refused:"
 
@@ -32,7 +32,7 @@ _CHANNEL_BYTES = 16
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 
-#: The longest that a client may say of a connection.
+#: The longest description of a connection.
 MOST_ABOUT_BYTES = 64
 
 _HELLO = struct.Struct(f"{len(_MAGIC)}s{_CHANNEL_BYTES}s{_NONCE_BYTES}s")
@@ -40,24 +40,24 @@ _CHALLENGE = struct.Struct(f"{len(_MAGIC)}s{_NONCE_BYTES}s")
 
 HELLO_BYTES = _HELLO.size
 CHALLENGE_BYTES = _CHALLENGE.size
-#: An answer has a length of its own: one byte for that of `about`, `about`, and the hash.
+#: An answer consists of the length of `about` (one byte), `about`, and the proof.
 ANSWER_HEAD_BYTES = 1
 PROOF_BYTES = _PROOF_BYTES
 
 #: The binding of a connection that is not encrypted.
 NOT_ENCRYPTED = bytes(32)
 
-#: Why a server refuses a client, as it says in the place of a challenge or a proof.
+#: Reasons for which a server refuses a client.
 TLS_REQUIRED = b"TLS required"
 WRONG_KEY = b"wrong key"
 WRONG_CHANNEL = b"wrong channel"
 
 
 class RefusedError(ConnectionError):
-    """The other end has refused this one, or what it has sent is not part of the protocol.
+    """The peer has refused the connection, or does not follow the protocol.
 
     Attributes:
-        reason: One of the reasons above; empty if it has not said why.
+        reason: One of the reasons above; empty if the peer has not sent one.
     """
 
     def __init__(self, text: str, reason: bytes = b""):
@@ -69,9 +69,9 @@ class ClientProof:
     """The client's side.
 
     Args:
-        secret: What both ends know.
-        channel: What the connection is for, the same on both ends; up to 16 bytes.
-        about: What the server is told of the connection; up to 64 bytes.
+        secret: The shared secret.
+        channel: The channel; up to 16 bytes.
+        about: A description of the connection for the server; up to 64 bytes.
         binding: The hash of the server's certificate.
 
     Examples:
@@ -97,19 +97,19 @@ class ClientProof:
         self._channel = channel
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._transcript = b""
-        #: The first words.
+        #: The first message.
         self.hello = _HELLO.pack(_MAGIC, channel, self._nonce)
 
     def answer(self, challenge: bytes) -> bytes:
         """Returns the answer to the server's challenge.
 
         Raises:
-            RefusedError: It is not a challenge.
+            RefusedError: It is not a challenge, but a refusal or another protocol.
         """
         _check_not_refused(challenge)
         magic, theirs = _CHALLENGE.unpack(challenge)
         if magic != _MAGIC:
-            raise RefusedError("the other end does not speak Unison's protocol")
+            raise RefusedError("the peer does not speak Unison's protocol")
         self._transcript = _transcript(
             self._channel, self._nonce, theirs, self._binding, self._about
         )
@@ -120,24 +120,25 @@ class ClientProof:
         """Checks the server's proof.
 
         Raises:
-            RefusedError: The server says why it refuses this client.
-            UnauthenticatedError: It does not know the secret, or somebody is in between.
+            RefusedError: The server has refused this client.
+            UnauthenticatedError: The server does not know the secret, or there is a man in the
+                middle.
         """
         _check_not_refused(proof)
         if not hmac.compare_digest(proof, _proof(self._secret, b"server", self._transcript)):
-            raise UnauthenticatedError(message="The other end does not know the key.")
+            raise UnauthenticatedError(message="The peer does not know the key.")
 
 
 class ServerProof:
     """The server's side.
 
     Args:
-        secret: What both ends know.
+        secret: The shared secret.
         binding: The hash of this server's certificate.
 
     Attributes:
-        channel: What the client wants the connection for, once `challenge` has returned.
-        about: What it says of it, once `verify` has returned.
+        channel: The client's channel, after `challenge`.
+        about: The client's description of the connection, after `verify`.
     """
 
     def __init__(self, secret: bytes, binding: bytes = NOT_ENCRYPTED):
@@ -148,24 +149,22 @@ class ServerProof:
         self.channel = self.about = b""
 
     def challenge(self, hello: bytes) -> bytes:
-        """Returns the challenge for a client.
+        """Returns the challenge for a client that has sent `hello`.
 
         Raises:
-            RefusedError: These are not the first words of a client.
+            RefusedError: It is not a hello.
         """
         magic, channel, self._theirs = _HELLO.unpack(hello)
         if magic != _MAGIC:
-            raise RefusedError("the other end does not speak Unison's protocol")
+            raise RefusedError("the peer does not speak Unison's protocol")
         self.channel = channel.rstrip(b"\0")
         return _CHALLENGE.pack(_MAGIC, self._own)
 
     def verify(self, answer: bytes) -> bytes | None:
-        """Returns this server's proof for a client that has answered the challenge rightly.
-
-        None: the client does not know the secret; the server sends `refusal(WRONG_KEY, ...)`.
+        """Returns this server's proof, or None if the client's answer is wrong.
 
         Args:
-            answer: All of it: the length of `about`, `about`, and the client's proof.
+            answer: The length of `about` (one byte), `about`, and the client's proof.
         """
         about, proof = answer[ANSWER_HEAD_BYTES:-_PROOF_BYTES], answer[-_PROOF_BYTES:]
         transcript = _transcript(self.channel, self._theirs, self._own, self._binding, about)
@@ -176,17 +175,17 @@ class ServerProof:
 
 
 def refusal(reason: bytes, size: int) -> bytes:
-    """Returns what a server sends in the place of a message of `size` bytes, when it refuses."""
+    """Returns a refusal, which replaces a message of `size` bytes."""
     return (_REFUSED + reason).ljust(size, b"\0")
 
 
 def sign(secret: bytes, payload: bytes) -> bytes:
-    """Returns bytes with a signature before them."""
+    """Returns a payload with its signature in front."""
     return hmac.digest(secret, b"signed " + payload, "sha256") + payload
 
 
 def verified(secret: bytes, signed: bytes) -> bytes:
-    """Returns the bytes that `sign` was given.
+    """Returns the payload of signed bytes.
 
     Raises:
         UnauthenticatedError: They were changed, or signed with another secret.
@@ -198,12 +197,12 @@ def verified(secret: bytes, signed: bytes) -> bytes:
 
 
 def derived_name(secret: bytes, words: str) -> str:
-    """Returns a name that only those can know beforehand who know the secret."""
+    """Returns a name that cannot be guessed without the secret."""
     return hmac.digest(secret, b"name " + words.encode(), "sha256").hex()[:32]
 
 
 def is_equal(given: str, expected: str) -> bool:
-    """Whether a text is the expected one; how long this takes says nothing of where they differ."""
+    """Compares two texts in constant time."""
     return hmac.compare_digest(
         hashlib.sha256(given.encode(errors="replace")).digest(),
         hashlib.sha256(expected.encode()).digest(),
@@ -213,7 +212,7 @@ def is_equal(given: str, expected: str) -> bool:
 def _transcript(
     channel: bytes, client: bytes, server: bytes, binding: bytes, about: bytes
 ) -> bytes:
-    # All parts but the last one have a fixed length: no two transcripts are one sequence of bytes.
+    # All parts but the last have a fixed length, so the encoding is unambiguous.
     return channel.ljust(_CHANNEL_BYTES, b"\0") + client + server + binding + about
 
 
@@ -224,4 +223,4 @@ def _proof(secret: bytes, role: bytes, transcript: bytes) -> bytes:
 def _check_not_refused(received: bytes) -> None:
     if received.startswith(_REFUSED):
         reason = received.removeprefix(_REFUSED).rstrip(b"\0")
-        raise RefusedError(f"the other end refuses: {reason.decode(errors='replace')}", reason)
+        raise RefusedError(f"refused by the peer: {reason.decode(errors='replace')}", reason)

@@ -1,4 +1,4 @@
-"""`Pump`: passes bytes on between pairs of connections, all in one thread."""
+"""`Pump`: forwards bytes between pairs of connections, all in one thread."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from unison.net.waker import Waker
 
 logger = logging.getLogger("unison")
 
-#: How many bytes of a direction wait at most; then no more are received until some are taken.
+#: The size of a send buffer; while it is full, nothing is received from the other connection.
 _MOST_WAITING = 1 << 18
 
-#: How much is received at once: more than a record of TLS, of which nothing may be left over.
+#: How much is received at once: at least one TLS record, since selectors do not report what is left
+#: in TLS' own buffer.
 _RECEIVED_BYTES = 1 << 16
 
 _SECONDS_TO_CLOSE = 5.0
 
 
 class Pump:
-    """Passes on what each connection of a pair receives to the other one.
+    """Forwards what each connection of a pair receives to the other one.
 
     Args:
         name: The name of its thread.
@@ -52,13 +53,13 @@ class Pump:
         self._thread.start()
 
     def join(self, client: Stream, server: Stream, outlives_server: bool = False) -> None:
-        """Passes on between two connections until the client ends; any thread may call.
+        """Forwards between two connections until one of them is closed; thread-safe.
 
         Args:
-            client: The connection to a client; it is the pump's from now on.
+            client: The connection of a client; the pump takes ownership.
             server: The connection to its server; likewise.
-            outlives_server: Whether the client's connection stays open when the server's ends.
-                What the client sends then is dropped.
+            outlives_server: Whether the client's connection stays open after the server has closed
+                its own. What the client sends then is discarded.
         """
         pair = _Pair(client, server, outlives_server)
         self._new.append(pair)
@@ -67,7 +68,7 @@ class Pump:
             pair.close()
 
     def finish(self) -> None:
-        """Takes no more connections, and ends with the last one that it has."""
+        """Ends the thread as soon as all present connections are closed."""
         self._is_finishing = True
         self._waker.wake()
 
@@ -92,7 +93,7 @@ class Pump:
                         end.stream.setblocking(False)
                     self._attend(pair)
         except Exception:
-            logger.exception("Passing on between connections has failed.")
+            logger.exception("Forwarding between connections failed.")
         finally:
             self._pairs.update(self._new)
             for pair in self._pairs:
@@ -102,7 +103,7 @@ class Pump:
 
     def _serve(self, end: _End, events: int) -> None:
         pair = end.pair
-        if pair not in self._pairs:  # it was closed in this turn
+        if pair not in self._pairs:  # it was closed in this iteration
             return
         if events & selectors.EVENT_WRITE:
             end.flush()
@@ -113,7 +114,7 @@ class Pump:
         self._attend(pair)
 
     def _attend(self, pair: _Pair) -> None:
-        """Waits for what a pair needs next, and closes one that needs nothing more."""
+        """Updates what the selector waits for, and closes a pair that has ended."""
         if pair.is_over:
             self._pairs.remove(pair)
             for end in (pair.client, pair.server):
@@ -145,11 +146,11 @@ class _End:
 
     Attributes:
         stream: The connection.
-        pair: Both.
-        waiting: What is still to be sent on it.
-        has_ended: Whether nothing more comes from it.
-        is_broken: Whether nothing can be sent on it any more.
-        events: What the selector waits for.
+        pair: The pair.
+        waiting: The send buffer.
+        has_ended: Whether the peer has closed it, or shut down sending.
+        is_broken: Whether sending has failed.
+        events: The events that the selector waits for.
     """
 
     def __init__(self, stream: Stream, pair: _Pair):
@@ -162,7 +163,7 @@ class _End:
 
     @property
     def other(self) -> _End:
-        """The connection to which it passes on."""
+        """The other connection of the pair."""
         return self.pair.server if self is self.pair.client else self.pair.client
 
     def receive(self) -> None:
@@ -194,7 +195,7 @@ class _End:
 
 
 class _Pair:
-    """A client's connection, and that to its server."""
+    """The connection of a client, and the one to its server."""
 
     def __init__(self, client: Stream, server: Stream, outlives_server: bool):
         self._outlives_server = outlives_server
@@ -206,12 +207,12 @@ class _Pair:
         self.server.stream.close()
 
     def keeps_open(self, end: _End) -> bool:
-        """Whether an end stays open when the other one has ended."""
+        """Whether a connection stays open when the other one has ended."""
         return self._outlives_server and end is self.client
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be passed on any more."""
+        """Whether nothing is left to forward."""
         client, server = self.client, self.server
         if self._outlives_server and not client.has_ended:
             return client.is_broken

@@ -1,4 +1,4 @@
-"""This user's folder for what running processes have to find: sockets, secrets, running jobs."""
+"""The user's private folder for running processes: sockets, secrets, the list of running jobs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tempfile
 
 
 def runtime_folder() -> pathlib.Path:
-    """Returns the folder, which is made if it is not there.
+    """Returns the folder; creates it if necessary.
 
     Raises:
-        OSError: It cannot be made, or other users can enter it.
+        OSError: It cannot be created, or other users can enter it.
     """
     place = os.environ.get("XDG_RUNTIME_DIR")
     if place and os.access(place, os.W_OK):

@@ -1,4 +1,4 @@
-"""The secret of a job, which its processes prove to each other that they know."""
+"""The key of a job, by which its processes authenticate each other."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from unison.storage import atomic
 #: The environment variable with the key of a job, in hexadecimal digits.
 KEY_VARIABLE = "UNISON_KEY"
 
-#: A shorter key could be guessed by who has seen a proof of it.
+#: A shorter key could be found by trying all keys against a recorded proof.
 _LEAST_BYTES = 16
 
 
 def key() -> bytes:
-    """Returns the key of this user's jobs.
+    """Returns the key of this process's job.
 
-    It is `UNISON_KEY` (`unison run` makes one for each job), else what a file of the user holds,
-    which nobody else can read. The file is written when it is first needed: in the user's
-    configuration folder, or where that cannot be written, in the folder for running processes.
+    It is `UNISON_KEY` if that is set, else the content of a file that only the user can read. The
+    file is created when it is first needed: in the user's configuration folder, or if that is not
+    writable, in the runtime folder.
 
     Raises:
-        InvalidArgumentError: `UNISON_KEY` or the file does not hold a key.
-        PermissionDeniedError: Other users can read the file, or none can be written.
+        InvalidArgumentError: `UNISON_KEY` or the file does not contain a key.
+        PermissionDeniedError: Other users can read the file, or it cannot be created.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:
@@ -39,7 +39,7 @@ def key() -> bytes:
             path = _written(runtime_folder())
         except OSError as second:
             raise PermissionDeniedError(
-                message=f"Expected a folder where this user can keep a key. Received: {error}; "
+                message=f"Expected a writable folder for the key of this user. Received: {error}; "
                 f"{second}. Set {KEY_VARIABLE} to the same key for all processes of the job."
             ) from error
     about = path.stat()
@@ -52,7 +52,7 @@ def key() -> bytes:
 
 
 def new_key() -> str:
-    """Returns a key for one job, as `UNISON_KEY` takes it.
+    """Returns a new key for `UNISON_KEY`.
 
     Examples:
         >>> len(bytes.fromhex(new_key()))
@@ -62,7 +62,7 @@ def new_key() -> str:
 
 
 def _written(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the file with the key in a folder; it is written if it is not there."""
+    """Returns the key file in a folder; creates it if necessary."""
     path = folder / "key"
     if not path.exists():
         with atomic.aside(str(path)) as new:

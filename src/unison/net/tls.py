@@ -1,9 +1,9 @@
 """TLS: which connections are encrypted, with which certificates, and the encrypted stream.
 
-A connection is encrypted where the other end is on another machine. A server makes its own key pair
-(`certificate`), and the proof of the job's secret is bound to it (`proof`): so nobody has to
-distribute certificates. Who has a certificate authority names the files in the environment; then
-both ends also have to show a certificate that it has signed.
+Connections between machines are encrypted. A server generates its own certificate (`certificate`),
+and the proof of the job's secret is bound to it (`proof`), so certificates need not be distributed.
+With a certificate authority in the environment, both ends must also present a certificate that it
+has signed.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from unison.net.certificate import new_key_pair
 
 T = TypeVar("T")
 
-#: The environment variable that says which connections are encrypted.
+#: The environment variable for `Encryption`.
 TLS_VARIABLE = "UNISON_TLS"
 
-#: Those that name the files of the user's own certificates, all in PEM: this process's certificate
-#: with its chain, its private key, and the authorities that sign the certificates of all.
+#: The environment variables for the user's own certificates, files in PEM: the certificate of this
+#: process with its chain, its private key, and the authority of all certificates.
 CERTIFICATE_VARIABLE = "UNISON_TLS_CERTIFICATE"
 PRIVATE_KEY_VARIABLE = "UNISON_TLS_PRIVATE_KEY"
 AUTHORITY_VARIABLE = "UNISON_TLS_CA"
 _FILE_VARIABLES = (CERTIFICATE_VARIABLE, PRIVATE_KEY_VARIABLE, AUTHORITY_VARIABLE)
 
-#: The first byte of a TLS connection: the type of its first record, a handshake.
+#: The first byte of a TLS connection: the record type of a handshake.
 FIRST_BYTE = b"\x16"
 
-#: What one record of TLS holds at most; smaller buffers are joined.
+#: The largest TLS record; smaller buffers are joined.
 _RECORD_BYTES = 1 << 14
 
 
 class Encryption(enum.Enum):
     """Which connections are encrypted.
 
-    - `ON`: those to other machines. Connections in plain text from other machines are refused.
-    - `ALWAYS`: all that go over the network, those within this machine too: for programs behind a
-      proxy that makes other machines look like this one.
-    - `OFF`: none that this process opens; what others open encrypted stays so.
+    - `ON`: those between machines. Unencrypted connections from other machines are refused.
+    - `ALWAYS`: all TCP connections, also within a machine: for programs behind a proxy through
+      which other machines appear as this one.
+    - `OFF`: none that this process opens. Encrypted connections are accepted all the same.
     """
 
     ON = "on"
@@ -58,10 +58,10 @@ class Encryption(enum.Enum):
 
 
 def encryption() -> Encryption:
-    """Returns what `UNISON_TLS` says; `ON` where it is not set.
+    """Returns the value of `UNISON_TLS`; the default is `ON`.
 
     Raises:
-        InvalidArgumentError: It says something else.
+        InvalidArgumentError: It has another value.
     """
     given = os.environ.get(TLS_VARIABLE) or Encryption.ON.value
     try:
@@ -73,7 +73,7 @@ def encryption() -> Encryption:
 
 
 def is_encrypted(connection: socket.socket) -> bool:
-    """Whether a connection is to be encrypted, as far as this end knows."""
+    """Whether a connection has to be encrypted, from the point of view of this end."""
     if connection.family == socket.AF_UNIX:
         return False
     chosen = encryption()
@@ -83,10 +83,11 @@ def is_encrypted(connection: socket.socket) -> bool:
 
 
 def check_settings() -> None:
-    """Checks what the environment says, before the first connection depends on it.
+    """Checks the settings in the environment.
 
     Raises:
-        InvalidArgumentError: `UNISON_TLS` says something unknown, or certificates are missing.
+        InvalidArgumentError: `UNISON_TLS` has an unknown value, or certificate files are missing or
+            invalid.
     """
     encryption()
     if _files() is not None:
@@ -95,10 +96,10 @@ def check_settings() -> None:
 
 
 class Identity(NamedTuple):
-    """What a server shows of itself.
+    """The TLS identity of a server.
 
     Attributes:
-        context: The context that has its private key.
+        context: The context with its private key.
         binding: The hash of its certificate (RFC 5929, `tls-server-end-point`).
     """
 
@@ -107,31 +108,31 @@ class Identity(NamedTuple):
 
 
 def server_identity() -> Identity:
-    """Returns this process's identity: the user's certificate, or else one of its own.
+    """Returns the identity of this process: the user's certificate, or a generated one.
 
     Raises:
-        InvalidArgumentError: The environment names files that are not there, or not all of them.
+        InvalidArgumentError: Certificate files are missing or invalid.
     """
     return _server_identity(_files())
 
 
 def client_context() -> ssl.SSLContext:
-    """Returns the context with which this process connects to servers.
+    """Returns the context for connections to servers.
 
     Raises:
-        InvalidArgumentError: As for `server_identity`.
+        InvalidArgumentError: Certificate files are missing or invalid.
     """
     return _client_context(_files())
 
 
 class TlsStream:
-    """An encrypted connection, with those methods of a socket that Unison uses.
+    """An encrypted connection with the methods of a socket that Unison uses.
 
-    One thread may receive while another one sends. OpenSSL's objects do not allow that: so each of
-    their operations is short, behind a lock, and the waiting is outside of it.
+    One thread may receive while another one sends. OpenSSL's objects are not thread-safe: a lock
+    protects each operation, which never blocks, and the waiting happens outside of the lock.
 
     Args:
-        connection: The connection after its handshake.
+        connection: The connection, after its handshake.
     """
 
     def __init__(self, connection: ssl.SSLSocket):
@@ -146,7 +147,7 @@ class TlsStream:
 
     @property
     def server_binding(self) -> bytes:
-        """The hash of the certificate that the server has shown, where this end is the client."""
+        """The hash of the server's certificate; for clients."""
         shown = self._connection.getpeercert(binary_form=True)
         return hashlib.sha256(shown or b"").digest()
 
@@ -172,7 +173,7 @@ class TlsStream:
         return self._completed(lambda: self._connection.recv_into(buffer))
 
     def send(self, data: Any) -> int:
-        """Sends what is taken now. If nothing is, the next call must begin with the same bytes."""
+        """Sends a part of `data`. After a BlockingIOError, the next call must start with it."""
         return self._completed(lambda: self._connection.send(data))
 
     def sendall(self, data: Any) -> None:
@@ -181,7 +182,7 @@ class TlsStream:
             view = view[self.send(view) :]
 
     def sendmsg(self, buffers: Sequence[Any]) -> int:
-        """Sends the first buffer, or several small ones as one record."""
+        """Sends the first buffer, or several small ones joined to one record."""
         if len(buffers) == 1 or len(buffers[0]) >= _RECORD_BYTES:
             return self.send(buffers[0])
         joined = bytearray()
@@ -192,11 +193,11 @@ class TlsStream:
         return self.send(joined)
 
     def shutdown(self, how: int) -> None:
-        # `SSLSocket.shutdown` would let other threads go on without encryption.
+        # `SSLSocket.shutdown` would let other threads continue unencrypted.
         socket.socket.shutdown(self._connection, how)
 
     def detach(self) -> int:
-        """Returns its file descriptor, which is the caller's from now on."""
+        """Returns the file descriptor, which the caller has to close."""
         return self._connection.detach()
 
     def close(self) -> None:
@@ -204,11 +205,11 @@ class TlsStream:
             self._connection.close()
 
     def _completed(self, operation: Callable[[], T]) -> T:
-        """Returns what an operation returns once the connection is ready for it.
+        """Runs an operation as soon as the connection is ready for it.
 
         Raises:
-            BlockingIOError: It is not, and this end does not wait.
-            TimeoutError: It was not in time.
+            BlockingIOError: It is not ready, and the stream is non-blocking.
+            TimeoutError: The timeout has passed.
         """
         end = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
@@ -234,7 +235,7 @@ class TlsStream:
             raise TimeoutError("timed out")
 
 
-#: What passes for a connection: of the machine alone or unencrypted, or encrypted.
+#: A connection, unencrypted or encrypted.
 Stream = socket.socket | TlsStream
 
 
@@ -257,8 +258,8 @@ def _files() -> _Files | None:
     ]
     if missing:
         raise InvalidArgumentError(
-            message=f"Expected all of {', '.join(_FILE_VARIABLES)} to name files, or none of them "
-            f"to be set. Received: {', '.join(missing)}."
+            message=f"Expected all of {', '.join(_FILE_VARIABLES)} to be files, or none of them to "
+            f"be set. Received: {', '.join(missing)}."
         )
     return _Files(*map(str, given))
 
@@ -275,7 +276,7 @@ def _server_identity(files: _Files | None) -> Identity:
     else:
         pair = new_key_pair()
         own = pair.certificate
-        # Python reads certificates from files only; this one has no name.
+        # `load_cert_chain` reads files only; this one exists in memory only.
         file_in_memory = os.memfd_create("unison-certificate", os.MFD_CLOEXEC)
         try:
             os.write(file_in_memory, pair.pem)
@@ -289,8 +290,8 @@ def _server_identity(files: _Files | None) -> Identity:
 def _client_context(files: _Files | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Who the server is, the proof says, which is bound to its certificate. Machines of a job have
-    # addresses that certificates do not name.
+    # The proof authenticates the server, since it is bound to the certificate. Certificates do not
+    # name the addresses of a job's machines.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     if files is not None:

@@ -1,4 +1,4 @@
-"""`Waker`: ends another thread's waiting for sockets."""
+"""`Waker`: wakes a thread that waits for sockets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 class Waker:
-    """Becomes readable for selectors when any thread, or a signal handler, says so.
+    """Becomes readable for selectors when another thread or a signal handler calls `wake`.
 
     Examples:
         >>> import select

@@ -44,7 +44,7 @@ from unison.parameter_server.memory import memory_in_words, memory_left
 from unison.parameter_server.slots import Inbox, Outbox
 from unison.runtime.precision import device_array, keeps_explicit_64_bits
 
-#: What the connections are for, as both ends prove it; the number changes with the messages.
+#: The channel of these connections (`unison.net.proof`); the number changes with the protocol.
 CHANNEL = b"servers-4"
 
 #: How a message begins: with the length of its header, and the slot where its arrays lie (-1: they
@@ -60,11 +60,11 @@ _LONGEST_HEADER = 1 << 26
 _LARGE_BYTES = 1 << 24
 #: How much is received at once of what there is no memory for.
 _SKIPPED_BYTES = 1 << 20
-#: What a process may introduce itself as: one that asks for signs of life, a worker that uses
-#: variables, and a coordinator.
+#: The roles of clients: one that checks whether the server is alive, a worker that uses variables,
+#: and a coordinator.
 ROLES = ("pulse", "worker", "coordinator")
 
-#: Characters of what another process has said that an error shows.
+#: The longest error about what another process has sent, in characters.
 _MOST_SAID = 500
 
 #: Seconds in which both ends introduce themselves, once they know that they have one key.

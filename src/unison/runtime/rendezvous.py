@@ -1,15 +1,14 @@
-"""The processes of a job come together before JAX starts.
+"""The rendezvous of a job's processes before JAX starts.
 
-JAX's own start ends the process where somebody does not come. So the first process listens at its
-address until all others have said who they are, and answers each: that all is well, or what is
-not. Whoever is missing, comes twice or has other software is named on every process. All prove that
-they know the job's key before they say anything (`unison.net`).
+`jax.distributed.initialize` ends the process if one of the others is missing. So the first process
+listens at its address until all others have registered, and then sends each a confirmation or an
+error. A process that is missing, registered twice, or has other software is named on all processes.
+Both ends of a connection prove that they know the job's key first (`unison.net`).
 
-The connections stay open afterwards: see `unison.runtime.liveness.star`. So does the first
-process's listener, for what JAX's coordination service has to pass: see
-`unison.runtime.liveness.relay`.
+The connections stay open (`unison.runtime.liveness.star`), and the first process goes on listening
+for connections to JAX's coordination service (`unison.runtime.liveness.relay`).
 
-A message is one line of JSON. Nothing that is received is executed or kept.
+A message is a JSON line. Nothing that is received is executed or kept.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ from unison.net.lines import Line, Message
 from unison.net.listening import listen
 from unison.net.secret import KEY_VARIABLE, key
 
-#: What connections to the first process are for, as both ends prove it: to come together, and to
-#: reach JAX's coordination service.
+#: The channels of connections to the first process: the rendezvous, and JAX's coordination service.
 CHANNEL = b"rendezvous-1"
 COORDINATION_CHANNEL = b"coordination-1"
 
-#: Seconds between two tries to reach the first process, and for what a connection has to say.
+#: Seconds between two attempts to connect, and for a registration or an answer on a connection.
 _RETRY_AFTER = 0.1
 _SECONDS_TO_SPEAK = 5.0
 
@@ -59,51 +57,45 @@ class Entrance(NamedTuple):
 
     Attributes:
         listener: The listening socket.
-        acceptor: What accepts its connections, those of `COORDINATION_CHANNEL` too.
+        acceptor: Its acceptor, for both channels.
     """
 
     listener: socket.socket
     acceptor: Acceptor[Accepted]
 
     def close(self) -> None:
-        """Stops to listen."""
+        """Stops listening."""
         self.acceptor.close()
         self.listener.close()
 
 
 class Met(NamedTuple):
-    """What remains when all processes have come together.
+    """The result of a rendezvous.
 
     Attributes:
         lines: The open connections to other processes by their index: the first has one to each,
             the others have one to the first.
-        entrance: Where the first process goes on to listen; None on the others.
+        entrance: Where the first process listens from now on; None on the others.
     """
 
     lines: dict[int, Line]
     entrance: Entrance | None
 
-    def close(self) -> None:
-        """Closes all of it."""
-        for line in self.lines.values():
-            line.close()
-        if self.entrance is not None:
-            self.entrance.close()
-
 
 def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -> Met:
-    """Waits until all processes have come.
+    """Waits until all processes have registered.
 
     Args:
-        address: Where the first process listens, as host:port.
-        place: This process's place.
-        about: What must be the same on all of them.
-        timeout: Seconds to wait.
+        address: The address at which the first process listens, as host:port.
+        place: The place of this process.
+        about: What must be the same on all processes.
+        timeout: The timeout in seconds.
 
     Raises:
-        UnavailableError: Some did not come, two came as the same, or they differ in `about`.
+        UnavailableError: Processes are missing, two have registered for the same place, or they
+            differ in `about`.
         UnauthenticatedError: The first process has another key.
-        FailedPreconditionError: It encrypts, and this process does not.
+        FailedPreconditionError: The processes do not agree about TLS.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

@@ -1,7 +1,7 @@
-"""How the members of a view come to be connected.
+"""How the members of a view connect to each other.
 
-Both sides prove that they know the job's token, and that they mean the same view, before anything
-else is said (`unison.net`). The connections go to compiled code, which does not encrypt.
+Both ends prove that they know the job's token and mean the same view (`unison.net`). The
+connections are then used by compiled code, which does not encrypt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unison.runtime.elastic.protocol import MEMBERS_CHANNEL
 #: Seconds between two looks whether the view is over.
 _LOOK = 0.05
 
-#: Seconds that one try to connect may take.
+#: The timeout of one attempt to connect, in seconds.
 _SECONDS_A_TRY = 5.0
 
 _CALL = struct.Struct(">QIIB")

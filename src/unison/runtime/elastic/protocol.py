@@ -26,8 +26,8 @@ SAVING: Final = (TOO_FEW_WORKERS, REGISTER_LOST)
 #: Seconds between two beats of a worker.
 BEAT: Final = 0.2
 
-#: What the connections of an elastic job are for, as both ends prove it (`unison.net`): those of
-#: workers to the register, and those of members of a view to each other.
+#: The channels of an elastic job (`unison.net.proof`): of workers to the register, and between the
+#: members of a view.
 REGISTER_CHANNEL: Final = b"register-2"
 MEMBERS_CHANNEL: Final = b"members-2"
 

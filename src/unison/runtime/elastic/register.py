@@ -37,7 +37,7 @@ from unison.runtime.elastic.roster import (
 
 logger = logging.getLogger("unison")
 
-#: Seconds in which a worker that has proved to know the secret has to say who it is.
+#: Seconds in which an authenticated worker has to send its `hello`.
 _SECONDS_TO_SPEAK = 5.0
 
 #: Seconds for which a connection that is to be closed stays, if the other end does not read.
@@ -234,7 +234,7 @@ class Register:
         self._carry_out()
         if now >= self._compares_at:  # not for every word of a thousand workers
             self._compares_at = now + BEAT
-            self._accept()  # it has deadlines of its own
+            self._accept()  # handshakes have deadlines
             self._compare_members(now)
 
     def _compare_members(self, now: float) -> None:

@@ -1,14 +1,14 @@
-"""How the processes of a job reach JAX's coordination service, which the first of them hosts.
+"""Relays between JAX's clients and its coordination service, which the first process hosts.
 
-The service proves nothing, and up to JAX 0.11 it cannot encrypt. So it listens only at a local
-socket in a folder of the user (`ServiceRelay`), and every other process of the job connects to the
-address where the first process listens: both prove that they know the job's key, and between
-machines the connection is encrypted (`unison.net`).
+The service does not authenticate its clients, and before JAX 0.12 it has no TLS. So it listens at a
+local socket in a private folder of the user only. The other processes connect to the first one over
+an authenticated and, between machines, encrypted connection (`unison.net`), and `ServiceRelay`
+forwards to the service.
 
-JAX's client ends its process (from C++, with no way to object) when its connection to the service
-breaks. So it connects to a relay in its own process (`ClientRelay`), which passes all on; when the
-service is gone, the relay's other end stays open, and the client waits on. That the first process
-has died is noticed elsewhere (`unison.runtime.liveness.watcher`).
+JAX's client aborts its process (from C++, nothing can prevent it) when its connection to the
+service breaks. So it connects to a `ClientRelay` in its own process, which keeps the connection
+open when the service is gone. The death of the first process is detected elsewhere
+(`unison.runtime.liveness.watcher`).
 """
 
 from __future__ import annotations
@@ -34,28 +34,27 @@ from unison.net.runtime_folder import runtime_folder
 from unison.net.secret import key
 from unison.runtime.rendezvous import COORDINATION_CHANNEL, Entrance
 
-#: Seconds between two tries to reach the service.
+#: Seconds between two attempts to connect.
 _RETRY_AFTER = 0.05
 
-#: The folder of a service's socket: what its name begins with, and seconds for which it stays when
-#: nobody listens there.
+#: Folders of sockets: the prefix of their names, and the seconds before an unused one is removed.
 _PREFIX = "unison-coordination-"
 _YOUNG = 60.0
 
-#: The longest path that a local socket can have, and what is added to that of a folder.
+#: The longest path of a local socket, and the length that is added to that of the parent folder.
 _LONGEST_PATH = 107
 _LONGEST_NAME = 40
 
 
 class ServiceRelay:
-    """The first process's side: passes on to the service what the others send.
+    """Forwards connections of the other processes to the service, in the first process.
 
     Args:
-        entrance: Where they connect; it is the relay's from now on.
-        seconds: How long it may take until the service listens.
+        entrance: Where the other processes connect; the relay takes ownership.
+        seconds: The timeout until the service listens.
 
     Attributes:
-        address: Where the service is to listen, as JAX writes it.
+        address: The address at which the service has to listen, for gRPC.
     """
 
     def __init__(self, entrance: Entrance, seconds: float):
@@ -69,7 +68,7 @@ class ServiceRelay:
         )
 
     def close(self) -> None:
-        """Takes no more connections, and closes those that there are."""
+        """Stops listening, and closes all connections."""
         self._is_closed.set()
         self._accepting.close()
         self._pump.close()
@@ -81,13 +80,13 @@ class ServiceRelay:
         service = None
         if accepted.channel == COORDINATION_CHANNEL:
             service = self._connected()
-        if service is None:  # it comes too late to the meeting, or the service does not start
+        if service is None:  # too late for the rendezvous, or the service does not start
             accepted.stream.close()
         else:
             self._pump.join(accepted.stream, service)
 
     def _connected(self) -> socket.socket | None:
-        """Returns a connection to the service, as soon as it listens."""
+        """Connects to the service as soon as it listens; None after the timeout."""
         while not self._is_closed.is_set():
             service = socket.socket(socket.AF_UNIX)
             try:
@@ -103,14 +102,14 @@ class ServiceRelay:
 
 
 class ClientRelay:
-    """Another process's side: passes on what this process's JAX sends.
+    """Forwards the connections of this process's JAX client to the first process.
 
     Args:
-        where: The address where the first process listens.
-        seconds: How long it may take until it can be reached.
+        where: The address of the first process.
+        seconds: The timeout until it can be reached.
 
     Attributes:
-        address: Where JAX's client connects to, as JAX writes it.
+        address: The address for JAX's client, for gRPC.
     """
 
     def __init__(self, where: tuple[str, int], seconds: float):
@@ -127,13 +126,13 @@ class ClientRelay:
         )
 
     def close(self) -> None:
-        """Takes no more connections. Those that there are stay, until JAX's client ends them."""
+        """Stops listening. Connections stay open until JAX's client closes them."""
         self._is_closed.set()
         self._accepting.close()
         self._pump.finish()
 
     def _join(self, client: socket.socket) -> None:
-        # This process has few connections to the service, and each may take until it is there.
+        # JAX opens very few connections, and each waits until the service can be reached.
         threading.Thread(
             target=self._reach, args=(client,), name="unison-relay", daemon=True
         ).start()
@@ -155,23 +154,23 @@ class ClientRelay:
 
 
 def _of_this_process(connection: socket.socket) -> Steps[socket.socket]:
-    """Returns the steps of a handshake that only connections of this process complete."""
+    """Returns the steps of a handshake that accepts connections of this process only."""
     try:
         process, _, _ = peer_of(connection)
         if process != os.getpid():
-            raise RefusedError(f"process {process} is another one")
+            raise RefusedError(f"the peer is another process ({process})")
         return connection
-        yield  # a generator, though there is nothing to wait for
+        yield  # makes this a generator
     except BaseException:
         connection.close()
         raise
 
 
 def _new_folder() -> pathlib.Path:
-    """Returns a new folder for a socket, which only this user can enter."""
+    """Creates a folder for a socket that only this user can enter."""
     try:
         around = runtime_folder()
-    except OSError:  # another user has made it
+    except OSError:  # e.g. another user has created it
         around = pathlib.Path(tempfile.gettempdir())
     if len(str(around)) + _LONGEST_NAME > _LONGEST_PATH:
         around = pathlib.Path("/tmp")
@@ -180,11 +179,11 @@ def _new_folder() -> pathlib.Path:
 
 
 def _remove_left_behind(around: pathlib.Path) -> None:
-    """Removes the folders of processes that were killed."""
+    """Removes folders that killed processes have left behind."""
     for folder in around.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as trial:
             if time.time() - folder.stat().st_mtime < _YOUNG:
-                continue  # its process may be about to listen
+                continue  # its process may not listen yet
             try:
                 trial.connect(str(folder / "service"))
             except (ConnectionRefusedError, FileNotFoundError):
