@@ -225,9 +225,9 @@ def train(strategy, folder, stop=None, form="keras"):
 
     losses = {}
     callbacks = [
-        keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1, delete_checkpoint=False),
         keras.callbacks.ModelCheckpoint(f"{folder}/model-{{epoch}}.keras"),
         Watcher(),
+        keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=1, delete_checkpoint=False),
     ]
     with contextlib.suppress(InterruptedError):
         model.fit(*data(), batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
