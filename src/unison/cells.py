@@ -139,6 +139,7 @@ class Cell:
         "aggregation",
         "borrower",
         "division",
+        "extreme",
         "layout",
         "name",
         "placed_as",
@@ -176,6 +177,8 @@ class Cell:
         self.name = name
         self.serial_number = next(_serial_numbers)
         self._divergent_aggregation = divergent_aggregation
+        #: "MAX" or "MIN", where programs make the copies of an `ON_READ` cell equal by it.
+        self.extreme: str | None = None
         self.layout = Layout.STREAM if stream else Layout.MIRRORED
         self._array: jax.Array | None = None
         #: Who has the stored array, where it is not here.
@@ -206,6 +209,7 @@ class Cell:
             cell._is_initialized = True
             cell.layout = self.layout
             cell.division = self.division
+            cell.extreme = self.extreme
             cell._array = self._concrete(jnp.copy(self.stored()))
         return cell
 
@@ -238,9 +242,15 @@ class Cell:
     @property
     def reading_aggregation(self) -> VariableAggregation:
         """How copies that differ are combined where they are read outside the replicas."""
+        if self.extreme is not None:
+            return VariableAggregation.ONLY_FIRST_REPLICA
         if self.is_on_read:
             return self.aggregation
         return self._divergent_aggregation or VariableAggregation.ONLY_FIRST_REPLICA
+
+    @property
+    def _is_sum_of_copies(self) -> bool:
+        return self.reading_aggregation is VariableAggregation.SUM and not self.is_alone
 
     @property
     def combines_writes(self) -> bool:
@@ -253,9 +263,9 @@ class Cell:
         )
 
     @property
-    def form(self) -> tuple[Layout, tuple[int, ...] | None]:
+    def form(self) -> tuple[Layout, str | None, tuple[int, ...] | None]:
         """What a compiled program relies on; `layout_changes` counts its changes."""
-        return self.layout, None if self._array is None else self._array.shape
+        return self.layout, self.extreme, None if self._array is None else self._array.shape
 
     @property
     def array(self) -> jax.Array | None:
@@ -417,7 +427,7 @@ class Cell:
 
     def require_addable(self) -> None:
         """Raises a ValueError where adding outside the replicas has no one meaning."""
-        if self.is_on_read and self.aggregation is VariableAggregation.SUM and not self.is_alone:
+        if self._is_sum_of_copies:
             raise ValueError(
                 f"Outside the replicas, adding to the ON_READ SUM variable {self.name!r} has no "
                 "one meaning. Assign the sum that you want (variable.assign(variable + delta)), "
@@ -430,8 +440,7 @@ class Cell:
         The copies of an `ON_READ` `SUM` cell get equal parts, as in TF, so that reading gives the
         value back (for integers, the quotient without its remainder times the replicas).
         """
-        divides = self.is_on_read and self.aggregation is VariableAggregation.SUM
-        if not divides or self.is_alone:
+        if not self._is_sum_of_copies:
             return value
         value = jnp.asarray(value)
         count = self.placement.num_replicas
@@ -538,6 +547,17 @@ class Cell:
         """
         if self.layout is Layout.MIRRORED and self.placement.home is None:
             self._change_layout(Layout.SHARDED, with_replicas_at(axis, self.division))
+
+    def keep_equal_by(self, extreme: str) -> None:
+        """Has the copies of an `ON_READ` cell, which programs keep equal from now on, read as one.
+
+        Args:
+            extreme: "MAX" or "MIN", by which the programs combine what the replicas write.
+        """
+        value = self.numpy()
+        self.extreme = extreme
+        Cell.layout_changes += 1
+        self.assign(value)
 
     def localize(self) -> None:
         """Gives each replica a copy of its own, because replicas are about to write different

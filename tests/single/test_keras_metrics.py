@@ -73,6 +73,12 @@ def test_results_have_no_other_names_than_on_one_device(alone, together):
     assert list(together) == list(alone)
 
 
+def test_states_of_keras_metrics_are_known_as_sums(two_replicas, caplog):
+    with two_replicas.scope():
+        results(classifier())
+    assert "another way" not in caplog.text
+
+
 def test_metrics_start_again_with_every_evaluation(two_replicas):
     with two_replicas.scope():
         model = classifier()

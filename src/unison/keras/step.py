@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from unison.data import Shares, count_examples
 from unison.equations import calls_host
 from unison.keras.grouping import group_size_of, grouped
 from unison.keras.losses import with_global_reductions
+from unison.keras.metric_states import Update, updates_of
 from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
 from unison.keras.sharded_update import own_state, whole_state
 from unison.keras.stateful_step import StatefulStep
@@ -76,6 +78,12 @@ _EXACT_IF_RETURNED = (
     "an update that is linear in the gradients. Use self.optimizer.stateless_apply for others."
 )
 
+#: The states of metrics that are neither sums nor extremes.
+_warned_of: weakref.WeakSet[Cell] = weakref.WeakSet()
+
+#: How replicas combine the states of metrics that are no sums.
+_EXTREMES = {Update.MAX: "MAX", Update.MIN: "MIN"}
+
 #: Where a step's results have the metrics of all replicas, if they have them.
 METRICS_OF_ALL = "metrics of all replicas"
 
@@ -93,7 +101,7 @@ class _Program:
         kept: Those of the rest of the state that replicas look at.
         returned: Those of the state that is returned.
         group_size: How many steps one execution can run.
-        layouts: The layouts of the state.
+        layouts: What it relies on of the cells of the state; see `CompiledStep._layouts`.
         layout_changes: `Cell.layout_changes` when they were compared last.
         bytes_sent: What a replica sends in a step, by the step's collectives.
         update: Computes further new state, at home.
@@ -108,7 +116,7 @@ class _Program:
     kept: list[int]
     returned: list[int]
     group_size: int
-    layouts: list[Layout]
+    layouts: list[tuple[Layout, str | None]]
     layout_changes: int
     bytes_sent: float
     update: HomeUpdate[int] | None = None
@@ -531,9 +539,15 @@ class CompiledStep:
         shares = Shares(count_examples(leaves), placement.num_replicas, proportions)
         classes = list(dict.fromkeys(shares.counts))
         diverging: set[int] = set()
-        traces = [
-            self._trace(count, shares, structure, leaves, state, diverging) for count in classes
-        ]
+
+        def trace_all() -> list[tuple[ClosedJaxpr, Any]]:
+            return [
+                self._trace(count, shares, structure, leaves, state, diverging) for count in classes
+            ]
+
+        traces = trace_all()
+        if self._combine_extremes(traces, state):
+            traces = trace_all()
         written = sorted(set().union(*(_written(trace, len(state)) for trace, _ in traces)))
         for index in written:
             if self._groups[index] in _LOCAL_GROUPS or index in diverging:
@@ -618,7 +632,7 @@ class CompiledStep:
             kept,
             written,
             group_size,
-            layouts=[cell.layout for cell in cells],
+            layouts=self._layouts(),
             layout_changes=Cell.layout_changes,
             bytes_sent=bytes_in(traces[0][0].jaxpr, placement.num_replicas),
             update=update,
@@ -656,11 +670,15 @@ class CompiledStep:
             return traces, None
         return [(d.replica, tree) for d, (_, tree) in zip(divisions, traces, strict=True)], update
 
+    def _layouts(self) -> list[tuple[Layout, str | None]]:
+        """Returns what a program relies on of the cells."""
+        return [(cell.layout, cell.extreme) for cell in self._cells]
+
     def _has_layouts_of(self, program: _Program) -> bool:
         """Whether the state still has the layouts for which `program` was compiled."""
         if program.layout_changes == Cell.layout_changes:
             return True
-        if [cell.layout for cell in self._cells] != program.layouts:
+        if self._layouts() != program.layouts:
             return False
         program.layout_changes = Cell.layout_changes
         return True
@@ -714,6 +732,10 @@ class CompiledStep:
             if shares.proportions is not None and statistics:
                 self._share_statistics(new_flat, statistics, shares, has_examples=count > 0)
             new_flat = self._combine_writes(combining, new_flat)
+            new_flat = [
+                value if cell.extreme is None else all_reduce(cell.extreme, value)
+                for cell, value in zip(self._cells, new_flat, strict=True)
+            ]
             if self._tells_metrics:
                 results = {**results, METRICS_OF_ALL: self._metrics_of_all(new_flat)}
             results, tree = jax.tree.flatten(results)
@@ -878,6 +900,47 @@ class CompiledStep:
             everything[index] = value
         return everything
 
+    def _combine_extremes(
+        self, traces: list[tuple[ClosedJaxpr, Any]], state: list[jax.Array]
+    ) -> bool:
+        """Has steps combine the states of metrics that are maxima or minima, not sums.
+
+        Warns of those that are neither. Returns whether the step has to be traced again.
+        """
+        if self._strategy.num_replicas_in_sync == 1:
+            return False
+        sums = [
+            index
+            for index, (group, cell) in enumerate(zip(self._groups, self._cells, strict=True))
+            if group == "metrics_variables"
+            and cell.is_on_read
+            and cell.reading_aggregation is VariableAggregation.SUM
+        ]
+        found: dict[int, set[Update]] = {index: set() for index in sums}
+        for trace, tree in traces:
+            outputs = {index: tree.num_leaves + index for index in sums}
+            for index, update in updates_of(trace.jaxpr, outputs).items():
+                found[index].add(update)
+        extremes = False
+        for index, updates in found.items():
+            updates -= {Update.NONE}
+            (update,) = updates if len(updates) == 1 else (Update.OTHER,)
+            if update in _EXTREMES:
+                extremes = True
+                with self._returned(index, state):
+                    self._cells[index].keep_equal_by(_EXTREMES[update])
+            elif not updates <= {Update.SUM} and self._cells[index] not in _warned_of:
+                _warned_of.add(self._cells[index])
+                logger.warning(
+                    "A metric updates its state %r in another way than by adding to it, or by a "
+                    "maximum or minimum. Its result on %d replicas is not that of one device: the "
+                    "replicas' states are added up. Write the update as a sum (state.assign_add), "
+                    "or create the state with add_variable(..., aggregation='mean').",
+                    self._cells[index].name,
+                    self._strategy.num_replicas_in_sync,
+                )
+        return extremes
+
     def _metrics_of_all(self, state: Sequence[Any]) -> list[Any]:
         """Returns the values of the metrics' variables, combined over the replicas."""
         pairs = zip(self._cells, self._groups, state, strict=True)
@@ -893,13 +956,20 @@ class CompiledStep:
         if combines_writes(cell):
             return
         if cell.layout is Layout.MIRRORED:
-            with signals_held:
-                borrower = cell.borrower
-                cell.put(flat[index])
+            with self._returned(index, flat):
                 cell.localize()
-                flat[index] = cell.take()
-                if borrower is not None:
-                    cell.lend(borrower)
+
+    @contextlib.contextmanager
+    def _returned(self, index: int, state: list[jax.Array]) -> Iterator[None]:
+        """Inside, a cell of which the step has the array has it itself, and may change its form."""
+        cell = self._cells[index]
+        with signals_held:
+            borrower = cell.borrower
+            cell.put(state[index])
+            yield
+            state[index] = cell.take()
+            if borrower is not None:
+                cell.lend(borrower)
 
 
 def _flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
