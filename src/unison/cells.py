@@ -6,12 +6,13 @@ above (lifting, programs, the Keras trainer) knows one kind of state only.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -38,6 +39,9 @@ _BY_ROWS = PartitionSpec(REPLICA_AXIS)
 
 _live: weakref.WeakSet[Cell] = weakref.WeakSet()
 _live_lock = threading.Lock()
+
+#: Of a thread, `own_copies`: see that function.
+_reading = threading.local()
 _serial_numbers = itertools.count()
 
 #: The program that has begun a step and not ended it, if one was interrupted there. Whoever reads a
@@ -58,6 +62,20 @@ def live_cells(placement: Placement) -> list[Cell]:
         if cell.has_value and (cell.placement.num_replicas == 1 or cell.placement == placement)
     ]
     return sorted(readable, key=lambda cell: cell.serial_number)
+
+
+@contextlib.contextmanager
+def own_copies() -> Iterator[None]:
+    """Inside, this thread reads copies that differ from those of this process's replicas alone.
+
+    So it needs no other process.
+    """
+    before = getattr(_reading, "own_copies", False)
+    _reading.own_copies = True
+    try:
+        yield
+    finally:
+        _reading.own_copies = before
 
 
 class VariableSynchronization(enum.Enum):
@@ -396,7 +414,10 @@ class Cell:
         if self.layout is not Layout.LOCAL:
             return np.asarray(stored().addressable_data(0))
         self.require_common_value()
-        copies = self.placement.whole_of(stored)
+        if getattr(_reading, "own_copies", False):
+            copies = np.stack(_copies(stored(), self.placement.cores_per_replica))
+        else:
+            copies = self.placement.whole_of(stored)
         wide = _accumulator(copies.dtype)
         if self.reading_aggregation is VariableAggregation.SUM:
             return np.sum(copies, axis=0, dtype=wide).astype(copies.dtype)

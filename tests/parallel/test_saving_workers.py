@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from keras_forms import FORMS, IMPORTED, scope_with_keras
-from unison.runtime import WorkerError
 from unison.train import latest_checkpoint, load_checkpoint
 from warm_workers import launch
 
@@ -172,13 +171,21 @@ def test_one_manager_keeps_the_folder_and_all_know_what_is_there(folder):
     assert there == ["checkpoint", "ckpt-5.index", "ckpt-6.index"]
 
 
-def save_parts_alone():
-    """Saves on the first worker alone what all hold together."""
+def save_alone(folder, worker, while_training):
+    """Trains, and saves on one worker alone, in each epoch or when the others may have ended."""
+    import logging
+
     import jax
+    import keras
 
     import unison
 
+    warnings = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("unison").addHandler(handler)
     strategy = unison.MultiWorkerMirroredStrategy()
+    keras.utils.set_random_seed(0)
     with strategy.scope():
         total = unison.Variable(
             np.float32(0.0),
@@ -186,16 +193,43 @@ def save_parts_alone():
             synchronization=unison.VariableSynchronization.ON_READ,
             aggregation=unison.VariableAggregation.SUM,
         )
-    if jax.process_index() == 0:
-        unison.train.Checkpoint(total=total).write("never")
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse", metrics=["mae"])
+    strategy.run(lambda: total.assign_add(2.0 + jax.process_index()))
+    is_saver = jax.process_index() == worker
+    callbacks = []
+    if is_saver and while_training:
+        path = f"{folder}/{{epoch}}.keras"
+        callbacks = [keras.callbacks.ModelCheckpoint(path, save_freq="epoch")]
+    history = model.fit(*data(), batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
+    if is_saver and not while_training:
+        model.save(f"{folder}/end.keras")
+        unison.train.Checkpoint(total=total).write(f"{folder}/counts")
+        unison.saving.save(model, f"{folder}/folder")
+    return history["loss"], model.get_weights()[0], warnings
 
 
-def test_first_worker_alone_cannot_save_what_all_hold_together(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = "(?s)All workers must save.*is to hold examples, of which each worker has a part"
-    with pytest.raises(WorkerError, match=said):
-        on_workers(save_parts_alone)
-    assert os.listdir(tmp_path) == []
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("while_training", [True, False], ids=["training", "end"])
+def test_one_worker_alone_saves_its_own_copies_and_is_warned_once(tmp_path, worker, while_training):
+    results = on_workers(save_alone, str(tmp_path), worker, while_training)
+    assert results[0][0] == results[1][0]
+    (warning,) = results[worker][2]
+    assert "this worker's copies of" in warning
+    assert not results[1 - worker][2]
+    import keras
+
+    weights = results[worker][1]
+    if while_training:
+        assert sorted(os.listdir(tmp_path)) == ["1.keras", "2.keras", "3.keras"]
+        last = keras.models.load_model(tmp_path / "3.keras")
+    else:
+        last = keras.models.load_model(tmp_path / "end.keras")
+        assert load_checkpoint(tmp_path / "counts").get_tensor(f"total/{VALUE}") == 2.0 + worker
+        assert (tmp_path / "folder" / "saved_model.json").exists()
+    np.testing.assert_array_equal(last.get_weights()[0], weights)
 
 
 # -- Keras' callbacks ----------------------------------------------------------------------------

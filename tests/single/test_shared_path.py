@@ -8,8 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from unison.cells import Layout
-from unison.errors import DeadlineExceededError, UnknownError
-from unison.train import shared_path
+from unison.errors import FailedPreconditionError
+from unison.train import journal, shared_path
+
+#: Which worker a thread is.
+process = threading.local()
+
+#: The workers that do not come any more.
+passed = set()
 
 
 class Store:
@@ -43,20 +49,25 @@ class Store:
 def of_worker(monkeypatch, tmp_path):
     """`begin_writing` of a file, as a worker calls it: 0 is the first one."""
     store = Store()
-    monkeypatch.setattr(shared_path, "CoordinationStore", lambda: store)
-    monkeypatch.setattr(shared_path, "_PATIENCE", 0.5)
-    monkeypatch.setattr(shared_path.process_group, "timeout", lambda: 5.0)
-    journals = [shared_path._Journal(), shared_path._Journal()]
+    for module in (shared_path, journal):
+        monkeypatch.setattr(module, "CoordinationStore", lambda: store)
+    monkeypatch.setattr(journal, "_PATIENCE", 0.5)
+    monkeypatch.setattr(journal.process_group, "timeout", lambda: 5.0)
+    monkeypatch.setattr(journal.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(journal.liveness, "passed", lambda since: passed)
+    monkeypatch.setattr(shared_path, "_has_warned", False)
+    passed.clear()
+    journals = [journal.Journal(), journal.Journal()]
 
     def begin(worker, name, layout=Layout.MIRRORED):
         path = str(tmp_path / name)
         placement = types.SimpleNamespace(spans_processes=True)
         cell = types.SimpleNamespace(placement=placement, layout=layout, name="total")
-        with monkeypatch.context() as patched:
-            patched.setattr(shared_path.jax, "process_index", lambda: worker)
-            patched.setattr(shared_path, "_journal", lambda service: journals[worker])
-            return shared_path.begin_writing(path, path, [cell])
+        process.index = worker
+        return shared_path.begin_writing(path, path, [cell])
 
+    monkeypatch.setattr(shared_path.jax, "process_index", lambda: process.index)
+    monkeypatch.setattr(shared_path, "_journal", lambda service: journals[process.index])
     return begin
 
 
@@ -70,9 +81,9 @@ def refuse():
 
 
 def test_writes_that_threads_announce_at_once_have_their_own_numbers(of_worker):
-    journal = of_worker(0, "first")._journal
+    announce = of_worker(0, "first")._journal.announce
     with ThreadPoolExecutor(8) as threads:
-        numbers = [*threads.map(journal.announce, map(str, range(8)))]
+        numbers = [*threads.map(announce, map(str, range(8)))]
     assert sorted(numbers) == [*range(1, 9)]
 
 
@@ -106,39 +117,77 @@ def test_a_write_that_is_given_up_holds_nobody_up(of_worker, write):
     assert began.finish(refuse) is False
 
 
-def test_a_write_for_which_not_all_came_has_an_outcome(of_worker, monkeypatch):
-    def nobody(*args):
-        raise DeadlineExceededError(message="worker 1 has not come")
-
-    monkeypatch.setattr(shared_path.process_group, "all_gather_json", nobody)
-    with pytest.raises(DeadlineExceededError, match="All workers must save"):
-        of_worker(0, "gathered", Layout.LOCAL)
-    with pytest.raises(
-        (DeadlineExceededError, UnknownError), match="The first worker could not write"
-    ):
-        of_worker(1, "gathered").finish(refuse)
+def both(of_worker, *names, layout=Layout.LOCAL):
+    """What both workers begin, at once: the first of the names is the first worker's."""
+    with ThreadPoolExecutor(2) as threads:
+        begun = [threads.submit(of_worker, i, name, layout) for i, name in enumerate(names)]
+        return [each.result(20) for each in begun]
 
 
-def test_coming_together_waits_for_what_threads_look_for(of_worker, write, monkeypatch):
+def test_values_that_each_has_a_part_of_are_written_when_all_have_come(of_worker, write):
+    first, second = both(of_worker, "one", "one")
+    assert not first.is_alone
+    assert not second.is_alone
+    assert first.finish(write("one")) is True
+    assert second.finish(refuse) is False
+
+
+def test_workers_come_together_for_paths_of_their_own(of_worker, write):
+    for writing, name in zip(both(of_worker, "own-0", "own-1"), ("own-0", "own-1"), strict=True):
+        assert not writing.is_alone
+        assert writing.finish(write(name)) is True
+
+
+def test_the_first_worker_writes_alone_what_others_have_passed(of_worker, write, caplog):
+    passed.add(1)
+    for name in ("alone-0", "alone-1"):
+        writing = of_worker(0, name, Layout.LOCAL)
+        assert writing.is_alone
+        assert writing.finish(write(name)) is True
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "this worker's copies of total" in warning
+    passed.clear()
+    together = both(of_worker, "together", "together")
+    assert [writing.is_alone for writing in together] == [False, False]
+
+
+def test_another_worker_writes_alone_what_the_first_has_passed(of_worker, write):
+    passed.add(0)
+    writing = of_worker(1, "alone", Layout.LOCAL)
+    assert writing.is_alone
+    assert writing.finish(write("alone")) is True
+
+
+def test_who_comes_to_what_the_first_writes_alone_does_not_write_it_again(of_worker, write):
+    passed.add(1)
+    of_worker(0, "one", Layout.LOCAL).finish(write("one"))
+    assert of_worker(1, "one", Layout.LOCAL).finish(refuse) is False
+
+
+def test_shards_are_not_written_alone(of_worker):
+    passed.add(1)
+    with pytest.raises(FailedPreconditionError, match="All workers must save"):
+        of_worker(0, "shards", Layout.SHARDED)
+    with pytest.raises(FailedPreconditionError, match="All workers must save"):
+        of_worker(1, "shards", Layout.SHARDED)
+
+
+def test_coming_together_waits_for_what_threads_look_for(of_worker, write):
     of_worker(0, "background").finish(write("background"))
     background = of_worker(1, "background")
-    told = []
-    monkeypatch.setattr(
-        shared_path.process_group, "all_gather_json", lambda own, why: told.append(own) or told
-    )
-    first = of_worker(0, "gathered", Layout.LOCAL)
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(of_worker, 0, "gathered", Layout.LOCAL)
         gathered = threads.submit(of_worker, 1, "gathered", Layout.LOCAL)
         time.sleep(0.1)
         assert background.finish(refuse) is False
-        first.finish(write("gathered"))
+        first.result(10).finish(write("gathered"))
         assert gathered.result(10).finish(refuse) is False
 
 
 @pytest.fixture
 def short_memory(monkeypatch):
-    monkeypatch.setattr(shared_path, "_KEPT", 8)
-    monkeypatch.setattr(shared_path, "_FORGOTTEN_AT_ONCE", 4)
+    monkeypatch.setattr(journal, "_KEPT", 8)
+    monkeypatch.setattr(journal, "_FORGOTTEN_AT_ONCE", 4)
 
 
 def test_only_the_latest_writes_are_remembered(of_worker, write, short_memory):

@@ -243,7 +243,7 @@ def all_gather_json(value: Any, what: str) -> list[Any]:
         return _elastic.all_gather_json(value, what)
     if jax.process_count() == 1:
         return [json.loads(json.dumps(value))]
-    with liveness.waiting(f"an agreement ({what})"):
+    with liveness.waiting(f"{liveness.AGREEMENT} ({what})"):
         answers = _talk().ask([what, value])
     for process, (other, _) in enumerate(answers):
         if other != what:

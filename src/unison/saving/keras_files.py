@@ -72,7 +72,8 @@ def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
         cells = [variable.cell for variable in _variables_of(model)]
         writing = begin_writing(path, os.path.join(path, _CONFIG) if is_folder else path, cells)
         try:
-            held = held_values(model)
+            with writing.reading():
+                held = held_values(model)
         except BaseException as error:
             writing.fail(error)
             raise

@@ -48,7 +48,7 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
     Args:
         obj: A module, a Keras model, or another object that a checkpoint can follow.
         export_dir: The folder. What was saved there before is replaced. Several workers that name
-            one folder write it once; all must call.
+            one folder write it once. One that calls alone saves its own copies, with a warning.
         signatures: A function of one signature, or a dictionary of them: what is called by name
             with named arrays. Default: the object's one function with an `input_signature`, or
             what a Keras model computes, as "serving_default".
@@ -107,8 +107,9 @@ def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> 
     _give_cells(obj)
     writing = begin_writing(path, os.path.join(path, folder.INDEX), cells_of(obj, parts_of))
     try:
-        saved = SavedObject(obj)
-        gather(saved)
+        with writing.reading():
+            saved = SavedObject(obj)
+            gather(saved)
     except BaseException as error:
         writing.fail(error)
         raise

@@ -211,7 +211,8 @@ class Checkpoint(Tracked):
             writing = begin_writing(path, path + SUFFIX, cells_of(self._root, self._parts))
             snapshot = Snapshot(self._copies if options.is_async else {})
             try:
-                nodes, arrays = describe(self._root, self._parts, snapshot.value_of)
+                with writing.reading():
+                    nodes, arrays = describe(self._root, self._parts, snapshot.value_of)
             except BaseException as error:
                 snapshot.forget()
                 writing.fail(error)

@@ -257,7 +257,9 @@ class PreemptionCheckpointHandler:
 
     def _wait_for_target(self) -> None:
         if self._is_held:
-            with liveness.waiting("an agreement (how many steps are taken before the end)"):
+            with liveness.waiting(
+                f"{liveness.AGREEMENT} (how many steps are taken before the end)"
+            ):
                 self._changed.wait_for(lambda: not self._is_held)
         if self._error is not None:
             raise self._error

@@ -3,7 +3,8 @@
 Mirrored variables are whole in every process, so that one process can save them while the others
 do something else. The first one never waits for the others: it says what it writes, and how that
 ended, in a journal that all of them see. Where values have to be gathered (`ON_READ` copies, the
-rows of a sharded optimizer), all processes come together before.
+rows of a sharded optimizer), all processes come together before. If the others do not come, as in
+`if rank == 0: model.save(path)`, a process saves its own copies.
 
 The processes may see one file system, or each its own: who does not find what the first one wrote
 writes it, too.
@@ -11,25 +12,24 @@ writes it, too.
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import functools
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
 from unison import errors
-from unison.cells import Cell, Layout
-from unison.errors import DeadlineExceededError, OpError, UnavailableError, UnknownError
-from unison.runtime import liveness, process_group
+from unison.cells import Cell, Layout, own_copies
+from unison.errors import FailedPreconditionError, OpError, UnknownError
+from unison.runtime import process_group
 from unison.runtime.coordination import CoordinationStore
 from unison.storage import files
 from unison.storage.file_systems import is_remote
+from unison.train.journal import Journal
 
 logger = logging.getLogger("unison")
 
@@ -38,30 +38,28 @@ _SEEN_WITHIN = 10.0
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 
-#: Seconds that another process waits for the first one to begin.
-_PATIENCE = 60.0
-
-#: How many paths are remembered that this process wrote before the first one came to them.
-_MOST_AHEAD = 64
-
-#: How many writes of the first process are remembered at least, and how many are forgotten at once.
-_KEPT = 1024
-_FORGOTTEN_AT_ONCE = 64
-
-#: Where the writes are in the coordination service, and the number of the first one there.
-_WRITES = "unison/writes"
-_REMEMBERED = "unison/remembered writes"
-_FIRST_REMEMBERED = f"{_REMEMBERED}/first"
-
 #: Of the thread, `a_write`: whether it writes what the processes have agreed about.
 _inside = threading.local()
+
+#: Whether this process has warned that it saves alone.
+_has_warned = False
 
 #: Folders that are not those of the first process, though they have their names.
 _own_folders: set[str] = set()
 
 
 class Writing:
-    """A write that this process does whatever the others do."""
+    """A write that this process does whatever the others do.
+
+    Attributes:
+        is_alone: Whether the others do not come, who have copies of their own.
+    """
+
+    is_alone = False
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which the values that are to be written are read."""
+        return own_copies() if self.is_alone else contextlib.nullcontext()
 
     def finish(self, write: Callable[[], None]) -> bool:
         """Calls `write`, or waits until another process has done so.
@@ -97,8 +95,8 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
         cells: The state that is to be written.
 
     Raises:
-        DeadlineExceededError: The state has to be gathered, and a process has not come.
-        UnavailableError: The same, and a process has ended.
+        FailedPreconditionError: The others do not save, and each has a shard of the state.
+        UnavailableError: A process is lost.
     """
     if process_group.is_elastic():
         return Writing() if process_group.is_first() else _Passing()
@@ -107,34 +105,57 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
         return Writing()
     place = _absolute(path)
     journal = _journal(CoordinationStore().service)
-    gathered = [cell.name for cell in spread if cell.layout in (Layout.LOCAL, Layout.SHARDED)]
+    gathered = [cell for cell in spread if cell.layout in (Layout.LOCAL, Layout.SHARDED)]
     # Writes are announced, and looked for, in the order of the program, whichever thread does them.
+    writing: Writing
     if jax.process_index() == 0:
-        writing = _First(journal, place, visible)
-        if gathered:
-            try:
-                _come_together([place, writing.number], place, gathered)
-            except BaseException as error:
-                writing.fail(error)
-                raise
+        writing = first = _First(journal, place, visible, bool(gathered))
+        try:
+            if gathered and not journal.wait_for_all(first.number):
+                writing.is_alone = True
+                _check_own_parts(path, gathered)
+        except BaseException as error:
+            writing.fail(error)
+            raise
         return writing
     if not gathered:
         return _Later(journal, place, visible)
-    first_place, number = _come_together([place, None], place, gathered)[0]
-    journal.jump_behind(number)
-    return _Later(journal, place, visible, number) if first_place == place else Writing()
+    number, is_together = journal.come(place)
+    writing = Writing() if number is None else _Later(journal, place, visible, number)
+    if not is_together:
+        writing.is_alone = True
+        _check_own_parts(path, gathered, is_writer=number is None)
+    return writing
 
 
-def _come_together(own: list[Any], path: str, gathered: Sequence[str]) -> list[Any]:
-    try:
-        return process_group.all_gather_json(own, "Saving what all hold together")
-    except (DeadlineExceededError, UnavailableError) as error:
-        shown = ", ".join(gathered[:3]) + (", ..." if len(gathered) > 3 else "")
-        raise type(error)(
-            message=f"All workers must save, and not all have come to do so: {path} is to hold "
-            f"{shown}, of which each worker has a part. Let every worker call save, with the same "
-            f"path or each with its own. {error}"
-        ) from error
+def _check_own_parts(path: str, cells: Sequence[Cell], is_writer: bool = True) -> None:
+    """Warns, once, that the copies are those of this process alone; raises if it has only shards.
+
+    Raises:
+        FailedPreconditionError: Each process has a shard of a variable only.
+    """
+    global _has_warned
+    shards = [cell.name for cell in cells if cell.layout is Layout.SHARDED]
+    if shards:
+        raise FailedPreconditionError(
+            message=f"All workers must save, and not all do: {path} is to hold {_listed(shards)}, "
+            "of which each worker has a shard. Let every worker call save, with the same path or "
+            "each with its own."
+        )
+    if is_writer and not _has_warned:
+        _has_warned = True
+        logger.warning(
+            "Worker %d saves %s alone, since the other workers do not save. It holds this worker's "
+            "copies of %s, of which each worker has its own. Let all workers save, with the same "
+            "path or each with its own, to have the copies combined.",
+            jax.process_index(),
+            path,
+            _listed([cell.name for cell in cells]),
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 class _First(Writing):
@@ -144,10 +165,10 @@ class _First(Writing):
         number: Its number among the writes of the first process.
     """
 
-    def __init__(self, journal: _Journal, path: str, visible: str):
+    def __init__(self, journal: Journal, path: str, visible: str, gathers: bool):
         self._journal = journal
         self._visible = visible
-        self.number = journal.announce(path)
+        self.number = journal.announce(path, gathers)
 
     def finish(self, write: Callable[[], None]) -> bool:
         try:
@@ -170,7 +191,7 @@ class _Later(Writing):
         number: The number of the first one's write, if that is known.
     """
 
-    def __init__(self, journal: _Journal, path: str, visible: str, number: int | None = None):
+    def __init__(self, journal: Journal, path: str, visible: str, number: int | None = None):
         self._journal = journal
         self._path = path
         self._visible = visible
@@ -196,152 +217,11 @@ class _Later(Writing):
             self._journal.leave(self._search)
 
 
-class _Journal:
-    """The latest writes of the first process, in order, and how they ended.
-
-    Several threads may use it. Those that look for writes do so one after the other, in the order
-    in which they lined up.
-    """
-
-    def __init__(self) -> None:
-        self._store = CoordinationStore()
-        #: The number of the next write that was not looked at yet, or is to be announced.
-        self._next = 0
-        self._ahead: collections.deque[str] = collections.deque(maxlen=_MOST_AHEAD)
-        #: Guards all of these; told when a search has ended.
-        self._changed = threading.Condition()
-        self._searches: list[object] = []
-
-    def announce(self, path: str) -> int:
-        """Says that the first process writes `path`; returns the number of the write."""
-        with self._changed:
-            self._store.put(f"{_key(self._next)}/path", json.dumps(path).encode())
-            self._next += 1
-            self._forget()
-            return self._next - 1
-
-    def _forget(self) -> None:
-        """Forgets the earliest writes of which no process is to know any more."""
-        folder, rest = divmod(self._next - _KEPT, _FORGOTTEN_AT_ONCE)
-        if folder > 0 and rest == 0:
-            self._store.remove_all(_REMEMBERED)
-            self._store.put(_FIRST_REMEMBERED, str(folder * _FORGOTTEN_AT_ONCE).encode())
-            self._store.remove_all(f"{_WRITES}/{folder - 1}")
-
-    def tell(self, number: int, outcome: dict[str, Any]) -> None:
-        """Says how a write ended."""
-        self._store.put(f"{_key(number)}/outcome", json.dumps(outcome).encode())
-
-    def line_up(self) -> object:
-        """Returns a search, to be passed to `find` or `leave`, which later ones wait for."""
-        search = object()
-        with self._changed:
-            self._searches.append(search)
-        return search
-
-    def leave(self, search: object) -> None:
-        """Ends a search."""
-        with self._changed:
-            if search in self._searches:
-                self._searches.remove(search)
-                self._changed.notify_all()
-
-    def find(self, path: str, search: object) -> int | None:
-        """Returns the number of the first process's write of `path`, and ends the search.
-
-        None if it writes something else instead. Then its next write, whatever it is, counts as
-        what it does while this process writes `path`; should it come to `path` later, that is
-        passed over.
-        """
-        try:
-            with self._changed:
-                self._changed.wait_for(lambda: self._searches[0] is search, 2 * _PATIENCE)
-            return self._found(path)
-        finally:
-            self.leave(search)
-
-    def _found(self, path: str) -> int | None:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            announced = self._announced()
-            if path in announced:
-                self._next += announced.index(path) + 1
-                return self._next - 1
-            if announced:
-                self._next += 1
-                self._ahead.append(path)
-                return None
-            if time.monotonic() > deadline:
-                logger.warning(
-                    "Worker %d writes %s by itself: the first worker has saved nothing within "
-                    "%g s. Let all workers save, or only the first one.",
-                    jax.process_index(),
-                    path,
-                    _PATIENCE,
-                )
-                return None
-
-    def _announced(self) -> list[str]:
-        """Returns the paths from the next write on that this process was not ahead of."""
-        announced: list[str] = []
-        if self._path_of(self._next) is None:
-            self._next = max(self._next, self._first_remembered())
-        while (path := self._path_of(self._next + len(announced))) is not None:
-            if not announced and path in self._ahead:
-                self._ahead.remove(path)
-                self._next += 1
-            else:
-                announced.append(path)
-        return announced
-
-    def jump_behind(self, number: int) -> None:
-        """Passes over all writes up to one at which the processes have come together.
-
-        Searches for earlier ones end first.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._searches, 2 * _PATIENCE)
-            self._next = max(self._next, number + 1)
-            self._ahead.clear()
-
-    def outcome(self, number: int, path: str) -> dict[str, Any] | None:
-        """Waits for the end of a write, and returns how it ended; None if that is forgotten.
-
-        Raises:
-            DeadlineExceededError: It does not end.
-        """
-        seconds = process_group.timeout()
-        deadline = time.monotonic() + seconds
-        with liveness.waiting(f"waiting for the first worker to write {path}"):
-            while (told := self._store.get(f"{_key(number)}/outcome", 0.5)) is None:
-                liveness.check()
-                if number < self._first_remembered():
-                    return None
-                if time.monotonic() > deadline:
-                    raise DeadlineExceededError(
-                        message=f"The first worker has begun to write {path}, and has not ended "
-                        f"within {seconds:g} s. It is stuck, or has ended."
-                    )
-        return json.loads(told)
-
-    def _path_of(self, number: int) -> str | None:
-        found = self._store.get(f"{_key(number)}/path", 0.05)
-        return None if found is None else json.loads(found)
-
-    def _first_remembered(self) -> int:
-        """Returns the number of the first write that is not forgotten, as far as that is told."""
-        return int(self._store.get(_FIRST_REMEMBERED, 0.05) or 0)
-
-
-def _key(number: int) -> str:
-    return f"{_WRITES}/{number // _FORGOTTEN_AT_ONCE}/{number}"
-
-
 @functools.lru_cache(maxsize=1)
-def _journal(service: int) -> _Journal:
+def _journal(service: int) -> Journal:
     """Returns the journal of the job of which `service` is the connection."""
     del service
-    return _Journal()
+    return Journal()
 
 
 def _write(write: Callable[[], None]) -> None:

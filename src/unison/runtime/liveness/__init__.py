@@ -7,6 +7,7 @@ from ending this process then.
 """
 
 from unison.runtime.liveness.programs import watched
+from unison.runtime.liveness.verdict import AGREEMENT
 from unison.runtime.liveness.watcher import (
     LOST_ANOTHER_EXIT_CODE,
     Liveness,
@@ -20,6 +21,7 @@ from unison.runtime.liveness.watcher import (
     lost,
     on_failure,
     on_report,
+    passed,
     report,
     start,
     stop,
@@ -27,6 +29,7 @@ from unison.runtime.liveness.watcher import (
 )
 
 __all__ = [
+    "AGREEMENT",
     "LOST_ANOTHER_EXIT_CODE",
     "Liveness",
     "OnReport",
@@ -39,6 +42,7 @@ __all__ = [
     "lost",
     "on_failure",
     "on_report",
+    "passed",
     "report",
     "start",
     "stop",

@@ -18,6 +18,12 @@ from unison.errors import DeadlineExceededError, InvalidArgumentError, OpError, 
 #: Seconds between two heartbeats, unless the limit is short.
 BEAT = 0.5
 
+#: How the words begin for what a worker does while all tell each other something.
+AGREEMENT = "an agreement"
+
+#: An agreement to which all have come takes no longer, in seconds.
+_LONGEST_EXCHANGE = 2.0
+
 #: How many of the latest operations are remembered for comparison.
 REMEMBERED = 1024
 
@@ -316,6 +322,29 @@ class Watch:
             for worker, known in self._known.items()
             if worker < self._own
         )
+
+    def passed(self, count: int, since: float) -> set[int]:
+        """Returns the workers that do not come to where this one has been since a time.
+
+        They have left, have begun operations that this one has not, or wait for an agreement of
+        all about something else.
+
+        Args:
+            count: How many operations this worker has begun.
+            since: The time, in seconds.
+        """
+        return {
+            worker
+            for worker, known in self._known.items()
+            if known.has_left
+            or known.is_gone
+            or known.count > count
+            or (
+                known.doing.startswith(AGREEMENT)
+                and known.heard_at > since
+                and known.heard_at - known.doing_since > _LONGEST_EXCHANGE
+            )
+        }
 
     def compare(self, number: int, own: Operation) -> Finding | None:
         """Compares this worker's operation of a number with what others have said of theirs."""

@@ -211,6 +211,14 @@ class Liveness:
             self._changed.wait_for(lambda: self._failure is not None, _CAUSE_WITHIN)
         return error if self._failure is None else self.noticed()
 
+    def passed(self, since: float) -> set[int]:
+        """Returns the workers that do not come to where this one has been since a time.
+
+        Args:
+            since: The time, as `time.monotonic` says it.
+        """
+        return self._watch.passed(self._latest.number, since)
+
     def lost(self, worker: int) -> OpError | None:
         """Returns the error of waiting for what a worker says, if it will say nothing more."""
         if self._failure is not None:
@@ -530,6 +538,18 @@ def on_failure(callback: Callable[[OpError], None]) -> None:
 def lost(worker: int) -> OpError | None:
     """Returns the error of waiting for what a worker says, if it will say nothing more."""
     return None if _watcher is None else _watcher.lost(worker)
+
+
+def passed(since: float) -> set[int]:
+    """Returns the workers that do not come to where this one has been since a time.
+
+    They have left, have begun operations that this one has not, or wait for an agreement of all
+    about something else.
+
+    Args:
+        since: The time, as `time.monotonic` says it.
+    """
+    return set() if _watcher is None else _watcher.passed(since)
 
 
 def waiting(what: str) -> contextlib.AbstractContextManager[None]:
