@@ -77,7 +77,7 @@ class Results:
             )
         if (format_of := said.get("format")) != _FORMAT:
             raise NoResultsError(
-                f"{path} is of format {str(format_of)[:80]!r}; this version reads {_FORMAT}. "
+                f"{path} is of format {format_of!r:.80}; this version reads format {_FORMAT}. "
                 "Measure again with one version of unison."
             )
         try:
