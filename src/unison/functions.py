@@ -26,6 +26,7 @@ from unison.runtime.private_jax import nothing_is_traced
 from unison.stepping import NeedsPythonError, on_trial
 from unison.strategies.context import in_cross_replica_context
 from unison.strategies.default import default_strategy
+from unison.tracebacks import filter_traceback
 
 logger = logging.getLogger("unison")
 
@@ -87,6 +88,7 @@ class Function:
             for structure, descriptions in self._compiled
         ]
 
+    @filter_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_stepwise or not _may_compile():
             return self._run(*args, **kwargs)

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "unison"
 FLOORS = (
     "fingerprint",
     "errors",
+    "tracebacks",
     "names",
     "storage",
     "net",

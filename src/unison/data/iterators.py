@@ -11,8 +11,10 @@ from unison.data.state import check_like, decode, encode
 from unison.data.statistics import InputStatistics, Meter
 from unison.errors import InvalidArgumentError, OpError, OutOfRangeError
 from unison.lifting import current_lift
+from unison.runtime import uncaught
 from unison.stepping import needs_python
 from unison.storage.decoding import corrupt, decoding, raised_by
+from unison.tracebacks import filter_traceback
 
 _NOTHING = object()
 
@@ -55,6 +57,7 @@ class ElementIterator:
         self._element_spec = element_spec
         self._optional = optional or Optional
         self._meter = Meter()
+        uncaught.install()
 
     @property
     def element_spec(self) -> Any:
@@ -64,6 +67,7 @@ class ElementIterator:
     def __iter__(self) -> Iterator[Any]:
         return self
 
+    @filter_traceback
     def __next__(self) -> Any:
         require_python("Taking the next element of a dataset")
         return self._meter.next(self._elements)

@@ -16,6 +16,7 @@ from unison.data import AutoShardPolicy, Dataset, Options
 from unison.keras.logs import StepLogs
 from unison.runtime.process_group import all_gather_json
 from unison.strategies import Strategy
+from unison.tracebacks import filter_traceback
 
 if TYPE_CHECKING:
     from unison.keras.trainer import ReplicaTrainer
@@ -28,6 +29,7 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
     """Returns `model.fit` or `model.evaluate` with `StepCallbacks` as its callbacks."""
     signature = inspect.signature(method)
 
+    @filter_traceback
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
@@ -55,6 +57,7 @@ def on_agreed_data(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Calla
     """Returns `model.predict`, whose batches are the same on all workers."""
     signature = inspect.signature(method)
 
+    @filter_traceback
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)

@@ -20,6 +20,7 @@ from unison.keras.variables import LiftingScope, adopt, outside_the_traced_progr
 from unison.program import tracing_contexts
 from unison.strategies import Strategy
 from unison.strategies.context import get_strategy, has_strategy
+from unison.tracebacks import filter_traceback
 
 #: The methods of a model that run its steps.
 ENTRY_POINTS = (
@@ -76,6 +77,7 @@ def _creating_variable(original: Callable[..., Any]) -> Any:
 
 
 def _using_model(original: Callable[..., Any]) -> Any:
+    @filter_traceback
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if has_strategy():

@@ -48,6 +48,7 @@ from unison.strategies import Strategy, has_strategy, observing
 from unison.strategies.batch_shares import MeasuredShares
 from unison.strategies.default import default_strategy
 from unison.strategies.tuning import Tuning
+from unison.tracebacks import filter_traceback, is_filtering
 
 logger = logging.getLogger("unison")
 
@@ -103,6 +104,8 @@ class ReplicaTrainer:
     def __init__(self, model: keras.Model, strategy: Strategy):
         self._model = model
         self.strategy = strategy
+        if not is_filtering():  # everything is to be shown
+            keras.config.disable_traceback_filtering()
         #: The number of steps of the epoch being run, None where it is not known.
         self.steps_per_epoch: int | None = None
         #: How many examples have been run.
@@ -138,6 +141,9 @@ class ReplicaTrainer:
             fit=with_progress_bar(self, model.fit),
             evaluate=with_progress_bar(self, model.evaluate),
             predict=on_agreed_data(self, model.predict),
+            train_on_batch=filter_traceback(model.train_on_batch),
+            test_on_batch=filter_traceback(model.test_on_batch),
+            predict_on_batch=filter_traceback(model.predict_on_batch),
             make_train_function=self._make_train_function,
             make_test_function=self._make_test_function,
             make_predict_function=self._make_predict_function,

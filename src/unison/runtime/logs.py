@@ -3,8 +3,8 @@
 Everything that the package has to say goes to the logger "unison" of Python's `logging`: warnings;
 at INFO one line for each event that matters (somebody joins, leaves or is late, groups form again,
 checkpoints are written and restored); at DEBUG decisions (what runs step by step, how collectives
-travel). A program may configure that logger as any other. Where it does not, Python shows the
-warnings.
+travel), and all frames of tracebacks (`unison.tracebacks`). A program may configure that logger as
+any other. Where it does not, Python shows the warnings.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ import os
 import sys
 import time
 
+import jax
+
 #: The environment variable that names the level from which on messages are shown.
 VARIABLE = "UNISON_LOG"
+
+#: By which JAX is told whether to filter tracebacks; its option has the name in small letters.
+_FILTERING_OF_JAX = "JAX_TRACEBACK_FILTERING"
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -26,8 +31,8 @@ def show_what_is_asked_for() -> None:
     """Shows the messages of the level that `UNISON_LOG` names, each with time and worker.
 
     `import unison` calls it; strategies do when they are made, since a program may have set the
-    variable meanwhile. It changes nothing but the logger "unison", and without the variable nothing
-    at all.
+    variable meanwhile. It changes nothing but the logger "unison"; at `debug`, JAX's filtering of
+    tracebacks is switched off, too. Without the variable nothing is changed.
 
     Raises:
         ValueError: There is no such level.
@@ -40,6 +45,8 @@ def show_what_is_asked_for() -> None:
             f"{VARIABLE} must be one of {', '.join(_LEVELS)}. Received: {os.environ[VARIABLE]!r}"
         )
     logger.setLevel(level.upper())
+    if level == "debug" and _FILTERING_OF_JAX not in os.environ:
+        jax.config.update(_FILTERING_OF_JAX.lower(), "off")
     if not any(isinstance(handler, _ToStandardError) for handler in logger.handlers):
         logger.addHandler(_ToStandardError())
         logger.propagate = False  # else a program that shows everything would show these twice

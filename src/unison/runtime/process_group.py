@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import jax
 
 from unison.net.addresses import split_address
-from unison.runtime import devices, liveness, logs
+from unison.runtime import devices, liveness, logs, uncaught
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore
@@ -30,6 +30,7 @@ from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.sockets import listening
 from unison.runtime.private_jax import backend_is_started, forget_coordination
 from unison.runtime.rendezvous import Place, meet
+from unison.tracebacks import show_instead
 
 logger = logging.getLogger("unison")
 
@@ -168,6 +169,7 @@ def _tell_of_errors() -> None:
     """Has the others hear of an error that ends this process's program."""
     global _show_error
     if _show_error is None:
+        uncaught.install()
         _show_error, sys.excepthook = sys.excepthook, _end_by_error
 
 
@@ -189,7 +191,8 @@ def _end_by_error(
     assert _show_error is not None
     cause = liveness.cause_of(error)
     if cause is not error:
-        cause.__cause__ = error
+        show_instead(cause, error)
+        traceback = cause.__traceback__
     is_typed = hasattr(sys, "ps1") or sys.flags.inspect
     if is_typed or not liveness.is_watching():
         _show_error(type(cause), cause, traceback)

@@ -31,7 +31,7 @@ from unison.data import (
     distribute_from_function,
 )
 from unison.program import ProgramCache
-from unison.runtime import logs
+from unison.runtime import logs, uncaught
 from unison.runtime.elastic import ElasticGroup
 from unison.runtime.placement import Placement
 from unison.runtime.planned import PlannedPlacement, placement_on
@@ -47,6 +47,7 @@ from unison.strategies.context import ReplicaContext
 from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
 from unison.strategies.tuning import Tuning, arrays_of_run, key_of_run
+from unison.tracebacks import filter_traceback
 from unison.values import PerReplica, is_distributed
 
 
@@ -139,6 +140,7 @@ class Strategy:
         may_be_alone: bool = False,
     ):
         logs.show_what_is_asked_for()
+        uncaught.install()
         #: The workers whose replicas these are, where they may change while the program runs.
         self.group = group
         if group is None:
@@ -242,6 +244,7 @@ class Strategy:
 
     # -- running ---------------------------------------------------------------------------
 
+    @filter_traceback
     def run(
         self,
         fn: Callable[..., Any],
@@ -303,6 +306,7 @@ class Strategy:
             self.equal_copies.check((cell, cell.stored()) for cell in cells)
         return result
 
+    @filter_traceback
     def measure_batch_shares(
         self, fn: Callable[..., Any], args: tuple | list = (), kwargs: dict[str, Any] | None = None
     ) -> tuple[float, ...]:
@@ -343,6 +347,7 @@ class Strategy:
         self.replica_shares.measure(examples_of(given, placement), parts)
         return self.batch_shares
 
+    @filter_traceback
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
     ) -> Any:
@@ -375,6 +380,7 @@ class Strategy:
 
         return jax.tree.map(reduce_leaf, value, is_leaf=reduction.is_leaf)
 
+    @filter_traceback
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates the components of `value` along `axis`; their other axes must agree.
 
@@ -393,6 +399,7 @@ class Strategy:
             is_leaf=reduction.is_leaf,
         )
 
+    @filter_traceback
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value` on this process, `(value,)` if it has none.
 
@@ -411,6 +418,7 @@ class Strategy:
         ]
         return tuple(jax.tree.unflatten(structure, own) for own in zip(*columns, strict=True))
 
+    @filter_traceback
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
@@ -426,6 +434,7 @@ class Strategy:
             return values[0]
         return jax.tree.map(lambda *components: PerReplica(components), *values)
 
+    @filter_traceback
     def experimental_distribute_dataset(
         self, dataset: Iterable[Any], options: InputOptions | None = None
     ) -> DistributedDataset:
@@ -463,6 +472,7 @@ class Strategy:
             dataset, self._placement, options, self.input_workers, self.replica_shares
         )
 
+    @filter_traceback
     def distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[InputContext], Dataset],

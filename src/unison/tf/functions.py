@@ -16,6 +16,7 @@ from unison.lifting import current_lift
 from unison.tf import config
 from unison.tf.symbolic_gradients import with_gradients
 from unison.tf.tensors import convert_to_tensor, is_tensor
+from unison.tracebacks import filter_traceback
 from unison.values import is_distributed
 
 #: Options of `tf.function` that steer how TensorFlow makes graphs, of which there are none.
@@ -42,6 +43,7 @@ class Function(CompiledFunction):
         super().__init__(python_function)
         self.input_signature = None if input_signature is None else tuple(input_signature)
 
+    @filter_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current_lift() is not None and self.input_signature is None:
             return self._run(*args, **kwargs)

@@ -29,7 +29,7 @@ import numpy as np
 from unison.errors import FailedPreconditionError, UnavailableError, UnimplementedError
 from unison.net.addresses import joined_address
 from unison.net.listening import listen
-from unison.runtime import devices, logs, process_group
+from unison.runtime import devices, logs, process_group, uncaught
 from unison.runtime.elastic import faults, happenings, history, keeping
 from unison.runtime.elastic.communicator import Broken, Communicator
 from unison.runtime.elastic.compiler import Compiler
@@ -208,6 +208,7 @@ class ElasticGroup:
     def have_process(self) -> None:
         """Makes this the group of the process: it hears how the program ends, and of notices."""
         process_group.agree_through(self)
+        uncaught.install()
         self._show_error, sys.excepthook = sys.excepthook, self._note_error
         self._exit, sys.exit = sys.exit, self._note_exit
         atexit.register(self._end)

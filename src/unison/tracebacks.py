@@ -1,0 +1,222 @@
+"""Tracebacks that show the user's frames, and not those of Unison, JAX and Keras.
+
+An error that leaves the package passes a public function that `filter_traceback` decorates: there
+the frames of libraries are taken out of its traceback, as Keras and JAX do at theirs. What remains
+is the user's path from the program to the line that failed, also through functions that a library
+has called. An error that a library raised because of another one is one failure: it keeps the
+other one as its `__context__`, and Python prints the last one only.
+
+`UNISON_LOG=debug` leaves tracebacks as they are, and so does JAX's `JAX_TRACEBACK_FILTERING=off`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import jax
+
+_logger = logging.getLogger("unison")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: The packages whose frames are hidden. What a package is that has not been imported has no frames.
+_LIBRARIES = ("unison", "jax", "jaxlib", "keras")
+
+#: Frames of Python's own modules are hidden between those of the libraries (`contextlib`,
+#: `functools`), and shown where the user's code calls them (`json`).
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_SITE_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+
+#: How the note begins that JAX adds to an error whose traceback it has filtered, after a line.
+_NOTE_OF_JAX = "--------------------\nFor simplicity, JAX has removed its internal frames"
+
+#: What stands in its place.
+NOTE = "(Frames of Unison, JAX and Keras are hidden. UNISON_LOG=debug shows them.)"
+
+
+def is_filtering() -> bool:
+    """Whether the frames of libraries are taken out of tracebacks.
+
+    They are unless the logger "unison" shows messages of the level DEBUG (`UNISON_LOG=debug`), or
+    JAX's own filtering is off (`JAX_TRACEBACK_FILTERING=off`,
+    `tf.debugging.disable_traceback_filtering()`).
+    """
+    is_off = jax.config.values["jax_traceback_filtering"] == "off"
+    return not is_off and not _logger.isEnabledFor(logging.DEBUG)
+
+
+def filter_traceback(function: _Function) -> _Function:
+    """Returns `function`, whose errors have no frames of libraries in their tracebacks.
+
+    For public functions and methods that users call. Costs nothing where there is no error, but
+    for a call.
+
+    Examples:
+        >>> @filter_traceback
+        ... def fails():
+        ...     raise ValueError("no")
+        >>> try:
+        ...     fails()
+        ... except ValueError as error:
+        ...     print(error)
+        no
+    """
+
+    @functools.wraps(function)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration:  # which every iteration over a dataset ends with
+            raise
+        except BaseException as error:
+            shorten(error)
+            # Not `raise error`, which would add this frame again.
+            raise
+
+    return entered  # type: ignore[return-value]
+
+
+def shorten(error: BaseException) -> None:
+    """Takes the frames of libraries out of the traceback of `error`, and of those that led to it.
+
+    Does nothing where `is_filtering()` says so.
+    """
+    if not is_filtering():
+        return
+    known: set[int] = set()
+    remaining: BaseException | None = error
+    while remaining is not None and id(remaining) not in known:
+        known.add(id(remaining))
+        _shorten(remaining)
+        hidden = remaining.__suppress_context__
+        remaining = remaining.__cause__ or (None if hidden else remaining.__context__)
+
+
+def show_instead(cause: BaseException, error: BaseException) -> None:
+    """Has `cause`, which nobody has raised, shown in the place of `error`, which came of it."""
+    cause.__traceback__ = error.__traceback__
+    cause.__context__ = error
+    cause.__cause__ = None if is_filtering() else error
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Returns the frames of the traceback of `error` that are none of a library, outermost first.
+
+    Examples:
+        >>> try:
+        ...     jax.numpy.ones(2) @ jax.numpy.ones(3)
+        ... except TypeError as error:
+        ...     [frame.name for frame in user_frames(error)]
+        ['<module>']
+    """
+    shown = _filtered(_Frames(error.__traceback__))
+    return [] if shown is None else list(traceback.extract_tb(shown))
+
+
+def users_line() -> str:
+    """Returns which line of the user's calls a library now: file, line and function.
+
+    Examples:
+        >>> users_line().endswith("line 1, in <module>")
+        True
+    """
+    stack = list(traceback.walk_stack(None))
+    for (frame, line), hidden in zip(stack, _are_hidden([f for f, _ in stack]), strict=True):
+        if not hidden:
+            return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+    return ""
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Returns those of `user_frames` that are of no installed package either."""
+    return [
+        frame
+        for frame in user_frames(error)
+        if not frame.filename.startswith(_SITE_PACKAGES)
+        and not _is_standard_library(frame.filename)
+    ]
+
+
+class _Frames:
+    """The frames of a traceback, outermost first, and which of them are the libraries'."""
+
+    def __init__(self, trace: TracebackType | None):
+        self.traces = list(_walk(trace))
+        self.are_hidden = _are_hidden([each.tb_frame for each in self.traces])
+
+    @property
+    def end_in_a_library(self) -> bool:
+        """Whether a library has raised the error."""
+        return bool(self.are_hidden) and self.are_hidden[-1]
+
+
+def _shorten(error: BaseException) -> None:
+    frames = _Frames(error.__traceback__)
+    trace = _filtered(frames)
+    if frames.end_in_a_library and (error.__cause__ is not None or not error.__suppress_context__):
+        # The library says what the other error means: it is shown by where that one was raised.
+        led = error.__cause__ or error.__context__
+        if led is not None:
+            trace = _filtered(_continued(frames, led))
+            error.__cause__ = None  # which also has the context not shown
+            error.__context__ = led
+    error.__traceback__ = trace
+    notes: list[str] = getattr(error, "__notes__", [])
+    notes[:] = [NOTE if note.startswith(_NOTE_OF_JAX) else note for note in notes]
+    while notes.count(NOTE) > 1:
+        notes.remove(NOTE)
+
+
+def _continued(frames: _Frames, led: BaseException) -> _Frames:
+    """Returns the frames down to where `led`, which was caught in one of them, was raised."""
+    began = None if led.__traceback__ is None else led.__traceback__.tb_frame
+    for index, trace in enumerate(frames.traces):
+        if trace.tb_frame is began:
+            whole = _Frames(None)
+            whole.traces = [*frames.traces[:index], *_walk(led.__traceback__)]
+            whole.are_hidden = _are_hidden([each.tb_frame for each in whole.traces])
+            return whole
+    return frames
+
+
+def _filtered(frames: _Frames) -> TracebackType | None:
+    shown: TracebackType | None = None
+    for trace, is_hidden in zip(reversed(frames.traces), reversed(frames.are_hidden), strict=True):
+        if not is_hidden:
+            shown = TracebackType(shown, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return shown
+
+
+def _walk(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _are_hidden(frames: list[FrameType]) -> list[bool]:
+    folders = _folders_of_libraries()
+    names = [frame.f_code.co_filename for frame in frames]
+    hidden = [name.startswith(folders) for name in names]
+    for order in (range(len(names)), reversed(range(len(names)))):
+        beside = False
+        for index in order:
+            hidden[index] = hidden[index] or (beside and _is_standard_library(names[index]))
+            beside = hidden[index]
+    return hidden
+
+
+def _is_standard_library(name: str) -> bool:
+    return name.startswith((_STANDARD_LIBRARY, "<frozen ")) and not name.startswith(_SITE_PACKAGES)
+
+
+def _folders_of_libraries() -> tuple[str, ...]:
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
+    return tuple(os.path.dirname(file) + os.sep for file in files if file)
