@@ -49,6 +49,7 @@ from unison.program import (
     divide,
 )
 from unison.program.alone import alone, compile_alone, piece_on
+from unison.program.host_errors import errors_of_callbacks
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS, StepsInALoop
@@ -420,9 +421,10 @@ class CompiledStep:
         donated = lend([state[index] for index in program.donated])
         kept = lend([state[index] for index in program.kept])
         try:
-            results, new = program.execute(donated, kept, batch, *count)
-            if program.may_fail:
-                jax.block_until_ready((results, new))
+            with errors_of_callbacks() if program.may_fail else contextlib.nullcontext():
+                results, new = program.execute(donated, kept, batch, *count)
+                if program.may_fail:
+                    jax.block_until_ready((results, new))
             self._results = results
         except ProgramPlanned as planned:
             planned.state = self._bytes_on_each_device(state)

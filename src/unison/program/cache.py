@@ -39,6 +39,7 @@ from unison.program.compiling import (
 )
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError
 from unison.program.home_update import Division, HomeUpdate, divide
+from unison.program.host_errors import errors_of_callbacks
 from unison.program.identity import identity
 from unison.program.smaller_group import described_for, shapes_of
 from unison.runtime.devices import LAUNCH_LOCK
@@ -375,9 +376,10 @@ class ProgramCache:
         """Executes a program while signal handlers wait: more Python code runs than the call."""
         kept = self.placement.lend([self._lend(cell) for cell in program.read])
         donated = self.placement.lend([cell.take() for cell in program.written])
-        outputs, new_values, crossing = program.execute(donated, kept, operands)
-        if program.may_fail:
-            jax.block_until_ready((outputs, new_values))
+        with errors_of_callbacks() if program.may_fail else nullcontext():
+            outputs, new_values, crossing = program.execute(donated, kept, operands)
+            if program.may_fail:
+                jax.block_until_ready((outputs, new_values))
         if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
             raise RuntimeError(INSIDE_A_TRANSFORMATION)
         for cell, value in zip(program.written, new_values, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -33,13 +34,19 @@ import jax.numpy as jnp
 # these collectives are wanted.
 # `export`: what a program that was exported may call, and its tables, which are checked before JAX
 # decodes them. Its module is read in a context that has all the dialects that JAX writes (`mlir`).
+# `callback`, `debugging`: their loggers are where an error of a function of the host is before XLA
+# makes text of it. `dispatch`: the tokens of programs that have failed so, which JAX would raise
+# again at the end of the process.
 # `xla_client`: a second client of the CPU, with as many devices as a plan asks for; JAX's own has
 # as many as the process was started with.
 from jax._src import (
     ad_util,
     api_util,
+    callback,
     config,
     core,
+    debugging,
+    dispatch,
     distributed,
     dtypes,
     linear_util,
@@ -55,6 +62,18 @@ from jaxlib import _jax, xla_client
 def backend_is_started() -> bool:
     """Whether a JAX backend runs in this process. Does not start one."""
     return xla_bridge.backends_are_initialized()
+
+
+#: Where JAX logs what functions of the host raise that a program calls.
+CALLBACK_LOGGERS: tuple[logging.Logger, ...] = (callback.logger, debugging.logger)
+
+
+def finish_effects() -> None:
+    """Waits for what programs do beside computing, and has JAX forget what has failed of it."""
+    try:
+        dispatch.runtime_tokens.block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        dispatch.runtime_tokens.clear()
 
 
 def in_scopes_of(equation: Any) -> AbstractContextManager[Any]:

@@ -21,6 +21,7 @@ from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.tensors import convert_to_tensor, is_tensor, known_value, operands
 from unison.tf.text import StringTensor
+from unison.tracebacks import users_line
 
 __getattr__ = names_missing_from(__name__)
 
@@ -46,13 +47,17 @@ def _require(holds: Any, message: Callable[..., str], *shown: Any) -> None:
     """Raises with `message(*shown)` unless all of `holds` is true."""
     values = [holds, *shown]
     later = [i for i, value in enumerate(values) if isinstance(value, jax.core.Tracer)]
+    place = users_line() if later else ""
 
     def check(*arrived: Any) -> None:
         known = list(values)
         for index, value in zip(later, arrived, strict=True):
             known[index] = value
         if not np.all(np.asarray(known[0])):
-            raise InvalidArgumentError(message=message(*map(np.asarray, known[1:])))
+            error = InvalidArgumentError(message=message(*map(np.asarray, known[1:])))
+            if place:
+                error.add_note(f"Asserted at {place}.")
+            raise error
 
     if later:
         jax.debug.callback(check, *(values[index] for index in later))

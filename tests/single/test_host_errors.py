@@ -1,0 +1,156 @@
+"""What a function raises that a program calls on the host, and how a user sees it."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import unison
+import unison.tf as tf
+from subprocess_program import run_program
+from unison.program.host_errors import errors_of_callbacks
+from unison.runtime.private_jax import CALLBACK_LOGGERS
+from unison.tracebacks import user_frames
+
+
+class OwnError(Exception):
+    """An error of the user's, with a signature of its own."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+ERROR = OwnError("this", "that")
+
+
+def fails(*_):
+    raise ERROR
+
+
+def by_a_pure_callback(x):
+    return jax.pure_callback(fails, jax.ShapeDtypeStruct((), "float32"), x)
+
+
+def by_an_io_callback(x):
+    return jax.experimental.io_callback(fails, jax.ShapeDtypeStruct((), "float32"), x)
+
+
+def by_a_debug_callback(x):
+    jax.debug.callback(fails, x)
+    return x
+
+
+CALLBACKS = [by_a_pure_callback, by_an_io_callback, by_a_debug_callback]
+
+
+def raised(function, *args):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        function(*args)
+    return caught.value
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_the_error_itself_comes_out_of_run(callback, strategy):
+    assert raised(strategy.run, callback, (jnp.ones(()),)) is ERROR
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_the_error_itself_comes_out_of_a_compiled_function(callback):
+    assert raised(unison.Function(callback), jnp.ones(())) is ERROR
+
+
+def test_the_traceback_ends_in_the_function_of_the_host(strategy):
+    error = raised(strategy.run, by_a_pure_callback, (jnp.ones(()),))
+    assert user_frames(error)[-1].name == "fails"
+
+
+def test_the_error_keeps_what_it_was_raised_from(strategy):
+    def chained(x):
+        raise ValueError("mine") from KeyError("also mine")
+
+    def step(x):
+        jax.debug.callback(chained, x)
+
+    error = raised(strategy.run, step, (jnp.ones(()),))
+    assert isinstance(error.__cause__, KeyError)
+    assert not isinstance(error.__context__, jax.errors.JaxRuntimeError)
+
+
+def test_jax_logs_nothing_of_an_error_that_is_raised(strategy, caplog):
+    raised(strategy.run, by_a_debug_callback, (jnp.ones(()),))
+    assert caplog.records == []
+
+
+def test_what_is_logged_of_other_errors_is_logged_at_the_end(caplog):
+    with errors_of_callbacks():
+        try:
+            fails()
+        except OwnError:
+            CALLBACK_LOGGERS[0].exception("of another program")
+        assert caplog.records == []
+    assert [record.message for record in caplog.records] == ["of another program"]
+
+
+def test_the_loggers_of_jax_are_as_they_were(strategy):
+    before = [list(logger.filters) for logger in CALLBACK_LOGGERS]
+    raised(strategy.run, by_a_debug_callback, (jnp.ones(()),))
+    assert [list(logger.filters) for logger in CALLBACK_LOGGERS] == before
+    assert all(isinstance(logger, logging.Logger) for logger in CALLBACK_LOGGERS)
+
+
+def test_variables_are_as_before_the_step_that_failed(strategy):
+    with strategy.scope():
+        variable = unison.Variable(1.0)
+
+    def step(x):
+        variable.assign(2.0)
+        by_a_debug_callback(x)
+
+    raised(strategy.run, step, (jnp.ones(()),))
+    assert float(variable) == 1.0
+
+
+def test_the_error_itself_comes_out_of_fit(strategy):
+    class Network(keras.Sequential):
+        def call(self, x, training=False):
+            if training:
+                jax.debug.callback(fails, x)
+            return super().call(x)
+
+    with strategy.scope():
+        model = Network([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    with pytest.raises(OwnError) as caught:
+        model.fit(x, y, verbose=0)
+    assert caught.value is ERROR
+
+
+def test_an_assertion_names_the_line_that_makes_it(strategy):
+    def step(x):
+        tf.debugging.assert_less(x, 1.0)
+
+    error = raised(strategy.run, step, (jnp.full((), 2.0),))
+    assert isinstance(error, tf.errors.InvalidArgumentError)
+    line = step.__code__.co_firstlineno + 1
+    assert error.__notes__[0] == f"Asserted at {__file__}, line {line}, in step."
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp, unison
+strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+def fails(x):
+    raise LookupError("mine")
+def step(x):
+    jax.debug.callback(fails, x)
+strategy.run(step, args=(jnp.ones(()),))
+"""
+
+
+def test_a_program_that_ends_by_it_prints_one_traceback():
+    done = run_program(PROGRAM, env={"UNISON_CPU_DEVICES": "2"}, imported=("jax", "unison"))
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert done.stderr.endswith("in fails\nLookupError: mine\n")
