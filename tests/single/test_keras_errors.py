@@ -150,3 +150,51 @@ def test_keras_that_is_first_imported_in_a_scope_is_refused():
     )
     assert program.returncode != 0
     assert "Import keras before the scope is entered" in program.stderr
+
+
+# -- shapes of a replica's share -------------------------------------------------------------------
+
+
+def trained_on_8_rows(strategy, model):
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 5, 3), "float32"), np.ones((8, 2), "float32")
+    model.fit(x, y, batch_size=8, verbose=0)
+    return model
+
+
+def stateful(batch_size):
+    inputs = keras.Input(batch_shape=(batch_size, 5, 3))
+    return keras.Sequential([inputs, keras.layers.LSTM(2, stateful=True)])
+
+
+class FixedReshape(keras.layers.Layer):
+    """A layer that is made for batches of 8."""
+
+    def call(self, x):
+        return keras.ops.reshape(x, (8, 15))[:, :2]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: stateful(8), lambda: keras.Sequential([FixedReshape()])], ids=["rnn", "layer"]
+)
+def test_an_error_of_shapes_says_that_they_are_those_of_a_share(make, two_replicas):
+    with two_replicas.scope(), pytest.raises((ValueError, TypeError)) as caught:
+        trained_on_8_rows(two_replicas, make())
+    notes = " ".join(caught.value.__notes__)
+    assert "the batch of 8 rows is divided among 2 replicas" in notes
+    assert "The batch: (8, 5, 3), (8, 2). The share: (4, 5, 3), (4, 2)." in notes
+
+
+def test_an_error_that_does_not_speak_of_the_share_has_no_such_note(two_replicas):
+    with two_replicas.scope():
+        model = layers()
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="incompatible") as caught:
+        model.fit(np.ones((16, 5), "float32"), Y, verbose=0)
+    assert "replica" not in " ".join(caught.value.__notes__)
+
+
+def test_a_model_with_the_batch_size_of_a_share_is_trained(two_replicas):
+    with two_replicas.scope():
+        model = trained_on_8_rows(two_replicas, stateful(4))
+    assert model.predict(np.ones((8, 5, 3), "float32"), batch_size=8, verbose=0).shape == (8, 2)

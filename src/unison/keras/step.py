@@ -29,6 +29,7 @@ from unison.keras.losses import with_global_reductions
 from unison.keras.metric_states import Update, updates_of
 from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
 from unison.keras.sharded_update import own_state, whole_state
+from unison.keras.share_notes import note_share
 from unison.keras.stateful_step import StatefulStep
 from unison.lifting import (
     combine_writes,
@@ -749,7 +750,11 @@ class CompiledStep:
         avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
         axis_env = [(REPLICA_AXIS, shares.num_replicas)]
         with self._strategy.placement.tracing():
-            trace = jax.make_jaxpr(local, axis_env=axis_env)(*avals)
+            try:
+                trace = jax.make_jaxpr(local, axis_env=axis_env)(*avals)
+            except (TypeError, ValueError) as error:
+                note_share(error, [x.shape for x in leaves], rows, shares)
+                raise
         return trace, trees[0]
 
     def _name_logs(self, logs: Any, before: list[Any], metrics: list[Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 
 from unison.cells import Cell
-from unison.data import count_examples
+from unison.data import Shares, count_examples
 from unison.data.statistics import metered
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
@@ -32,6 +32,7 @@ from unison.keras.optimizers import adopt_optimizer
 from unison.keras.pipelined_loss import with_pipelined_loss
 from unison.keras.progress import on_agreed_data, with_progress_bar
 from unison.keras.sharded_update import shard_slots
+from unison.keras.share_notes import note_share
 from unison.keras.stateful_step import (
     METRICS,
     STATE_OF_STEPS,
@@ -192,9 +193,27 @@ class ReplicaTrainer:
                 build = functools.partial(build_on_text, self._model)
             self._build_as_keras = functools.partial(build, data_batch=self._example)
             return
+        if _fixes_batch_size(self._model):
+            self._build_for_a_share(
+                build, _first_batch_of(iterator) if data_batch is None else data_batch
+            )
+            return
         given = {"iterator": iterator, "data_batch": data_batch}
         with self.strategy.scope():
             build(**{name: value for name, value in given.items() if value is not None})
+
+    def _build_for_a_share(self, build: Callable[..., Any], batch: Any) -> None:
+        """Builds the model by what a replica gets of a batch."""
+        leaves = jax.tree.leaves(batch)
+        strategy = self.strategy
+        proportions = strategy.replica_shares.proportions
+        shares = Shares(count_examples(leaves), strategy.num_replicas_in_sync, proportions)
+        try:
+            with strategy.scope():
+                build(data_batch=jax.tree.map(lambda leaf: leaf[: shares.chunk], batch))
+        except (TypeError, ValueError) as error:
+            note_share(error, [leaf.shape for leaf in leaves], shares.chunk, shares)
+            raise
 
     def _build_for(self, name: str) -> None:
         """Sees to it that everything exists that the step `name`, about to be made, touches."""
@@ -513,6 +532,16 @@ def _first_batch_of(iterator: Any) -> Any:
     for _, _, batches in iterator:
         return next(batches)
     raise ValueError("The data has no batch.")
+
+
+def _fixes_batch_size(model: keras.Model) -> bool:
+    """Whether a model was made of inputs with a batch size, which is that of a replica's share."""
+    try:
+        inputs = jax.tree.leaves(getattr(model, "inputs", None))
+    except ValueError:  # of a Sequential model that is to be built yet
+        return False
+    shapes = [getattr(each, "shape", ()) for each in inputs]
+    return any(shape and shape[0] is not None for shape in shapes)
 
 
 def trainer_of(model: keras.Model) -> ReplicaTrainer | None:
