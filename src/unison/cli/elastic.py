@@ -331,9 +331,8 @@ def _explain(job: ElasticJob, terminal: Terminal, what: str) -> None:
     """Says how a worker failed, if that has ended `what`."""
     if job.failure is None:
         return
-    terminal.complain(f"[unison] {job.failure}, which ends {what}")
-    for line in job.failure.last_lines:
-        terminal.say(line)
+    error = f": {job.failure.error}" if job.failure.error else ""
+    terminal.complain(f"[unison] {job.failure}, which ends {what}{error}")
 
 
 @contextlib.contextmanager

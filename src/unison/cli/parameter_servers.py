@@ -12,6 +12,7 @@ from rich.text import Text
 
 from unison.cli import elastic_options, top
 from unison.cli.errors import CommandError
+from unison.cli.interrupted_output import InterruptedOutput
 from unison.cli.programs import program_of
 from unison.cli.terminal import Terminal
 from unison.monitoring.launcher import Monitored
@@ -169,29 +170,31 @@ def _run(
             arguments, environment["PYTHONPATH"] = ["-u", "-m", SERVING], path
         programs.append(Program(arguments, environment))
     terminal = _TerminalWithTasks(options.no_color, tasks)
+    output = InterruptedOutput(terminal.show)
     job = ParameterServerJob(
         monitored.programs(programs),
         tasks,
-        terminal.show,
+        output,
         start,
         restarts_servers=checkpoints is not None,
         say=lambda line: terminal.say(f"unison run: {line}"),
     )
     interrupts: list[int] = []
-    with job, _interrupting(job, interrupts):
+    with job, _interrupting(job, interrupts, output):
         try:
             with terminal.progress(job, len(tasks)):
                 failure = job.wait(options.timeout)
         except TimeoutError as error:
             terminal.complain(f"unison run: {error}")
             return 124
+    output.end()
     if interrupts:
+        terminal.complain(f"unison run: interrupted (SIGINT); the {len(tasks)} tasks were ended")
         return 128 + signal.SIGINT
     if failure is None:
         return 0
-    terminal.complain(f"unison run: the program has ended ({failure.how})")
-    for line in failure.last_lines:
-        terminal.say(line)
+    said = f": {failure.error}" if failure.error else ""
+    terminal.complain(f"unison run: the program has ended ({failure.how}){said}")
     return failure.exit_code
 
 
@@ -225,11 +228,14 @@ class _TerminalWithTasks(Terminal):
 
 
 @contextlib.contextmanager
-def _interrupting(job: ParameterServerJob, interrupts: list[int]) -> Iterator[None]:
+def _interrupting(
+    job: ParameterServerJob, interrupts: list[int], output: InterruptedOutput
+) -> Iterator[None]:
     """Passes Ctrl-C on to the tasks; the second time, they are killed."""
 
     def interrupted(number: int, frame: object) -> None:
         interrupts.append(number)
+        output.interrupt()
         job.signal(signal.SIGINT if len(interrupts) == 1 else signal.SIGKILL)
 
     def terminated(number: int, frame: object) -> None:

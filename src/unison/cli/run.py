@@ -11,6 +11,7 @@ from typing import Any
 
 from unison.cli import elastic, elastic_options, parameter_servers, programs, ray_places, top
 from unison.cli.errors import CommandError
+from unison.cli.interrupted_output import InterruptedOutput
 from unison.cli.numbers import seconds
 from unison.cli.recipes import RECIPES, Asked, local_environments
 from unison.cli.terminal import Terminal
@@ -151,11 +152,12 @@ class _Run:
         self._programs = programs
         self._start = start
         self._terminal = Terminal(no_color)
+        self._output = InterruptedOutput(self._terminal.show)
         self._interrupts = 0
 
     def wait(self, timeout: float | None) -> int:
         """Runs the job and returns the exit code."""
-        job = Job(self._programs, self._terminal.show, start=self._start)
+        job = Job(self._programs, self._output, start=self._start)
         with job, self._interrupting(job):
             try:
                 with self._terminal.progress(job, len(self._programs)):
@@ -163,7 +165,11 @@ class _Run:
             except TimeoutError as error:
                 self._terminal.complain(f"unison run: {error}")
                 return 124
+        self._output.end()
         if self._interrupts:
+            count = len(self._programs)
+            ended = f"the {count} workers were" if count > 1 else "the worker was"
+            self._terminal.complain(f"unison run: interrupted (SIGINT); {ended} ended")
             return _INTERRUPTED
         if failure is not None:
             self._explain(failure)
@@ -172,9 +178,8 @@ class _Run:
     def _explain(self, failure: Failure) -> None:
         others = len(self._programs) - 1
         ended = f"; the other {'workers were' if others > 1 else 'one was'} ended" if others else ""
-        self._terminal.complain(f"unison run: {failure}{ended}")
-        for line in failure.last_lines:
-            self._terminal.say(line)
+        error = f": {failure.error}" if failure.error else ""
+        self._terminal.complain(f"unison run: {failure}{error}{ended}")
 
     @contextlib.contextmanager
     def _interrupting(self, job: Job) -> Iterator[None]:
@@ -182,6 +187,7 @@ class _Run:
 
         def interrupted(number: int, frame: object) -> None:
             self._interrupts += 1
+            self._output.interrupt()
             job.signal(signal.SIGINT if self._interrupts == 1 else signal.SIGKILL)
 
         def terminated(number: int, frame: object) -> None:

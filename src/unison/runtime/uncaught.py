@@ -6,14 +6,10 @@ Python's own only: a hook of the program's (or of a notebook's) stays.
 
 from __future__ import annotations
 
-import os
 import sys
 from types import TracebackType
 
 from unison.tracebacks import is_filtering, own_frames, shorten, user_frames
-
-#: Set for programs that a launcher starts, which reports an interrupt itself.
-LAUNCHED_VARIABLE = "UNISON_LAUNCHED"
 
 
 def install() -> None:
@@ -26,13 +22,11 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     """Prints an error that nobody has caught: `sys.excepthook`.
 
     The frames of libraries are left out, unless there are no others. Of a KeyboardInterrupt, one
-    line says where the program was; where a launcher has started it, nothing, since the launcher
-    says it once for all.
+    line says where the program was.
     """
     is_typed = hasattr(sys, "ps1") or sys.flags.inspect
     if isinstance(error, KeyboardInterrupt) and is_filtering() and not is_typed:
-        if not os.environ.get(LAUNCHED_VARIABLE):
-            print(_interrupted(error), file=sys.stderr, flush=True)
+        print(_interrupted(error), file=sys.stderr, flush=True)
         return
     if user_frames(error):
         shorten(error)

@@ -47,6 +47,18 @@ class Failure:
                 return signal.Signals(self.exit_code - 128).name
         return f"exit code {self.exit_code}"
 
+    @property
+    def error(self) -> str:
+        """The class of the error that ended it, and the first line of its message; else empty.
+
+        Examples:
+            >>> Failure(0, 1, ["Traceback (most recent call last):", "  ...", "KeyError: 3"]).error
+            'KeyError: 3'
+        """
+        starts = [i for i, line in enumerate(self.last_lines) if line.startswith("Traceback (")]
+        after = self.last_lines[starts[-1] + 1 :] if starts else []
+        return next((line for line in after if line and not line.startswith(" ")), "")
+
     def __str__(self) -> str:
         """Says in one line what happened."""
         ended = "was ended by" if self.how.startswith("SIG") else "failed with"
