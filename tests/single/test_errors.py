@@ -1,5 +1,7 @@
 """`unison.errors`: TensorFlow's names, Python's exceptions."""
 
+import ast
+import pathlib
 import pickle
 
 import pytest
@@ -45,3 +47,23 @@ def test_an_error_travels_between_processes():
 
 def test_the_face_has_the_same_classes():
     assert tf.errors.OutOfRangeError is errors.OutOfRangeError
+
+
+def errors_without_a_message(source):
+    """Lines that make one of these errors whose message is taken for the node of a graph."""
+    names = {name for name in vars(errors) if name.endswith("Error")}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "id", getattr(node.func, "attr", None))
+            if called in names and len(node.args) in (1, 2):
+                yield node.lineno
+
+
+def test_no_message_is_given_as_the_node_of_a_graph():
+    package = pathlib.Path(errors.__file__).parent
+    wrong = [
+        f"{path.relative_to(package)}:{line}"
+        for path in sorted(package.rglob("*.py"))
+        for line in errors_without_a_message(path.read_text())
+    ]
+    assert wrong == []

@@ -87,8 +87,8 @@ class Communicator:
         compiled = library()
         if compiled is None:
             raise FailedPreconditionError(
-                "Groups that change while they train need the compiled part of unison, which is "
-                "not there: install unison again, where a C++ compiler is."
+                message="Groups that change while they train need the compiled part of unison, "
+                "which is not there: install unison again, where a C++ compiler is."
             )
         self._library = compiled
         self._view = view
