@@ -9,6 +9,7 @@ from there. It prints for each loop how many interruptions came in which functio
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pathlib
 import random
@@ -27,8 +28,10 @@ import numpy as np
 
 import unison
 import unison.tf as tf
+from parameter_server_threads import clusters
 from unison.cells import VariableAggregation, VariableSynchronization
 from unison.data import Dataset
+from unison.parameter_server import FixedShardsPartitioner, read_rows, shards_of
 
 #: A loop is made anew after so many interruptions, so that some come while it is built.
 ROUNDS = 12
@@ -59,6 +62,12 @@ class Loop:
 
     def save(self, folder: pathlib.Path) -> None:
         """Saves the state."""
+
+    def close(self) -> None:
+        """Ends what the loop has started."""
+
+    #: Makes a training of the same steps that is cheaper. None: it is this one.
+    undisturbed: Callable[[], Loop] | None = None
 
 
 def mirrored(replicas: int) -> Any:
@@ -127,12 +136,15 @@ class Keras(Loop):
         callback: bool = False,
         own_step: bool = False,
         as_dataset: bool = False,
+        all_rows_alike: bool = False,
         **compiled: Any,
     ):
         keras.utils.set_random_seed(1)
         rng = np.random.default_rng(0)
         self.x = rng.uniform(0.1, 1.0, (8 * self.steps_per_epoch, 6)).astype(np.float32)
         self.x[8:] = np.tile(self.x[:8], (self.steps_per_epoch - 1, 1))  # all batches alike
+        if all_rows_alike:  # workers take any of them
+            self.x[:] = self.x[0]
         self.y = np.zeros((len(self.x), 1), np.float32)
         dataset = Dataset.from_tensor_slices((self.x, self.y)).batch(8).prefetch(2)
         self.data = {"x": dataset} if as_dataset else {"x": self.x, "y": self.y, "batch_size": 8}
@@ -195,6 +207,91 @@ def linear(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(y_pred - y_true, axis=-1)
 
 
+class Scheduled(Loop):
+    """Functions that a coordinator schedules on workers, with variables on parameter servers."""
+
+    #: How many calls wait at a time.
+    ahead = 8
+
+    def __init__(self, cluster: dict[str, Any]):
+        self.cluster = contextlib.ExitStack()
+        start = self.cluster.enter_context(clusters())
+        self.strategy, self.coordinator = start(**cluster)
+        with self.strategy.scope():
+            self.variables = {
+                "count": unison.Variable(0, aggregation=VariableAggregation.ONLY_FIRST_REPLICA),
+                "table": unison.Variable(np.zeros((6, 3), np.float32), aggregation=SUM),
+                "large": unison.Variable(np.zeros((200, 100), np.float32), aggregation=SUM),
+            }
+
+    def step(self, x: Any) -> Any:
+        variables = self.variables
+        variables["table"].assign_add(jnp.full((6, 3), jnp.sum(x)))
+        variables["large"].assign_add(jnp.full((200, 100), jnp.mean(x)))
+        variables["count"].assign_add(1)
+        return variables["count"].value()
+
+    def run(self, steps: int) -> None:
+        x = np.ones(4, np.float32)
+        while steps > 0:
+            count = min(steps, self.ahead)
+            values = [self.coordinator.schedule(self.step, args=(x,)) for _ in range(count)]
+            self.coordinator.join()
+            for value in values:
+                value.fetch()
+            steps -= count
+
+    def steps(self) -> int:
+        self.coordinator.join()
+        return int(self.variables["count"].numpy())
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {name: variable.numpy() for name, variable in self.variables.items()}
+
+    def save(self, folder: pathlib.Path) -> None:
+        unison.train.Checkpoint(**self.variables).write(folder / "checkpoint")
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+class Assigned(Scheduled):
+    """The same variables, which the coordinator itself reads, assigns and updates by a program."""
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.strategy.run(self.step, args=(np.ones(4, np.float32),))
+            self.assign()
+
+    def assign(self) -> None:
+        """Reads a value and assigns it again: a step is all of it or nothing."""
+        for variable in self.variables.values():
+            variable.assign(variable.numpy())
+        for part in shards_of(self.variables["large"]):
+            part.assign(part.numpy())
+        rows = read_rows(self.variables["table"], [5, 0, 5])
+        assert rows.shape == (3, 3), rows.shape
+
+
+class OnServers(Keras):
+    """`fit` with variables on parameter servers."""
+
+    def __init__(self, cluster: dict[str, Any]):
+        self.cluster = contextlib.ExitStack()
+        strategy, _ = self.cluster.enter_context(clusters())(**cluster)
+        super().__init__(strategy, all_rows_alike=True)
+
+    @staticmethod
+    def undisturbed() -> Keras:
+        return Keras(unison.OneDeviceStrategy("CPU:0"), all_rows_alike=True)
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+SERVERS = {"workers": 1, "servers": 2, "partitioner": FixedShardsPartitioner(2)}
+
+
 class Taped(keras.Model):
     """A model with a step of its own, which assigns."""
 
@@ -225,6 +322,13 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     ),
     "train_on_batch": lambda: OnBatches(mirrored(2)),
     "evaluate": lambda: Evaluating(mirrored(2)),
+    "schedule": lambda: Scheduled({**SERVERS, "workers": 2}),
+    "schedule synchronous steps": lambda: Scheduled({**SERVERS, "workers": 2, "synchronous": True}),
+    "assign on servers": lambda: Assigned(SERVERS),
+    "fit on servers": lambda: OnServers(SERVERS),
+    "fit on servers in synchronous steps": lambda: OnServers(
+        {**SERVERS, "workers": 2, "synchronous": True}
+    ),
 }
 
 
@@ -233,6 +337,9 @@ class Reference:
 
     def __init__(self, make: Callable[[], Loop]):
         self._loop = make()
+        if self._loop.undisturbed is not None:
+            self._loop.close()
+            self._loop = self._loop.undisturbed()
         self._states = {0: None}
         self._unit = self._loop.steps_per_epoch if isinstance(self._loop, Keras) else 1
 
@@ -240,6 +347,9 @@ class Reference:
         while self._loop.steps() < steps:
             self._one()
         return self._states[steps]
+
+    def close(self) -> None:
+        self._loop.close()
 
     def _one(self) -> None:
         loop = self._loop
@@ -323,6 +433,8 @@ def interrupted(name: str, signals: int, seed: int) -> dict[str, int]:
             if turn % 4 == 3:
                 with tempfile.TemporaryDirectory() as folder:
                     loop.save(pathlib.Path(folder))
+        loop.close()
+    reference.close()
     return dict(places.most_common())
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import jax.numpy as jnp
@@ -389,6 +390,37 @@ def test_unison_run_ends_as_its_program(tmp_path):
     finished = run(tmp_path, 1, 1, "3")
     assert finished.returncode == 3
     assert "exit code 3" in finished.stderr
+
+
+INTERRUPTED = """
+import time
+try:
+    print("trained", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("saved", float(total), flush=True)
+"""
+
+
+def test_a_program_that_ctrl_c_has_interrupted_can_save_what_is_on_the_servers(tmp_path):
+    write_program(tmp_path, INTERRUPTED)
+    command = [*COMMAND, "run", "--workers=1", "--ps=1", str(tmp_path / "program.py")]
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as job:
+        watchdog = threading.Timer(SECONDS, job.kill)
+        watchdog.start()
+        try:
+            for line in job.stdout:
+                if "trained" in line:
+                    break
+            job.send_signal(signal.SIGINT)
+            printed = job.stdout.read()
+        finally:
+            job.kill()
+            watchdog.cancel()
+    assert "saved 60.0" in printed
 
 
 SHARING = """

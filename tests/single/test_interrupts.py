@@ -1,5 +1,6 @@
 """Signal handlers that raise, Ctrl-C among them, never leave variables between two steps."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -7,11 +8,19 @@ import threading
 
 import pytest
 
-from subprocess_program import FEW_OPTIMIZATIONS, run_program
-from unison.runtime.interrupts import signals_held, without_signals
+from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
+from unison.runtime.interrupts import (
+    is_of_a_signal_handler,
+    signals_held,
+    wait_for_event,
+    wait_until,
+    without_signals,
+)
 
 #: A program: how many signals, a seed and the loops are its arguments.
-PROGRAM = (pathlib.Path(__file__).parents[1] / "interruption_program.py").read_text()
+TESTS = pathlib.Path(__file__).parents[1]
+PROGRAM = (TESTS / "interruption_program.py").read_text()
+PATH = os.pathsep.join([PYTHON_PATH, str(TESTS)])  # the program imports modules beside it
 
 
 class AlarmError(Exception):
@@ -142,16 +151,93 @@ def test_a_function_is_held(handler):
     assert done == ["argument"]
 
 
+# -- waiting for other threads -----------------------------------------------------------------
+
+
+def test_what_is_waited_for_is_done_with_the_lock_acquired():
+    condition = threading.Condition(threading.Lock())
+    assert wait_until(condition, lambda: True, condition._lock.locked)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_handler_that_raises_ends_the_waiting_and_leaves_the_lock_released(handler, after):
+    condition = threading.Condition(threading.Lock())
+    looks = []
+
+    def look():
+        if len(looks) == after:
+            signal.raise_signal(signal.SIGUSR1)
+        looks.append("a look")
+        return False
+
+    with pytest.raises(AlarmError):
+        wait_until(condition, look, lambda: None)
+    assert condition.acquire(blocking=False)
+
+
+def test_a_handler_that_raises_ends_the_waiting_for_an_event(handler):
+    event = threading.Event()
+    threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+    with pytest.raises(AlarmError):
+        wait_for_event(event)
+    event.set()
+    wait_for_event(event)
+
+
+def error_of(function):
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        function()
+    return caught.value
+
+
+class Handler:
+    """Handlers of several kinds."""
+
+    def method(self, number, frame):
+        raise AlarmError
+
+    __call__ = method
+
+
+@pytest.mark.parametrize(
+    "raising",
+    [lambda number, frame: [][0], Handler().method, Handler(), functools.partial(Handler().method)],
+    ids=["function", "method", "object", "partial function"],
+)
+def test_the_error_of_a_handler_is_recognized(handler, raising):
+    signal.signal(signal.SIGUSR1, raising)
+
+    def interrupted():
+        with signals_held:
+            signal.raise_signal(signal.SIGUSR1)
+
+    assert is_of_a_signal_handler(error_of(interrupted))
+
+
+def test_another_error_is_not_that_of_a_handler(handler):
+    assert not is_of_a_signal_handler(error_of(lambda: [][0]))
+    assert not is_of_a_signal_handler(AlarmError())
+
+
 # -- training loops ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "loop",
-    ["run on one device", "run", "fit", "fit with central storage", "fit of a step of one's own"],
+    [
+        "run on one device",
+        "run",
+        "fit",
+        "fit with central storage",
+        "fit of a step of one's own",
+        "schedule",
+        "assign on servers",
+        "fit on servers",
+    ],
 )
 def test_a_loop_that_is_interrupted_is_after_a_whole_step(loop):
     """`make soak` interrupts all loops, fifty times each."""
-    env = {"UNISON_CPU_DEVICES": "2", **FEW_OPTIMIZATIONS}
+    env = {"UNISON_CPU_DEVICES": "2", "PYTHONPATH": PATH, **FEW_OPTIMIZATIONS}
     imported = ("jax", "keras", "unison")
     done = run_program(PROGRAM, 4, 0, loop, env=env, timeout=200, imported=imported)
     assert done.returncode == 0, done.stderr[-3000:]

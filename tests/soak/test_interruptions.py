@@ -8,9 +8,11 @@ import pathlib
 
 import pytest
 
-from subprocess_program import run_program
+from subprocess_program import PYTHON_PATH, run_program
 
-PROGRAM = (pathlib.Path(__file__).parents[1] / "interruption_program.py").read_text()
+TESTS = pathlib.Path(__file__).parents[1]
+PROGRAM = (TESTS / "interruption_program.py").read_text()
+PATH = os.pathsep.join([PYTHON_PATH, str(TESTS)])  # the program imports modules beside it
 SIGNALS = int(os.environ.get("UNISON_SOAK_SIGNALS", "50"))
 SEED = int(os.environ.get("UNISON_SOAK_SEED", "0"))
 LIMIT = 600 + 120 * SIGNALS  # seconds
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(LIMIT + 30)]
 
 
 def test_every_loop_that_is_interrupted_is_after_a_whole_step():
-    done = run_program(PROGRAM, SIGNALS, SEED, env={"UNISON_CPU_DEVICES": "2"}, timeout=LIMIT)
+    env = {"UNISON_CPU_DEVICES": "2", "PYTHONPATH": PATH}
+    done = run_program(PROGRAM, SIGNALS, SEED, env=env, timeout=LIMIT)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -231,12 +231,15 @@ class _TerminalWithTasks(Terminal):
 def _interrupting(
     job: ParameterServerJob, interrupts: list[int], output: InterruptedOutput
 ) -> Iterator[None]:
-    """Passes Ctrl-C on to the tasks; the second time, they are killed."""
+    """Passes Ctrl-C on to the program; the second time, all tasks are killed."""
 
     def interrupted(number: int, frame: object) -> None:
         interrupts.append(number)
         output.interrupt()
-        job.signal(signal.SIGINT if len(interrupts) == 1 else signal.SIGKILL)
+        if len(interrupts) == 1:
+            job.interrupt()
+        else:
+            job.signal(signal.SIGKILL)
 
     def terminated(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

@@ -172,6 +172,13 @@ class TlsStream:
     def recv_into(self, buffer: Any) -> int:
         return self._completed(lambda: self._connection.recv_into(buffer))
 
+    def wait_to_receive(self) -> None:
+        """Waits for data, or the end of the connection, and leaves them there."""
+        with self._lock:
+            is_ready = self._connection.pending() > 0
+        if not is_ready:
+            self._wait(select.POLLIN, None)
+
     def send(self, data: Any) -> int:
         """Sends a part of `data`. After a BlockingIOError, the next call must start with it."""
         return self._completed(lambda: self._connection.send(data))

@@ -13,7 +13,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,17 @@ from unison.compression.quantized import Quantized
 from unison.parameter_server.partitioners import Partitioner
 from unison.parameter_server.shared import current_store
 from unison.parameter_server.store import Shard, Store
-from unison.runtime.placement import Placement
+from unison.runtime.interrupts import signals_held
+from unison.runtime.placement import PlacedProgram, Placement, Unchanged
 from unison.runtime.precision import array_type
+
+
+class RunningLoop(Protocol):
+    """A loop that schedules calls; see `unison.parameter_server.loops`."""
+
+    def settle(self) -> None:
+        """Waits until the loop has no more effect, if it was left by an exception."""
+        ...
 
 
 class RemotePlacement(Placement):
@@ -48,7 +57,10 @@ class RemotePlacement(Placement):
         compression: Quantized | None = None,
     ):
         super().__init__([device])
-        self.store = store
+        self._store = store
+        #: The loops whose calls may change variables: those that run, and those that were
+        #: interrupted while workers ran their calls.
+        self.loops: list[RunningLoop] = []
         self.in_sync = in_sync
         self.compression = compression
         self._partitioner = partitioner
@@ -64,6 +76,30 @@ class RemotePlacement(Placement):
         return self is other
 
     __hash__ = object.__hash__
+
+    @property
+    def store(self) -> Store:
+        """The servers, once no loop that was interrupted changes variables any more."""
+        for loop in tuple(self.loops):
+            loop.settle()
+        return self._store
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donate: Sequence[int] = (),
+        name: str = "a program",
+        unchanged: Unchanged | None = None,
+    ) -> PlacedProgram:
+        """See `Placement.program`.
+
+        What calls it has more to do than the call: the variables go back to the servers, all of
+        them or none.
+        """
+        program = super().program(function, in_specs, out_specs, donate, name, unchanged)
+        return PlacedProgram(program.launch)
 
     @contextlib.contextmanager
     def as_if_of(self, num_replicas: int) -> Iterator[None]:
@@ -137,7 +173,8 @@ class RemotePlacement(Placement):
     def forget_dropped(self) -> None:
         """Has the servers free what the cells took that are gone."""
         while self.dropped:
-            self.store.forget(self.dropped.popleft())
+            with signals_held:
+                self.store.forget(self.dropped.popleft())
 
     def _related(self, name: str, shape: tuple[int, ...]) -> RemoteCell | None:
         wanted = _plain(name)
@@ -209,11 +246,12 @@ class RemoteCell(Cell):
                 self.shards = shared.shards(self.remote, self.name, array)
                 self.remote.note(self.shards, array.shape, array.dtype)
             else:
-                self.shards = self.remote.shards_for(self.name, array.shape, array.dtype)
-                self.remote.store.create(self.shards, array)
+                shards = self.remote.shards_for(self.name, array.shape, array.dtype)
                 # The collector runs anywhere, also where somebody talks to the servers: no message
-                # now.
-                weakref.finalize(self, self.remote.dropped.append, self.shards).atexit = False
+                # now. An interrupted creation is dropped as well.
+                weakref.finalize(self, self.remote.dropped.append, shards).atexit = False
+                self.remote.store.create(shards, array)
+                self.shards = shards
             self.remote.cells.add(self)
             self._describe()
             return self._array

@@ -43,6 +43,7 @@ from unison.parameter_server.store import ServerLostError, by_server
 from unison.parameter_server.strategy import ParameterServerStrategy
 from unison.program.arguments import Static, describe
 from unison.program.identity import identity
+from unison.runtime.interrupts import signals_held, wait_for_event, wait_until
 from unison.runtime.precision import array_type
 from unison.values import PerReplica
 
@@ -73,11 +74,13 @@ class RemoteValue:
     def fetch(self) -> Any:
         """Waits for the function, and returns its result with NumPy arrays.
 
+        A signal handler that raises ends the waiting, not the function.
+
         Raises:
             CancelledError: The call was called off, because another one failed.
             Exception: The function failed.
         """
-        self._is_ready.wait()
+        wait_for_event(self._is_ready)
         if self._error is not None:
             raise self._error
         return self._value
@@ -124,6 +127,8 @@ class _Closure:
         arrays: The arrays among its arguments.
         iterators: The iterators among its arguments.
         value: What it will return.
+        loop: The loop that has scheduled it; see `call_off`.
+        has_begun: Whether a worker has taken it: some servers may have applied it already.
     """
 
     number: int
@@ -131,6 +136,8 @@ class _Closure:
     arrays: list[np.ndarray]
     iterators: list[PerWorkerIterator]
     value: RemoteValue
+    loop: object = None
+    has_begun: bool = False
 
 
 class _Queue:
@@ -155,15 +162,19 @@ class _Queue:
         self.begun = 0
 
     def put(self, closure: _Closure) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: len(self._waiting) < _LONGEST_QUEUE or self._error or self._is_closed
-            )
+        def push() -> None:
             self._raise_error()
             if self._is_closed:
                 raise _ended()
             heapq.heappush(self._waiting, closure)
             self._changed.notify_all()
+
+        wait_until(self._changed, self._may_put, push)
+
+    def _may_put(self) -> bool:
+        if self._error is not None:
+            return self._may_raise()
+        return len(self._waiting) < _LONGEST_QUEUE or self._is_closed
 
     def welcome(self, worker: int) -> None:
         """Lets a worker take calls; it begins where the slowest is."""
@@ -199,6 +210,7 @@ class _Queue:
 
     def _begin(self, worker: int) -> _Closure:
         closure = heapq.heappop(self._waiting)
+        closure.has_begun = True
         self._running[closure.number] = closure
         self.begun = max(self.begun, closure.number)
         self._begun[worker] += 1
@@ -250,14 +262,37 @@ class _Queue:
 
     def wait(self) -> None:
         """Waits until nothing waits or runs; raises the error of a call that has failed."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._running)
-            self._raise_error()
+        wait_until(self._changed, self._is_empty, self._raise_error)
+
+    def call_off(self, loop: object) -> None:
+        """Calls off the calls of a loop that no worker has begun."""
+        with signals_held, self._changed:
+            dropped = [each for each in self._waiting if each.loop is loop and not each.has_begun]
+            numbers = {closure.number for closure in dropped}
+            self._waiting = [each for each in self._waiting if each.number not in numbers]
+            heapq.heapify(self._waiting)
+            for closure in dropped:
+                closure.value._settle(error=_interrupted())
+            self._changed.notify_all()
+
+    def wait_for(self, loop: object) -> None:
+        """Waits until no call of a loop waits or runs."""
+
+        def has_ended() -> bool:
+            left = itertools.chain(self._waiting, self._running.values())
+            return self._is_closed or all(closure.loop is not loop for closure in left)
+
+        wait_until(self._changed, has_ended, lambda: None)
 
     def is_idle(self) -> bool:
-        with self._changed:
+        def look() -> bool:
             self._raise_error()
-            return not self._waiting and not self._running
+            return self._is_empty()
+
+        return wait_until(self._changed, self._may_raise, look)
+
+    def _is_empty(self) -> bool:
+        return not self._waiting and not self._running
 
     def has_work(self) -> bool:
         with self._changed:
@@ -265,19 +300,21 @@ class _Queue:
 
     def close(self) -> None:
         """Calls off what waits, and what comes."""
-        with self._changed:
+        with signals_held, self._changed:
             self._is_closed = True
             while self._waiting:
                 heapq.heappop(self._waiting).value._settle(error=_ended())
             self._changed.notify_all()
 
+    def _may_raise(self) -> bool:
+        """Whether an error, if there is one, may be raised: when nothing runs any more."""
+        return self._error is None or not self._running
+
     def _raise_error(self) -> None:
-        if self._error is None:
-            return
-        # As in TensorFlow: an error is raised once, when nothing runs any more.
-        self._changed.wait_for(lambda: not self._running)
+        """Raises the error, once, as in TensorFlow."""
         error, self._error = self._error, None
-        raise error
+        if error is not None:
+            raise error
 
 
 class _Steps(_Queue):
@@ -305,6 +342,7 @@ class _Steps(_Queue):
                 return None
             if self._step is None:
                 self._step = heapq.heappop(self._waiting)
+                self._step.has_begun = True
                 self._running[self._step.number] = self._step
                 self.begun = max(self.begun, self._step.number)
                 self._begin_anew()
@@ -384,6 +422,10 @@ def _called_off() -> CancelledError:
     )
 
 
+def _interrupted() -> CancelledError:
+    return CancelledError(message="The call was cancelled: the loop that scheduled it has failed.")
+
+
 def _ended() -> CancelledError:
     return CancelledError(message="The coordinator has ended.")
 
@@ -436,10 +478,11 @@ class ClusterCoordinator:
             raise TypeError(
                 f"ClusterCoordinator needs a ParameterServerStrategy. Received: {strategy!r}"
             )
-        with strategy.coordinator_lock:
+        with signals_held, strategy.coordinator_lock:
             if strategy.coordinator is None:
-                strategy.coordinator = super().__new__(cls)
-                strategy.coordinator._start(strategy)
+                made = super().__new__(cls)
+                made._start(strategy)
+                strategy.coordinator = made
         coordinator: ClusterCoordinator = strategy.coordinator
         return coordinator
 
@@ -507,6 +550,16 @@ class ClusterCoordinator:
             TypeError: `fn` is no function, or an argument is nothing that can be sent.
             ValueError: An argument is a `RemoteValue`.
         """
+        return self.schedule_in(None, fn, args, kwargs)
+
+    def schedule_in(
+        self,
+        loop: object,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> RemoteValue:
+        """Schedules a call of a loop; see `schedule` and `call_off`."""
         if not callable(fn):
             raise TypeError(f"schedule needs a function to call. Received: {fn!r}")
         if isinstance(args, str | bytes) or not isinstance(args, Sequence):
@@ -515,9 +568,18 @@ class ClusterCoordinator:
                 f"Received: args={args!r}"
             )
         function, arrays, iterators = self._described(fn, tuple(args), kwargs or {})
-        closure = _Closure(next(self._numbers), function, arrays, iterators, RemoteValue())
+        closure = _Closure(next(self._numbers), function, arrays, iterators, RemoteValue(), loop)
         self._queue.put(closure)
         return closure.value
+
+    def call_off(self, loop: object) -> None:
+        """Calls off the calls of a loop that no worker has begun."""
+        self._queue.call_off(loop)
+
+    def wait_for(self, loop: object) -> None:
+        """Waits until no call of a loop waits or runs; in a worker's thread, it does not wait."""
+        if not any(worker.is_this_thread for worker in self._workers):
+            self._queue.wait_for(loop)
 
     def join(self) -> None:
         """Waits until all scheduled functions have returned.
@@ -556,13 +618,14 @@ class ClusterCoordinator:
 
     def end(self) -> None:
         """Lets the workers and servers go; their processes end. Called when the program ends."""
-        if self._is_ended:
-            return
-        self._is_ended = True
-        self._queue.close()
-        for worker in self._workers:
-            worker.end()
-        self._strategy.store.farewell()
+        with signals_held:  # else processes would miss the goodbye, and report a lost coordinator
+            if self._is_ended:
+                return
+            self._is_ended = True
+            self._queue.close()
+            for worker in self._workers:
+                worker.end()
+            self._strategy.store.farewell()
 
     # -- what the workers' threads need ---------------------------------------------------------
 
@@ -614,8 +677,9 @@ class ClusterCoordinator:
 
             arguments = [d.aval(0) for d in descriptions if not isinstance(d, Static)]
             arguments = [array_type(aval.shape, aval.dtype) for aval in arguments]
-            self._function_numbers[key] = len(self._functions)
-            self._functions.append(_Function(call, arguments, keeps=key))
+            with signals_held:
+                self._functions.append(_Function(call, arguments, keeps=key))
+                self._function_numbers[key] = len(self._functions) - 1
         number = self._function_numbers[key]
         varying = [
             operand
@@ -646,8 +710,9 @@ class ClusterCoordinator:
         return describe(leaf, placement)
 
     def _iterator(self, maker: Any) -> PerWorkerIterator:
-        self._makers.append(maker)
-        return PerWorkerIterator(len(self._makers) - 1)
+        with signals_held:
+            self._makers.append(maker)
+            return PerWorkerIterator(len(self._makers) - 1)
 
     def _maker(self, iterator: int) -> Any:
         return self._makers[iterator]
@@ -747,6 +812,10 @@ class _Worker:
     @property
     def is_lost(self) -> bool:
         return self._connection is None
+
+    @property
+    def is_this_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     @property
     def _timeout(self) -> float:

@@ -16,6 +16,7 @@ from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
 from unison.keras.trainer import ReplicaTrainer
 from unison.lifting import current_lift
 from unison.parameter_server.coordinator import ClusterCoordinator, PerWorkerIterator
+from unison.parameter_server.loops import ScheduledLoop
 from unison.parameter_server.serving import current_worker_index, dataset_of
 from unison.parameter_server.strategy import ParameterServerStrategy
 from unison.strategies.replica_share import ScaledBy, replica_share
@@ -114,12 +115,13 @@ class ParameterServerTrainer(ReplicaTrainer):
         for epoch in range(initial_epoch, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            for step in range(0, steps, self._steps_per_call):
-                last = min(step + self._steps_per_call, steps)
-                callbacks.on_train_batch_begin(step)
-                self._schedule("train_step", iterator, last - step)
-                callbacks.on_train_batch_end(last - 1)
-            self._coordinator.join()
+            with self._loop() as loop:
+                for step in range(0, steps, self._steps_per_call):
+                    last = min(step + self._steps_per_call, steps)
+                    callbacks.on_train_batch_begin(step)
+                    self._schedule("train_step", iterator, last - step, loop)
+                    callbacks.on_train_batch_end(last - 1)
+                self._coordinator.join()
             logs = self._logs()
             if validation_data is not None and (epoch + 1) % validation_freq == 0:
                 result = self._validate(validation_data, validation_steps, validation_batch_size)
@@ -167,10 +169,11 @@ class ParameterServerTrainer(ReplicaTrainer):
         model = self.model
         model.reset_metrics()
         iterator = iter(self._coordinator.create_per_worker_dataset(x))
-        for step in range(0, steps, self._steps_per_call):
-            count = min(self._steps_per_call, steps - step)
-            self._schedule("test_step", iterator, count)
-        self._coordinator.join()
+        with self._loop() as loop:
+            for step in range(0, steps, self._steps_per_call):
+                count = min(self._steps_per_call, steps - step)
+                self._schedule("test_step", iterator, count, loop)
+            self._coordinator.join()
         logs = self._logs()
         return logs if return_dict else [logs[name] for name in logs]
 
@@ -210,7 +213,13 @@ class ParameterServerTrainer(ReplicaTrainer):
             with self.strategy.scope():
                 optimizer.build(model.trainable_variables)
 
-    def _schedule(self, name: str, iterator: PerWorkerIterator, count: int) -> None:
+    def _loop(self) -> ScheduledLoop:
+        assert isinstance(self.strategy, ParameterServerStrategy)
+        return ScheduledLoop(self._coordinator, self.strategy.remote_placement)
+
+    def _schedule(
+        self, name: str, iterator: PerWorkerIterator, count: int, loop: ScheduledLoop
+    ) -> None:
         """Schedules one execution of `count` steps."""
         model = self.model
         compiled = (model.optimizer, model._compile_metrics, model._compile_loss)
@@ -219,7 +228,7 @@ class ParameterServerTrainer(ReplicaTrainer):
         if function is None or any(a is not b for a, b in zip(known or (), compiled, strict=True)):
             function = self._execution(name, count)
             self._steps[key] = (compiled, function)
-        self._coordinator.schedule(function, args=(iterator,))
+        self._coordinator.schedule_in(loop, function, args=(iterator,))
 
     def _execution(self, name: str, count: int) -> Callable[[Iterator[Any]], None]:
         """Returns a function that runs `count` steps, for workers."""

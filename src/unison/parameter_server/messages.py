@@ -224,6 +224,17 @@ class Connection:
             start += _aligned(own)
         return Message(kind, fields, arrays)
 
+    def wait(self) -> None:
+        """Waits until a message, or the end of the connection, can be received.
+
+        Nothing is received: a signal handler that raises ends the waiting only.
+        """
+        with contextlib.suppress(OSError):  # `receive` raises it
+            if isinstance(self._socket, socket.socket):
+                self._socket.recv(1, socket.MSG_PEEK)
+            else:
+                self._socket.wait_to_receive()
+
     def ask(self, kind: str, arrays: Iterable[Any] = (), **fields: Any) -> Message:
         """Sends a message and returns the answer to it.
 

@@ -40,7 +40,10 @@ _thread = threading.local()
 class SharesVariables(Protocol):
     """What a `VariableStore` has to know of where a job's variables are."""
 
-    store: Store
+    @property
+    def store(self) -> Store:
+        """The servers."""
+        ...
 
     def bounds_for(self, name: str, shape: tuple[int, ...], dtype: Any) -> list[tuple]:
         """Returns the server, the first row, and the row behind the last, of each shard."""

@@ -16,6 +16,7 @@ from unison.errors import OpError, UnavailableError
 from unison.parameter_server.compressed import Encoding, received
 from unison.parameter_server.messages import Connection, Message, NoRoomError, connect
 from unison.parameter_server.pulse import Pulse
+from unison.runtime.interrupts import signals_held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +145,8 @@ class Store:
         self._connections: list[Connection] = []
         self._pulses: list[Pulse] = []
         self._returns: list[bool] = []
+        #: How many answers of each server are to come, to requests that were interrupted.
+        self._unheard = [0] * len(self.addresses)
         #: How long the servers have been waited for.
         self.waited_seconds = 0.0
         #: How many pushes each server had applied when it began, or came back.
@@ -192,6 +195,7 @@ class Store:
                 self._connections[server], self._pulses[server], begun = self._connected(
                     server, is_new=False
                 )
+                self._unheard[server] = 0
         except (OpError, RuntimeError) as error:
             if isinstance(error, ServerLostError):
                 raise
@@ -235,16 +239,21 @@ class Store:
         refused: list[NoRoomError] = []
         begin = time.perf_counter()
         with self._lock:
+            for server in requests:
+                self._receive_unheard(server)
             asked = []
-            for server, (kind, arrays, fields) in requests.items():
-                with self._noting(server, lost):
-                    self._connections[server].send(kind, arrays, **fields)
-                    asked.append(server)
+            # All servers get their part of a request, or none of them.
+            with signals_held:
+                for server, (kind, arrays, fields) in requests.items():
+                    with self._noting(server, lost):
+                        self._connections[server].send(kind, arrays, **fields)
+                        asked.append(server)
+                        self._unheard[server] += 1
             # All are heard, also if one is lost: an answer left behind would be the next one's.
             for server in asked:
                 with self._noting(server, lost):
                     try:
-                        answers[server] = self._connections[server].receive()
+                        answers[server] = self._receive(server)
                     except NoRoomError as error:
                         refused.append(error)
         self.waited_seconds += time.perf_counter() - begin
@@ -258,6 +267,28 @@ class Store:
                 of_kind = getattr(errors, answer["kind_of_error"], None)
                 raise RuntimeError(text) if of_kind is None else of_kind(message=text)
         return answers
+
+    def _receive(self, server: int) -> Message:
+        """Returns the next answer of a server.
+
+        A signal handler that raises may end the waiting, not the receiving.
+        """
+        connection = self._connections[server]
+        if threading.current_thread() is threading.main_thread():
+            connection.wait()
+        with signals_held:
+            self._unheard[server] -= 1
+            return connection.receive()
+
+    def _receive_unheard(self, server: int) -> None:
+        """Drops the answers to requests that were interrupted."""
+        while self._unheard[server]:
+            try:
+                self._receive(server)
+            except NoRoomError:
+                continue
+            except UnavailableError:  # the request that follows is told of it
+                self._unheard[server] = 0
 
     @contextlib.contextmanager
     def _noting(self, server: int, lost: list[ServerLostError]) -> Any:

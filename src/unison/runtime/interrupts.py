@@ -4,6 +4,10 @@ A program takes the arrays of variables, XLA overwrites them, and the new ones a
 signal handler that raises in between (Ctrl-C, an alarm that ends a cell of a notebook) would lose
 what was taken. Python runs handlers in the main thread, between any two instructions; inside
 `signals_held`, it runs them at the end.
+
+Where the main thread waits for another one, neither will do: Ctrl-C must end the waiting, but a
+handler that raises inside `threading.Condition` can leave its lock acquired, and every other thread
+then waits for ever. `wait_until` and `wait_for_event` deliver signals between two waits.
 """
 
 from __future__ import annotations
@@ -18,7 +22,12 @@ import threading
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from _signal import signal as _set_handler
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: Seconds after which a waiting main thread delivers the signals that have arrived.
+_SECONDS_OF_A_WAIT = 0.05
 
 #: The signals that may have a handler. Real-time signals have none in practice; asking for all of
 #: them would take twice as long.
@@ -85,6 +94,12 @@ class SignalsHeld:
         if not self._depth:
             self._release()
 
+    def handlers(self) -> list[Callable[..., Any]]:
+        """Returns the handlers of all signals, those that wait included."""
+        known = [_handler_of(number) for number in _SIGNALS]
+        known += [handler for _, handler in self._replaced]
+        return [each for each in known if callable(each) and each is not self._note]
+
     def _arrived_at(self, number: int, frame: Any) -> None:
         self._arrived.append(number)
 
@@ -114,3 +129,54 @@ def without_signals(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return held
+
+
+def wait_until(
+    condition: threading.Condition, predicate: Callable[[], Any], then: Callable[[], T]
+) -> T:
+    """Waits for a predicate, and returns what `then` returns; both run with the lock acquired.
+
+    A signal handler that raises ends the waiting. It runs without the lock, before or after `then`.
+
+    Args:
+        condition: Whose lock guards the predicate. Its threads notify it of changes.
+        predicate: What is waited for.
+        then: What is done once it holds.
+    """
+    while True:
+        with signals_held, condition:
+            if condition.wait_for(predicate, _SECONDS_OF_A_WAIT):
+                return then()
+
+
+def wait_for_event(event: threading.Event) -> None:
+    """Waits for an event. A signal handler that raises ends the waiting."""
+    is_set = False
+    while not is_set:
+        with signals_held:
+            is_set = event.wait(_SECONDS_OF_A_WAIT)
+
+
+def is_of_a_signal_handler(error: BaseException) -> bool:
+    """Whether an error was raised by a signal handler of Python: at any place, by chance.
+
+    Examples:
+        >>> is_of_a_signal_handler(KeyboardInterrupt()), is_of_a_signal_handler(ValueError())
+        (True, False)
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    codes = [_code_of(handler) for handler in signals_held.handlers()]
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> Any:
+    """Returns the code of a handler: a function, a method, or an object that can be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(handler.__call__, "__code__", None)

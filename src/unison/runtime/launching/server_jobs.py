@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 
@@ -130,6 +131,10 @@ class ParameterServerJob(Job):
         if chief.exit_code:
             self.failure = Failure(0, chief.exit_code, chief.last_lines())
         return self.failure
+
+    def interrupt(self) -> None:
+        """Sends Ctrl-C to the chief: it may still save variables, so servers must go on."""
+        self._workers[0].signal(signal.SIGINT)
 
     def _bring_back(self, place: int, worker: Worker) -> None:
         task = self._tasks[place]

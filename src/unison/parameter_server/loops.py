@@ -1,0 +1,93 @@
+"""`ScheduledLoop`: the calls that a loop of Keras has scheduled, where an exception ends the loop.
+
+`fit` schedules a whole epoch ahead. If Ctrl-C ends it, the rest of the epoch must not be trained
+behind the user's back, and who reads variables must not see them between two steps: calls that no
+worker has begun are cancelled, and whoever reads or assigns a variable waits for the others.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Protocol
+
+from unison.parameter_server.cells import RemotePlacement
+from unison.runtime.interrupts import signals_held
+
+
+class SchedulesCalls(Protocol):
+    """What a loop needs of a coordinator."""
+
+    def call_off(self, loop: object) -> None:
+        """Cancels the calls of a loop that no worker has begun."""
+        ...
+
+    def wait_for(self, loop: object) -> None:
+        """Waits until no call of a loop waits or runs."""
+        ...
+
+
+class ScheduledLoop:
+    """A context around a loop that schedules calls.
+
+    Args:
+        coordinator: Where it schedules them.
+        placement: Where the variables are.
+    """
+
+    def __init__(self, coordinator: SchedulesCalls, placement: RemotePlacement):
+        self._coordinator = coordinator
+        self._placement = placement
+        self._thread = threading.get_ident()
+        self._frame: FrameType | None = None
+        self._is_cancelled = False
+
+    def __enter__(self) -> ScheduledLoop:
+        with signals_held:
+            self._frame = sys._getframe(1)
+            self._placement.loops.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with signals_held:
+            if error is None:
+                self._end()
+            else:
+                self._cancel()
+
+    def settle(self) -> None:
+        """Waits until the loop has no more effect, if it was left by an exception.
+
+        A second exception, out of a signal handler, may have kept `__exit__` from being called: so
+        it is looked up whether the loop still runs.
+        """
+        if not self._is_cancelled:
+            if threading.get_ident() != self._thread or self._is_running():
+                return
+            self._cancel()
+        self._coordinator.wait_for(self)
+        with signals_held:
+            self._end()
+
+    def _is_running(self) -> bool:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self._frame:
+            frame = frame.f_back
+        return frame is not None
+
+    def _cancel(self) -> None:
+        with signals_held:
+            self._coordinator.call_off(self)
+            self._is_cancelled = True
+            self._frame = None
+
+    def _end(self) -> None:
+        self._frame = None
+        if self in self._placement.loops:
+            self._placement.loops.remove(self)
