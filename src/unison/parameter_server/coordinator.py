@@ -535,7 +535,9 @@ class ClusterCoordinator:
         """Has some worker run `fn`, once it has time; returns at once.
 
         `fn` is traced for each form of its arguments and batches, as by `strategy.run`: its
-        Python side effects happen then. If the worker is lost, another one runs it again.
+        Python side effects happen then. If the worker is lost, another one runs it again. Host
+        functions that return nothing (assertions, `jax.debug.print`) run in this process, in a
+        thread, before the variables are updated; if one raises, the call has no effect.
 
         Args:
             fn: A function, which may read and assign variables of the strategy, take batches of
@@ -1004,6 +1006,8 @@ class _Worker:
             message = connection.receive()
             if message.kind == "program":
                 failure = self._send_program(connection, message)
+            elif message.kind == "host":
+                failure = self._call_host(connection, message)
             elif message.kind == "next":
                 failure = self._send_batch(connection, message["iterator"])
             elif message.kind == "failed":
@@ -1031,6 +1035,17 @@ class _Worker:
             program=program.number,
             description=program.description,
         )
+        return None
+
+    def _call_host(self, connection: Connection, message: Message) -> Exception | None:
+        """Calls the host functions of a call before its push; returns what they raise."""
+        try:
+            program = self._coordinator._programs_by_number[message["program"]]
+            program.call_host(message.arrays)
+        except Exception as error:
+            connection.send("cancel")
+            return error
+        connection.send("called")
         return None
 
     def _send_batch(self, connection: Connection, iterator: int) -> Exception | None:

@@ -151,16 +151,51 @@ def inlined(program: jex.ClosedJaxpr, num_replicas: int = 1) -> jex.ClosedJaxpr:
     Of what it asks other replicas for, sums over `num_replicas` are left, each of one value. What
     is added to rows of an input is added up first, and then to the input, which a server can do.
     """
+    return _inlined(program, num_replicas, None, 0)
 
+
+def without_host_calls(
+    program: jex.ClosedJaxpr, num_replicas: int, place: int
+) -> tuple[jex.ClosedJaxpr, list[jex.JaxprEqn]]:
+    """Returns the inlined program without its calls of host functions that return nothing.
+
+    They are those of `jax.debug.callback`, `jax.debug.print`, `jax.experimental.io_callback`. Those
+    in loops and branches stay.
+
+    Args:
+        program: The program.
+        num_replicas: See `inlined`.
+        place: Before which output the operands of the calls become outputs.
+
+    Returns:
+        The program, and the calls in order.
+    """
+    found: list[tuple[jex.JaxprEqn, list[Any]]] = []
+    without = _inlined(program, num_replicas, found, place)
+    return without, [equation for equation, _ in found]
+
+
+def _inlined(
+    program: jex.ClosedJaxpr,
+    num_replicas: int,
+    host_calls: list[tuple[jex.JaxprEqn, list[Any]]] | None,
+    place: int,
+) -> jex.ClosedJaxpr:
     def run(*inputs: Any) -> list[Any]:
-        return _run(program, inputs, num_replicas, {id(each) for each in inputs})
+        outputs = _run(program, inputs, num_replicas, {id(each) for each in inputs}, host_calls)
+        operands = [operand for _, own in host_calls or () for operand in own]
+        return [*outputs[:place], *operands, *outputs[place:]]
 
     axis = [(REPLICA_AXIS, num_replicas)] if num_replicas > 1 else None
     return jax.make_jaxpr(run, axis_env=axis)(*program.in_avals)
 
 
 def _run(
-    program: jex.ClosedJaxpr, inputs: Sequence[Any], num_replicas: int, of_program: set[int]
+    program: jex.ClosedJaxpr,
+    inputs: Sequence[Any],
+    num_replicas: int,
+    of_program: set[int],
+    host_calls: list[tuple[jex.JaxprEqn, list[Any]]] | None,
 ) -> list[Any]:
     values = dict(zip(program.jaxpr.invars, inputs, strict=True))
     values.update(zip(program.jaxpr.constvars, program.consts, strict=True))
@@ -170,7 +205,14 @@ def _run(
         body = inlined_body(equation)
         outputs: Sequence[Any]
         if body is not None:
-            outputs = _run(body, operands, num_replicas, of_program)
+            outputs = _run(body, operands, num_replicas, of_program, host_calls)
+        elif host_calls is not None and _is_host_call(equation):
+            typed = [
+                jnp.asarray(operand, atom.aval.dtype)  # of a literal, it is the bare number
+                for operand, atom in zip(operands, equation.invars, strict=True)
+            ]
+            host_calls.append((equation, typed))
+            outputs = ()
         elif names_the_replicas(equation):
             if num_replicas == 1:
                 outputs = _of_one_replica(equation, operands)
@@ -189,6 +231,12 @@ def _run(
 def names_the_replicas(equation: jex.JaxprEqn) -> bool:
     """Whether the operation asks which replica this is, or for what the others have."""
     return equation.primitive.name == "axis_index" or is_collective(equation)
+
+
+def _is_host_call(equation: jex.JaxprEqn) -> bool:
+    """Whether the operation only calls a function of the host, which returns nothing."""
+    is_call = equation.primitive.name in ("debug_callback", "debug_print", "io_callback")
+    return is_call and not equation.outvars
 
 
 def _of_one_replica(equation: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -556,6 +604,10 @@ class Divider:
         for equation in equations:
             operands = set(_variables(equation.invars))
             name = equation.primitive.name
+            if not equation.outvars:  # a branch may only have effects
+                if operands & rows:
+                    return None
+                continue
             output = equation.outvars[0]
             if (
                 name == "scatter-add"
@@ -631,8 +683,12 @@ def evaluated(
     read = _reading(values)
     for equation in equations:
         operands = [read(atom) for atom in equation.invars]
-        output = equation.outvars[0]
-        if output in has_rows and equation.primitive.name == "broadcast_in_dim":
+        output = next(iter(equation.outvars), None)  # a branch may only have effects
+        if (
+            output is not None
+            and output in has_rows
+            and equation.primitive.name == "broadcast_in_dim"
+        ):
             shape = (rows, *_shape(output)[1:])
             dimensions = equation.params["broadcast_dimensions"]
             values[output] = lax.broadcast_in_dim(operands[0], shape, dimensions)

@@ -36,6 +36,7 @@ from unison.parameter_server.division import (
     equations_for,
     evaluated,
     rows_within,
+    without_host_calls,
 )
 from unison.parameter_server.store import Shard
 from unison.program import tracing_contexts
@@ -159,6 +160,8 @@ class WorkerProgram:
         lookups: The program that computes the rows to look up; empty if there are no tables.
         description: All else that the worker must know.
         structure: The structure of the function's result.
+        host_calls: Calls of host functions, whose operands the worker sends to the coordinator
+            before it pushes.
     """
 
     number: int
@@ -166,6 +169,17 @@ class WorkerProgram:
     lookups: bytes
     description: dict[str, Any]
     structure: Any
+    host_calls: list[Any] = dataclasses.field(default_factory=list)
+
+    def call_host(self, operands: Sequence[np.ndarray]) -> None:
+        """Calls the host functions, in order; passes on what they raise."""
+        left = iter(operands)
+        for call in self.host_calls:
+            own = [jnp.asarray(next(left), atom.aval.dtype) for atom in call.invars]
+            if call.primitive.name == "io_callback":
+                call.params["callback"](*own)  # evaluated, it raises an error of XLA about it
+            else:
+                evaluate(call, own)
 
 
 @dataclasses.dataclass
@@ -174,6 +188,7 @@ class _Trace:
     cells: list[Cell]
     structure: Any
     written: list[Cell]
+    host_calls: list[Any] = dataclasses.field(default_factory=list)
 
 
 class Tracer:
@@ -221,6 +236,8 @@ class Tracer:
             # What was missing has been made; now as one of several workers.
             trace = self._trace(call, arguments, batches, may_create=False, num_replicas=in_sync)
         self.trace_count += 1
+        jaxpr, calls = without_host_calls(trace.jaxpr, in_sync, trace.structure.num_leaves)
+        trace = dataclasses.replace(trace, jaxpr=jaxpr, host_calls=calls)
         divider = Divider(
             trace.jaxpr,
             [_bounds(cell) for cell in trace.cells],
@@ -400,6 +417,7 @@ class Tracer:
             "arguments": num_arguments,
             "batches": [[iterator, len(own)] for iterator, own in batches.items()],
             "results": len(results),
+            "host_operands": sum(len(call.invars) for call in trace.host_calls),
             "pulled": [_described(trace.cells[cell]) for cell in division.pulled],
             "encodings": self._encodings_of_pulls(trace, division),
             "tables": [
@@ -425,7 +443,9 @@ class Tracer:
                 )
             ],
         }
-        return WorkerProgram(next(_numbers), data, find, description, trace.structure)
+        return WorkerProgram(
+            next(_numbers), data, find, description, trace.structure, trace.host_calls
+        )
 
     def _encodings(
         self, update: Update, trace: _Trace, division: Division
@@ -512,10 +532,10 @@ def _evaluated_with_rows(
 ) -> list[Any]:
     """Returns `wanted`, where values in `has_rows` have that many rows, and `given` are known."""
     for equation in equations:
-        output = equation.outvars[0]
+        output = next(iter(equation.outvars), None)  # a branch may only have effects
         if output in given:
             continue
-        if output in has_rows and equation.primitive.name == "scatter-add":
+        if output is not None and output in has_rows and equation.primitive.name == "scatter-add":
             # The zeros that rows are added to may be those of several tables.
             zeros = jnp.zeros((has_rows[output], *output.aval.shape[1:]), output.aval.dtype)
             added = [zeros, *(values[atom] for atom in equation.invars[1:])]
@@ -564,8 +584,9 @@ def _serialized(function: Callable[..., Any], *avals: Any) -> bytes:
     except (NotImplementedError, ValueError) as error:
         raise ValueError(
             "A scheduled function runs in other processes, as a compiled program. This one cannot "
-            f"be sent: {error}. Leave out what calls back into Python (jax.debug.print, "
-            "pure_callback)."
+            f"be sent: {error}. Leave out calls of host functions that return a result "
+            "(jax.pure_callback, tf.numpy_function), and those in loops and branches; what returns "
+            "nothing (jax.debug.print, assertions) runs in the coordinator."
         ) from error
 
 

@@ -46,7 +46,9 @@ class _Program:
         self.batches: list[tuple[int, int]] = [(i, n) for i, n in about["batches"]]
         #: Whether which rows are looked up depends on the values of variables.
         self.lookups_need_values: bool = about["lookups_need_values"]
+        #: How many outputs are results and operands of host calls, and how many of them the latter.
         self.num_results: int = about["results"]
+        self.num_host_operands: int = about["host_operands"]
         self.pulled = [_shards(shards) for shards in about["pulled"]]
         self.tables = [
             (_shards(table["shards"]), table["rows"], table["lookups"]) for table in about["tables"]
@@ -156,9 +158,9 @@ class ClosureWorker:
                 return
             (self._asked if message.kind in _ASKED else self._answers).put(message)
 
-    def _ask(self, kind: str, **fields: Any) -> Message:
+    def _ask(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Message:
         """Asks the coordinator, and returns its answer."""
-        self._connection.send(kind, **fields)
+        self._connection.send(kind, arrays, **fields)
         answer = self._answers.get()
         if isinstance(answer, Exception):
             raise answer
@@ -219,6 +221,9 @@ class ClosureWorker:
         is_step = message["is_step"]
         following = None if is_step else self._following(message)  # while the program runs
         outputs = _on_host(running)
+        end = program.num_results - program.num_host_operands
+        if program.num_host_operands:
+            self._call_host(program, outputs[end : program.num_results])
         if following is None and not is_step:
             following = self._following(message)  # it may have come meanwhile
         call.forget()
@@ -230,11 +235,17 @@ class ClosureWorker:
             self._ready = following
         self._connection.send(
             "done",
-            outputs[: program.num_results],
+            outputs[:end],
             program=program.number,
             servers=sorted(pushes),
             waited=self._store.waited_seconds - waited,
         )
+
+    def _call_host(self, program: _Program, operands: Sequence[np.ndarray]) -> None:
+        """Has the coordinator call host functions; if one raises, nothing has been pushed."""
+        answer = self._ask("host", operands, program=program.number)
+        if answer.kind == "cancel":
+            raise RuntimeError("A host function of this call has failed.")
 
     def _call(self, message: Message) -> _Call:
         """Returns a call with its batches, and the rows that it looks up, if they are known."""
