@@ -172,12 +172,11 @@ class TlsStream:
     def recv_into(self, buffer: Any) -> int:
         return self._completed(lambda: self._connection.recv_into(buffer))
 
-    def wait_to_receive(self) -> None:
-        """Waits for data, or the end of the connection, and leaves them there."""
+    @property
+    def has_data(self) -> bool:
+        """Whether data that have been decrypted wait to be received."""
         with self._lock:
-            is_ready = self._connection.pending() > 0
-        if not is_ready:
-            self._wait(select.POLLIN, None)
+            return self._connection.pending() > 0
 
     def send(self, data: Any) -> int:
         """Sends a part of `data`. After a BlockingIOError, the next call must start with it."""

@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import math
 import os
+import select
 import socket
 import struct
 import sys
@@ -224,16 +225,23 @@ class Connection:
             start += _aligned(own)
         return Message(kind, fields, arrays)
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None) -> bool:
         """Waits until a message, or the end of the connection, can be received.
 
-        Nothing is received: a signal handler that raises ends the waiting only.
+        Args:
+            seconds: How long at most. None: it is left to `receive`.
+
+        Returns:
+            Whether `receive` need not wait for the beginning of a message.
         """
-        with contextlib.suppress(OSError):  # `receive` raises it
-            if isinstance(self._socket, socket.socket):
-                self._socket.recv(1, socket.MSG_PEEK)
-            else:
-                self._socket.wait_to_receive()
+        number = self._socket.fileno()
+        if seconds is None or number < 0:  # it has been closed: `receive` raises the error
+            return True
+        if not isinstance(self._socket, socket.socket) and self._socket.has_data:
+            return True
+        waiting = select.poll()
+        waiting.register(number, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
 
     def ask(self, kind: str, arrays: Iterable[Any] = (), **fields: Any) -> Message:
         """Sends a message and returns the answer to it.

@@ -18,6 +18,9 @@ from unison.parameter_server.messages import Connection, Message, NoRoomError, c
 from unison.parameter_server.pulse import Pulse
 from unison.runtime.interrupts import signals_held
 
+#: Seconds after which a main thread that waits for an answer delivers signals that have arrived.
+_SECONDS_OF_A_WAIT = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
@@ -234,7 +237,7 @@ class Store:
             OpError: One of them answers with such an error.
             RuntimeError: One of them answers with another one.
         """
-        answers = {}
+        answers: dict[int, Message] = {}
         lost: list[ServerLostError] = []
         refused: list[NoRoomError] = []
         begin = time.perf_counter()
@@ -249,13 +252,12 @@ class Store:
                         self._connections[server].send(kind, arrays, **fields)
                         asked.append(server)
                         self._unheard[server] += 1
+                # Signals are held once for most requests: that takes as long as a short answer.
+                asked = self._receive_soon(asked, answers, lost, refused)
             # All are heard, also if one is lost: an answer left behind would be the next one's.
-            for server in asked:
-                with self._noting(server, lost):
-                    try:
-                        answers[server] = self._receive(server)
-                    except NoRoomError as error:
-                        refused.append(error)
+            while asked:
+                with signals_held:
+                    asked = self._receive_soon(asked, answers, lost, refused)
         self.waited_seconds += time.perf_counter() - begin
         if lost:
             raise lost[0]
@@ -268,27 +270,42 @@ class Store:
                 raise RuntimeError(text) if of_kind is None else of_kind(message=text)
         return answers
 
-    def _receive(self, server: int) -> Message:
-        """Returns the next answer of a server.
+    def _receive_soon(
+        self,
+        servers: Sequence[int],
+        answers: dict[int, Message],
+        lost: list[ServerLostError],
+        refused: list[NoRoomError],
+    ) -> list[int]:
+        """Receives the answers of servers while signals are held.
 
-        A signal handler that raises may end the waiting, not the receiving.
+        Returns:
+            The servers whose answers have not come within a short time: in the main thread, signals
+            are to be delivered before they are waited for again.
         """
-        connection = self._connections[server]
+        seconds = None
         if threading.current_thread() is threading.main_thread():
-            connection.wait()
-        with signals_held:
+            seconds = _SECONDS_OF_A_WAIT
+        for place, server in enumerate(servers):
+            connection = self._connections[server]
+            if not connection.wait(seconds):
+                return list(servers[place:])
             self._unheard[server] -= 1
-            return connection.receive()
+            with self._noting(server, lost):
+                try:
+                    answers[server] = connection.receive()
+                except NoRoomError as error:
+                    refused.append(error)
+        return []
 
     def _receive_unheard(self, server: int) -> None:
         """Drops the answers to requests that were interrupted."""
         while self._unheard[server]:
-            try:
-                self._receive(server)
-            except NoRoomError:
-                continue
-            except UnavailableError:  # the request that follows is told of it
-                self._unheard[server] = 0
+            lost: list[ServerLostError] = []
+            with signals_held:
+                self._receive_soon([server], {}, lost, [])
+                if lost:  # the request that follows is told of it
+                    self._unheard[server] = 0
 
     @contextlib.contextmanager
     def _noting(self, server: int, lost: list[ServerLostError]) -> Any:
