@@ -51,6 +51,7 @@ from unison.program import (
 )
 from unison.program.alone import alone, compile_alone, piece_on
 from unison.program.host_errors import errors_of_callbacks
+from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS, StepsInALoop
@@ -186,7 +187,8 @@ class CompiledStep:
         has_others = strategy.placement.spans_processes or strategy.placement.is_elastic
         self._tells_metrics = has_others and not returns_examples
         self._is_eager = model.run_eagerly and strategy.num_replicas_in_sync == 1
-        self._programs: dict[Any, _Program] = {}
+        #: Those that may wait and those that may not have entries of their own.
+        self._programs: RecentlyUsed[Any, _Program] = RecentlyUsed(2 * MOST_PROGRAMS)
         self._alone: dict[Any, Callable[..., Any]] = {}
         self._compilations = 0
         self._waiting: tuple[_Program, int] | None = None
@@ -263,9 +265,10 @@ class CompiledStep:
         self, key: tuple[Any, ...], structure: Any, leaves: list[Any], state: list[jax.Array]
     ) -> _Program:
         may_wait, *others = key
-        program = self._programs[key] = self._compile(structure, leaves, state, may_wait)
+        program = self._compile(structure, leaves, state, may_wait)
+        self._programs.keep(key, program)
         if program.group_size == 1:
-            self._programs[not may_wait, *others] = program
+            self._programs.keep((not may_wait, *others), program)
         if self._strategy.tuning is None:
             self._warn_of_retracing()
         return program

@@ -41,6 +41,7 @@ from unison.program.control_flow import VALUE_WANTED, ControlFlowError
 from unison.program.home_update import Division, HomeUpdate, divide
 from unison.program.host_errors import errors_of_callbacks
 from unison.program.identity import identity
+from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.smaller_group import described_for, shapes_of
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
@@ -205,15 +206,14 @@ class ProgramCache:
         self,
         placement: Placement,
         replica_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        capacity: int = 256,
+        capacity: int = MOST_PROGRAMS,
         variant: Callable[[], Hashable] = lambda: None,
     ):
         #: The replicas' devices.
         self.placement = placement
         self._replica_context = replica_context
-        self._capacity = capacity
         self._variant = variant
-        self._programs: collections.OrderedDict[Any, _Program] = collections.OrderedDict()
+        self._programs: RecentlyUsed[Any, _Program] = RecentlyUsed(capacity)
         self._retraces: collections.Counter[Any] = collections.Counter()
         #: How many programs have been traced; a steady state does not change it.
         self.trace_count = 0
@@ -246,9 +246,8 @@ class ProgramCache:
             program = self._programs.get(key)
             if program is None or not program.fits():
                 program = self._compile(function, arguments, may_create)
-                self._keep(key, program)
+                self._programs.keep(key, program)
                 self._warn_of_retracing(function)
-            self._programs.move_to_end(key)
             program.runs += 1
             if program.runs == 2 and isinstance(self.placement, ElasticPlacement):
                 self._prepare_for_fewer(function, arguments, self.placement)
@@ -265,12 +264,7 @@ class ProgramCache:
         variant = self._variant()
         with LAUNCH_LOCK:
             for key in [key for key in self._programs if key[-1] != variant]:
-                del self._programs[key]
-
-    def _keep(self, key: Any, program: _Program) -> None:
-        self._programs[key] = program
-        if len(self._programs) > self._capacity:
-            self._programs.popitem(last=False)
+                self._programs.remove(key)
 
     def _prepare_for_fewer(
         self, function: Callable[..., Any], arguments: Arguments, placement: ElasticPlacement
@@ -290,7 +284,7 @@ class ProgramCache:
             except Exception:  # which is raised there, if it comes to that
                 logger.debug("A program was not traced ahead.", exc_info=True)
                 return
-        self._keep(key, program)
+        self._programs.keep(key, program)
         placement.group.compile_ahead(
             functools.partial(
                 program.execute.prepare,
