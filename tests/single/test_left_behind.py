@@ -214,7 +214,7 @@ def test_the_next_job_removes_what_says_where_a_killed_one_was_watched(killed, t
     make_old([left])
     told = use(
         "import os, json\n"
-        + PUBLISHED.format(patch="", do="print(os.listdir(running_jobs.folder()))"),
+        + PUBLISHED.format(patch="", do="print(os.listdir(running_jobs.runtime_folder()))"),
         tmp_path,
     )
     assert left.name not in told
