@@ -25,8 +25,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
+from leaks import Census, census, leaked, settled
 from listener_conversations import LISTENERS, Running, where
 from mutations import mutated_bytes
 from unison.errors import OpError
@@ -41,9 +41,8 @@ PROGRAM = Path(__file__).with_name("listeners_program.py")
 #: Bytes by which the process may grow.
 MOST_MEMORY = 100 << 20
 
-#: Seconds for one operation of a connection, and in which a listener gives back what it has taken.
+#: Seconds for one operation of a connection.
 _SECONDS = 2.0
-_SECONDS_TO_SETTLE = 40.0
 
 #: How many cases there are between two looks whether rightful clients are served.
 _CASES_A_LOOK = 25
@@ -268,7 +267,7 @@ class Fuzzing:
         """
         end = time.monotonic() + (float("inf") if seconds is None else seconds)
         held: list[socket.socket] = []
-        before = self._settled(name, None)
+        before = self._settled(None)
         number = first
         while (cases is None or number < first + cases) and time.monotonic() < end:
             self._case(name, number, held)
@@ -278,13 +277,10 @@ class Fuzzing:
         self._look(name, max(first, number - _CASES_A_LOOK), number)
         for connection in held:
             connection.close()
-        after = self._settled(name, before)
+        after = self._settled(before)
         about = self._about(name, first, number)
-        assert after.files <= before.files, f"Descriptors: {before} before, {after} after, {about}"
-        assert after.threads <= before.threads, f"Threads: {before} before, {after} after, {about}"
-        assert after.memory < before.memory + MOST_MEMORY, (
-            f"{before} before, {after} after, {about}"
-        )
+        found = leaked(before, after, MOST_MEMORY)
+        assert not found, f"{about}: {found}"
         self._errors.seek(0)
         said = self._errors.read()
         assert "Traceback" not in said, f"{about}: {said[-3000:]}"
@@ -317,34 +313,19 @@ class Fuzzing:
     def _about(self, name: str, first: int, end: int) -> str:
         return f"{name}, seed {self._seed}, cases {first} to {end - 1}"
 
-    def _settled(self, name: str, before: Used | None) -> Used:
-        """What the process uses: as soon as that is no more than before, or at last."""
-        last = time.monotonic() + _SECONDS_TO_SETTLE
-        used = self._used()
-        while time.monotonic() < last:
+    def _settled(self, before: Census | None) -> Census:
+        """What the process holds: as soon as that is no more than before, or at last."""
+        if before is not None:
+            return settled(self._held, before, MOST_MEMORY)[0]
+        held = self._held()
+        while True:
             time.sleep(0.1)
-            now = self._used()
-            if before is None:
-                if now[:2] == used[:2]:
-                    return now
-            elif now.files <= before.files and now.threads <= before.threads:
-                return now
-            used = now
-        return used
+            last, held = held, self._held()
+            if not leaked(last, held, MOST_MEMORY) and not leaked(held, last, MOST_MEMORY):
+                return held
 
-    def _used(self) -> Used:
-        process = Path("/proc", str(self._running.process.pid))
-        pages = int((process / "statm").read_text().split()[1])
-        files, threads = (len(os.listdir(process / each)) for each in ("fd", "task"))
-        return Used(files, threads, pages * os.sysconf("SC_PAGE_SIZE"))
-
-
-class Used(NamedTuple):
-    """What a process uses: descriptors, threads, and bytes of memory."""
-
-    files: int
-    threads: int
-    memory: int
+    def _held(self) -> Census:
+        return census(self._running.process.pid)
 
 
 def main() -> None:

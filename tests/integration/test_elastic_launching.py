@@ -3,94 +3,19 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import stat
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from elastic_commands import SECONDS, Command, processes_of, soon
+
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 pytestmark = pytest.mark.timeout(150)
-
-SECONDS = 60
-
-
-def soon(look: Callable[[], object], why: Callable[[], object] = lambda: "") -> None:
-    """Waits until something is so."""
-    last = time.monotonic() + SECONDS
-    while not look():
-        assert time.monotonic() < last, f"not within {SECONDS} s: {why()}"
-        time.sleep(0.02)
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Those that have the folder in their command line or their environment, guards included."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and int(process.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-                if str(folder).encode() in told:
-                    found.append(int(process.name))
-    return found
-
-
-class Command:
-    """A running `unison run` and what it has written."""
-
-    def __init__(self, *arguments: object, **environment: str):
-        command = [sys.executable, "-m", "unison", "run", *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        self.output: list[str] = []
-        self.messages: list[str] = []
-        self._readers = [
-            threading.Thread(target=self._read, args=told, daemon=True)
-            for told in (
-                (self.process.stdout, self.output),
-                (self.process.stderr, self.messages),
-            )
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    @staticmethod
-    def _read(stream, lines: list[str]) -> None:
-        lines.extend(line.rstrip("\n") for line in stream)
-
-    def says(self, pattern: str, after: int = 0) -> re.Match:
-        """Waits until it writes what matches, as its message number `after` or later."""
-        found = []
-
-        def look() -> bool:
-            lines = [*self.messages[after:], *self.output]
-            found[:] = [match for line in lines if (match := re.search(pattern, line))]
-            return bool(found)
-
-        soon(look, lambda: (pattern, self.messages, self.output))
-        return found[-1]
-
-    def pid(self, worker: int) -> int:
-        """Returns the process of a worker that runs."""
-        return int(self.says(rf"^\[worker {worker}\] pid (\d+) ")[1])
-
-    def ends(self) -> int:
-        code = self.process.wait(SECONDS)
-        for reader in self._readers:
-            reader.join(SECONDS)
-        return code
 
 
 @pytest.fixture

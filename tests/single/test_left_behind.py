@@ -7,10 +7,10 @@ can remove goes when that does the same thing next.
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
+from leaks import named_shared_memory
 from subprocess_program import run_program
 
 #: Makes something call `die`, by which the program ends as by `kill -9`.
@@ -31,24 +31,15 @@ def killed(tmp_path):
     """
 
     def run(source):
-        before = memory()
+        before = named_shared_memory()
         temporary = tmp_path / "temporary"
         temporary.mkdir(exist_ok=True)
         environment = {"TMPDIR": str(temporary), "XDG_RUNTIME_DIR": str(temporary)}
         done = run_program(DYING + source, env=environment, imported=("jax", "unison"))
         assert done.returncode == -signal.SIGKILL, done.stderr
-        return [*memory() - before, *left_in(temporary)]
+        return [*named_shared_memory() - before, *left_in(temporary)]
 
     return run
-
-
-def memory() -> set[Path]:
-    """The files in shared memory that could be of Unison."""
-    return {
-        path
-        for pattern in ("unison*", "handover*", "state*")
-        for path in Path("/dev/shm").glob(pattern)
-    }
 
 
 def left_in(folder):
@@ -213,7 +204,7 @@ def test_the_next_job_removes_what_says_where_a_killed_one_was_watched(killed, t
     (left,) = folder.iterdir()
     make_old([left])
     told = use(
-        "import os, json\n"
+        "import os\nfrom unison.net.runtime_folder import runtime_folder\n"
         + PUBLISHED.format(patch="", do="print(os.listdir(running_jobs.runtime_folder()))"),
         tmp_path,
     )
