@@ -39,7 +39,7 @@ from unison.lifting import (
     seen_from_outside,
 )
 from unison.lockstep import ByClass, run_in_lockstep
-from unison.lowering import lower_for_cpu
+from unison.lowering import has_shard_map, lower_for_cpu, lowered_trace
 from unison.program import (
     MIRRORED,
     PER_REPLICA,
@@ -562,6 +562,12 @@ class CompiledStep:
         update = None
         if not may_fail:
             traces, update = self._with_update_at_home(traces, written)
+        of_a_group = traces[0][0]
+        is_lowered = placement.platform == "cpu" and not any(
+            has_shard_map(trace.jaxpr) for trace, _ in traces
+        )
+        if is_lowered:
+            traces = [(lowered_trace(trace), tree) for trace, tree in traces]
         cells = self._cells
         returned = list(range(len(cells)))
         if update is not None:
@@ -594,7 +600,7 @@ class CompiledStep:
             of_replica = [classes.index(count) for count in shares.counts]
             return run_in_lockstep(bodies, of_replica)(donated_state, kept_state, batch)
 
-        if placement.platform == "cpu":
+        if placement.platform == "cpu" and not is_lowered:
             program = lower_for_cpu(program)
         place_of = {index: (0, place) for place, index in enumerate(donated)}
         place_of |= {index: (1, place) for place, index in enumerate(kept)}
@@ -608,7 +614,7 @@ class CompiledStep:
         # Batches of given shares are as many as even ones; other uneven ones end an epoch.
         repeats = shares.are_even or proportions is not None
         if may_wait and repeats and update is None and not may_fail:
-            group_size = group_size_of(traces[0][0], placement)
+            group_size = group_size_of(of_a_group, placement)
         if group_size > 1:
             program = grouped(program, donated, kept, written)
         batch_specs = [PER_REPLICA] if group_size == 1 else [PER_REPLICA, MIRRORED]
@@ -640,7 +646,7 @@ class CompiledStep:
             group_size,
             layouts=self._layouts(),
             layout_changes=Cell.layout_changes,
-            bytes_sent=bytes_in(traces[0][0].jaxpr, placement.num_replicas),
+            bytes_sent=bytes_in(of_a_group.jaxpr, placement.num_replicas),
             update=update,
             may_fail=may_fail,
         )

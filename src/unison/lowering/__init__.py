@@ -1,5 +1,5 @@
 """Faster XLA:CPU forms of operations that XLA itself lowers badly on CPUs."""
 
-from unison.lowering.rewrite import lower_for_cpu
+from unison.lowering.rewrite import has_shard_map, lower_for_cpu, lowered_trace
 
-__all__ = ["lower_for_cpu"]
+__all__ = ["has_shard_map", "lower_for_cpu", "lowered_trace"]

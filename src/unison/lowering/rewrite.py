@@ -14,7 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, primitives
+from jax.extend.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    jaxpr_as_fun,
+    jaxprs_in_params,
+    primitives,
+)
 
 from unison.lowering import convolution, pooling, products
 
@@ -61,6 +68,29 @@ def lower_for_cpu(fn: Callable[P, R]) -> Callable[P, R]:
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return lowered
+
+
+def lowered_trace(trace: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns a traced function with its operations in forms that are fast on CPUs.
+
+    It is `lower_for_cpu` for what has been traced before: nothing is traced again but the forms.
+
+    Raises:
+        ValueError: There is a `shard_map` in it, which can be rewritten only where its mesh axes
+            are in scope: by `lower_for_cpu`.
+    """
+    if has_shard_map(trace.jaxpr):
+        raise ValueError("Expected a traced function without shard_map. Use lower_for_cpu there.")
+    return _rewrite_closed(trace)
+
+
+def has_shard_map(jaxpr: Jaxpr) -> bool:
+    """Whether there is a `shard_map` in a traced function, or in those that it calls."""
+    return any(
+        equation.primitive.name == "shard_map"
+        or any(map(has_shard_map, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _rewrite_closed(closed: ClosedJaxpr) -> ClosedJaxpr:

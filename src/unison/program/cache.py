@@ -20,7 +20,7 @@ from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.equations import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
-from unison.lowering import lower_for_cpu
+from unison.lowering import has_shard_map, lower_for_cpu, lowered_trace
 from unison.program.alone import alone, compile_alone, enter_alone, piece_on
 from unison.program.arguments import (
     INSIDE_A_TRANSFORMATION,
@@ -452,6 +452,13 @@ class ProgramCache:
         update = None
         if not may_fail:
             traces, update = self._with_update_at_home(traces, descriptions)
+        is_lowered = placement.platform == "cpu" and not any(
+            has_shard_map(trace.jaxpr.jaxpr) for trace in traces
+        )
+        if is_lowered:
+            traces = [
+                dataclasses.replace(trace, jaxpr=lowered_trace(trace.jaxpr)) for trace in traces
+            ]
         written = _in_order(trace.written for trace in traces)
         touched = _in_order(filter(None, trace.cells) for trace in traces)
         read = [cell for cell in touched if cell not in written]
@@ -489,7 +496,7 @@ class ProgramCache:
                 outputs.append(jnp.zeros((), bool))
             return [output if is_alone else output[None] for output in outputs], new, crossing
 
-        if placement.platform == "cpu":
+        if placement.platform == "cpu" and not is_lowered:
             program = lower_for_cpu(program)
         execute = compile_replicas(
             placement,
