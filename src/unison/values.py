@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -52,6 +52,30 @@ class DistributedValues:
     def __repr__(self) -> str:
         lines = [f"  {index}: {value!r}" for index, value in enumerate(self.values)]
         return "\n".join([f"{type(self).__name__}:{{", *lines, "}"])
+
+
+#: Python's operators, with those where the value is the right operand.
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_OPERATORS = (
+    *(f"__{name}__" for name in _BINARY),
+    *(f"__r{name}__" for name in _BINARY),
+    *("__neg__", "__abs__", "__lt__", "__le__", "__gt__", "__ge__"),
+)
+
+
+def _refusing(operator: str) -> Callable[..., Any]:
+    def refuse(self: DistributedValues, *others: Any) -> Any:
+        raise TypeError(
+            f"{operator} of a {type(self).__name__}: it has one value for each replica. Combine "
+            "them by strategy.reduce(), get them by strategy.experimental_local_results(), or "
+            "compute with them in a function that strategy.run calls."
+        )
+
+    return refuse
+
+
+for _operator in _OPERATORS:
+    setattr(DistributedValues, _operator, _refusing(_operator))
 
 
 @jax.tree_util.register_pytree_node_class

@@ -19,6 +19,18 @@ def test_the_components_are_shown(kind):
 
 
 @pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
+@pytest.mark.parametrize(
+    "compute",
+    [lambda x: x + 1, lambda x: 1 - x, lambda x: jnp.ones(2) * x, lambda x: -x, lambda x: x > 0],
+    ids=["left", "right", "array", "unary", "comparison"],
+)
+def test_an_operator_says_how_to_compute_with_the_components(kind, compute):
+    value = kind([jnp.ones(2), jnp.ones(2)])
+    with pytest.raises(TypeError, match=rf"{kind.__name__}: .*strategy\.reduce\(\)"):
+        compute(value)
+
+
+@pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
 def test_no_component_is_an_error(kind):
     with pytest.raises(ValueError, match=f"{kind.__name__} needs one value a replica"):
         kind([])
