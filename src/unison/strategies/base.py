@@ -47,7 +47,7 @@ from unison.strategies.context import ReplicaContext
 from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
 from unison.strategies.tuning import Tuning, arrays_of_run, key_of_run
-from unison.tracebacks import filter_traceback
+from unison.tracebacks import filter_traceback, shorten
 from unison.values import PerReplica, is_distributed
 
 
@@ -244,7 +244,6 @@ class Strategy:
 
     # -- running ---------------------------------------------------------------------------
 
-    @filter_traceback
     def run(
         self,
         fn: Callable[..., Any],
@@ -280,31 +279,35 @@ class Strategy:
             >>> strategy.run(lambda x: x * 2, args=(unison.PerReplica([1.0, 10.0]),)).values
             (Array(2., dtype=float32), Array(20., dtype=float32))
         """
-        del options
-        context.require_cross_replica_context("strategy.run()")
-        if not callable(fn):
-            raise TypeError(f"strategy.run needs a function to call. Received: {fn!r}")
-        if not isinstance(args, tuple | list):
-            raise TypeError(
-                "strategy.run takes the positional arguments as a tuple: run(fn, args=(x,)). "
-                f"Received: args={args!r}"
-            )
-        observer = observing.step_observer
-        programs = self._programs if observer is None else observer.running(self._programs)
-        given = (tuple(args), kwargs or {})
-        tuning = self.tuning
-        if tuning is None or tuning.has_settled:
-            result = programs(fn, *given)
-        else:
-            result = tuning.step(
-                key_of_run(fn, *given, self._placement),
-                lambda: programs(fn, *given),
-                lambda result: arrays_of_run(result, self._placement),
-            )
-        if self.equal_copies is not None and self.equal_copies.is_due():
-            cells = [cell for cell in live_cells(self._placement) if not cell.is_alone]
-            self.equal_copies.check((cell, cell.stored()) for cell in cells)
-        return result
+        try:
+            del options
+            context.require_cross_replica_context("strategy.run()")
+            if not callable(fn):
+                raise TypeError(f"strategy.run needs a function to call. Received: {fn!r}")
+            if not isinstance(args, tuple | list):
+                raise TypeError(
+                    "strategy.run takes the positional arguments as a tuple: run(fn, args=(x,)). "
+                    f"Received: args={args!r}"
+                )
+            observer = observing.step_observer
+            programs = self._programs if observer is None else observer.running(self._programs)
+            given = (tuple(args), kwargs or {})
+            tuning = self.tuning
+            if tuning is None or tuning.has_settled:
+                result = programs(fn, *given)
+            else:
+                result = tuning.step(
+                    key_of_run(fn, *given, self._placement),
+                    lambda: programs(fn, *given),
+                    lambda result: arrays_of_run(result, self._placement),
+                )
+            if self.equal_copies is not None and self.equal_copies.is_due():
+                cells = [cell for cell in live_cells(self._placement) if not cell.is_alone]
+                self.equal_copies.check((cell, cell.stored()) for cell in cells)
+            return result
+        except BaseException as error:
+            shorten(error)  # here, since `filter_traceback` would cost another call
+            raise
 
     @filter_traceback
     def measure_batch_shares(
