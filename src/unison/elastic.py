@@ -20,6 +20,7 @@ from unison.cells import Cell, Layout, live_cells
 from unison.data import DistributedDataset, DistributedIterator
 from unison.runtime.elastic import ElasticOptions as Options
 from unison.runtime.elastic import Entry, GroupChanged, elastic_group
+from unison.runtime.interrupts import is_of_a_signal_handler, signals_held, without_signals
 from unison.train import random_state
 from unison.train.handover import Handover
 
@@ -95,6 +96,8 @@ class State:
         self._reset_generators: Callable[[], None] = lambda: None
         #: How many programs there had been at the last commit.
         self._runs = 0
+        #: How many loops the group had come to before the present one.
+        self._loops = 0
 
     def __getattr__(self, name: str) -> Any:
         numbers = vars(self).get("_numbers", {})
@@ -137,12 +140,14 @@ class State:
                     "Leave that argument out."
                 )
         self._warn_of_what_is_left_out()
-        self._keep()
+        with signals_held:
+            self._keep()
         if group is not None:
             group.tell("commit")
         if group is not None and group.is_over:
             raise GroupChanged(message="The group of workers has changed.")
 
+    @without_signals
     def restore(self) -> None:
         """Goes back to the last commit."""
         self._numbers = dict(self._committed.get("numbers", self._numbers))
@@ -194,6 +199,7 @@ class State:
         group = self._group
         if group is None:
             return True
+        self._loops = group.loops
         group.settle_all()
         self._commits = group.step
         self._keep(counts=False)
@@ -213,6 +219,19 @@ class State:
         group.regroup(self, is_open=True)
         self._runs = group.runs
         self._keep_copies()
+
+    def step_aside(self) -> None:
+        """Goes back to the last commit, and has the others go on without this worker."""
+        group = self._group
+        if group is None:
+            return
+        with signals_held:
+            group.settle_all()
+            if self._keeps_copies:
+                self.restore()
+            group.open(False)
+            group.recover = group.regroup_alone
+            group.step_aside(self._loops)
 
     def end(self) -> None:
         """Waits for what is under way, after which the function is not called again."""
@@ -340,21 +359,30 @@ def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[St
     calls the function. A program may have several such loops: a worker that comes to one which the
     others have left does not call the function, and gets None.
 
+    If a signal handler raises (Ctrl-C, an alarm), the state goes back to the last commit, the
+    others go on without this worker, and the error is passed on. When the loop is called again, the
+    worker joins the others.
+
     Args:
         function: Takes a `State`, and may take more.
     """
 
     @functools.wraps(function)
     def wrapped(state: State, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        if not state.begin():
-            return None
-        while True:
-            try:
-                result = function(state, *args, **kwargs)
-                state.end()
-                return result
-            except GroupChanged:
-                state.go_on()
+        try:
+            if not state.begin():
+                return None
+            while True:
+                try:
+                    result = function(state, *args, **kwargs)
+                    state.end()
+                    return result
+                except GroupChanged:
+                    state.go_on()
+        except BaseException as error:
+            if is_of_a_signal_handler(error):
+                state.step_aside()
+            raise
 
     return cast(Callable[Concatenate[State, P], T | None], wrapped)
 

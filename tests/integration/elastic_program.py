@@ -6,12 +6,16 @@ Its state accounts for every example: `seen` counts how often each has been used
 prints what there is, as JSON.
 """
 
+import functools
 import hashlib
 import json
 import os
 import random
+import signal
 import sys
+import tempfile
 import time
+import traceback
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -46,6 +50,10 @@ EARLY = bool(int(GIVEN.get("early", 0)))
 SHORTER = int(GIVEN.get("shorter", -1))
 #: Where checkpoints are written; none without.
 FOLDER = GIVEN.get("folder")
+
+#: How often an alarm, at random moments, interrupts the loops of all workers but the first one.
+ALARMS = int(GIVEN.get("alarms", 0))
+SEED = int(GIVEN.get("seed", 0))
 
 #: Whether the batches of the replicas stay, and not the global ones.
 KEEPS_PARTS = GIVEN.get("keep") == "parts"
@@ -109,6 +117,53 @@ def report(weights, seen, history=None, rate=None):
     print("REPORT", json.dumps(told), flush=True)
 
 
+class AlarmError(Exception):
+    """Raised by a signal handler."""
+
+
+def interrupted(train, check):
+    """Calls `train`, again after each alarm, when `check` has looked at the state.
+
+    Args:
+        train: A loop, which goes on where it was interrupted.
+        check: Returns how many steps the variables have taken part in, and raises if that is not a
+            whole number.
+    """
+    own = 0 if strategy.group is None else strategy.group.index
+    moments = random.Random(f"{SEED} {own}")
+    is_armed = False
+
+    def raise_once(number, frame):
+        nonlocal is_armed
+        if is_armed:
+            is_armed = False
+            raise AlarmError
+
+    for number in range(ALARMS if own else 0):
+        signal.signal(signal.SIGALRM, raise_once)
+        is_armed = True
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.001, 0.5 if number else 2.0), 0.5)
+        try:
+            result = train()
+            is_armed = False
+            return result
+        except AlarmError as error:
+            place = traceback.extract_tb(error.__traceback__)[-2]
+            at = f"{os.path.basename(place.filename)}:{place.name}"
+            print("INTERRUPTED", json.dumps({"steps": check(), "at": at}), flush=True)
+        finally:
+            is_armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    return train()
+
+
+def whole_steps(counts):
+    """Returns how many batches have been counted, by the times that each example was used."""
+    total = int(np.sum(counts))
+    assert total % BATCH == 0, f"{total} examples were used, which are no whole batches of {BATCH}"
+    return total // BATCH
+
+
 patience = float(GIVEN.get("patience", 40))
 
 
@@ -159,13 +214,23 @@ def fit():
     else:
         data = {"x": (features, ids), "y": labels, "batch_size": BATCH}
     for _ in range(LOOPS):
-        history = model.fit(
+        fit_once = functools.partial(
+            model.fit,
             **data,
             epochs=EPOCHS - (SHORTER >= 0 and strategy.group.index == SHORTER),
             validation_data=held_out,
             verbose=0,
             callbacks=callbacks,
         )
+
+        def check():
+            steps = whole_steps(counting.seen)
+            assert steps == int(np.asarray(model.optimizer.iterations))
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_weights(os.path.join(folder, "model.weights.h5"))
+            return steps
+
+        history = interrupted(fit_once, check)
         watching.before += EPOCHS
         if LOOPS > 1:
             model.evaluate(*held_out, batch_size=BATCH, verbose=0)
@@ -221,7 +286,16 @@ def loop():
             state.commit()
 
     for number in range(LOOPS):
-        train(unison.elastic.State(epoch=0, step=0, weights=weights, seen=seen), number)
+        state = unison.elastic.State(epoch=0, step=0, weights=weights, seen=seen)
+
+        def check(state=state):
+            steps = whole_steps(seen)
+            assert steps == state.step
+            with tempfile.TemporaryDirectory() as folder:
+                unison.train.Checkpoint(weights=weights, seen=seen).write(f"{folder}/checkpoint")
+            return steps
+
+        interrupted(functools.partial(train, state, number), check)
     report([weights], seen)
 
 

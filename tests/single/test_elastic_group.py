@@ -546,3 +546,91 @@ def test_a_preemption_handler_takes_the_cluster_of_a_group(tmp_path, monkeypatch
         train.PreemptionCheckpointHandler(resolver, checkpoint, tmp_path)
     monkeypatch.setattr(process_group, "_elastic", group)
     train.PreemptionCheckpointHandler(resolver, checkpoint, tmp_path).stop()
+
+
+# A worker whose loop a signal handler has ended
+
+
+def two_members(job, old, new):
+    """Returns two workers of a view with equal states of a step."""
+    first, second = job.first(old), job.worker(1)
+    entry = job.meanwhile(lambda: second.enter(new))
+    assert is_over(first)
+    first.regroup(old, is_open=True)
+    assert entry() is Entry.JOINED
+    new.taken.clear()
+    return first, second
+
+
+def test_the_others_go_on_without_a_worker_that_steps_aside(job):
+    old = State(b"old")
+    first, second = two_members(job, old, State())
+    second.step_aside(0)
+    assert is_over(first)
+    first.regroup(old, is_open=True)
+    assert [member.name for member in first.view.members] == ["worker 0"]
+    assert (second.view, second.num_members, second.placement.num_replicas) == (None, 1, 4)
+
+
+def test_a_worker_that_has_stepped_aside_joins_the_others_where_they_are(job):
+    old, new = State(b"old"), State()
+    first, second = two_members(job, old, new)
+    second.step_aside(0)
+    assert is_over(first)
+    first.regroup(old, is_open=True)
+    first.renumber(9)
+    old.held = b"later"
+    entry = job.meanwhile(lambda: second.enter(new))
+    assert is_over(first)
+    first.regroup(old, is_open=True)
+    assert entry() is Entry.JOINED
+    assert (new.held, second.step, second.num_members) == (b"later", 9, 2)
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_it_gets_the_place_of_the_others_also_where_their_step_is_its_own(job, computes):
+    old, new = State(b"old"), State()
+    first, second = two_members(job, old, new)
+    second.step_aside(0)
+    if computes:
+        second.launch_alone(lambda: None, (), "a program")
+        new.held = b"its own"
+    entry = job.meanwhile(lambda: second.enter(new))
+    assert is_over(first)
+    first.regroup(old, is_open=True)
+    while first.num_members == 1:  # it was late
+        assert is_over(first)
+        first.regroup(old, is_open=True)
+    assert entry() is Entry.JOINED
+    assert (new.taken, second.step) == ([(b"old", False)], 7)
+
+
+def come_together(group, state):
+    """Comes to a loop, and waits for another worker in it."""
+    group.enter(state)
+    while group.num_members == 1:
+        assert is_over(group)
+        group.regroup(state, is_open=True)
+
+
+def test_workers_that_have_all_stepped_aside_have_equal_states_again(job):
+    """One of them has taken part in a step more."""
+    states = [State(b"seven"), State()]
+    workers = two_members(job, *states)
+    states[1].held = b"eight"
+    workers[1].renumber(8)
+    for worker in workers:
+        worker.step_aside(0)
+    come = job.meanwhile(lambda: come_together(workers[1], states[1]))
+    come_together(workers[0], states[0])
+    come()
+    assert states[0].held == states[1].held
+    assert workers[0].step == workers[1].step
+
+
+def test_a_worker_that_is_alone_in_its_group_stays_there(job):
+    first = job.first(State(b"old"))
+    view = first.view
+    first.step_aside(0)
+    assert first.view is view
+    assert not first.is_over

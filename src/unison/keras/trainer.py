@@ -290,6 +290,14 @@ class ReplicaTrainer:
                 self.running = None
                 self._model._jax_state_synced = True
 
+    def put_back(self) -> None:
+        """Puts the state of a failed loop back into the model, without the steps that wait."""
+        with signals_held:
+            if self.running is not None:
+                self.running.put_back()
+                self.running = None
+                self._model._jax_state_synced = True
+
     # -- what Keras calls for each batch ---------------------------------------------------
 
     def _make_train_function(self, force: bool = False) -> None:

@@ -26,6 +26,7 @@ from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
+from unison.runtime.interrupts import is_of_a_signal_handler, without_signals
 from unison.train.handover import Handover
 from unison.train.keras_backup import Batches, catch_batches, forget_backups
 from unison.train.keras_callbacks import give_states, states_of
@@ -73,14 +74,36 @@ class ElasticLoops:
         @functools.wraps(fit)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             before, self._place = self._place, _Place()
+            loops = self._group.loops
             catch_batches(self._model, functools.partial(self._take_batches, self._place))
             self._group.recover = self.recover
             try:
                 return fit(*args, **kwargs)
+            except BaseException as error:
+                if is_of_a_signal_handler(error):
+                    self._step_aside(loops)
+                raise
             finally:
                 self._place = before
 
         return wrapped
+
+    @without_signals
+    def _step_aside(self, loops: int) -> None:
+        """Leaves the state after the last whole step, and has the others go on without this worker.
+
+        Steps that wait, or have not taken effect, are left to them.
+        """
+        self._group.settle_all()
+        running = self._trainer.running
+        step = self._latest_step if running is None else running.step
+        if step is not None:
+            step.take_back()
+        self._trainer.put_back()
+        self._collect_metrics(step)
+        self._group.recover = self._group.regroup_alone
+        self._group.open(False)
+        self._group.step_aside(loops)
 
     def _take_batches(self, place: _Place, epochs: Any) -> None:
         """Takes hold of the batches of a `fit`."""

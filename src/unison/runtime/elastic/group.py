@@ -45,6 +45,7 @@ from unison.runtime.elastic.protocol import (
     Interrupted,
     View,
 )
+from unison.runtime.interrupts import signals_held, without_signals
 from unison.runtime.memory import keep_freed_memory
 from unison.runtime.shared_memory.group import host_identity
 from unison.runtime.shared_memory.library import Ticket
@@ -141,6 +142,7 @@ class ElasticGroup:
         step: How many of those all members had to take part in: equal states have the same number.
         runs: How many of those that may assign variables were launched.
         view: The present view; None while this worker is alone.
+        loops: How many loops this worker has come to in which others can take part.
         latest_view: That, or the one before while the next one is formed; None before this worker
             has first taken part.
     """
@@ -159,10 +161,12 @@ class ElasticGroup:
         self.launched = self.committed = self.step = self.runs = 0
         self._first_step = 0
         self._has_looked = False  # for what an earlier run has left
-        #: How many loops there were in which others can take part, and whether those who have the
-        #: state are in a later one.
-        self._loops = 0
+        #: `loops`, and whether those who have the state are in a later one.
+        self.loops = 0
         self._is_early = False
+        #: Whether a signal handler has ended the loop that this worker was in, and the others have
+        #: gone on without it.
+        self._is_aside = False
         #: How many steps of the loop have taken effect that the first program is without effect.
         self.partly_committed = 0
         self.view: View | None = None
@@ -265,14 +269,18 @@ class ElasticGroup:
             GroupChanged: One has not taken effect, and none that was launched after it.
         """
         while len(self._unsettled) > most:
-            status = np.asarray(self._unsettled.popleft().addressable_data(0))[0]
-            before = self.step
-            self._count_steps(self._first_step + int(status[Ticket.COMMITTED]))
-            if status[Ticket.FAILED]:
-                self._unsettled.clear()
-                self.partly_committed = self.step - before
-                raise self._broken()
-            self.committed += 1
+            self._settle_first()
+
+    @without_signals
+    def _settle_first(self) -> None:
+        status = np.asarray(self._unsettled.popleft().addressable_data(0))[0]
+        before = self.step
+        self._count_steps(self._first_step + int(status[Ticket.COMMITTED]))
+        if status[Ticket.FAILED]:
+            self._unsettled.clear()
+            self.partly_committed = self.step - before
+            raise self._broken()
+        self.committed += 1
 
     def _count_steps(self, end: int) -> None:
         """Notes that all steps up to `end` have taken effect."""
@@ -433,6 +441,24 @@ class ElasticGroup:
             number = None if self.view is None else self.view.number
             happenings.happened(point, self.position(), view=number, **about)
 
+    def step_aside(self, loops: int) -> None:
+        """Has the others go on without this worker, whose loop a signal handler has ended.
+
+        It computes alone from now on. When it comes to a loop again, it joins them.
+
+        Args:
+            loops: What `loops` was before the loop: the next one is that loop again.
+        """
+        with signals_held:
+            self.loops = loops
+            is_alone = self.view is not None and self.num_members == 1
+            if is_alone or self._is_aside or self.is_joining:
+                return
+            self._is_aside = True
+            self._membership.cut()
+            self.leave()
+
+    @without_signals
     def leave(self) -> None:
         """Makes this worker one that is alone: it computes in the view no more."""
         self.tell("left")
@@ -459,9 +485,10 @@ class ElasticGroup:
             SystemExit: This worker's part in the job is over.
         """
         begin = time.monotonic()
-        was_alone = self.view is None
+        # Whoever has stepped aside has a state, but no place in the loop that others are in.
+        has_none = self.view is None and (self.is_joining or self._is_aside)
         self.leave()
-        step = None if was_alone and self.is_joining else self.position()
+        step = None if has_none else self.position()
         has_taken_over = False
         while True:
             if self._is_early:  # what it got in the last view was of no use
@@ -498,7 +525,7 @@ class ElasticGroup:
             self._become_member(view, communicator)
             ids = [member.id for member in view.members]
             self.tell("view", members=ids, member=ids[view.own], has_taken_over=has_taken_over)
-            self.is_joining = False
+            self.is_joining = self._is_aside = False
             logger.debug("View %d with steps %s", view.number, view.steps)
             self._say(view, time.monotonic() - begin)
             return Regrouped(view.own, has_taken_over)
@@ -509,17 +536,36 @@ class ElasticGroup:
         Args:
             state: What this loop trains.
         """
-        self._loops += 1
-        if not self.is_joining:
+        self.loops += 1
+        was_aside = self._is_aside
+        if not (self.is_joining or was_aside):
             return self._resume(state)
         has_joined = self.regroup(state, is_open=True).has_taken_over
         if self._is_early:
             self._withdraw()
             return Entry.EARLY
         if not has_joined:  # nobody is left who has the state
+            if was_aside:
+                self._take_latest(state)
             return self._resume(state)
         self._has_looked = True  # as the others have
         return Entry.JOINED
+
+    def _take_latest(self, state: SharedState) -> None:
+        """Takes over the latest state where all members have stepped aside; all of them call."""
+
+        def ask(own: Callable[[], bytes]) -> list[bytes]:
+            return self.answer(lambda: self._gathered(own()), _packed_answers, _unpacked_answers)
+
+        steps = [int(step) for step in ask(lambda: str(self.position()).encode())]
+        latest = max(steps)
+        if steps == [latest] * len(steps):
+            return
+        is_source = self.index == steps.index(latest)
+        packed = _first(ask(lambda: self._pack(state) if is_source else b""))
+        if self.position() != latest:
+            self._unpack(state, packed, is_behind=True)
+            self.renumber(latest)
 
     def _withdraw(self) -> None:
         """Is lost to the others, and comes anew: as one that is alone until it joins."""
@@ -560,10 +606,12 @@ class ElasticGroup:
         if any(origin != latest for origin in origins):  # machines that do not share the folder
             held = _first(self.ask_all(lambda: held))
         loops, _, _, packed = _unpacked_state(held)
-        if loops > self._loops:
+        if loops > self.loops:
             self._has_looked = False
             return Entry.EARLY
-        state.resume(packed, self._kept_parts(latest))
+        parts = self._kept_parts(latest)
+        with signals_held:
+            state.resume(packed, parts)
         self._run = latest.run + 1
         self.renumber(latest.step)
         self.tell("resumed")
@@ -586,9 +634,10 @@ class ElasticGroup:
 
     def _pack(self, state: SharedState | None) -> bytes:
         """Returns a state for `_unpack`; None: the loop is over that it was of."""
-        about = [self._loops + (state is None), self._run, self._computed_in]
+        about = [self.loops + (state is None), self._run, self._computed_in]
         return json.dumps(about).encode() + b"\n" + (b"" if state is None else state.pack())
 
+    @without_signals
     def _unpack(self, state: SharedState, held: bytes, is_behind: bool) -> None:
         """Takes over a state, unless it is that of a later loop.
 
@@ -598,7 +647,7 @@ class ElasticGroup:
             is_behind: Whether this worker has an earlier one, and not none.
         """
         loops, run, computed_in, packed = _unpacked_state(held)
-        self._is_early = loops > self._loops
+        self._is_early = loops > self.loops
         if not self._is_early:
             state.unpack(packed, keeps_part=is_behind)
             self._run, self._computed_in = run, computed_in
@@ -658,6 +707,7 @@ class ElasticGroup:
         communicator.broadcast(source, [buffer])
         return buffer.tobytes()
 
+    @without_signals
     def _become_member(self, view: View, communicator: Communicator) -> None:
         self.view = self.latest_view = view
         self._computed_in, self._place = (view.number, view.members[0].id), view.own

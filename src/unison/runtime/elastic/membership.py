@@ -31,6 +31,7 @@ from unison.runtime.elastic.protocol import (
     View,
     Welcome,
 )
+from unison.runtime.interrupts import signals_held, wait_until
 from unison.runtime.liveness.stragglers import where_the_program_is
 
 logger = logging.getLogger("unison")
@@ -104,6 +105,7 @@ class Membership:
         self._begun = 0
         self._report: Mapping[str, Any] | None = None
         self._has_notice = False
+        self._is_to_cut = False
         self._is_closing = False
         self._heard_at = time.monotonic()
         self._lost: str | None = None  # why the register is not sought any more
@@ -134,7 +136,7 @@ class Membership:
             Ended: This worker's part in the job is over.
             UnavailableError: The register cannot be reached.
         """
-        with self._changed:
+        with signals_held, self._changed:
             self._begun = 0
             self._participant.regroup(step, is_open)
         self._waker.wake()
@@ -148,7 +150,7 @@ class Membership:
             Ended: This worker's part in the job is over.
             UnavailableError: The register cannot be reached.
         """
-        with self._changed:
+        with signals_held, self._changed:
             self._participant.confirm()
         self._waker.wake()
         participant = self._participant
@@ -172,10 +174,11 @@ class Membership:
 
     def open(self, is_open: bool) -> None:
         """Says whether newcomers could take part in what the program does from now on."""
-        with self._changed:
-            is_new = self._participant.open(is_open)
-        if is_new:  # it is asked for in every step
-            self._waker.wake()
+        if self._participant.is_open == is_open:  # it is asked for in every step
+            return
+        with signals_held, self._changed:
+            self._participant.open(is_open)
+        self._waker.wake()
 
     def suspect(self, about: str) -> None:
         """Says that the view does not work.
@@ -184,7 +187,7 @@ class Membership:
             about: What has happened. Members that are named in it are suspected; if it goes on, one
                 of them is left out for a time.
         """
-        with self._changed:
+        with signals_held, self._changed:
             view = self._participant.view
             members = () if view is None else view.members
             accused = [
@@ -220,15 +223,23 @@ class Membership:
         self._has_notice = True
         self._waker.wake()
 
+    def cut(self) -> None:
+        """Closes the connection, and connects again: the others go on without this worker.
+
+        To them it is one whose connection was lost; it comes back by `regroup`.
+        """
+        self._is_to_cut = True
+        self._waker.wake()
+
     def done(self) -> None:
         """Says that this worker's program has ended well."""
-        with self._changed:
+        with signals_held, self._changed:
             self._participant.done()
         self._waker.wake()
 
     def failed(self, about: str) -> None:
         """Says that this worker's program ends by an error, which is no loss."""
-        with self._changed:
+        with signals_held, self._changed:
             self._participant.failed(about)
         self._waker.wake()
 
@@ -241,14 +252,20 @@ class Membership:
 
     def _await(self, look: Callable[[], Any]) -> Any:
         """Waits until `look` finds something; the register bounds this, by its limits."""
-        with self._changed:
-            while not (found := look()):
-                if self._participant.ended is not None:
-                    raise Ended(*self._participant.ended)
-                if self._lost is not None:
-                    raise UnavailableError(message=self._lost)
-                self._changed.wait(self._silence)
-            return found
+        found: list[Any] = []
+
+        def is_over() -> bool:
+            found[:] = [look()]
+            return bool(found[0]) or self._participant.ended is not None or self._lost is not None
+
+        def result() -> Any:
+            if found[0]:
+                return found[0]
+            if self._participant.ended is not None:
+                raise Ended(*self._participant.ended)
+            raise UnavailableError(message=self._lost or "")
+
+        return wait_until(self._changed, is_over, result)
 
     # In the thread
 
@@ -340,6 +357,9 @@ class Membership:
                 line.flush()
                 if self._is_closing:
                     self._say_last(line)
+                    return
+                if self._is_to_cut:
+                    self._is_to_cut = False
                     return
                 if time.monotonic() - heard_at > self._patience:
                     return

@@ -33,6 +33,7 @@ class Participant:
         interrupted: Why that view is over, or all; None while neither is.
         ended: How this worker's part has ended, once it has.
         is_leaving: Whether it is to end soon.
+        is_open: Whether others can take part in what it does.
         outbox: What is to be said to the register; whoever says it empties the list.
     """
 
@@ -53,14 +54,14 @@ class Participant:
         self._formed = 0  # the view that it has formed last, whose state it has
         self._is_waiting = False  # for a view
         self._step: int | None = None
-        self._is_open = False
+        self.is_open = False
         self._asks_again = False  # for the register, which it has lost when it is to end
 
     # What the program does
 
     def regroup(self, step: int | None, is_open: bool) -> None:
         """It computes no more, has the state of `step`, and awaits the next view."""
-        self._is_waiting, self._step, self._is_open = True, step, is_open
+        self._is_waiting, self._step, self.is_open = True, step, is_open
         self._say_ready()
 
     def take(self) -> View | None:
@@ -82,13 +83,12 @@ class Participant:
         if self.interrupted is None:
             self.outbox.append({"is": "formed", "view": self._number})
 
-    def open(self, is_open: bool) -> bool:
-        """It has come to where others can take part, or away from there; whether that is new."""
-        is_new = self._is_open != is_open
-        self._is_open = is_open
+    def open(self, is_open: bool) -> None:
+        """It has come to where others can take part, or away from there."""
+        is_new = self.is_open != is_open
+        self.is_open = is_open
         if is_new and self._is_welcome:
             self.outbox.append({"is": "open", "is_open": is_open})
-        return is_new
 
     def suspect(self, accused: Sequence[str], about: str) -> None:
         """It finds that the view does not work."""
@@ -174,7 +174,7 @@ class Participant:
     def _say_ready(self) -> None:
         if self._is_welcome:
             state = {"step": self._step, "formed": self._formed}
-            said = {"view": self._number, "is_open": self._is_open}
+            said = {"view": self._number, "is_open": self.is_open}
             self.outbox.append({"is": "ready"} | said | state)
 
     def _consider(self, message: Mapping[str, Any]) -> None:
