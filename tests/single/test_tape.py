@@ -34,6 +34,14 @@ def test_a_variable_is_watched_when_it_is_read_and_a_tensor_is_not(x, v):
     assert (of_x, float(of_v)) == (None, 3.0)
 
 
+def test_the_gradient_of_a_convolution_of_no_examples_is_zeros():
+    # A replica without examples sums it with those of the others.
+    kernel = tf.Variable(tf.ones((2, 3, 4)))
+    with Tape() as tape:
+        y = tf.nn.conv1d(tf.zeros((0, 5, 3)), kernel, 1, "SAME")
+    np.testing.assert_array_equal(tape.gradient(y, kernel), np.zeros((2, 3, 4)))
+
+
 def test_values_in_the_block_are_ordinary_tensors(x):
     with Tape() as tape:
         tape.watch(x)

@@ -643,6 +643,16 @@ class Recording(_TraceSwitch):
         wanted = set(inputs)
         program = _between(program, wanted)
         types = {variable: variable.aval.to_ct_aval() for variable in program.invars}
+        # JAX leaves out what flows through operations on no examples (the gradient of a
+        # convolution's kernel): there it is zeros, on which replicas with examples rely.
+        is_empty = any(
+            0 in getattr(variable.aval, "shape", ())
+            for equation in program.eqns
+            for variable in equation.outvars
+        )
+
+        def absent(total: ad_util.Zero) -> Any:
+            return total.instantiate() if is_empty else None
 
         def pull(cotangents: Sequence[Any]) -> list[Any]:
             sums = {
@@ -651,7 +661,7 @@ class Recording(_TraceSwitch):
             }
             ad.backward_pass3(program, True, residuals, list(sums.values()), list(cotangents))
             totals = [sums[variable].freeze() if variable in sums else None for variable in inputs]
-            return [None if isinstance(total, ad_util.Zero) else total for total in totals]
+            return [absent(total) if isinstance(total, ad_util.Zero) else total for total in totals]
 
         return pull
 
