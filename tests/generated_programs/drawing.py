@@ -1,0 +1,182 @@
+"""Draws random programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from generated_programs.choices import Input, Layer, Optimizer, Output, Program
+from generated_programs.models import LAYERS, RANDOM, REGULARIZED
+from generated_programs.parts import LOSSES, MAXIMA, METRICS, OPTIMIZERS, REDUCTIONS
+from generated_programs.steps import STEPS
+
+#: Whether metrics whose state is a maximum are drawn.
+DRAWS_MAXIMA = False
+
+#: Layers that take means over the examples of their replica. (One that is synchronized is an error
+#: in a function of one's own, if a replica without examples leaves its collective operation out.)
+_MEANS = ("batch_norm", "sync_batch_norm", "adds_loss")
+
+ACTIONS = (
+    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
+    "freeze", "recompile", "save_model", "save_weights",
+)  # fmt: skip
+_ACTIONS_OF_LOOPS = ("fit", "predict", "predict_on_batch", "save_weights")
+
+
+def draw_program(seed: int, number: int) -> Program:
+    """Returns a program: always the same for a seed and a number."""
+    return consistent(_Drawing(random.Random(f"program {seed} {number}")).program())
+
+
+class _Drawing:
+    """Draws the choices of a program, one after the other."""
+
+    def __init__(self, chance: random.Random):
+        self._chance = chance
+
+    def _is(self, probability: float) -> bool:
+        return self._chance.random() < probability
+
+    def _one(self, values: Any) -> Any:
+        return self._chance.choice(list(values))
+
+    def _some(self, values: Any, most: int) -> tuple[Any, ...]:
+        values = list(values)
+        return tuple(self._chance.sample(values, min(self._chance.randint(0, most), len(values))))
+
+    def program(self) -> Program:
+        step = self._one([*STEPS, *["keras"] * 8, *["loop"] * 3])
+        by_steps = self._is(0.2)
+        inputs = self._inputs(by_steps)
+        head = tuple(self._layer("steps" if by_steps else "vector") for _ in range(self._few(2)))
+        outputs = tuple(self._output(by_steps) for _ in range(self._one([1, 1, 2])))
+        return Program(
+            seed=self._chance.randrange(1000),
+            replicas=self._one([2, 3, 4]),
+            inputs=inputs,
+            head=head,
+            outputs=outputs,
+            shared=self._is(0.4),
+            named=self._is(0.4),
+            optimizer=self._optimizer(),
+            policy=self._one(["float32"] * 8 + ["mixed_bfloat16", "mixed_float16"]),
+            step=step,
+            loop_loss=self._one(["average", "global_batch", "local_average", "loss_object"]),
+            **self._sizes(),
+            source=self._one(["arrays", "arrays", "dataset", "batches"]),
+            epochs=self._one([1, 1, 2]),
+            steps_per_execution=self._one([1, 1, 2, 3]),
+            shuffle=self._is(0.3),
+            class_weight=self._is(0.3),
+            validation=self._one([None, None, "data", "split"]),
+            actions=self._actions(step == "loop"),
+        )
+
+    def _sizes(self) -> dict[str, int]:
+        batch = self._chance.randint(2, 13)
+        if self._is(0.3):  # even for all numbers of replicas
+            return {"examples": 24, "batch": 12}
+        return {"examples": self._chance.randint(2, 26), "batch": batch}
+
+    def _few(self, most: int) -> int:
+        return self._chance.randint(0, most)
+
+    def _inputs(self, by_steps: bool) -> tuple[Input, ...]:
+        kinds = ["steps", "tokens"] if by_steps else ["vector", "vector", "steps", "tokens"]
+        first = self._one(kinds if by_steps else [*kinds, "image"])
+        made = [Input(first, self._layers(first))]
+        if not by_steps and self._is(0.35):
+            second = first if self._is(0.5) else self._one([*kinds, "image"])
+            made.append(Input(second, self._layers(second)))
+        return tuple(made)
+
+    def _layers(self, kind: str) -> tuple[Layer, ...]:
+        rank = "steps" if kind == "tokens" else kind
+        return tuple(self._layer(rank) for _ in range(self._few(2)))
+
+    def _layer(self, rank: str) -> Layer:
+        kinds = [kind for kind, (ranks, _) in LAYERS.items() if rank in ranks]
+        if self._is(0.75):  # programs with random layers are not compared with one device
+            kinds = [kind for kind in kinds if kind not in RANDOM]
+        kind = self._one(kinds)
+        if kind not in REGULARIZED:
+            return Layer(kind, frozen=self._is(0.1))
+        regularizer = self._one([None, None, None, "l1", "l2", "orthogonal"])
+        if kind in ("conv1d", "conv2d") and regularizer == "orthogonal":
+            regularizer = "l2"  # of matrices only
+        return Layer(kind, regularizer, self._is(0.15), self._is(0.15), self._is(0.1))
+
+    def _output(self, by_steps: bool) -> Output:
+        kind = "steps" if by_steps else self._one(["number", "binary", "classes", "one_hot"])
+        names = [name for name in METRICS[kind] if DRAWS_MAXIMA or name not in MAXIMA]
+        metrics = self._some(names, 2)
+        others = [name for name in names if name not in metrics and name != "calls"]
+        return Output(
+            kind,
+            self._one(LOSSES[kind]),
+            self._one(REDUCTIONS),
+            self._one([1.0, 0.3]),
+            self._one([None, None, "some", "zeros"]),
+            metrics,
+            self._some(others, 1),
+        )
+
+    def _optimizer(self) -> Optimizer:
+        return Optimizer(
+            self._one([*OPTIMIZERS, "SGD", "Adam"]),
+            self._one([None, None, None, "clipnorm", "global_clipnorm", "clipvalue"]),
+            self._one([None, None, None, 0, 2]),
+            self._one([0.0, 0.0, 0.05]),
+            self._one([1, 1, 1, 2, 3]),
+            self._is(0.15),
+            64.0 if self._is(0.08) else None,
+        )
+
+    def _actions(self, is_loop: bool) -> tuple[str, ...]:
+        kinds = _ACTIONS_OF_LOOPS if is_loop else ACTIONS
+        further = [self._one(kinds) for _ in range(self._one([0, 1, 1, 2]))]
+        return ("fit" if self._is(0.8) else self._one(kinds), *further)
+
+
+def consistent(program: Program) -> Program:
+    """Returns a program without combinations that Keras refuses, or that have no right answer."""
+    outputs, inputs = program.outputs, program.inputs
+    change: dict[str, Any] = {}
+    if program.policy == "mixed_float16" and program.has_layer("attention", "query_attention"):
+        change["policy"] = "mixed_bfloat16"  # which XLA multiplies on a CPU
+    elif program.policy == "mixed_float16" and program.optimizer.loss_scale is None:
+        change["optimizer"] = dataclasses.replace(program.optimizer, loss_scale=64.0)
+    weighted = any(output.weights is not None for output in outputs)
+    if weighted or len(outputs) > 1 or outputs[0].kind != "classes" or program.step == "loop":
+        change["class_weight"] = False
+    if program.source != "arrays" and program.validation == "split":
+        change["validation"] = None  # of arrays only
+    if program.source != "arrays":
+        change["shuffle"] = False
+    if program.step == "loop":
+        change |= {"source": "dataset", "steps_per_execution": 1, "validation": None}
+        if not _is_even(program):
+            # A function that is given to `run` divides means by the number of replicas, as on
+            # TensorFlow: that is the mean over the global batch where replicas have equal shares.
+            change |= {"head": _without_means(program.head)}
+            change["inputs"] = tuple(
+                dataclasses.replace(each, layers=_without_means(each.layers)) for each in inputs
+            )
+            if program.loop_loss in ("local_average", "loss_object"):
+                change["loop_loss"] = "global_batch"
+    return dataclasses.replace(program, **change)
+
+
+def _is_even(program: Program) -> bool:
+    """Whether all replicas have equal shares of all batches, and batches are equal."""
+    sizes = {*program.batches(), program.batch}
+    return len(sizes) == 1 and program.batch % program.replicas == 0
+
+
+def _without_means(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Returns layers that compute no means over the examples of a replica."""
+    return tuple(
+        dataclasses.replace(layer, activity=False) for layer in layers if layer.kind not in _MEANS
+    )

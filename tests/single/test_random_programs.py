@@ -1,0 +1,123 @@
+"""Some random programs on several replicas; `tests/soak` has 2,000.
+
+See `random_programs`, which says what a program is, and runs one alone.
+"""
+
+import pytest
+
+import random_programs
+from generated_programs import comparing, drawing, parts
+from generated_programs.choices import Input, Layer, Optimizer, Output, Program, describe
+from generated_programs.comparing import complaint_about
+from generated_programs.drawing import draw_program
+from generated_programs.shrinking import shrink
+from unison.keras import losses, optimizers
+
+SEED = 3
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_random_program_trains_on_several_replicas_as_on_one_device(number):
+    assert random_programs.check(SEED, number, 1, shrinks=False).failures == []
+
+
+# -- the machine itself --------------------------------------------------------------------------
+
+#: A program with more choices than a fault needs.
+LARGE = Program(
+    inputs=(Input(layers=(Layer(regularizer="l2"),)),),
+    optimizer=Optimizer("momentum"),
+    actions=("train_on_batch", "fit"),
+)
+
+
+def fails(program):
+    complaint = complaint_about(program)
+    return complaint is not None and complaint.kind == "different"
+
+
+@pytest.fixture
+def wrong_gradients(monkeypatch):
+    """Replicas' gradients are added without their shares."""
+    monkeypatch.setattr(optimizers, "_weighted", list)
+
+
+def test_wrong_scaling_of_gradients_is_found(wrong_gradients):
+    assert "weight" in complaint_about(LARGE).text
+
+
+def test_a_failing_program_shrinks_to_the_choices_that_it_needs(wrong_gradients):
+    assert shrink(LARGE, fails) == Program()
+
+
+def test_a_failing_program_is_printed_with_the_command_that_repeats_it(
+    wrong_gradients, monkeypatch
+):
+    monkeypatch.setattr(drawing, "draw_program", lambda seed, number: LARGE)
+    (failure,) = random_programs.check(9, 4, 1, shrinks=False).failures
+    assert describe(LARGE) in failure
+    assert "python tests/random_programs.py --seed 9 --first 4 --programs 1" in failure
+
+
+def test_a_metric_that_forgets_other_replicas_is_found(monkeypatch):
+    class Forgets(parts.Spread):
+        def _variable(self, aggregation):
+            return super()._variable("only_first_replica")
+
+    monkeypatch.setitem(parts.METRICS["number"], "spread", lambda: Forgets(name="spread"))
+    program = Program(outputs=(Output(metrics=("spread",)),))
+    assert "spread" in complaint_about(program).text
+
+
+def test_a_loss_that_is_reduced_by_replica_is_found(monkeypatch):
+    monkeypatch.setattr(losses.GlobalLoss, "__call__", lambda self, *args: self.of_replica(*args))
+    program = Program(outputs=(Output(reduction="sum"),))
+    assert fails(program)
+
+
+def test_a_program_that_raises_on_replicas_only_is_found(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("nobody knows why")
+
+    monkeypatch.setattr(comparing, "run_under", broken)
+    complaint = complaint_about(Program())
+    assert complaint.kind == "raised"
+    assert "nobody knows why" in complaint.text
+
+
+def test_round_off_is_not_a_difference():
+    program = Program(outputs=(Output("classes"),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(comparing.TOLERANCES, "float32", (0.0, 0.0))
+        assert complaint_about(program) is None
+
+
+def test_a_program_is_the_same_whenever_it_is_drawn():
+    assert draw_program(7, 12) == draw_program(7, 12)
+    assert draw_program(8, 12) != draw_program(7, 12)
+
+
+def test_every_choice_is_drawn():
+    programs = [draw_program(1, number) for number in range(2000)]
+    outputs = [output for program in programs for output in program.outputs]
+    drawn = {
+        "layers": {layer.kind for program in programs for layer in program.layers()},
+        "optimizers": {program.optimizer.name for program in programs},
+        "steps": {program.step for program in programs},
+        "actions": {action for program in programs for action in program.actions},
+        "reductions": {output.reduction for output in outputs},
+        "losses": {(output.kind, output.loss) for output in outputs},
+    }
+    assert drawn["layers"] == {*drawing.LAYERS}
+    assert drawn["optimizers"] == {*parts.OPTIMIZERS}
+    assert drawn["steps"] == {*drawing.STEPS}
+    assert drawn["actions"] == {*drawing.ACTIONS}
+    assert drawn["reductions"] == {*parts.REDUCTIONS}
+    assert drawn["losses"] == {(kind, name) for kind in parts.LOSSES for name in parts.LOSSES[kind]}
+
+
+def test_a_description_makes_the_program_again():
+    for number in range(50):
+        program = draw_program(2, number)
+        names = {each.__name__: each for each in (Program, Input, Layer, Output, Optimizer)}
+        assert eval(describe(program), names) == program
