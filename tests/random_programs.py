@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Iterator
 
 #: Programs of a child process, which forgets with it what it has compiled.
-CHUNK = 50
+CHUNK = 25
 
 #: Seconds for a program, on a busy machine and with shrinking.
 SECONDS_EACH = 60

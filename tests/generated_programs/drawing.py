@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from generated_programs.choices import Input, Layer, Optimizer, Output, Program
+from generated_programs.layers import shares
 from generated_programs.models import LAYERS, RANDOM, REGULARIZED
 from generated_programs.parts import LOSSES, MAXIMA, METRICS, OPTIMIZERS, REDUCTIONS
 from generated_programs.steps import STEPS
@@ -17,6 +18,8 @@ DRAWS_MAXIMA = False
 #: Layers that take means over the examples of their replica. (One that is synchronized is an error
 #: in a function of one's own, if a replica without examples leaves its collective operation out.)
 _MEANS = ("batch_norm", "sync_batch_norm", "adds_loss")
+
+_RECURRENT = ("lstm", "gru", "simple_rnn", "bidirectional", "recurrent_dropout")
 
 ACTIONS = (
     "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
@@ -155,6 +158,10 @@ def consistent(program: Program) -> Program:
         change["validation"] = None  # of arrays only
     if program.source != "arrays":
         change["shuffle"] = False
+    if program.step == "loop" and _has_idle_replicas(program) and program.has_layer(*_RECURRENT):
+        # JAX's `where` of no examples is one of its values, by which Keras' masked cells have no
+        # gradient there: the replicas' steps differ, which is an error that says so.
+        program = dataclasses.replace(program, examples=24, batch=12)
     if program.step == "loop":
         change |= {"source": "dataset", "steps_per_execution": 1, "validation": None}
         if not _is_even(program):
@@ -167,6 +174,11 @@ def consistent(program: Program) -> Program:
             if program.loop_loss in ("local_average", "loss_object"):
                 change["loop_loss"] = "global_batch"
     return dataclasses.replace(program, **change)
+
+
+def _has_idle_replicas(program: Program) -> bool:
+    """Whether a batch leaves a replica without examples."""
+    return any(len(shares(size, program.replicas)) < program.replicas for size in program.batches())
 
 
 def _is_even(program: Program) -> bool:
