@@ -19,8 +19,6 @@ DRAWS_MAXIMA = False
 #: in a function of one's own, if a replica without examples leaves its collective operation out.)
 _MEANS = ("batch_norm", "sync_batch_norm", "adds_loss")
 
-_RECURRENT = ("lstm", "gru", "simple_rnn", "bidirectional", "recurrent_dropout")
-
 ACTIONS = (
     "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
     "freeze", "recompile", "save_model", "save_weights",
@@ -154,13 +152,19 @@ def consistent(program: Program) -> Program:
     weighted = any(output.weights is not None for output in outputs)
     if weighted or len(outputs) > 1 or outputs[0].kind != "classes" or program.step == "loop":
         change["class_weight"] = False
+    if program.step == "loss_object" or program.loop_loss == "loss_object":
+        # What a step's own losses are divided by is the replica's: docs/keras.md.
+        change["outputs"] = tuple(
+            dataclasses.replace(each, reduction="sum") if _divides_by_replica(each) else each
+            for each in outputs
+        )
     if program.source != "arrays" and program.validation == "split":
         change["validation"] = None  # of arrays only
     if program.source != "arrays":
         change["shuffle"] = False
-    if program.step == "loop" and _has_idle_replicas(program) and program.has_layer(*_RECURRENT):
-        # JAX's `where` of no examples is one of its values, by which Keras' masked cells have no
-        # gradient there: the replicas' steps differ, which is an error that says so.
+    if program.has_layer("spectral_norm") and _has_idle_replicas(program):
+        # A replica without examples leaves its statistics alone, as docs/keras.md says of those of
+        # batch normalization: its vectors stay behind those of the others.
         program = dataclasses.replace(program, examples=24, batch=12)
     if program.step == "loop":
         change |= {"source": "dataset", "steps_per_execution": 1, "validation": None}
@@ -174,6 +178,13 @@ def consistent(program: Program) -> Program:
             if program.loop_loss in ("local_average", "loss_object"):
                 change["loop_loss"] = "global_batch"
     return dataclasses.replace(program, **change)
+
+
+def _divides_by_replica(output: Output) -> bool:
+    """Whether a loss is divided by something else than the number of examples."""
+    is_masked = output.kind == "steps" or output.loss == "ignoring"
+    weighs = output.weights is not None and output.reduction == "mean_with_sample_weight"
+    return is_masked or weighs
 
 
 def _has_idle_replicas(program: Program) -> bool:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import keras
 
 from unison.collectives import aggregate
+from unison.collectives.presence import present_anywhere
 from unison.compression import LocalTraining
 from unison.keras.aggregation import aggregation_method_of, compression_of
 from unison.keras.compression import compressed_sums, state_variables, synchronized_weights
@@ -60,7 +61,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
                 return _apply_statelessly(
                     optimizer, stateless_apply_global, grads, trainable_variables
                 )
-        with _global_gradients(grads, optimizer) as summed:
+        weights = trainable_variables or getattr(optimizer, "_trainable_variables", ())
+        with _global_gradients(grads, weights, optimizer) as summed:
             if current_lift() and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 return _apply_statelessly(optimizer, stateless_apply, summed, trainable_variables)
             return apply(summed, trainable_variables)
@@ -78,7 +80,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
                 optimizer, stateless_apply, optimizer_variables, grads, trainable_variables
             )
         else:
-            with _global_gradients(grads, optimizer) as summed:
+            with _global_gradients(grads, trainable_variables, optimizer) as summed:
                 new = stateless_apply(optimizer_variables, summed, trainable_variables)
         for values in new:
             _known_equal().extend(values)
@@ -199,7 +201,7 @@ def _no_further_sums() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _global_gradients(
-    grads: Sequence[Any], optimizer: keras.optimizers.Optimizer
+    grads: Sequence[Any], weights: Sequence[Any], optimizer: keras.optimizers.Optimizer
 ) -> Iterator[Sequence[Any]]:
     """Yields the sums of `grads` over the replicas; inside, further calls leave them alone."""
     context = get_replica_context()
@@ -207,7 +209,11 @@ def _global_gradients(
         yield grads
         return
     local = _weighted(grads)
-    present = [index for index, grad in enumerate(local) if grad is not None]
+    is_present = present_anywhere([grad is not None for grad in local])
+    present = [index for index, is_there in enumerate(is_present) if is_there]
+    for index in present:
+        if local[index] is None:  # on this replica, which may have no examples
+            local[index] = jnp.zeros(weights[index].shape, weights[index].dtype)
     summed = list(local)
     totals = aggregate([local[index] for index in present], aggregation_method_of(optimizer))
     scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

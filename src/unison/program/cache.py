@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout, has_cell, live_cells, unfinished_steps
+from unison.collectives.presence import Presence, from_the_first_operation
 from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.equations import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
@@ -581,16 +582,22 @@ class ProgramCache:
         if len(first_of_class) == 1:
             return [self._trace(function, arguments, first_of_class[0], None, may_create, is_known)]
         known: list[tuple[int, ...]] = []
+        presence = Presence()
         while True:
+            presence.has_grown = False
             traces = []
             wanted = []
             for replica in first_of_class:
                 try:
-                    traces.append(
-                        self._trace(function, arguments, replica, known, may_create, is_known)
-                    )
+                    with presence.traced():
+                        trace = self._trace(
+                            function, arguments, replica, known, may_create, is_known
+                        )
+                    traces.append(trace)
                 except SizeWanted as here:
                     wanted.append(here.own)
+            if not wanted and presence.has_grown:
+                continue
             if not wanted:
                 return traces
             if traces:
@@ -641,6 +648,7 @@ class ProgramCache:
             with ExitStack() as stack:
                 if gathered is not None:
                     stack.enter_context(GatherSizes(gathered).met())
+                    stack.enter_context(from_the_first_operation())
                 stack.enter_context(lift.active())
                 # First the scope: it may bring the room that wants a context.
                 stack.enter_context(self._replica_context())
