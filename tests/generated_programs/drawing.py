@@ -145,6 +145,11 @@ def consistent(program: Program) -> Program:
     """Returns a program without combinations that Keras refuses, or that have no right answer."""
     outputs, inputs = program.outputs, program.inputs
     change: dict[str, Any] = {}
+    if program.step == "stateless":
+        # Keras' loss scale is not known while its optimizer is not built, as in its guide's step.
+        policy = "mixed_bfloat16" if program.policy == "mixed_float16" else program.policy
+        unscaled = dataclasses.replace(program.optimizer, loss_scale=None)
+        program = dataclasses.replace(program, policy=policy, optimizer=unscaled)
     if program.policy == "mixed_float16" and program.has_layer("attention", "query_attention"):
         change["policy"] = "mixed_bfloat16"  # which XLA multiplies on a CPU
     elif program.policy == "mixed_float16" and program.optimizer.loss_scale is None:

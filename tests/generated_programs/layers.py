@@ -127,9 +127,11 @@ class Counts(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if training and inputs.shape[0]:
-            first = inputs[shares(inputs.shape[0], self.replicas)[0]]
-            mean = ops.mean(ops.cast(first, self.first.dtype))
+        if training and inputs.shape[0] is not None:
+            mean = ops.zeros((), self.first.dtype)  # what is written to all, all must write
+            if inputs.shape[0]:
+                first = inputs[shares(inputs.shape[0], self.replicas)[0]]
+                mean = ops.mean(ops.cast(first, self.first.dtype))
             self.seen.assign_add(ops.cast(inputs.shape[0], self.seen.dtype))
             self.first.assign(mean)
             self.first_written.assign(2 * mean)
