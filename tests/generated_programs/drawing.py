@@ -9,11 +9,8 @@ from typing import Any
 from generated_programs.choices import Input, Layer, Optimizer, Output, Program
 from generated_programs.layers import shares
 from generated_programs.models import LAYERS, RANDOM, REGULARIZED
-from generated_programs.parts import LOSSES, MAXIMA, METRICS, OPTIMIZERS, REDUCTIONS
+from generated_programs.parts import LOSSES, METRICS, OPTIMIZERS, REDUCTIONS
 from generated_programs.steps import STEPS
-
-#: Whether metrics whose state is a maximum are drawn.
-DRAWS_MAXIMA = False
 
 #: Layers that take means over the examples of their replica. (One that is synchronized is an error
 #: in a function of one's own, if a replica without examples leaves its collective operation out.)
@@ -52,7 +49,7 @@ class _Drawing:
         by_steps = self._is(0.2)
         inputs = self._inputs(by_steps)
         head = tuple(self._layer("steps" if by_steps else "vector") for _ in range(self._few(2)))
-        outputs = tuple(self._output(by_steps) for _ in range(self._one([1, 1, 2])))
+        outputs = tuple(self._output(by_steps, step) for _ in range(self._one([1, 1, 2])))
         return Program(
             seed=self._chance.randrange(1000),
             replicas=self._one([2, 3, 4]),
@@ -109,9 +106,10 @@ class _Drawing:
             regularizer = "l2"  # of matrices only
         return Layer(kind, regularizer, self._is(0.15), self._is(0.15), self._is(0.1))
 
-    def _output(self, by_steps: bool) -> Output:
+    def _output(self, by_steps: bool, step: str) -> Output:
         kind = "steps" if by_steps else self._one(["number", "binary", "classes", "one_hot"])
-        names = [name for name in METRICS[kind] if DRAWS_MAXIMA or name not in MAXIMA]
+        # In functions given to `strategy.run`, states are added up, as in TensorFlow.
+        names = [name for name in METRICS[kind] if step != "loop" or name != "largest"]
         metrics = self._some(names, 2)
         others = [name for name in names if name not in metrics and name != "calls"]
         return Output(
@@ -155,7 +153,8 @@ def consistent(program: Program) -> Program:
     elif program.policy == "mixed_float16" and program.optimizer.loss_scale is None:
         change["optimizer"] = dataclasses.replace(program.optimizer, loss_scale=64.0)
     weighted = any(output.weights is not None for output in outputs)
-    if weighted or len(outputs) > 1 or outputs[0].kind != "classes" or program.step == "loop":
+    is_one = len(outputs) == 1 and not program.named and outputs[0].kind == "classes"
+    if weighted or not is_one or program.step == "loop":
         change["class_weight"] = False
     if program.step == "loss_object" or program.loop_loss == "loss_object":
         # What a step's own losses are divided by is the replica's: docs/keras.md.

@@ -84,10 +84,6 @@ METRICS["steps"] = {
 }
 
 
-#: Metrics whose state is a maximum.
-MAXIMA = ("largest",)
-
-
 @keras.saving.register_keras_serializable("random programs")
 class OwnLoss(losses.Loss):
     """A loss of one's own: the fourth power of the error, flattened."""
@@ -142,17 +138,17 @@ class Calls(_OwnMetric):
 
 @keras.saving.register_keras_serializable("random programs")
 class Largest(metrics.Metric):
-    """The largest prediction."""
+    """The largest prediction: a state that is no sum."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.largest = self.add_variable((), "zeros", aggregation="max", name="largest")
+        self.largest = self.add_variable((), "zeros", name="largest")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(y_pred))))
 
     def result(self) -> Any:
-        return self.largest.value
+        return self.largest + 0.0
 
 
 #: A large epsilon: a gradient that is zero but for round-off (that of a bias before a
