@@ -231,6 +231,36 @@ def test_a_step_may_leave_compiled_metrics_alone(strategy):
     assert list(model.fit(X, Y, verbose=0).history) == ["part"]
 
 
+def test_evaluation_between_epochs_may_use_a_loss_that_the_step_does_not(strategy):
+    """It adds the metrics of a loss of several outputs to those of the model."""
+
+    class OwnStep(tf.keras.Model):
+        def train_step(self, data):
+            x, targets = data
+            with tf.GradientTape() as tape:
+                predictions = self(x, training=True)
+                values = [tf.square(p - t) for p, t in zip(predictions, targets, strict=True)]
+                loss = sum(tf.nn.compute_average_loss(value[:, 0]) for value in values)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return self.compute_metrics(x, targets, predictions)
+
+    def history(**options):
+        keras.utils.set_random_seed(3)
+        inputs = tf.keras.Input((3,))
+        outputs = [tf.keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")]
+        model = OwnStep(inputs, outputs)
+        model.compile(tf.keras.optimizers.SGD(0.02), ["mae", "mse"], metrics=[["mae"], ["mse"]])
+        return model.fit(*data, BATCH, 2, shuffle=False, verbose=0, **options).history
+
+    data = X, [Y, 1 - Y]
+    expected = history()
+    with strategy.scope():
+        found = history(validation_data=data)
+    for name in ("a_mae", "b_mse"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+
+
 def test_weights_changed_without_an_optimizer_ask_for_a_sum(caplog):
     class ByHand(tf.keras.Model):
         def train_step(self, data):

@@ -208,6 +208,11 @@ class CompiledStep:
         #: The names of all logs.
         self.log_names: list[str] = []
 
+    @property
+    def num_cells(self) -> int:
+        """How many arrays its state has."""
+        return len(self._cells)
+
     def __call__(self, state: list[jax.Array], batch: Any, may_wait: bool = False) -> int:
         """Runs the step on `batch`, and leaves the new state in `state`.
 

@@ -227,9 +227,11 @@ class ReplicaTrainer:
                 self.strategy.placement,
                 functools.partial(replica_of_step, self._model, self.strategy, assigns=True),
             )
-            metrics = self._model._compile_metrics
-            if metrics is not None and not metrics.built:
-                self._build_all()  # the step leaves them alone, but Keras reads their results
+            compiled = self._model._compile_metrics, self._model._compile_loss
+            if any(part is not None and not part.built for part in compiled):
+                # The step leaves them alone, but Keras reads their results, and evaluation would
+                # add the metrics of a loss of several outputs to the state of the loop.
+                self._build_all()
             own = {cell for group in STATE_OF_STEPS[name] for cell in self._cells(group)}
             self._others[name] = [cell for cell in touched if cell not in own]
 
@@ -377,6 +379,12 @@ class ReplicaTrainer:
             raise RuntimeError(
                 "A step of the model was run outside Keras' loops. Use fit, evaluate, predict, or "
                 "train_on_batch and its kin."
+            )
+        if len(running.cells) != step.num_cells:
+            raise RuntimeError(
+                f"Model {self._model.name!r} has {len(running.cells)} variables, and had "
+                f"{step.num_cells} when its step was compiled. Create all variables before the "
+                "first step, or call compile() again."
             )
         running.step = step
         if self._encode_text:
