@@ -152,7 +152,7 @@ def test_ctrl_c_reaches_the_workers(address, program):
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGINT
-        assert output.count("KeyboardInterrupt") == 2
+        assert "Traceback" not in output
     assert ends_within(program, 10)
 
 

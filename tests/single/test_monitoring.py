@@ -859,7 +859,7 @@ def test_who_looks_for_jobs_while_one_is_being_published_does_not_hide_it(own_fo
 )
 def test_a_file_that_is_none_of_a_job_is_passed_over(own_folder, change):
     told = running_jobs.RunningJob(1, "x.py", "127.0.0.1:2", "t")._asdict() | change
-    path = running_jobs.folder() / "1-2.json"
+    path = runtime_folder() / "1-2.json"
     path.write_text(json.dumps(told))
     with path.open("rb") as file:
         assert lock(file)

@@ -166,11 +166,19 @@ def targets_of_stable_calls() -> frozenset[str]:
 
 @contextlib.contextmanager
 def module_of_exported(exported: Any) -> Iterator[Any]:
-    """Inside, there is the MLIR module of an exported function, in StableHLO, as JAX reads it."""
+    """Inside, there is the MLIR module of an exported function, in StableHLO, as JAX reads it.
+
+    Raises:
+        ValueError: It names a size that no memory has.
+    """
     from jax._src.interpreters import mlir
 
     with mlir.make_ir_context():
-        yield exported.mlir_module(serialized=False)
+        try:
+            module = exported.mlir_module(serialized=False)
+        except MemoryError as error:
+            raise ValueError("a size in the program is larger than the memory") from error
+        yield module
 
 
 def nothing_is_traced() -> bool:

@@ -394,10 +394,7 @@ def scans_maps_and_folds(tf):
     ]
 
 
-@fact(
-    ours=[{"dtype": "float32", "shape": [], "values": 1.0}, raises("RuntimeError")],
-    because="inside a compiled program an assertion is a callback, whose errors XLA wraps",
-)
+@fact
 def an_assertion_in_a_function(tf):
     @tf.function
     def function(x):

@@ -54,7 +54,7 @@ def invalid(message: Mapping[str, Any], count: int) -> str | None:
         >>> invalid({"is": "left", "count": None, "mark": ""}, 2)
         "the field 'count' of 'left' is None"
         >>> invalid({"is": "where", "worker": 7}, 2)
-        "there is no worker 7"
+        'there is no worker 7'
     """
     what = message.get("is")
     fields = _FIELDS.get(what) if isinstance(what, str) else None

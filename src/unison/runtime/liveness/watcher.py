@@ -259,8 +259,8 @@ class Liveness:
     def fail(self, error: BaseException) -> None:
         """Says that this worker's program ends by an error."""
         if self._failure is None:
-            said = f"{type(error).__name__}: {error}"[:_MOST_TOLD]
-            self._star.say({"is": "failed", "error": said})
+            said = ": ".join(filter(None, [type(error).__name__, str(error)]))
+            self._star.say({"is": "failed", "error": said[:_MOST_TOLD]})
         self._end()
 
     def _finish_last_operation(self) -> None:
