@@ -508,6 +508,21 @@ def test_the_job_has_ended_when_all_members_are_done(job):
     assert raised.value.code == 0
 
 
+def test_what_is_said_just_before_the_end_is_sent(job, monkeypatch):
+    register = job.register(1, 1)
+    (worker,) = job.start(1)
+    say_all = worker._say_all
+
+    def said_before(line):
+        say_all(line)
+        if not worker._is_closing:  # the program ends while the thread is here
+            worker._is_closing = True
+            worker.done()
+
+    monkeypatch.setattr(worker, "_say_all", said_before)
+    assert register.wait(LIMIT) == 0
+
+
 def test_those_who_are_not_done_do_not_wait_for_one_that_is(job):
     register = job.register(3, 3, silence=2.0)
     first, second, third = job.start(3)

@@ -356,6 +356,7 @@ class Membership:
                 self._say_all(line)
                 line.flush()
                 if self._is_closing:
+                    self._say_all(line)  # also what was said since the look above
                     self._say_last(line)
                     return
                 if self._is_to_cut:
