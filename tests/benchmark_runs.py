@@ -11,7 +11,7 @@ def command(*arguments):
     return [sys.executable, "-m", "benchmarks", *map(str, arguments)]
 
 
-def run_benchmarks(*arguments, seconds=100):
+def run_benchmarks(*arguments, seconds=200):
     return subprocess.run(
         command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
     )

@@ -214,8 +214,9 @@ if __name__ == "__main__":
     strategy = unison.MultiWorkerMirroredStrategy(communication_options=options)
     try:
         globals()[name](strategy)
-    except OpError as error:
+    except (OpError, jax.errors.JaxRuntimeError) as caught:  # the latter: of an array that is read
         if name == "nobody_catches":
             raise
+        error = caught if isinstance(caught, OpError) else liveness.failure()
         print(f"CAUGHT {type(error).__name__}: {error}", flush=True)
     print("END", flush=True)

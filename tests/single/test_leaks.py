@@ -124,7 +124,7 @@ def test_a_compiled_program_is_found():
 
 def test_memory_is_found():
     held = []
-    (told,) = found(lambda: held.append(np.ones(4 << 20)))
+    (told,) = found(lambda: held.append(np.ones(8 << 20)))
     assert told.startswith("memory: ")
     assert told.endswith(" MiB more; 16.0 MiB are allowed")
 
