@@ -7,7 +7,10 @@ tuples. `describe` prints only what is not a default.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
+
+VALIDATION_SPLIT = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Program:
         steps_per_execution: As in `compile`.
         shuffle: Whether `fit` shuffles the examples.
         class_weight: Whether classes have weights.
-        validation: None, "data" or "split".
+        validation: None, "data" or "split" (the last `VALIDATION_SPLIT` of the examples).
         actions: What is done, in order: "fit", "evaluate", "predict", "train_on_batch",
             "test_on_batch", "predict_on_batch", "freeze", "recompile", "save_model",
             "save_weights".
@@ -150,12 +153,14 @@ class Program:
         return any(layer.kind in kinds for layer in self.layers())
 
     def batches(self) -> list[int]:
-        """Returns the sizes of the batches of an epoch."""
+        """Returns the sizes of the batches of an epoch of `fit`."""
+        split = VALIDATION_SPLIT if self.validation == "split" else 0.0
+        examples = math.floor(self.examples * (1 - split))  # as Keras rounds
         if self.source != "batches":
-            full, rest = divmod(self.examples, self.batch)
+            full, rest = divmod(examples, self.batch)
             return [self.batch] * full + [rest] * (rest > 0)
         short = (self.batch + 1) // 2
-        sizes, left = [], self.examples
+        sizes, left = [], examples
         while left:
             sizes.append(min(left, (short, self.batch)[len(sizes) % 2]))
             left -= sizes[-1]

@@ -170,7 +170,10 @@ def consistent(program: Program) -> Program:
         # A replica without examples leaves its statistics alone, as docs/keras.md says of those of
         # batch normalization: its vectors stay behind those of the others.
         program = dataclasses.replace(program, examples=24, batch=12)
+        if program.validation == "split":
+            change["validation"] = "data"
     if program.step == "loop":
+        program = dataclasses.replace(program, validation=None)
         change |= {"source": "dataset", "steps_per_execution": 1, "validation": None}
         if not _is_even(program):
             # A function that is given to `run` divides means by the number of replicas, as on

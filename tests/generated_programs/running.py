@@ -14,7 +14,7 @@ import numpy as np
 import unison
 import unison.tf as tf
 from generated_programs import models
-from generated_programs.choices import Program
+from generated_programs.choices import VALIDATION_SPLIT, Program
 from generated_programs.examples import CLASS_WEIGHTS, Examples, batches_of, make_examples
 from generated_programs.layers import ReferenceNormalization, imitating
 from generated_programs.loops import Loop
@@ -173,7 +173,7 @@ class _Run:
             options["validation_data"] = make_examples(program, program.batch + 1, 1).parts()
             options["validation_batch_size"] = program.batch
         elif program.validation == "split":
-            options["validation_split"] = 0.4
+            options["validation_split"] = VALIDATION_SPLIT
         if program.class_weight:
             options["class_weight"] = CLASS_WEIGHTS
         if program.source == "arrays":
