@@ -277,6 +277,14 @@ def test_what_was_built_from_another_source_is_not_used(monkeypatch, tmp_path, c
     assert "another exchange.cc" in caplog.text
 
 
+def test_what_was_built_for_a_newer_xla_is_not_used(monkeypatch, caplog):
+    from unison.runtime.shared_memory import library as libraries
+
+    monkeypatch.setattr(libraries, "_version_of_jaxlib", lambda: (0, 0))
+    assert libraries.library.__wrapped__() is None
+    assert "of XLA's FFI, and this jaxlib has 0.0" in caplog.text
+
+
 def test_how_a_sum_travels_is_said_on_request(placement, caplog):
     with caplog.at_level("DEBUG", logger="unison"):
         both_ways(placement, lambda x: lax.psum([x, x], REPLICA_AXIS), some(placement, 2**17))

@@ -2,10 +2,15 @@
 
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
+
+#include "futex.h"
+#include "halt.h"
 
 namespace unison {
 
@@ -27,11 +32,16 @@ class Decision {
       well_ = true;
       arrived_ = 0;
       ++round_;
-      changed_.notify_all();
+      tell_others();
       return verdict_;
     }
-    changed_.wait_for(lock, std::chrono::duration<double>(seconds_),
-                      [&] { return round_ != round || is_over_; });
+    const double deadline = now() + seconds_;
+    while (round_ == round && !is_over_ && now() < deadline) {
+      const uint32_t seen = changes_.load(std::memory_order_relaxed);
+      lock.unlock();
+      sleep_on(changes_, seen, duration(deadline - now()));
+      lock.lock();
+    }
     if (round_ != round) return verdict_;
     end();
     return false;
@@ -46,13 +56,26 @@ class Decision {
  private:
   void end() {
     is_over_ = true;
-    changed_.notify_all();
+    tell_others();
+  }
+
+  // Under the lock: who has seen the old state there cannot fall asleep any more.
+  void tell_others() {
+    changes_.fetch_add(1, std::memory_order_relaxed);
+    wake_all(changes_);
+  }
+
+  static timespec duration(double seconds) {
+    seconds = std::clamp(seconds, 0.0, 3600.0);
+    const time_t whole = static_cast<time_t>(seconds);
+    return {whole, static_cast<long>((seconds - whole) * 1e9)};
   }
 
   const uint32_t size_;
   const double seconds_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  // A futex: to wait for a condition variable with a monotonic clock is newer than glibc 2.28.
+  std::atomic<uint32_t> changes_{0};
   uint64_t round_ = 0;
   uint32_t arrived_ = 0;
   bool well_ = true;

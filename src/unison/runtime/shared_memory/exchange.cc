@@ -24,6 +24,7 @@
 #include "halt.h"
 #include "links.h"
 #include "memory.h"
+#include "old_glibc.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace unison {
@@ -323,6 +324,13 @@ extern "C" {
 
 // Returns what tells the source that this was built from.
 const char* unison_exchange_source() { return UNISON_EXCHANGE_SOURCE; }
+
+// Gives the version of XLA's FFI that this was built for. A jaxlib that has an older one refuses the
+// operation, and with it the whole CPU backend.
+void unison_exchange_api(int* major, int* minor) {
+  *major = XLA_FFI_API_MAJOR;
+  *minor = XLA_FFI_API_MINOR;
+}
 
 // Returns how many bytes the segment of a group takes.
 size_t unison_exchange_bytes(uint32_t size, size_t chunk_bytes) {

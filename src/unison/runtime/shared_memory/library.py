@@ -7,6 +7,7 @@ import enum
 import functools
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,12 +135,35 @@ def _loaded() -> ctypes.CDLL:
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     if loaded.unison_exchange_source() != digest.encode():
         raise RuntimeError("it was built from another exchange.cc")
+    needed, offered = _version_of(loaded), _version_of_jaxlib()
+    if needed > offered:
+        raise RuntimeError(
+            f"it was built for version {needed[0]}.{needed[1]} of XLA's FFI, and this jaxlib has "
+            f"{offered[0]}.{offered[1]}"
+        )
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, f"unison_exchange_{name}")
         function.restype = result
         function.argtypes = arguments
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(loaded.unison_exchange), platform="cpu")
     return loaded
+
+
+def _version_of(loaded: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    loaded.unison_exchange_api(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _version_of_jaxlib() -> tuple[int, int]:
+    """The version of XLA's FFI that the installed jaxlib has, as its headers say.
+
+    An operation that was built for a newer one must not be registered: XLA would refuse to start
+    the CPU backend at all. For an older one it is compatible.
+    """
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)$", header, re.MULTILINE))
+    return int(found["MAJOR"]), int(found["MINOR"])
 
 
 def exchange(

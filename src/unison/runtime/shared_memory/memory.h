@@ -7,10 +7,7 @@
 
 #pragma once
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,6 +18,7 @@
 
 #include "arithmetic.h"
 #include "buffers.h"
+#include "futex.h"
 #include "halt.h"
 
 namespace unison {
@@ -81,7 +79,7 @@ inline bool reached(const Counter& counter, uint32_t count) {
 inline void advance(Counter& counter, uint32_t count) {
   counter.value.store(count, std::memory_order_seq_cst);
   if (counter.sleepers.load(std::memory_order_seq_cst) != 0) {
-    syscall(SYS_futex, &counter.value, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+    wake_all(counter.value);
   }
 }
 
@@ -98,7 +96,7 @@ inline bool wait_for(const Halt& halt, uint32_t spins, Counter& counter, uint32_
     const uint32_t seen = counter.value.load(std::memory_order_seq_cst);
     if (static_cast<int32_t>(seen - count) < 0) {
       const timespec limit{0, 20'000'000};  // then look whether the group is at an end
-      syscall(SYS_futex, &counter.value, FUTEX_WAIT, seen, &limit, nullptr, 0);
+      sleep_on(counter.value, seen, limit);
     }
     counter.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
