@@ -148,7 +148,7 @@ def test_a_pod_that_does_not_run_is_named():
 
 
 def test_kubernetes_takes_its_package():
-    with pytest.raises(ImportError, match="pip install kubernetes"):
+    with pytest.raises(ImportError, match=r"pip install 'unison\[k8s\]'"):
         KubernetesClusterResolver()
 
 
@@ -354,7 +354,7 @@ def test_kubernetes_tells_how_many_pods_a_job_has(pod_of_a_job, tmp_path):
     assert (
         KubernetesJobClusterResolver(override_client=Jobs()).cluster_spec().num_tasks("worker") == 4
     )
-    with pytest.raises(ImportError, match="pip install kubernetes, or pass workers"):
+    with pytest.raises(ImportError, match=r"pip install 'unison\[k8s\]', or pass workers"):
         KubernetesJobClusterResolver()
 
 

@@ -36,8 +36,10 @@ def checkout(tmp_path):
     folder = tmp_path / "checkout"
     package = folder / "src" / "unison"
     (package / "runtime").mkdir(parents=True)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder)
+    for hook in ROOT.glob("hatch_*.py"):
+        shutil.copy(hook, folder)
     for name in ("__init__.py", "py.typed"):
         shutil.copy(ROOT / "src" / "unison" / name, package)
     shutil.copytree(

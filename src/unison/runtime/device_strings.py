@@ -181,7 +181,10 @@ def _mend(parsed: ParsedDevice) -> str:
             f"{CPU_DEVICES_VARIABLE}={parsed.ordinal + 1}, or call "
             f"set_logical_cpu_devices({parsed.ordinal + 1}) before the first JAX computation."
         )
-    return "Name one of these, or install the JAX plugin for the accelerator (jax[cuda12])."
+    return (
+        "Name one of these, or install JAX's plugin for the accelerator: "
+        "pip install 'unison[cuda12]', or cuda13, rocm, tpu."
+    )
 
 
 def _find(parsed: ParsedDevice) -> jax.Device | None:

@@ -82,7 +82,7 @@ def _core_api(location: ExecutableLocation) -> Any:
     except ImportError as error:
         raise ImportError(
             "KubernetesClusterResolver asks Kubernetes by the package `kubernetes`: "
-            "pip install kubernetes, or pass a client as override_client."
+            "pip install 'unison[k8s]', or pass a client as override_client."
         ) from error
     if location is ExecutableLocation.WITHIN_CLUSTER:
         config.load_incluster_config()

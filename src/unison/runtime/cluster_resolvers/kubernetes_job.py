@@ -76,7 +76,7 @@ def _batch_api() -> Any:
     except ImportError as error:
         raise ImportError(
             "KubernetesJobClusterResolver asks how many pods the job has by the package "
-            "`kubernetes`: pip install kubernetes, or pass workers."
+            "`kubernetes`: pip install 'unison[k8s]', or pass workers."
         ) from error
     config.load_incluster_config()
     return client.BatchV1Api()
