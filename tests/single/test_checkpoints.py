@@ -381,7 +381,7 @@ def test_object_that_waits_for_a_thread_that_launches_programs_is_saved(prefix):
 
 def batches(count=12):
     words = np.array([b"w%d" % n for n in range(count)], object)
-    halves = np.arange(count).astype(jnp.bfloat16) / 2
+    halves = (np.arange(count) / 2).astype(jnp.bfloat16)
     dataset = unison.data.Dataset.from_tensor_slices({"word": words, "half": halves})
     # Behind a filter there is no access by index: elements wait in the buffer.
     return dataset.filter(lambda x: np.True_).shuffle(4, seed=1).repeat(2).batch(3)

@@ -179,4 +179,5 @@ def _dtype_of(kind: Any) -> np.dtype | None:
     ):
         return np.dtype(object)
     is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    return np.dtype(kind.to_pandas_dtype()) if is_number else None
+    # Not `to_pandas_dtype`, which older versions of pyarrow have with pandas only.
+    return pa.array([], kind).to_numpy(zero_copy_only=False).dtype if is_number else None
