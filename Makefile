@@ -4,6 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# What is installed was tested together: the constraints for the environment's Python, those of the
+# newest JAX for newer ones. `make constraints` brings them up to date; `make CONSTRAINTS=` does
+# without.
+INTERPRETER := $(firstword $(wildcard $(BIN)/python) $(PYTHON))
+VERSION := $(shell $(INTERPRETER) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+CONSTRAINTS ?= $(firstword $(wildcard constraints/jax*-python$(VERSION).txt) \
+  $(lastword $(sort $(wildcard constraints/*.txt))))
+
 # What `make bench` measures: one contest or several, as `python -m benchmarks --help` lists them.
 # Those over links, `network` and `compression`, only root can measure.
 DEVICE := cpu
@@ -15,7 +23,7 @@ WHAT := fit run memory aggregation data workers all_reduce shares checkpoint rec
 endif
 RESULTS := benchmarks/results
 
-.PHONY: help demo test lint types soak docs bench clean
+.PHONY: help demo test lint types soak docs bench constraints dist clean
 
 help:
 	@echo "make demo    install, then train a Keras model on two replicas (embedded data)"
@@ -25,6 +33,9 @@ help:
 	@echo "make bench   install the peers, measure beside them, write benchmarks/RESULTS.md;"
 	@echo "             hours: make bench WHAT=fit ARGS='--rounds 3' measures one contest,"
 	@echo "             make bench DEVICE=gpu those that run on GPUs"
+	@echo "make constraints  bring the tested sets of packages in constraints/ up to date"
+	@echo "make dist    build the sdist and the wheels into dist/, check them, install each in fresh"
+	@echo "             environments and run the demo there"
 	@echo "make clean   remove the environment and everything built"
 
 demo: $(VENV)/.installed-demo
@@ -63,14 +74,21 @@ bench: $(VENV)/.installed-bench
 	done
 	$(BIN)/python -m benchmarks.results $(RESULTS)
 
+constraints: $(VENV)/.installed-release
+	$(BIN)/python -m release.constraints
+
+dist: $(VENV)/.installed-release
+	$(BIN)/python -m release.distributions
+
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp for each extra: .installed-dev is `pip install -e '.[dev]'`. Python compiles modules
+# One stamp for each extra: .installed-dev is `pip install -e '.[dev]'`, constrained. Python compiles modules
 # when they are first imported, which of most packages few are; pip would compile all.
-$(VENV)/.installed-%: pyproject.toml $(VENV)/.created
-	PIP_COMPILE=0 $(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[$*]'
+$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) $(VENV)/.created
+	PIP_COMPILE=0 $(BIN)/python -m pip install --disable-pip-version-check --quiet \
+	  $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$*]'
 	@touch $@
 
 $(VENV)/.created:

@@ -111,5 +111,5 @@ def test_all_has_every_extra_but_those_for_accelerators_and_for_work_on_unison()
     extras = project["optional-dependencies"]
     (everything,) = (Requirement(line) for line in extras["all"])
     accelerators = {"cuda", "cuda12", "cuda13", "rocm", "tpu"}
-    for_work = {"all", "dev", "docs", "lint", "test"}
+    for_work = {"all", "dev", "docs", "lint", "release", "test"}
     assert everything.extras == set(extras) - accelerators - for_work
