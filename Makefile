@@ -57,7 +57,7 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-soak: $(VENV)/.installed-dev
+soak: $(VENV)/.installed-dev $(VENV)/.installed-release
 	$(BIN)/python -m pytest -m soak tests
 
 docs: $(VENV)/.installed-docs
