@@ -47,9 +47,10 @@ def build(dist: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path, pathlib.Path]
         DistributionError: The compiled part could not be built.
     """
     shutil.rmtree(dist, ignore_errors=True)
-    _run([*UV, "build", "--quiet", "--sdist", "--out-dir", str(dist), str(ROOT)])
+    build_by = [*UV, "build", "--quiet", "--python", sys.executable, "--out-dir", str(dist)]
+    _run([*build_by, "--sdist", str(ROOT)])
     sdist = one_of(dist.glob("*.tar.gz"))
-    from_sdist = [*UV, "build", "--quiet", "--wheel", "--out-dir", str(dist), str(sdist)]
+    from_sdist = [*build_by, "--wheel", str(sdist)]
     _run(from_sdist)
     compiled = one_of(dist.glob("*.whl"))
     if compiled.name.endswith("-any.whl"):
