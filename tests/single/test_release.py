@@ -70,6 +70,12 @@ def test_the_oldest_set_has_the_lowest_versions_of_what_the_project_names():
         assert pinned == lowest or pinned.startswith(f"{lowest}."), requirement
 
 
+def test_the_compiled_part_is_built_with_the_headers_of_the_oldest_jax():
+    """XLA refuses operations that were built for a newer version of its FFI than it has."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    assert f"jaxlib=={TESTED_SETS[0].jax}" in build["requires"]
+
+
 def test_every_constraints_file_is_that_of_a_tested_set():
     assert set(FOLDER.iterdir()) == {tested.path for tested in TESTED_SETS}
 
