@@ -62,7 +62,7 @@ def test_a_recording_processes_all_that_jax_differentiates():
         if name.startswith(("process_", "stage_"))
     }
     ours = {name for name in vars(_Following) if name.startswith(("process_", "stage_"))}
-    assert ours == of_jax
+    assert ours == of_jax | {"process_call"}  # which JAX 0.10 has
 
 
 def test_no_other_file_of_the_room_imports_private_names():

@@ -1,7 +1,8 @@
 """The one file of Unison that touches JAX's private names.
 
 Each name stands here with the reason why no public one does; `tests/single/test_private_jax.py`
-fails loudly when JAX moves one. JAX 0.10.
+fails loudly when JAX moves one. JAX 0.10.2 to 0.12: where they differ, it says from which version
+on something holds.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import jax.numpy as jnp
 # two Python statements; JAX's public transformations take a function instead.
 # `ad`, `ad_util`, `pe`: the rules of linearization and transposition, which `jax.vjp` applies to
 # a function.
-# `api_util`, `linear_util`, `source_info_util`: what the two want to be told for error messages.
-# The last also has the named scopes of an equation, which one that takes its place is to keep.
+# `api_util`, `source_info_util`: what the two want to be told for error messages. The last also has
+# the named scopes of an equation, which one that takes its place is to keep.
 # `dtypes`: what an argument of a jitted function may be. JAX lets a type in as a tree of arrays by
 # public means, but not as an array: a variable would be no leaf in `jax.tree` any more.
 # `distributed`: the client of the coordination service, by which processes tell each other what no
@@ -49,13 +50,13 @@ from jax._src import (
     dispatch,
     distributed,
     dtypes,
-    linear_util,
     source_info_util,
     xla_bridge,
 )
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.backend import register_backend_factory
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxlib import _jax, xla_client
 
 
@@ -399,7 +400,7 @@ class _Following:
 def _programs_in(params: dict[str, Any]) -> Iterator[Any]:
     for parameter in params.values():
         for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
-            if isinstance(item, core.Jaxpr | core.ClosedJaxpr):
+            if isinstance(item, Jaxpr | ClosedJaxpr):
                 yield item
 
 
@@ -409,7 +410,7 @@ _constants: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionar
 def _constants_of(program: Any) -> list[Any]:
     """Returns the arrays that are constants of a program, or of one inside it."""
     if program not in _constants:
-        is_closed = isinstance(program, core.ClosedJaxpr)
+        is_closed = isinstance(program, ClosedJaxpr)
         found = list(program.consts) if is_closed else []
         for equation in (program.jaxpr if is_closed else program).eqns:
             for inner in _programs_in(equation.params):
@@ -462,15 +463,12 @@ class _LinearizingTrace(_Following, ad.LinearizeTrace):
         are_zero = [isinstance(tangent, ad_util.Zero) for tangent in tangents]
         if all(are_zero):
             return
-        debug_info = api_util.debug_info("custom gradient", pull, tuple(results), {})
         with core.set_current_trace(self.tangent_trace):
-            followed = ad.custom_lin_p.bind(
+            followed = _custom_gradient.bind(
                 *(tangent for tangent in tangents if not isinstance(tangent, ad_util.Zero)),
-                num_res=0,
-                bwd=linear_util.wrap_init(pull, debug_info=debug_info),
-                out_avals=[core.typeof(result).to_tangent_aval() for result in results],
-                symbolic_zeros=False,
-                in_zeros=are_zero,
+                pull=pull,
+                are_zero=tuple(are_zero),
+                tangent_types=tuple(core.typeof(result).to_tangent_aval() for result in results),
             )
         for result, tangent in zip(results, followed, strict=True):
             self.follow(result, tangent)
@@ -485,6 +483,25 @@ def _refuse_derivative(cotangent: Any, *tangents: Any, tangent_type: Any, why: s
 
 
 ad.primitive_transposes[_no_derivative] = _refuse_derivative
+
+#: What the tangents of results are of those of values, of which only the transpose is known.
+_custom_gradient = core.Primitive("custom_gradient")
+_custom_gradient.multiple_results = True
+_custom_gradient.def_abstract_eval(lambda *tangents, tangent_types, **params: tangent_types)
+
+
+def _pull_custom_gradient(
+    cotangents: Sequence[Any],
+    *tangents: Any,
+    pull: Callable[..., Any],
+    are_zero: Sequence[bool],
+    tangent_types: Any,
+) -> list[Any]:
+    pulled = pull(*map(ad.instantiate_zeros, cotangents))
+    return [each for each, is_zero in zip(pulled, are_zero, strict=True) if not is_zero]
+
+
+ad.primitive_transposes[_custom_gradient] = _pull_custom_gradient
 
 
 class _PushingTrace(_Following, ad.JVPTrace):
@@ -643,6 +660,7 @@ class Recording(_TraceSwitch):
         program, residuals = self._tangent_trace.to_jaxpr(
             outputs, self._debug_info.with_unknown_names(), self._source_info
         )
+        program = _with_constants(program, residuals)
         cut = {constant.val for constant in constants}
         program, inputs = _with_inputs_at(program, [source.val for source in sources], cut)
         program, _ = pe.dce_jaxpr(program, [True] * len(program.outvars))
@@ -696,6 +714,14 @@ class Pushing(_TraceSwitch):
     def tangent_of(self, value: Any) -> Any:
         """Returns the tangent of `value`; None if there is none."""
         return self._trace.tangent_of(value)
+
+
+def _with_constants(program: Any, constants: Sequence[Any]) -> Any:
+    """Returns a program that JAX has traced with its constants apart from its inputs.
+
+    From JAX 0.11 on, they are the first inputs of a program that has not been given their values.
+    """
+    return program.with_consts(constants) if hasattr(program, "with_consts") else program
 
 
 def _between(program: Any, sources: set[Any]) -> Any:
@@ -758,7 +784,5 @@ def _with_inputs_at(program: Any, variables: Sequence[Any], cut: set[Any]) -> tu
     outputs = [now(atom) for atom in program.outvars]
     debug_info = program.debug_info.with_unknown_names()
     inputs += [incoming for incoming in input_of.values() if incoming not in input_of]
-    made = core.Jaxpr(
-        program.constvars, inputs, outputs, equations, program.effects, debug_info, program.is_high
-    )
+    made = program.replace(invars=inputs, outvars=outputs, eqns=equations, debug_info=debug_info)
     return made, [input_of[variable] for variable in variables]
