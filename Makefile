@@ -23,11 +23,13 @@ WHAT := fit run memory aggregation data workers all_reduce shares checkpoint rec
 endif
 RESULTS := benchmarks/results
 
-.PHONY: help demo test lint types soak docs bench constraints dist clean
+.PHONY: help demo test matrix canary lint types soak docs bench constraints dist clean
 
 help:
 	@echo "make demo    install, then train a Keras model on two replicas (embedded data)"
 	@echo "make test    install, lint, check types, run the tests and the documentation's examples"
+	@echo "make matrix  demo and tests with every JAX in constraints/ whose Python is there"
+	@echo "make canary  a few tests with the newest of these, if its Python is there"
 	@echo "make soak    the long tests that 'make test' leaves out"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   install the peers, measure beside them, write benchmarks/RESULTS.md;"
@@ -49,6 +51,12 @@ test: lint
 	$(BIN)/mypy & types=$$!; trap "kill $$types" INT TERM; \
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder; \
 	tests=$$?; wait $$types || { echo "The types are wrong: see above." >&2; exit 1; }; exit $$tests
+
+matrix: $(VENV)/.installed-release
+	$(BIN)/python -m release.matrix
+
+canary: $(VENV)/.installed-release
+	$(BIN)/python -m release.matrix --canary
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -81,7 +89,7 @@ dist: $(VENV)/.installed-release
 	$(BIN)/python -m release.distributions
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .matrix build dist site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each extra: .installed-dev is `pip install -e '.[dev]'`, constrained. Python compiles modules

@@ -1,0 +1,93 @@
+"""Runs the tests with each tested set whose Python this machine has.
+
+    python -m release.matrix             `make demo` and `make test` with all of them
+    python -m release.matrix --canary    a few tests of everything, with the newest one
+
+Each set is installed by uv into an environment of its own, in `.matrix`. A set whose Python is not
+found is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import time
+
+from release.constraints import ROOT, TESTED_SETS, TestedSet
+from release.interpreters import UV, interpreter
+
+#: What tells in minutes whether Unison works with a JAX: importing it, `fit` and `run` on two
+#: replicas, workers, elastic training, parameter servers, checkpoints.
+CANARY = (
+    "tests/single/test_imports.py",
+    "tests/single/test_private_jax.py",
+    "tests/single/test_keras_replicas.py",
+    "tests/single/test_run.py",
+    "tests/parallel/test_multi_worker.py",
+    "tests/parallel/test_shared_memory.py",
+    "tests/single/test_elastic_group.py",
+    "tests/single/test_parameter_server_keras.py",
+    "tests/single/test_checkpoints.py",
+)
+
+
+def install(tested: TestedSet, python: str) -> pathlib.Path:
+    """Makes the environment of a tested set as `make test` wants it, and returns its folder."""
+    folder = ROOT / ".matrix" / tested.path.stem
+    if not (folder / ".created").exists():
+        _run(*UV, "venv", "--quiet", "--clear", "--python", python, str(folder))
+        (folder / ".created").touch()
+    _run(
+        *(*UV, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python")),
+        *("--constraint", str(tested.path), "--editable", f"{ROOT}[dev]"),
+    )
+    for extra in ("demo", "dev"):
+        (folder / f".installed-{extra}").touch()
+    return folder
+
+
+def run_everything(tested: TestedSet, python: str) -> bool:
+    """Whether the demo and all tests pass."""
+    folder = install(tested, python).relative_to(ROOT)
+    return _succeeds("make", f"VENV={folder}", f"CONSTRAINTS={tested.path}", "demo", "test")
+
+
+def run_canary(tested: TestedSet, python: str) -> bool:
+    """Whether a few tests pass."""
+    pytest = (str(install(tested, python) / "bin" / "python"), "-m", "pytest")
+    return _succeeds(*pytest, "--quiet", "-n", "auto", "--dist", "loadfile", *CANARY)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--canary", action="store_true", help="a few tests, with the newest JAX")
+    options = parser.parse_args()
+    ends = {}
+    for tested in TESTED_SETS[-1:] if options.canary else TESTED_SETS:
+        name = f"JAX {tested.jax}, Python {tested.python}"
+        python = interpreter(tested.python)
+        if python is None:
+            ends[name] = "not run: this Python was not found on the PATH, by uv, or in pyenv"
+            continue
+        begin = time.monotonic()
+        passes = (run_canary if options.canary else run_everything)(tested, python)
+        ends[name] = f"{'passed' if passes else 'FAILED'} in {time.monotonic() - begin:.0f} s"
+    for name, end in ends.items():
+        print(f"{name}: {end}")
+    return 1 if any(end.startswith("FAILED") for end in ends.values()) else 0
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
