@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 
 from unison.equations import evaluate
 from unison.runtime.placement import REPLICA_AXIS
-from unison.runtime.private_jax import in_scopes_of
+from unison.runtime.private_jax import in_scopes_of, operands_of_scan, scan_with
 
 #: What was used last is kept for further uses, up to so many times the size of its largest weight:
 #: that of a layer, mostly, and of the last layer until its gradient begins.
@@ -229,8 +229,9 @@ class _Run:
 
     def _scanned(self, equation: JaxprEqn) -> dict[Any, Any]:
         """Returns the results of a loop over layers, whose steps gather and scatter for each."""
-        body, num_carry = equation.params["jaxpr"], equation.params["num_carry"]
-        first = equation.params["num_consts"] + num_carry
+        body = equation.params["jaxpr"]
+        num_consts, num_carry = operands_of_scan(equation.params)
+        first = num_consts + num_carry
         found = {place: self._stack_of(atom) for place, atom in enumerate(equation.invars)}
         stacks = {place: each for place, each in found.items() if each and place >= first}
         scatterings = {
@@ -271,7 +272,9 @@ class _Run:
         if stacks and reached is not None:
             self._reached = reached
         with in_scopes_of(equation):
-            results = evaluate(equation.replace(params={**equation.params, "jaxpr": new}), inputs)
+            _, results = scan_with(
+                lambda _, given: (None, jaxpr_as_fun(new)(*given)), equation.params, inputs
+            )
 
         self._stacks.update({equation.outvars[place]: stack for place, stack in forms.items()})
         computed = {}

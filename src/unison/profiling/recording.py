@@ -45,17 +45,13 @@ class Recording:
         host_level: How much of the runtime is recorded, from 0 to 3; the operations of CPU
             devices are, from 1 on.
         python_level: 1 to record every call of a Python function, which takes its time.
-        device_level: 0 to leave out what accelerators do.
     """
 
-    def __init__(
-        self, folder: Any, host_level: int = 2, python_level: int = 0, device_level: int = 1
-    ):
+    def __init__(self, folder: Any, host_level: int = 2, python_level: int = 0):
         self._folder = pathlib.Path(folder)
         self._options = jax.profiler.ProfileOptions()
         self._options.host_tracer_level = host_level
         self._options.python_tracer_level = python_level
-        self._options.device_tracer_level = device_level
         self._known: set[tuple[pathlib.Path, int]] = set()
 
     def start(self) -> None:

@@ -18,6 +18,7 @@ from unison.equations import evaluate, inlined_body, is_collective
 from unison.lifting import enter_replica
 from unison.lowering import lower_for_cpu
 from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.private_jax import scan_with
 
 
 def alone(trace: jex.ClosedJaxpr) -> Callable[..., list[Any]]:
@@ -81,22 +82,10 @@ class _Alone:
         )
 
     def _scan(self, params: dict[str, Any], given: list[Any]) -> Sequence[Any]:
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
-        consts, start = given[:num_consts], given[num_consts : num_consts + num_carry]
-
-        def body(values: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-            outputs = self.function(params["jaxpr"], [*consts, *values, *slices])
-            return outputs[:num_carry], outputs[num_carry:]
-
-        values, stacked = lax.scan(
-            body,
-            start,
-            given[num_consts + num_carry :],
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
+        _, results = scan_with(
+            lambda _, step: (None, self.function(params["jaxpr"], step)), params, given
         )
-        return [*values, *stacked]
+        return results
 
     def _cond(self, params: dict[str, Any], given: list[Any]) -> Sequence[Any]:
         def branch_of(closed: jex.ClosedJaxpr) -> Callable[..., Any]:

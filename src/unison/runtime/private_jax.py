@@ -38,6 +38,7 @@ import jax.numpy as jnp
 # `callback`, `debugging`: their loggers are where an error of a function of the host is before XLA
 # makes text of it. `dispatch`: the tokens of programs that have failed so, which JAX would raise
 # again at the end of the process.
+# The parameters of a scan's equation are no API either; they are read here, as they have changed.
 # `xla_client`: a second client of the CPU, with as many devices as a plan asks for; JAX's own has
 # as many as the process was started with.
 from jax._src import (
@@ -180,6 +181,55 @@ def module_of_exported(exported: Any) -> Iterator[Any]:
         except MemoryError as error:
             raise ValueError("a size in the program is larger than the memory") from error
         yield module
+
+
+def operands_of_scan(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many operands of an equation of `jax.lax.scan` are constants, and are carried.
+
+    Args:
+        params: The parameters of the equation. From JAX 0.11 on, a tree has the numbers.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carried, _ = params["ft_in"].unpack()
+    return len(consts), len(carried)
+
+
+def scan_with(
+    step: Callable[[Any, list[Any]], tuple[Any, Sequence[Any]]],
+    params: dict[str, Any],
+    inputs: Sequence[Any],
+    beside: Any = None,
+) -> tuple[Any, list[Any]]:
+    """Runs the loop of an equation of `jax.lax.scan` with another step.
+
+    Args:
+        step: Maps what is carried beside the loop's own values, and the inputs of the equation's
+            step, to the same and the results of that step.
+        params: The parameters of the equation.
+        inputs: The inputs of the equation.
+        beside: What is carried beside the loop's own values at first.
+
+    Returns:
+        What is carried beside them in the end, and the results of the equation.
+    """
+    num_consts, num_carry = operands_of_scan(params)
+    consts, start = inputs[:num_consts], list(inputs[num_consts : num_consts + num_carry])
+
+    def body(carry: tuple[Any, list[Any]], slices: list[Any]) -> tuple[Any, list[Any]]:
+        beside, values = carry
+        beside, outputs = step(beside, [*consts, *values, *slices])
+        return (beside, list(outputs[:num_carry])), list(outputs[num_carry:])
+
+    (beside, values), stacked = jax.lax.scan(
+        body,
+        (beside, start),
+        list(inputs[num_consts + num_carry :]),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return beside, [*values, *stacked]
 
 
 def nothing_is_traced() -> bool:

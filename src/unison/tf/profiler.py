@@ -17,7 +17,10 @@ __getattr__ = names_missing_from(__name__)
 
 
 class ProfilerOptions(NamedTuple):
-    """How much to record. TF: `tf.profiler.experimental.ProfilerOptions`."""
+    """How much to record. TF: `tf.profiler.experimental.ProfilerOptions`.
+
+    JAX's profiler always records what accelerators do: `device_tracer_level` changes nothing.
+    """
 
     host_tracer_level: int = 2
     python_tracer_level: int = 0
@@ -36,7 +39,6 @@ def _start(logdir: Any, options: ProfilerOptions | None = None) -> None:
         text_of(logdir),
         host_level=wanted.host_tracer_level,
         python_level=wanted.python_tracer_level,
-        device_level=wanted.device_tracer_level,
     )
     recording.start()
     _recording = recording

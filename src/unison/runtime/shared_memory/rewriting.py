@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from unison.equations import evaluate, has_collectives, inlined_body, is_collective
-from unison.runtime.private_jax import in_scopes_of
+from unison.runtime.private_jax import in_scopes_of, scan_with
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
 logger = logging.getLogger("unison")
@@ -255,23 +255,13 @@ class _Run:
         return values
 
     def _scan(self, params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
-        consts, start = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
+        def step(ticket: Any, given: list[Any]) -> tuple[Any, Sequence[Any]]:
+            self.ticket = ticket
+            outputs = self.function(params["jaxpr"], given)
+            return self.ticket, outputs
 
-        def body(carry: tuple[Any, list[Any]], slices: list[Any]) -> tuple[Any, list[Any]]:
-            self.ticket, values = carry
-            outputs = self.function(params["jaxpr"], [*consts, *values, *slices])
-            return (self.ticket, outputs[:num_carry]), outputs[num_carry:]
-
-        (self.ticket, values), stacked = lax.scan(
-            body,
-            (self.ticket, start),
-            inputs[num_consts + num_carry :],
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return [*values, *stacked]
+        self.ticket, results = scan_with(step, params, inputs, self.ticket)
+        return results
 
     def _cond(self, params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
         def branch_of(closed: jex.ClosedJaxpr) -> Callable[..., Any]:
