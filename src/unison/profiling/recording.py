@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -80,17 +81,20 @@ class Recording:
 
 
 def _slices_of(path: pathlib.Path, programs: Programs) -> Iterator[Slice]:
-    planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
-    begin = 0.0
-    for plane in planes:
-        begin = dict(plane.stats).get("profile_start_time", begin)
-    found = [
-        _slice(plane.name, line.name, begin, event)
-        for plane in planes
-        for line in plane.lines
-        for event in line.events
-        if event.duration_ns > 0 and not event.name.startswith(_NOISE)
-    ]
+    with warnings.catch_warnings():
+        # Some jaxlibs end the process where a warning about their own types is an error.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
+        begin = 0.0
+        for plane in planes:
+            begin = dict(plane.stats).get("profile_start_time", begin)
+        found = [
+            _slice(plane.name, line.name, begin, event)
+            for plane in planes
+            for line in plane.lines
+            for event in line.events
+            if event.duration_ns > 0 and not event.name.startswith(_NOISE)
+        ]
     executed: dict[Any, set[str]] = collections.defaultdict(set)
     for number, piece in found:
         if piece.program is not None:
