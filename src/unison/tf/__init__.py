@@ -55,7 +55,6 @@ from unison.tf.dtypes import (
     uint64,
 )
 from unison.tf.functions import function
-from unison.tf.gradients import GradientTape, UnconnectedGradients
 from unison.tf.linalg import (
     eig,
     eigvals,
@@ -210,6 +209,7 @@ from unison.tf.shaping import (
 from unison.tf.sparse import SparseTensor
 from unison.tf.strings import as_string
 from unison.tf.symbolic_gradients import gradients, hessians
+from unison.tf.tape import GradientTape, UnconnectedGradients
 from unison.tf.tensor_array import (
     TensorArray,
     TensorArraySpec,

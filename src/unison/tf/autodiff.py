@@ -1,6 +1,6 @@
 """`tf.autodiff`."""
 
 from unison.tf.forward_gradients import ForwardAccumulator
-from unison.tf.gradients import GradientTape
+from unison.tf.tape import GradientTape
 
 __all__ = ["ForwardAccumulator", "GradientTape"]

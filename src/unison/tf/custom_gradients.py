@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from unison.runtime.private_jax import is_recording, nothing_is_traced, with_gradient
 from unison.tf import nest
-from unison.tf.gradients import as_tensor, conjugate, has_gradient
+from unison.tf.tape import as_tensor, conjugate, has_gradient
 from unison.tf.tensors import convert_to_tensor
 from unison.tf.variable_reads import observing_all_reads
 

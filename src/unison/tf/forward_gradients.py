@@ -8,7 +8,7 @@ import jax
 
 from unison.runtime.private_jax import Pushing
 from unison.tf import nest
-from unison.tf.gradients import UnconnectedGradients, filled, parse_unconnected
+from unison.tf.tape import UnconnectedGradients, filled, parse_unconnected
 from unison.tf.tensors import convert_to_tensor, is_variable
 from unison.tf.variable_reads import do_not_observe_reads, observe_reads
 

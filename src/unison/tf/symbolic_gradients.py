@@ -8,7 +8,7 @@ from typing import Any
 
 from unison.runtime.private_jax import Recording
 from unison.tf import nest
-from unison.tf.gradients import GradientTape, UnconnectedGradients, parse_unconnected
+from unison.tf.tape import GradientTape, UnconnectedGradients, parse_unconnected
 
 _functions = threading.local()
 

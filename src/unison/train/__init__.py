@@ -1,7 +1,7 @@
 """Saving the state of a program and bringing it back, and optimizers."""
 
 from unison.train.checkpoint import Checkpoint
-from unison.train.compressed import compressed, compression_report, with_compression
+from unison.train.compression import compressed, compression_report, with_compression
 from unison.train.latest import CheckpointState, get_checkpoint_state, latest_checkpoint
 from unison.train.manager import CheckpointManager
 from unison.train.optimizers import (

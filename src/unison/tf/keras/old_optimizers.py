@@ -102,7 +102,7 @@ class OptimizerMethods:
                 f"A loss that is no function needs the tape that recorded it. Received: {loss!r}"
             )
         if callable(loss):
-            from unison.tf.gradients import GradientTape
+            from unison.tf.tape import GradientTape
 
             tape = tape or GradientTape()
             with tape:

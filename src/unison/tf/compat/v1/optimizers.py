@@ -8,7 +8,7 @@ from typing import Any
 from unison import train
 from unison.collectives import AggregationMethod
 from unison.module import Tracked
-from unison.tf.gradients import GradientTape
+from unison.tf.tape import GradientTape
 from unison.train.optimizers.base import Hyperparameter, equal_writes
 from unison.variables import Variable
 
