@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "unison"
 
 # From the ground up: a room imports only from its own floor or from those below.
 FLOORS = (
+    "lazy_loader",
     "fingerprint",
     "errors",
     "tracebacks",
@@ -53,6 +54,7 @@ FLOORS = (
     "parameter_server",
     "testing",
     "benching",
+    "hooks",
     "unison",  # the public face: __init__.py
     "cli",
     "tf",
@@ -68,12 +70,13 @@ class Import(NamedTuple):
 
 
 def modules() -> list[str]:
-    return sorted(module.relative_to(PACKAGE).as_posix() for module in PACKAGE.rglob("*.py"))
+    found = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]  # stubs list what is loaded later
+    return sorted(module.relative_to(PACKAGE).as_posix() for module in found)
 
 
 def room_of(module: str) -> str:
     """The room of a file of the package, `collectives/packing.py` being in `collectives`."""
-    first = module.split("/")[0].removesuffix(".py")
+    first = Path(module.split("/")[0]).stem
     return {"__init__": "unison", "__main__": "cli"}.get(first, first)
 
 

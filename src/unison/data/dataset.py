@@ -18,6 +18,7 @@ from unison.data.keeping.caching import Cache
 from unison.data.keeping.dataset_files import KeptDataset
 from unison.data.keeping.saving import Snapshot, datasets_of, load, save
 from unison.data.leaves import as_leaf
+from unison.data.observers import when_made
 from unison.data.options import Options
 from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN, Plan
 from unison.data.randomness import fresh_seed
@@ -50,9 +51,6 @@ from unison.data.transformations.repetition import Repeat
 from unison.data.transformations.scanning import Scan
 from unison.data.transformations.shuffling import Shuffle
 from unison.errors import InvalidArgumentError
-
-#: Called whenever a dataset is made: others may take datasets then.
-when_made: list[Callable[[], None]] = []
 
 
 class Dataset:

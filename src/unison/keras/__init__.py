@@ -29,8 +29,8 @@ from unison.keras.pipeline import Pipeline
 from unison.keras.scope import KerasInScopes
 from unison.keras.tensorboard import TensorBoard
 from unison.keras.text_vectorization import Hashing, TextVectorization
-from unison.strategies.base import observe_scopes
 from unison.strategies.keras_additions import keras_is_imported
+from unison.strategies.scope_observers import observe_scopes
 
 observe_scopes(KerasInScopes())
 teach_keras()

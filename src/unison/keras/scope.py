@@ -120,7 +120,7 @@ _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
 
 
 class KerasInScopes:
-    """Wraps Keras' constructors while scopes are open; see `strategies.base.observe_scopes`."""
+    """Wraps Keras' constructors while scopes are open; see `strategies.scope_observers`."""
 
     def __init__(self) -> None:
         self._restore: list[Callable[[], None]] = []

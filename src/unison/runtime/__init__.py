@@ -6,6 +6,6 @@ sizes XLA's thread pool before the backend starts; `device_strings` turns what p
 JAX's private names. `launching` starts the workers of a job.
 """
 
-from unison.runtime.launching import WorkerError, launch
+from unison.lazy_loader import attach_stub
 
-__all__ = ["WorkerError", "launch"]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

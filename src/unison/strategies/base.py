@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -46,51 +45,10 @@ from unison.strategies.batch_shares import (
 from unison.strategies.context import ReplicaContext
 from unison.strategies.equal_copies import EqualCopies
 from unison.strategies.extended import StrategyExtended
+from unison.strategies.scope_observers import observed_scope
 from unison.strategies.tuning import Tuning, arrays_of_run, key_of_run
 from unison.tracebacks import filter_traceback, shorten
 from unison.values import PerReplica, is_distributed
-
-
-class ScopeObserver(Protocol):
-    """Something that acts while scopes are open, in any thread."""
-
-    def opened(self) -> None:
-        """The first scope has been opened."""
-
-    def closed(self) -> None:
-        """The last scope has been closed."""
-
-
-_observers: list[ScopeObserver] = []
-_open_scopes = 0
-_scopes_lock = threading.RLock()
-
-
-def observe_scopes(observer: ScopeObserver) -> None:
-    """Tells `observer` when the first scope opens (or that one is), and when the last closes."""
-    with _scopes_lock:
-        _observers.append(observer)
-        if _open_scopes:
-            observer.opened()
-
-
-@contextlib.contextmanager
-def _observed_scope() -> Iterator[None]:
-    global _open_scopes
-    with _scopes_lock:
-        _open_scopes += 1
-        if _open_scopes == 1:
-            # Over a copy: an observer may bring another one, which is told at once.
-            for observer in _observers.copy():
-                observer.opened()
-    try:
-        yield
-    finally:
-        with _scopes_lock:
-            _open_scopes -= 1
-            if not _open_scopes:
-                for observer in reversed(_observers):
-                    observer.closed()
 
 
 class Strategy:
@@ -228,7 +186,7 @@ class Strategy:
                 f"The scope of {self!r} cannot be entered inside the scope of another strategy, "
                 f"{current!r}. Leave the outer scope first, or use one strategy for both."
             )
-        with context.entered(self), _observed_scope():
+        with context.entered(self), observed_scope():
             yield self
 
     @contextlib.contextmanager
@@ -239,7 +197,7 @@ class Strategy:
         # What is made while a program is traced (an optimizer's slots) is made in the scope.
         tracing = self._placement.tracing()
         by = communicating(self._communication)
-        with context.entered(self, replica_context), _observed_scope(), adding, by, tracing:
+        with context.entered(self, replica_context), observed_scope(), adding, by, tracing:
             yield replica_context
 
     # -- running ---------------------------------------------------------------------------

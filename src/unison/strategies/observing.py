@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from unison.program import ProgramCache
+if TYPE_CHECKING:
+    from unison.program import ProgramCache
 
 
 class StepObserver(Protocol):

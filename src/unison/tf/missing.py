@@ -76,7 +76,7 @@ def _message(path: str, name: str, instead: Mapping[str, str]) -> str:
     full_name = f"{path}.{name}"
     if name in public_names(path) or name in instead:
         return f"{full_name} is not supported by Unison: {instead.get(name) or _advice(full_name)}"
-    known = [*public_names(path), *vars(sys.modules.get(f"unison.{path}", types))]
+    known = [*public_names(path), *dir(sys.modules.get(f"unison.{path}", types))]
     similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f"did you mean {similar[0]!r}?" if similar else _OTHERWISE
     return f"{path} has no {name!r}, neither in TensorFlow 2.21 nor in Unison: {hint}"

@@ -33,7 +33,6 @@ from unison.tf.tensors import (
     tensor_dtype,
 )
 from unison.tf.text import StringTensor
-from unison.train.random_state import global_generators
 
 _hints = names_missing_from(__name__)
 
@@ -128,7 +127,8 @@ class _ProcessStream:
             _stream_of(placement).assign(state["of_programs"])
 
 
-global_generators["tf.random"] = _ProcessStream()
+#: See `random_stream`.
+process_stream = _ProcessStream()
 
 
 # -- draws from the stream -----------------------------------------------------------------

@@ -6,13 +6,15 @@ continues a training needs them as it needs the model.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unison.cells import Cell
-from unison.keras.trainer import ReplicaTrainer
 from unison.train.graph import cells_of, parts_of
+
+if TYPE_CHECKING:
+    from unison.keras.trainer import ReplicaTrainer
 
 
 class OtherVariable:

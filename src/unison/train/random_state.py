@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from unison.runtime.placement import Placement
+if TYPE_CHECKING:
+    from unison.runtime.placement import Placement
 
 
 class GlobalGenerator(Protocol):

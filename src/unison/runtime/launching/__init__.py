@@ -6,38 +6,6 @@ Python function instead of a program. `elastic` starts lost workers again, as fa
 says; `job_folder` is what remains of such a job, and `guards` end workers when nobody else does.
 """
 
-from unison.runtime.launching.elastic import ElasticJob, ForeignGroup
-from unison.runtime.launching.environments import (
-    cluster_on_this_machine,
-    elastic_environments,
-    with_own_gpus,
-    worker_environments,
-)
-from unison.runtime.launching.functions import WorkerError, launch
-from unison.runtime.launching.guards import Guard
-from unison.runtime.launching.job_folder import JobFolder
-from unison.runtime.launching.jobs import Failure, Job
-from unison.runtime.launching.ray_nodes import RayNodes, Room
-from unison.runtime.launching.restarts import Restarts
-from unison.runtime.launching.workers import ProcessWorker, Program, Start
+from unison.lazy_loader import attach_stub
 
-__all__ = [
-    "ElasticJob",
-    "Failure",
-    "ForeignGroup",
-    "Guard",
-    "Job",
-    "JobFolder",
-    "ProcessWorker",
-    "Program",
-    "RayNodes",
-    "Restarts",
-    "Room",
-    "Start",
-    "WorkerError",
-    "cluster_on_this_machine",
-    "elastic_environments",
-    "launch",
-    "with_own_gpus",
-    "worker_environments",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -6,10 +6,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any
 
 import cloudpickle
 
+from unison.runtime.launching import watching
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
 from unison.runtime.launching.environments import (
     cluster_on_this_machine,
@@ -22,32 +23,6 @@ from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Sta
 
 #: What a worker runs: see `calling`.
 _CALLING = "unison.runtime.launching.calling"
-
-
-class Watched(Protocol):
-    """A job that others may watch, in a `with` block; see `unison.monitoring.launcher`."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def programs(self, programs: Sequence[Program]) -> list[Program]:
-        """Returns the workers' programs, which report to this process."""
-
-    def ended(self, exit_code: int) -> None:
-        """Says how the job has ended, to those who watch."""
-
-
-#: Makes it of a program's name, the kind of the job and its workers' names.
-Watch = Callable[[str, str, Sequence[str]], Watched]
-
-_watch: Watch
-
-
-def watch_by(watch: Watch) -> None:
-    """Says what lets others watch jobs, which lies on a floor above."""
-    global _watch
-    _watch = watch
 
 
 class WorkerError(RuntimeError):
@@ -138,7 +113,7 @@ def launch(
         if monitor:
             names = [f"worker {index}" for index in range(len(programs))]
             name = getattr(function, "__qualname__", repr(function))
-            watched = places.enter_context(_watch(name, "workers", names))
+            watched = places.enter_context(watching.watched(name, "workers", names))
             programs, ended = watched.programs(programs), watched.ended
         with Job(programs, on_line or _printed, start=start) as job:
             failure = _outcome(job, timeout, ended)

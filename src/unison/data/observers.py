@@ -1,0 +1,8 @@
+"""Observers of datasets, which rooms above register before a dataset is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: Called whenever a dataset is made: others may take datasets then.
+when_made: list[Callable[[], None]] = []

@@ -1,0 +1,73 @@
+"""Hooks of rooms below that rooms above serve, which are imported when a hook is called."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from unison.data.observers import when_made
+from unison.runtime.launching.watching import Watched, watch_by
+from unison.strategies.keras_additions import when_keras_is_imported
+from unison.strategies.observing import strategy_observers
+from unison.strategies.scope_observers import observe_scopes
+
+
+def register() -> None:
+    """Registers all of them, for `unison/__init__.py`."""
+    watch_by(_watched)
+    observe_scopes(_KerasOnDemand())
+    when_keras_is_imported(_add_to_keras)
+    when_made.append(_let_keras_take_datasets)
+    strategy_observers.append(_start_monitoring)
+
+
+class _KerasOnDemand:
+    """Brings in `unison.keras` with the first scope of a program that uses Keras."""
+
+    def opened(self) -> None:
+        if "keras" in sys.modules:
+            importlib.import_module("unison.keras")
+
+    def closed(self) -> None:
+        fails_anyway = sys.exc_info()[0] is not None
+        if "keras" in sys.modules and "unison.keras" not in sys.modules and not fails_anyway:
+            raise RuntimeError(
+                "Keras was imported for the first time inside strategy.scope(), too late for the "
+                "strategy to see what was built there. Import keras before the scope is entered."
+            )
+
+
+def _add_to_keras() -> None:
+    """Brings backups, whole files and elastic loops to Keras, once `unison.keras` is there."""
+    from unison.runtime.elastic import is_elastic_worker
+
+    importlib.import_module("unison.train.keras_backup")
+    importlib.import_module("unison.saving.keras_files")
+    if is_elastic_worker():
+        importlib.import_module("unison.train.keras_elastic")
+
+
+def _let_keras_take_datasets() -> None:
+    """Brings in Keras' loops over datasets, with the first dataset of a program that uses Keras."""
+    backend = getattr(sys.modules.get("keras"), "backend", None)
+    if backend is not None and backend.backend() == "jax":
+        with contextlib.suppress(ValueError):  # another thread was first
+            when_made.remove(_let_keras_take_datasets)
+        from unison.keras.datasets import teach_keras
+
+        teach_keras()
+
+
+def _watched(program: str, kind: str, workers: Sequence[str]) -> Watched:
+    from unison.monitoring.launcher import Monitored
+
+    return Monitored(program, kind, workers)
+
+
+def _start_monitoring(strategy: Any) -> None:
+    from unison.monitoring import start_if_asked
+
+    start_if_asked(strategy)

@@ -1,0 +1,104 @@
+"""Public names of packages that are loaded when they are first used.
+
+Importing all of Unison takes about 0.3 s beyond `import jax`; `import unison` leaves that to the
+first use. A package lists its names in its stub, `__init__.pyi`, which type checkers, editors and
+the reference read, too:
+
+    import package.submodule  # an attribute of the package, not in `__all__`
+    from package.module import Name as Name  # in `__all__`
+
+and its `__init__.py` attaches them:
+
+    __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
+
+Sources: PEP 562, and `lazy_loader.attach_stub` of scientific Python (its SPEC 1).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def attach_stub(
+    package: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns the `__getattr__`, the `__dir__` and the `__all__` of a package.
+
+    A name is imported when it is first used, by one thread or by several at once, and is an
+    ordinary attribute from then on.
+
+    Args:
+        package: The `__name__` of the package.
+        file: The `__file__` of its `__init__.py`, beside which the stub lies.
+
+    Raises:
+        ImportError: If there is no stub.
+    """
+    try:
+        stub = Path(file).with_name("__init__.pyi").read_text("utf-8")
+    except OSError as error:
+        raise ImportError(
+            f"The names of {package} are listed in its __init__.pyi, which cannot be read: "
+            f"{error}. Install Unison again, or bring this file along where it is bundled.",
+            name=package,
+        ) from error
+    statements = ast.parse(stub).body
+    public = dict(_exported_names(statements, package))
+    origins = {**_submodules(statements, package), **public}
+
+    def load(name: str) -> Any:
+        if name not in origins:
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}",
+                name=name,
+                obj=sys.modules.get(package),
+            )
+        module, attribute = origins[name]
+        value: Any = importlib.import_module(module)
+        if attribute:
+            value = getattr(value, attribute)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *origins})
+
+    return load, names, sorted(public)
+
+
+#: The module that defines a name, and its name there; an empty one for the module itself.
+_Origin = tuple[str, str]
+
+
+def _exported_names(statements: list[ast.stmt], package: str) -> Iterator[tuple[str, _Origin]]:
+    """Yields the names that are imported `as` such: the form in which a stub exports them."""
+    for statement in statements:
+        if not isinstance(statement, ast.ImportFrom) or statement.module is None:
+            continue
+        for alias in statement.names:
+            if alias.asname is None:
+                continue
+            if statement.module == package:
+                yield alias.asname, (f"{package}.{alias.name}", "")
+            else:
+                yield alias.asname, (statement.module, alias.name)
+
+
+def _submodules(statements: list[ast.stmt], package: str) -> dict[str, _Origin]:
+    """Returns the direct submodules that are imported by their full names."""
+    modules = [
+        alias.name
+        for statement in statements
+        if isinstance(statement, ast.Import)
+        for alias in statement.names
+    ]
+    return {
+        module.rpartition(".")[2]: (module, "")
+        for module in modules
+        if module.rpartition(".")[0] == package
+    }

@@ -1,0 +1,51 @@
+"""Observers of scopes: what acts while the scope of any strategy is open."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class ScopeObserver(Protocol):
+    """Something that acts while scopes are open, in any thread."""
+
+    def opened(self) -> None:
+        """The first scope has been opened."""
+
+    def closed(self) -> None:
+        """The last scope has been closed."""
+
+
+_observers: list[ScopeObserver] = []
+_open_scopes = 0
+_scopes_lock = threading.RLock()
+
+
+def observe_scopes(observer: ScopeObserver) -> None:
+    """Tells `observer` when the first scope opens (or that one is), and when the last closes."""
+    with _scopes_lock:
+        _observers.append(observer)
+        if _open_scopes:
+            observer.opened()
+
+
+@contextlib.contextmanager
+def observed_scope() -> Iterator[None]:
+    """Counts a scope as open, for the observers."""
+    global _open_scopes
+    with _scopes_lock:
+        _open_scopes += 1
+        if _open_scopes == 1:
+            # Over a copy: an observer may bring another one, which is told at once.
+            for observer in _observers.copy():
+                observer.opened()
+    try:
+        yield
+    finally:
+        with _scopes_lock:
+            _open_scopes -= 1
+            if not _open_scopes:
+                for observer in reversed(_observers):
+                    observer.closed()

@@ -1,0 +1,233 @@
+"""What an import loads, and that public names are there when they are used."""
+
+import ast
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from subprocess_program import run_program
+
+PACKAGE = Path(__file__).parents[2] / "src" / "unison"
+
+#: The packages that load their names when they are used.
+LAZY = sorted(
+    ".".join(stub.parent.relative_to(PACKAGE.parent).parts)
+    for stub in PACKAGE.rglob("__init__.pyi")
+)
+
+#: What `import unison` loads of Unison: what is registered with other rooms, and the log.
+OF_UNISON = {
+    "unison",
+    "unison.data",
+    "unison.data.observers",
+    "unison.hooks",
+    "unison.lazy_loader",
+    "unison.runtime",
+    "unison.runtime.launching",
+    "unison.runtime.launching.watching",
+    "unison.runtime.logs",
+    "unison.strategies",
+    "unison.strategies.keras_additions",
+    "unison.strategies.observing",
+    "unison.strategies.scope_observers",
+}
+
+#: What `import unison.tf` loads beyond that: what it changes in JAX, and registers.
+OF_THE_FACE = {
+    "unison.references",
+    "unison.tf",
+    "unison.tf.dtypes",
+    "unison.tf.missing",
+    "unison.tf.patches",
+    "unison.tf.random_stream",
+    "unison.tf.tensor_spec",
+    "unison.train",
+    "unison.train.random_state",
+}
+
+
+def answer_of(program: str, **options) -> object:
+    """What a program prints as JSON, in a fresh process."""
+    finished = run_program(program, **options)
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a statement loads which `import jax` does not, without Python's own."""
+    program = f"""
+import jax, json, sys
+before = set(sys.modules)
+{statement}
+new = set(sys.modules) - before
+print(json.dumps([name for name in new if name.split(".")[0] not in sys.stdlib_module_names]))
+"""
+    return set(answer_of(program))
+
+
+def test_importing_unison_loads_jax_and_a_few_small_modules():
+    assert loaded_by("import unison") == OF_UNISON
+
+
+def test_importing_the_face_loads_what_it_changes_and_registers():
+    assert loaded_by("import unison.tf") == OF_UNISON | OF_THE_FACE
+
+
+def test_importing_the_face_loads_no_server_of_pythons_and_no_processes():
+    heavy = ("http.server", "multiprocessing", "socketserver", "ssl")
+    program = f"""
+import jax, json, sys
+before = set(sys.modules)
+import unison.tf
+print(json.dumps([name for name in {heavy} if name in set(sys.modules) - before]))
+"""
+    assert answer_of(program) == []
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_each_name_of_a_stub_is_an_attribute(package):
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        getattr(module, name)
+    assert set(module.__all__) <= set(dir(module))
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_no_name_that_is_loaded_later_is_that_of_another_file(package):
+    """Importing the file would put the module in the name's place."""
+    module = importlib.import_module(package)
+    folder = Path(module.__file__).parent
+    files = {file.stem for file in folder.glob("*.py")} | {
+        file.parent.name for file in folder.glob("*/__init__.py")
+    }
+    taken = {name: getattr(module, name) for name in files & set(module.__all__)}
+    assert {name: f"{package}.{name}" for name in taken} == {
+        name: getattr(value, "__name__", value) for name, value in taken.items()
+    }
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_a_stub_names_only_what_is_imported(package):
+    stub = PACKAGE.parent.joinpath(*package.split("."), "__init__.pyi").read_text()
+    kinds = {type(statement).__name__ for statement in ast.parse(stub).body}
+    assert kinds <= {"Import", "ImportFrom", "AnnAssign", "FunctionDef"}
+
+
+def test_threads_that_use_names_for_the_first_time_at_once_get_the_same_ones():
+    program = """
+import json, random, sys, threading
+import unison, unison.tf
+packages = [unison, unison.tf, unison.data, unison.train, unison.strategies, unison.runtime]
+names = [(package, name) for package in packages for name in package.__all__]
+start = threading.Barrier(8)
+found, errors = [], []
+
+def use(seed):
+    order = random.Random(seed).sample(names, len(names))
+    start.wait()
+    try:
+        found.append({(p.__name__, name): getattr(p, name) for p, name in order})
+    except BaseException as error:
+        errors.append(repr(error))
+
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=use, args=(seed,)) for seed in range(8)]
+[thread.start() for thread in threads]
+[thread.join(90) for thread in threads]
+same = all(one[key] is found[0][key] for one in found for key in found[0])
+print(json.dumps([errors, len(found), same]))
+"""
+    assert answer_of(program, timeout=110) == [[], 8, True]
+
+
+def test_a_star_imports_all_public_names():
+    program = """
+import json, unison
+names = {}
+exec("from unison import *", names)
+print(json.dumps([name for name in unison.__all__ if name not in names]))
+"""
+    assert answer_of(program, imported=("jax",)) == []
+
+
+def test_names_are_listed_before_they_are_loaded():
+    program = """
+import json, sys, unison
+names = dir(unison)
+loaded = "unison.data.dataset" in sys.modules
+print(json.dumps(["MirroredStrategy" in names, "data" in names, loaded]))
+"""
+    assert answer_of(program, imported=("jax",)) == [True, True, False]
+
+
+def test_help_shows_what_is_loaded_later():
+    program = """
+import json, pydoc, unison
+text = pydoc.plain(pydoc.render_doc(unison))
+print(json.dumps(["class MirroredStrategy(" in text, "all_reduce(" in text]))
+"""
+    assert answer_of(program, imported=("jax",)) == [True, True]
+
+
+def test_a_name_that_is_loaded_later_is_unpickled_in_a_fresh_process():
+    program = """
+import json, pickle, cloudpickle, subprocess, sys, unison, unison.tf as tf
+things = (unison.MirroredStrategy, unison.data.Dataset, tf.reduce_sum, tf.TensorSpec([2], "int32"))
+for dumps in (pickle.dumps, cloudpickle.dumps):
+    assert pickle.loads(dumps(things)) == things
+read = "import pickle, sys; print(len(pickle.load(sys.stdin.buffer)))"
+done = subprocess.run([sys.executable, "-c", read], input=pickle.dumps(things), capture_output=True)
+print(json.dumps([done.stdout.decode().strip(), done.stderr.decode()]))
+"""
+    assert answer_of(program, imported=("jax",), timeout=90) == ["4", ""]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import unison.tf as tf\nDense = tf.keras.layers.Dense",
+        "from unison.tf import keras\nDense = keras.layers.Dense",
+        "import unison.tf.keras\nDense = unison.tf.keras.layers.Dense",
+        "import unison.tf.keras.layers as layers\nDense = layers.Dense",
+        "from unison.tf.keras.layers import Dense",
+    ],
+    ids="attribute from-package module module-below from-module".split(),
+)
+def test_keras_is_found_in_the_face_however_it_is_written(program):
+    source = f"import json\n{program}\nprint(json.dumps(Dense(3).units))"
+    assert answer_of(source, imported=("jax",), timeout=90) == 3
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    import unison
+
+    with pytest.raises(AttributeError, match="module 'unison' has no attribute 'MiroredStrategy'"):
+        unison.MiroredStrategy  # noqa: B018
+
+
+def test_a_name_that_does_not_exist_cannot_be_imported():
+    with pytest.raises(ImportError, match="cannot import name 'MiroredStrategy' from 'unison'"):
+        exec("from unison import MiroredStrategy")
+
+
+def test_a_package_without_its_stub_says_what_is_missing(tmp_path):
+    from unison.lazy_loader import attach_stub
+
+    with pytest.raises(ImportError, match=r"names of package are listed in its __init__\.pyi"):
+        attach_stub("package", str(tmp_path / "__init__.py"))
+
+
+def test_the_state_of_the_random_stream_is_restored_before_it_is_used():
+    program = """
+import json, sys
+import unison.tf as tf
+from unison.train import random_state
+loaded = "unison.tf.random" in sys.modules
+random_state.set_of_libraries({"tf.random": {"seed": 7, "draws": 3, "of_programs": None}})
+continued = tf.random.uniform([2]).tolist()
+tf.random.set_seed(7)
+print(json.dumps([loaded, continued == [tf.random.uniform([2]).tolist() for _ in range(4)][3]]))
+"""
+    assert answer_of(program, imported=("jax",)) == [False, True]
