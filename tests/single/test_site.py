@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from public_api import PACKAGES
 from single.test_house import FLOORS
 from unison import cli
 from unison.cli import bench
@@ -44,22 +45,6 @@ INTERNAL_ERRORS = {
     "RefusedError",
     "WantsBatchError",
 }
-ROOMS = (
-    "unison",
-    "unison.compression",
-    "unison.data",
-    "unison.elastic",
-    "unison.keras",
-    "unison.monitoring",
-    "unison.parameter_server",
-    "unison.planning",
-    "unison.profiling",
-    "unison.runtime",
-    "unison.runtime.cluster_resolvers",
-    "unison.saving",
-    "unison.testing",
-    "unison.train",
-)
 
 
 def pages() -> list[Path]:
@@ -266,7 +251,7 @@ def referred_to() -> set[str]:
     return set(REFERENCE.findall(pages))
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", PACKAGES)
 def test_every_public_name_of_a_room_is_in_the_reference(room):
     reference = referred_to()
     module = importlib.import_module(room)
