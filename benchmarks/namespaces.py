@@ -71,12 +71,15 @@ class Host:
         return {"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}
 
 
+#: A link that limits nothing.
+UNLIMITED = Link()
+
 #: This machine, as its own processes reach it.
 THIS_MACHINE = Host("127.0.0.1")
 
 
 @functools.cache
-def what_is_missing(link: Link = Link()) -> str | None:
+def what_is_missing(link: Link = UNLIMITED) -> str | None:
     """Returns why no hosts with such links can be made here; None if they can."""
     programs = [name for name in ("ip", "tc", "unshare") if not shutil.which(name)]
     if programs:
@@ -91,7 +94,7 @@ def what_is_missing(link: Link = Link()) -> str | None:
 
 
 @contextlib.contextmanager
-def hosts(count: int, link: Link = Link()) -> Iterator[list[Host]]:
+def hosts(count: int, link: Link = UNLIMITED) -> Iterator[list[Host]]:
     """Makes hosts that reach each other, and nothing else.
 
     In the end all that runs in them is killed, and they are removed. Those that a killed process

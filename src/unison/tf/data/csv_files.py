@@ -84,7 +84,7 @@ class CsvDataset(Dataset):
 def _column(place: int, default: Any) -> Column:
     """Returns the column of what a user says of it: a dtype, an empty tensor, or a value."""
     if isinstance(default, dtypes.DType | type | np.dtype):
-        dtype = np.dtype(dtypes.as_dtype(default).as_numpy_dtype)
+        dtype: np.dtype = np.dtype(dtypes.as_dtype(default).as_numpy_dtype)
         return Column(place, dtype)
     leaf = leaf_of(default)
     values = np.atleast_1d(np.array(leaf, object) if isinstance(leaf, bytes) else leaf)
