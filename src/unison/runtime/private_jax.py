@@ -18,31 +18,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+# Each with what would have to be public instead.
 # `core`: the trace in which a thread computes. A gradient tape puts its own in its place between
-# two Python statements; JAX's public transformations take a function instead.
-# `ad`, `ad_util`, `pe`: the rules of linearization and transposition, which `jax.vjp` applies to
-# a function.
-# `api_util`, `source_info_util`: what the two want to be told for error messages. The last also has
-# the named scopes of an equation, which one that takes its place is to keep.
+# two Python statements; JAX's public transformations take a function instead. Public would be a
+# trace that is switched on and off. Also what type JAX gives an object, see `dtypes`.
+# `LinearizeTrace` and what else is imported from `ad`, `DynamicJaxprTrace`: the traces by which
+# `jax.linearize` and `jax.vjp` follow a function, and the transposition of what they record.
+# Public would be the same of values, in two halves: record, and pull back.
+# `api_util`: what these want to be told for error messages.
 # `dtypes`: what an argument of a jitted function may be. JAX lets a type in as a tree of arrays by
-# public means, but not as an array: a variable would be no leaf in `jax.tree` any more.
+# public means, but not as an array: a variable would be no leaf in `jax.tree` any more. Public
+# would be `__jax_array__` for arguments of jitted functions.
 # `distributed`: the client of the coordination service, by which processes tell each other what no
 # collective can, since one of them may not come. What is public starts the service and ends it.
+# Public would be its key-value store and barriers.
 # `xla_bridge`: whether XLA already runs decides if devices and threads can still be chosen. Every
 # public call that could tell (`jax.devices`, `jax.extend.backend.backends`) starts the backend in
 # order to answer. It also makes the client of the CPU, and `jaxlib._jax` its collectives, whose
 # address no option of JAX sets: they listen where the machine's own name leads. `config`: whether
-# these collectives are wanted.
+# these collectives are wanted. Public would be a question that starts nothing, and the address.
 # `export`: what a program that was exported may call, and its tables, which are checked before JAX
-# decodes them. Its module is read in a context that has all the dialects that JAX writes (`mlir`).
+# decodes them. Public would be a `jax.export.deserialize` for files that nobody trusts.
 # `callback`, `debugging`: their loggers are where an error of a function of the host is before XLA
 # makes text of it. `dispatch`: the tokens of programs that have failed so, which JAX would raise
-# again at the end of the process.
-# The parameters of a scan's equation are no API either; they are read here, as they have changed.
+# again at the end of the process. Public would be that error as the cause of XLA's.
 # `xla_client`: a second client of the CPU, with as many devices as a plan asks for; JAX's own has
-# as many as the process was started with.
+# as many as the process was started with. Public would be topologies of CPUs to compile for.
+# The parameters of a scan's equation are no API either; they are read here, as they have changed.
 from jax._src import (
-    ad_util,
     api_util,
     callback,
     config,
@@ -51,13 +54,30 @@ from jax._src import (
     dispatch,
     distributed,
     dtypes,
-    source_info_util,
     xla_bridge,
 )
-from jax._src.interpreters import ad
-from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters.ad import (
+    LinearizeTrace,
+    LinearizeTracer,
+    NullAccum,
+    ValAccum,
+    backward_pass3,
+)
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+from jax.core import Tracer, eval_jaxpr
+from jax.extend import source_info_util
 from jax.extend.backend import register_backend_factory
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    Primitive,
+    Var,
+    new_jaxpr_eqn,
+    no_effects,
+)
+from jax.interpreters import ad, mlir
+from jax.interpreters.partial_eval import dce_jaxpr
 from jaxlib import _jax, xla_client
 
 
@@ -173,8 +193,6 @@ def module_of_exported(exported: Any) -> Iterator[Any]:
     Raises:
         ValueError: It names a size that no memory has.
     """
-    from jax._src.interpreters import mlir
-
     with mlir.make_ir_context():
         try:
             module = exported.mlir_module(serialized=False)
@@ -258,7 +276,7 @@ def let_jax_take(kind: type, value_of: Callable[[Any], jax.Array]) -> None:
 
     In `jax.tree` the instance is a leaf.
     """
-    core.pytype_aval_mappings[kind] = lambda instance: core.typeof(value_of(instance))
+    core.pytype_aval_mappings[kind] = lambda instance: jax.typeof(value_of(instance))
     # Where operations run at once.
     dtypes.register_canonicalize_value_handler(kind, value_of)
     # Where they are traced: JAX asks its symbolic sizes by this name for their values.
@@ -305,7 +323,7 @@ def constant_value(array: Any, input_value: Callable[[Any], Any] = lambda tracer
 
     def value_of(value: Any) -> Any:
         value = core.full_lower(value)
-        if not isinstance(value, core.Tracer):
+        if not isinstance(value, Tracer):
             return value
         equation = getattr(value, "parent", None)
         if equation is None and (known := input_value(value)) is not None:
@@ -360,7 +378,7 @@ class _Following:
     def to_primal_tangent_pair(self, value: Any) -> tuple[Any, Any]:
         """What JAX's rules ask for an operand."""
         tangent = self.tangent_of(value)
-        return value, ad_util.p2tz(value) if tangent is None else tangent
+        return value, ad.Zero(jax.typeof(value).to_tangent_aval()) if tangent is None else tangent
 
     def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
         if self._closes_over_followed(params):
@@ -404,7 +422,7 @@ class _Following:
         program = jax.make_jaxpr(stage)(*values)
         if any(self.tangent_of(constant) is not None for constant in program.consts):
             with core.set_current_trace(self):
-                results = core.eval_jaxpr(program.jaxpr, program.consts, *values)
+                results = eval_jaxpr(program.jaxpr, program.consts, *values)
             return structure.update(results)
         results = super().process_shard_map(primitive, fun, values, **params)  # type: ignore[misc]
         return results.map(lambda result: self._plain(result, values))
@@ -428,7 +446,7 @@ class _Following:
             )
         program = params["jaxpr"]
         with core.set_current_trace(self):
-            return core.eval_jaxpr(program.jaxpr, program.consts, *values)
+            return eval_jaxpr(program.jaxpr, program.consts, *values)
 
     def _plain(self, result: Any, operands: Any) -> Any:
         """Returns what an operation results in as an ordinary value, and follows it."""
@@ -469,10 +487,10 @@ def _constants_of(program: Any) -> list[Any]:
     return _constants[program]
 
 
-class _LinearizingTrace(_Following, ad.LinearizeTrace):
+class _LinearizingTrace(_Following, LinearizeTrace):
     """Follows values by a linear program from the tangents of sources to theirs."""
 
-    tracer_type = ad.LinearizeTracer
+    tracer_type = LinearizeTracer
     #: Makes a source of a value that is not followed; None: it is a constant.
     new_source: Callable[[Any], Any] | None = None
 
@@ -491,7 +509,7 @@ class _LinearizingTrace(_Following, ad.LinearizeTrace):
             tangents = [self.tangent_of(value) for value in values]
             tangents = [tangent for tangent in tangents if tangent is not None]
             try:
-                types = tuple(map(core.typeof, values))
+                types = tuple(map(jax.typeof, values))
                 results = primitive.bind_with_trace(self.parent_trace, values, types, params)
             except Exception:
                 raise error from None
@@ -503,28 +521,28 @@ class _LinearizingTrace(_Following, ad.LinearizeTrace):
         if not tangents or not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
         with core.set_current_trace(self.tangent_trace):
-            tangent_type = core.typeof(value).to_tangent_aval()
+            tangent_type = jax.typeof(value).to_tangent_aval()
             tangent = _no_derivative.bind(*tangents, tangent_type=tangent_type, why=why)
-        return ad.LinearizeTracer(self, value, tangent)
+        return LinearizeTracer(self, value, tangent)
 
     def follow_by(self, pull: Callable[..., Any], values: Any, results: Any) -> None:
         """Follows `results`, whose cotangents `pull` takes to those of `values`."""
         tangents = [self.to_primal_tangent_pair(value)[1] for value in values]
-        are_zero = [isinstance(tangent, ad_util.Zero) for tangent in tangents]
+        are_zero = [isinstance(tangent, ad.Zero) for tangent in tangents]
         if all(are_zero):
             return
         with core.set_current_trace(self.tangent_trace):
             followed = _custom_gradient.bind(
-                *(tangent for tangent in tangents if not isinstance(tangent, ad_util.Zero)),
+                *(tangent for tangent in tangents if not isinstance(tangent, ad.Zero)),
                 pull=pull,
                 are_zero=tuple(are_zero),
-                tangent_types=tuple(core.typeof(result).to_tangent_aval() for result in results),
+                tangent_types=tuple(jax.typeof(result).to_tangent_aval() for result in results),
             )
         for result, tangent in zip(results, followed, strict=True):
             self.follow(result, tangent)
 
 
-_no_derivative = core.Primitive("no_derivative")
+_no_derivative = Primitive("no_derivative")
 _no_derivative.def_abstract_eval(lambda *tangents, tangent_type, why: tangent_type)
 
 
@@ -535,7 +553,7 @@ def _refuse_derivative(cotangent: Any, *tangents: Any, tangent_type: Any, why: s
 ad.primitive_transposes[_no_derivative] = _refuse_derivative
 
 #: What the tangents of results are of those of values, of which only the transpose is known.
-_custom_gradient = core.Primitive("custom_gradient")
+_custom_gradient = Primitive("custom_gradient")
 _custom_gradient.multiple_results = True
 _custom_gradient.def_abstract_eval(lambda *tangents, tangent_types, **params: tangent_types)
 
@@ -629,7 +647,7 @@ def _replace(trace: Any, other: Any) -> None:
         core.trace_ctx.set_trace(other)
         return
     above: Any = core.trace_ctx.trace
-    while above is not None and not isinstance(above, pe.DynamicJaxprTrace):
+    while above is not None and not isinstance(above, DynamicJaxprTrace):
         below = getattr(above, "parent_trace", None)
         if below is trace:
             above.parent_trace = other
@@ -653,7 +671,7 @@ class Recording(_TraceSwitch):
     def __init__(self, follows_all: bool = False) -> None:
         self._debug_info = api_util.debug_info("gradient tape", lambda x: x, (0.0,), {})
         self._source_info = source_info_util.current()
-        self._tangent_trace = pe.DynamicJaxprTrace(self._debug_info, auto_dce=True)
+        self._tangent_trace = DynamicJaxprTrace(self._debug_info, auto_dce=True)
         self._tangent_trace.tag = core.TraceTag()
         trace = _LinearizingTrace(core.trace_ctx.trace, self._tangent_trace, True)
         trace.new_source = self.new_source if follows_all else None
@@ -662,7 +680,7 @@ class Recording(_TraceSwitch):
 
     def new_source(self, like: Any) -> Any:
         """Returns a source of values of the type of `like`."""
-        tangent_type = core.typeof(like).to_tangent_aval()
+        tangent_type = jax.typeof(like).to_tangent_aval()
         return self._tangent_trace.new_arg(tangent_type, self._source_info)
 
     def follow(self, value: Any, source: Any) -> Any:
@@ -713,7 +731,7 @@ class Recording(_TraceSwitch):
         program = _with_constants(program, residuals)
         cut = {constant.val for constant in constants}
         program, inputs = _with_inputs_at(program, [source.val for source in sources], cut)
-        program, _ = pe.dce_jaxpr(program, [True] * len(program.outvars))
+        program, _ = dce_jaxpr(program, [True] * len(program.outvars))
         if self._unknown.intersection(program.invars):
             return None
         wanted = set(inputs)
@@ -727,17 +745,17 @@ class Recording(_TraceSwitch):
             for variable in equation.outvars
         )
 
-        def absent(total: ad_util.Zero) -> Any:
+        def absent(total: ad.Zero) -> Any:
             return total.instantiate() if is_empty else None
 
         def pull(cotangents: Sequence[Any]) -> list[Any]:
             sums = {
-                variable: (ad.ValAccum if variable in wanted else ad.NullAccum)(kind)
+                variable: (ValAccum if variable in wanted else NullAccum)(kind)
                 for variable, kind in types.items()
             }
-            ad.backward_pass3(program, True, residuals, list(sums.values()), list(cotangents))
+            backward_pass3(program, True, residuals, list(sums.values()), list(cotangents))
             totals = [sums[variable].freeze() if variable in sums else None for variable in inputs]
-            return [absent(total) if isinstance(total, ad_util.Zero) else total for total in totals]
+            return [absent(total) if isinstance(total, ad.Zero) else total for total in totals]
 
         return pull
 
@@ -782,7 +800,7 @@ def _between(program: Any, sources: set[Any]) -> Any:
     linear, dependent = set(program.invars), set(sources)
     equations = []
     for equation in program.eqns:
-        variables = {atom for atom in equation.invars if not isinstance(atom, core.Literal)}
+        variables = {atom for atom in equation.invars if not isinstance(atom, Literal)}
         is_linear = not linear.isdisjoint(variables)
         if is_linear:
             linear.update(equation.outvars)
@@ -790,7 +808,7 @@ def _between(program: Any, sources: set[Any]) -> Any:
             equations.append(equation)
             dependent.update(equation.outvars if is_linear else ())
     atoms = [*program.outvars, *(atom for equation in equations for atom in equation.invars)]
-    used = dict.fromkeys(atom for atom in atoms if not isinstance(atom, core.Literal))
+    used = dict.fromkeys(atom for atom in atoms if not isinstance(atom, Literal))
     inputs = [v for v in used if v in linear and (v in sources or v not in dependent)]
     debug_info = program.debug_info.with_unknown_names()
     return program.replace(invars=inputs, eqns=equations, debug_info=debug_info)
@@ -811,7 +829,7 @@ def _with_inputs_at(program: Any, variables: Sequence[Any], cut: set[Any]) -> tu
     renamed: dict[Any, Any] = {}
 
     def now(atom: Any) -> Any:
-        return atom if isinstance(atom, core.Literal) else renamed.get(atom, atom)
+        return atom if isinstance(atom, Literal) else renamed.get(atom, atom)
 
     wanted = (set(variables) | cut) - set(inputs)
     input_of = dict(zip(inputs, inputs, strict=True))
@@ -819,18 +837,16 @@ def _with_inputs_at(program: Any, variables: Sequence[Any], cut: set[Any]) -> tu
         equations.append(equation.replace(invars=[now(atom) for atom in equation.invars]))
         for variable in equation.outvars:
             if variable in wanted:
-                incoming, total = core.Var(variable.aval), core.Var(variable.aval)
+                incoming, total = Var(variable.aval), Var(variable.aval)
                 input_of[variable] = incoming
                 renamed[variable] = incoming if variable in cut else total
                 if variable in cut:
                     continue
                 equations.append(
-                    core.new_jaxpr_eqn(
-                        [variable, incoming], [total], ad_util.add_jaxvals_p, {}, core.no_effects
-                    )
+                    new_jaxpr_eqn([variable, incoming], [total], ad.add_jaxvals_p, {}, no_effects)
                 )
     for variable in wanted - set(input_of):  # not computed any more: nothing depends on it
-        input_of[variable] = core.Var(variable.aval)
+        input_of[variable] = Var(variable.aval)
     outputs = [now(atom) for atom in program.outvars]
     debug_info = program.debug_info.with_unknown_names()
     inputs += [incoming for incoming in input_of.values() if incoming not in input_of]
