@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import http.client
 import json
+import logging
 import math
 import os
 import queue
@@ -747,7 +748,8 @@ def test_what_is_no_request_is_answered_as_such(collector, request_, caplog):
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(request_)
         assert connection.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 501"))
-    assert caplog.messages == []
+    # That the client closed it with more to read is of interest for debugging only.
+    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
 
 
 def test_a_request_without_an_end_is_not_kept(collector):
