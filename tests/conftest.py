@@ -5,6 +5,7 @@ pytest imports a test or, for the doctests, a module of the package.
 """
 
 import gc
+import logging
 import os
 import sys
 from importlib.metadata import version
@@ -72,6 +73,31 @@ def pytest_collection_finish():
     """Leaves out of garbage collections what stays: thousands of tests, and what they import."""
     gc.collect()
     gc.freeze()
+
+
+def process_state():
+    """What tests may change of this process, and those after them would find changed."""
+    import jax
+
+    logger = logging.getLogger("unison")
+    return {
+        "environment": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("JAX_", "KERAS_", "TF_CONFIG", "UNISON_", "XLA_"))
+        },
+        "working directory": os.getcwd(),
+        "JAX's configuration": dict(jax.config.values),
+        "logger": (logger.level, logger.isEnabledFor(logging.DEBUG), logger.propagate),
+    }
+
+
+@pytest.fixture(autouse=True)
+def the_process_is_left_as_it_was():
+    """Fails the test that changes what others rely on, and not the one that relies on it."""
+    before = process_state()
+    yield
+    assert process_state() == before
 
 
 @pytest.fixture

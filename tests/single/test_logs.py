@@ -5,6 +5,7 @@ import io
 import logging
 import textwrap
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,10 +19,13 @@ from unison.runtime import logs
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     logger = logging.getLogger("unison")
-    before = logger.level, logger.propagate, list(logger.handlers)
+    level, filtering = logger.level, jax.config.values["jax_traceback_filtering"]
+    before = logger.propagate, list(logger.handlers)
     monkeypatch.setattr(logs, "_name", "")
     yield
-    logger.level, logger.propagate, logger.handlers[:] = before
+    logger.setLevel(level)
+    logger.propagate, logger.handlers[:] = before
+    jax.config.update("jax_traceback_filtering", filtering)
 
 
 def lines(capsys):

@@ -29,6 +29,7 @@ from unison.parameter_server import (
     messages,
     read_rows,
     shards_of,
+    workers,
 )
 from unison.parameter_server.messages import Connection
 from unison.parameter_server.store import ServerLostError
@@ -282,6 +283,64 @@ def test_a_batch_of_another_shape_makes_another_program(started):
     values = [coordinator.schedule(lambda own: next(own).sum(), args=(iterator,)) for _ in range(3)]
     assert [int(value.fetch()) for value in values] == [6, 22, 17]
     assert coordinator.trace_count == 2
+
+
+def counting_from(first):
+    return lambda: iter(np.arange(first, first + 100))
+
+
+def test_one_program_serves_all_iterators(started):
+    _, coordinator = started(workers=1)
+
+    def step(own, other):
+        return next(own) - next(other)
+
+    def fetched(*iterators):
+        return int(coordinator.schedule(step, args=iterators).fetch())
+
+    ones, tens, thousands = (
+        iter(coordinator.create_per_worker_dataset(counting_from(first))) for first in (1, 10, 1000)
+    )
+    assert fetched(ones, tens) == 1 - 10
+    assert fetched(thousands, ones) == 1000 - 2
+    assert fetched(tens, thousands) == 11 - 1001
+    assert coordinator.trace_count == 1
+    assert fetched(tens, tens) == 12 - 13  # an iterator that is passed twice is one
+    assert coordinator.trace_count == 2
+
+
+def test_an_iterator_gives_batches_to_functions_that_it_is_passed_to(started):
+    _, coordinator = started(workers=1)
+    iterator = iter(coordinator.create_per_worker_dataset(counting_from(0)))
+    with pytest.raises(RuntimeError, match="Pass it to"):
+        next(iterator)
+    coordinator.schedule(lambda: next(iterator))
+    with pytest.raises(RuntimeError, match="Pass it to"):
+        coordinator.join()
+    assert int(coordinator.schedule(lambda own: next(own), args=(iterator,)).fetch()) == 0
+
+
+def test_the_dataset_of_an_iterator_that_is_dropped_is_dropped_everywhere(started):
+    _, coordinator = started(workers=2)
+
+    def total(own):
+        return next(own).sum()
+
+    def inputs():
+        gc.collect()
+        return sum(isinstance(found, workers._Input) for found in gc.get_objects())
+
+    before = inputs()
+    for _ in range(10):
+        iterator = iter(coordinator.create_per_worker_dataset(counting_from(3)))
+        coordinator.fetch([coordinator.schedule(total, args=(iterator,)) for _ in range(4)])
+    coordinator.join()
+    for _ in range(8):  # the workers are told with their next call
+        coordinator.schedule(total, args=(iterator,))
+        coordinator.join()
+    assert len(coordinator._makers) == 1
+    assert inputs() - before <= 2
+    assert coordinator.trace_count == 1
 
 
 def test_a_dataset_that_cannot_be_pickled_is_streamed(started, caplog):

@@ -46,6 +46,17 @@ def test_fit_with_one_worker_equals_fit_on_one_device(started):
     )
 
 
+def test_fit_is_traced_once(started):
+    x, y = examples()
+    strategy, coordinator = started(workers=1)
+    with strategy.scope():
+        model = compiled()
+    for _ in range(3):
+        model.fit(x, y, batch_size=16, verbose=0)
+    assert int(model.optimizer.iterations) == 12
+    assert coordinator.trace_count == 1
+
+
 @pytest.mark.soak  # workers that are threads of one process wait long for each other on few cores
 def test_several_workers_train_with_callbacks_and_validation(started, tmp_path):
     x, y = examples()
