@@ -36,6 +36,7 @@ from unison.parameter_server.programs import (
     WorkerProgram,
     described,
     next_batch,
+    on_workers_only,
 )
 from unison.parameter_server.pulse import Pulse
 from unison.parameter_server.serving import dataset_of
@@ -108,7 +109,7 @@ class _Function:
         call: Calls it, given the arrays among its arguments.
         arguments: Shapes and dtypes of these.
         keeps: What must live as long as it, since its number is found by identity.
-        takes: How many batches it takes of each iterator, as far as is known.
+        takes: How many batches it takes of each of its iterators, as far as is known.
     """
 
     call: Callable[[list[Any]], Any]
@@ -125,7 +126,7 @@ class _Closure:
         number: Its number.
         function: The function's number.
         arrays: The arrays among its arguments.
-        iterators: The iterators among its arguments.
+        iterators: The iterators among its arguments, each once.
         value: What it will return.
         loop: The loop that has scheduled it; see `call_off`.
         has_begun: Whether a worker has taken it: some servers may have applied it already.
@@ -454,10 +455,20 @@ class PerWorkerIterator:
         return self
 
     def __next__(self) -> Any:
-        return next_batch(self.number)
+        raise on_workers_only()
 
     def get_next(self) -> Any:
         """Returns the next batch, in a scheduled function."""
+        return next(self)
+
+
+class _IteratorOfCall(PerWorkerIterator):
+    """What a scheduled function gets for an iterator: it is numbered among those of the call.
+
+    So one program serves all iterators, and keeps none of them.
+    """
+
+    def __next__(self) -> Any:
         return next_batch(self.number)
 
 
@@ -501,7 +512,11 @@ class ClusterCoordinator:
         self._function_numbers: dict[Any, int] = {}
         self._programs: dict[str, WorkerProgram] = {}
         self._programs_by_number: dict[int, WorkerProgram] = {}
-        self._makers: list[Any] = []
+        self._iterator_numbers = itertools.count()
+        #: What makes each dataset that is iterated over, by the iterator's number.
+        self._makers: dict[int, Any] = {}
+        #: The numbers of iterators that nobody has any more.
+        self._dropped: collections.deque[int] = collections.deque()
         self._installed: list[ServerProgram] = []
         self._tracing = threading.RLock()
         self._recovering = threading.Lock()
@@ -666,7 +681,8 @@ class ClusterCoordinator:
         """Returns the number of a function for arguments of this form, and what varies of them."""
         leaves, structure = jax.tree.flatten((args, kwargs))
         placement = self._strategy.placement
-        described_leaves = [self._described_leaf(leaf, placement) for leaf in leaves]
+        iterators: list[PerWorkerIterator] = []
+        described_leaves = [self._described_leaf(leaf, placement, iterators) for leaf in leaves]
         descriptions = tuple(description for description, _ in described_leaves)
         key = (identity(fn), structure, descriptions)
         if key not in self._function_numbers:
@@ -692,17 +708,23 @@ class ClusterCoordinator:
             np.asarray(operand, aval.dtype)
             for operand, aval in zip(varying, self._functions[number].arguments, strict=True)
         ]
-        return number, arrays, [leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)]
+        return number, arrays, iterators
 
     @staticmethod
-    def _described_leaf(leaf: Any, placement: Any) -> tuple[Any, Any]:
+    def _described_leaf(
+        leaf: Any, placement: Any, iterators: list[PerWorkerIterator]
+    ) -> tuple[Any, Any]:
+        """Returns a leaf's description and its operand; adds a new iterator to `iterators`."""
         if isinstance(leaf, RemoteValue):
             raise ValueError(
                 "The result of a scheduled function cannot be the argument of another one: it may "
                 "not be there yet. Fetch it first: coordinator.fetch(value)."
             )
         if isinstance(leaf, PerWorkerIterator):
-            return Static((PerWorkerIterator, leaf.number), leaf), None
+            if leaf not in iterators:
+                iterators.append(leaf)
+            place = iterators.index(leaf)
+            return Static((PerWorkerIterator, place), _IteratorOfCall(place)), None
         if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "SU":
             raise TypeError(
                 "A scheduled function is a compiled program: an array of text has no place in it. "
@@ -713,11 +735,19 @@ class ClusterCoordinator:
 
     def _iterator(self, maker: Any) -> PerWorkerIterator:
         with signals_held:
-            self._makers.append(maker)
-            return PerWorkerIterator(len(self._makers) - 1)
+            iterator = PerWorkerIterator(next(self._iterator_numbers))
+            self._makers[iterator.number] = maker
+        weakref.finalize(iterator, self._dropped.append, iterator.number).atexit = False
+        return iterator
 
     def _maker(self, iterator: int) -> Any:
         return self._makers[iterator]
+
+    def _unused(self, iterators: set[int]) -> list[int]:
+        """Returns which of these iterators nobody has any more; forgets their datasets."""
+        while self._dropped:
+            self._makers.pop(self._dropped.popleft(), None)
+        return [number for number in iterators if number not in self._makers]
 
     def _program(self, function: int, specs: list[Any]) -> WorkerProgram:
         """Returns the program of a function for batches, made if it is new."""
@@ -914,12 +944,14 @@ class _Worker:
         """Sends a call to the worker; returns whether it has got it."""
         connection = self._connection
         assert connection is not None
+        unused = self._coordinator._unused(self._sent)
         try:
             connection.send(
                 "run",
                 closure.arrays,
                 function=closure.function,
                 iterators=[iterator.number for iterator in closure.iterators],
+                unused=unused,
                 closure=closure.number,
                 is_step=self._coordinator.strategy.synchronous,
                 settled=self._coordinator._queue.settled(),
@@ -928,6 +960,9 @@ class _Worker:
             self._running.remove(closure)
             self._on_failure(closure, error)
             return False
+        for iterator in unused:
+            self._sent.remove(iterator)
+            self._streams.pop(iterator, None)
         return True
 
     def _end_first(self) -> None:

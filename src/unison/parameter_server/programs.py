@@ -73,7 +73,7 @@ class WantsBatchError(Exception):
     """A function takes more batches of iterators than it was known to take.
 
     Attributes:
-        counts: How many it takes, by the iterators' numbers.
+        counts: How many it takes, by the iterators' numbers among those that it is called with.
     """
 
     def __init__(self, counts: dict[int, int]):
@@ -112,16 +112,24 @@ class _Batches:
 def next_batch(iterator: int) -> Any:
     """Returns what stands for the next batch of an iterator, in a scheduled function.
 
+    Args:
+        iterator: Its number among those that the function is called with.
+
     Raises:
         RuntimeError: No scheduled function is being traced.
     """
     batches = getattr(_thread, "batches", None)
     if batches is None:
-        raise RuntimeError(
-            "The iterator of a per-worker dataset gives batches on the workers only. Pass it to "
-            "coordinator.schedule(fn, args=(iterator,)), and call next(iterator) in fn."
-        )
+        raise on_workers_only()
     return batches.take(iterator)
+
+
+def on_workers_only() -> RuntimeError:
+    """Returns the error about an iterator that is asked for a batch by the coordinator."""
+    return RuntimeError(
+        "The iterator of a per-worker dataset gives batches on the workers only. Pass it to "
+        "coordinator.schedule(fn, args=(iterator,)), and call next(iterator) in fn."
+    )
 
 
 def is_tracing() -> bool:

@@ -27,6 +27,7 @@ from unison.parameter_server.compressed import Encoding
 from unison.parameter_server.messages import Connection, Message, NoRoomError, operand
 from unison.parameter_server.programs import described
 from unison.parameter_server.store import Request, ServerLostError, Shard, Store, Wanted
+from unison.program.recently_used import RecentlyUsed
 
 #: The dtype of rows' numbers.
 _INDEX = np.dtype(np.int64)
@@ -43,7 +44,8 @@ class _Program:
         self.number: int = message["program"]
         self.run = _loaded(message.arrays[0])
         self.lookups = _loaded(message.arrays[1]) if about["tables"] else None
-        self.batches: list[tuple[int, int]] = [(i, n) for i, n in about["batches"]]
+        #: How many batches it takes of which of the call's iterators.
+        self.batches: list[tuple[int, int]] = [(place, n) for place, n in about["batches"]]
         #: Whether which rows are looked up depends on the values of variables.
         self.lookups_need_values: bool = about["lookups_need_values"]
         #: How many outputs are results and operands of host calls, and how many of them the latter.
@@ -108,12 +110,12 @@ class ClosureWorker:
         self._index = index
         self._make_batches = make_batches
         self._inputs: dict[int, _Input] = {}
-        self._programs: dict[str, _Program] = {}
+        self._programs: RecentlyUsed[str, _Program] = RecentlyUsed()
         self._asked: queue.Queue[Message | Exception] = queue.Queue()
         self._answers: queue.Queue[Message | Exception] = queue.Queue()
         #: The next call, if what it wants to see has come with the answer to the last push.
         self._ready: _Call | None = None
-        #: How many batches of each iterator a function takes, as far as is known.
+        #: How many batches a function takes of each of its iterators, as far as is known.
         self._takes: dict[int, dict[int, int]] = {}
 
     def serve(self) -> None:
@@ -209,6 +211,8 @@ class ClosureWorker:
     # -- running --------------------------------------------------------------------------------
 
     def _run(self, message: Message) -> None:
+        for iterator in message["unused"]:
+            self._inputs.pop(iterator, None)
         call, self._ready = self._ready, None
         waited = self._store.waited_seconds
         if call is None or call.message is not message:
@@ -216,8 +220,8 @@ class ClosureWorker:
             self._see(call)
         program = call.program
         running = program.run(call.arrays, call.dense, call.rows, call.places)
-        for iterator, count in program.batches:
-            self._inputs[iterator].drop(count)
+        for place, count in program.batches:
+            self._inputs[message["iterators"][place]].drop(count)
         is_step = message["is_step"]
         following = None if is_step else self._following(message)  # while the program runs
         outputs = _on_host(running)
@@ -293,12 +297,12 @@ class ClosureWorker:
         self, function: int, iterators: Sequence[int]
     ) -> tuple[str, list[np.ndarray], list[Any]]:
         """Returns by what the program for the next batches is found, their leaves, and kinds."""
-        takes = self._takes.setdefault(function, dict.fromkeys(iterators, 1))
+        takes = self._takes.setdefault(function, dict.fromkeys(range(len(iterators)), 1))
         specs = []
         leaves: list[np.ndarray] = []
-        for iterator, count in takes.items():
-            for structure, own in self._inputs[iterator].peek(count):
-                specs.append([iterator, structure, [[leaf.dtype.name, leaf.shape] for leaf in own]])
+        for place, count in takes.items():
+            for structure, own in self._inputs[iterators[place]].peek(count):
+                specs.append([place, structure, [[leaf.dtype.name, leaf.shape] for leaf in own]])
                 leaves += own
         return json.dumps([function, specs]), leaves, specs
 
@@ -308,16 +312,17 @@ class ClosureWorker:
         """Returns the program for the batches that come next, and their leaves."""
         while True:
             key, leaves, specs = self._upcoming(function, iterators)
-            if key in self._programs:
-                return self._programs[key], leaves
+            program = self._programs.get(key)
+            if program is not None:
+                return program, leaves
             answer = self._ask("program", function=function, batches=specs)
             if answer.kind == "take more":
-                counts = {int(iterator): count for iterator, count in answer["counts"].items()}
+                counts = {int(place): count for place, count in answer["counts"].items()}
                 self._takes[function].update(counts)
             elif answer.kind == "cancel":
                 raise RuntimeError("The coordinator could not make a program for this call.")
             else:
-                self._programs[key] = _Program(answer)
+                self._programs.keep(key, _Program(answer))
 
     def _pushes(self, call: _Call, crossing: Sequence[np.ndarray]) -> dict[int, Request]:
         """Returns what is pushed to each server."""
