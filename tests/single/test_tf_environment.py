@@ -42,13 +42,15 @@ def test_functions_run_eagerly_when_told():
 
 
 def test_the_precision_of_products_can_be_chosen():
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    before = jax.config.jax_default_matmul_precision
     try:
+        tf.config.experimental.enable_tensor_float_32_execution(False)
         assert not tf.config.experimental.tensor_float_32_execution_enabled()
         assert jax.config.jax_default_matmul_precision == "highest"
-    finally:
         tf.config.experimental.enable_tensor_float_32_execution(True)
-    assert tf.config.experimental.tensor_float_32_execution_enabled()
+        assert tf.config.experimental.tensor_float_32_execution_enabled()
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
 
 
 def test_determinism_is_asked_of_xla():
