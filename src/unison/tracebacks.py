@@ -140,6 +140,15 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     ]
 
 
+def last_user_frame(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback of the innermost frame of `trace` that is none of a library."""
+    frames = _Frames(trace)
+    for each, is_hidden in zip(reversed(frames.traces), reversed(frames.are_hidden), strict=True):
+        if not is_hidden:
+            return TracebackType(None, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return None
+
+
 class _Frames:
     """The frames of a traceback, outermost first, and which of them are the libraries'."""
 

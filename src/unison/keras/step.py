@@ -48,6 +48,7 @@ from unison.program import (
     cell_spec,
     compile_replicas,
     divide,
+    numerics,
 )
 from unison.program.alone import alone, compile_alone, piece_on
 from unison.program.host_errors import errors_of_callbacks
@@ -233,6 +234,8 @@ class CompiledStep:
         placement = self._strategy.placement
         if self._strategy.group is not None:
             self._arriving = [batch]
+        # Steps that run together are one operation, in which nothing could be found.
+        may_wait = may_wait and not numerics.are_checked()
         program = self._program_for(structure, leaves, state, may_wait)
         with signals_held:
             if program.group_size > 1:

@@ -22,6 +22,7 @@ from unison.equations import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
 from unison.lowering import has_shard_map, lower_for_cpu, lowered_trace
+from unison.program import numerics
 from unison.program.alone import alone, compile_alone, enter_alone, piece_on
 from unison.program.arguments import (
     INSIDE_A_TRANSFORMATION,
@@ -338,7 +339,7 @@ class ProgramCache:
     def _execute(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
         jitted = program.execute.jitted
         is_slow = program.may_fail or program.update is not None or program.runs <= _SLOW_RUNS
-        if jitted is None or is_slow:
+        if jitted is None or is_slow or numerics.are_checked():
             with signals_held:
                 return self._execute_held(program, operands)
         if unfinished_steps:

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout
 from unison.lowering.gathering import gathered_where_used
+from unison.program import numerics
 from unison.runtime.elastic import ElasticProgram
 from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, PlacedProgram, Placement, Unchanged
 
@@ -44,7 +45,7 @@ def compile_replicas(
     if placement.zero >= WEIGHTS:
         function = gathered_where_used(function)
     program = placement.program(function, in_specs, out_specs, donate, name, unchanged)
-    return Executable(program, placement)
+    return Executable(program, placement, function, in_specs)
 
 
 class Executable:
@@ -55,16 +56,30 @@ class Executable:
     Args:
         program: The program.
         placement: The replicas' devices.
+        function: One replica's part of it.
+        in_specs: The arguments' partition specs.
     """
 
-    def __init__(self, program: PlacedProgram, placement: Placement):
+    def __init__(
+        self,
+        program: PlacedProgram,
+        placement: Placement,
+        function: Callable[..., Any],
+        in_specs: Any,
+    ):
         self._launch = program.launch
         self._placement = placement
+        self._function, self._in_specs = function, in_specs
         #: See `PlacedProgram`. What calls it passes errors to `explain`.
         self.jitted = program.jitted
 
     def __call__(self, *args: Any) -> Any:
         try:
+            # Where several processes launch it, JAX checks: they could not all look for the cause.
+            if self.jitted is not None and numerics.are_checked():
+                return numerics.launch_checked(
+                    self._launch, args, self._function, self._in_specs, self._placement
+                )
             return self._launch(*args)
         except jax.errors.JaxRuntimeError as error:
             self.explain(error, args)

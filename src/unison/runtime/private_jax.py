@@ -13,6 +13,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -103,6 +104,12 @@ def in_scopes_of(equation: Any) -> AbstractContextManager[Any]:
     info = equation.source_info
     scopes = source_info_util.current_name_stack() + info.name_stack
     return source_info_util.user_context(info.traceback, name_stack=scopes)
+
+
+def traceback_of(equation: Any) -> TracebackType | None:
+    """Returns where the program that was traced calls the operation."""
+    trace = equation.source_info.traceback
+    return None if trace is None else trace.as_python_traceback()
 
 
 def coordination_client() -> Any:

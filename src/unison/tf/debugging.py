@@ -401,7 +401,15 @@ def is_numeric_tensor(tensor: Any) -> bool:
 
 
 def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
-    """Makes every operation that gives NaN or infinity raise a `FloatingPointError`.
+    """Makes NaN and infinity raise a `FloatingPointError` that ends where the operation is called.
+
+    Outside compiled programs, the result of each operation is looked at. Of a compiled program
+    (`tf.function`, `strategy.run`, `fit`) the results and the new values of variables are: an
+    infinity that no result shows, such as a mask's, is no error. Variables keep their values.
+
+    Args:
+        stack_height_limit: Has no effect: the traceback is that of any error.
+        path_length_limit: Has no effect.
 
     TF: `tf.debugging.enable_check_numerics`.
     """
