@@ -314,6 +314,13 @@ def test_a_step_that_sums_in_buckets_is_seen_as_one():
         ("replica_groups=[2,4]<=[8]", 4, 4),
         ("replica_groups=[4,2]<=[2,4]T(1,0)", 2, 5),
         ("replica_groups={}", 8, 8),
+        ("replica_groups=mesh['data'=2,'model'=4] {'model'}", 4, 4),
+        ("replica_groups=mesh['data'=2,'model'=4] {'data'}", 2, 5),
+        ("replica_groups=mesh['data'=2,'model'=4] {'data','model'}", 8, 8),
+        ("replica_groups=mesh['data'=2,'model'=4] {'model':(2)2}", 2, 2),
+        ("replica_groups=mesh['data'=2,'model'=4] {'model':(1)2}", 2, 3),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", 2, 5),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=(0,3,1,2,4,7,5,6) {'b'}", 2, 4),
     ],
 )
 def test_who_takes_part_in_a_collective_is_read_from_its_groups(groups, size, span):

@@ -33,11 +33,18 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r" while\(.*?condition=%?([\w.\-]+)")
 _LIMIT = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
 _ARRAY = re.compile(r"(?P<dtype>pred|[a-z]+\d+\w*)\[(?P<shape>[\d,]*)\]")
-#: The first group, as a list or as a part of an array of all devices, in an order of its axes.
+#: An array of all devices, in an order of its axes.
+_DEVICES = r"\[(?P<devices>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+#: The first group, as a list, as a part of an array of all devices, or by axes of a mesh.
 _GROUPS = re.compile(
     r"replica_groups=(?:\{\{(?P<first>[\d,]+)\}"
-    r"|\[(?P<shape>[\d,]+)\]<=\[(?P<devices>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?)"
+    rf"|\[(?P<shape>[\d,]+)\]<={_DEVICES}"
+    r"|mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<ids>.*?)\))? \{(?P<axes>[^}]*)\})"
 )
+_IOTA = re.compile(_DEVICES)
+_SIZE_OF_AXIS = re.compile(r"'([^']*)'=(\d+)")
+#: An axis of a group; of a part of one, what it is divided into before that part, and its size.
+_AXIS_OF_GROUP = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 _PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
 _NUM_PARTITIONS = re.compile(r"num_partitions=(\d+)")
 
@@ -165,12 +172,42 @@ def _group(line: str, num_devices: int) -> tuple[int, int]:
     groups = _GROUPS.search(line)
     if groups is None:
         return num_devices, num_devices
-    first = _numbers(groups["first"])
-    if not first:
-        devices = np.arange(num_devices).reshape(_numbers(groups["devices"]))
-        in_order = devices.transpose(_numbers(groups["order"]) or None)
-        first = in_order.reshape(_numbers(groups["shape"]))[0].tolist()
+    if groups["mesh"] is not None:
+        first = _first_of_mesh(groups["mesh"], groups["ids"], groups["axes"])
+    elif groups["first"] is not None:
+        first = _numbers(groups["first"])
+    else:
+        first = _in_order(groups).reshape(_numbers(groups["shape"]))[0].tolist()
     return len(first), 1 + max(first) - min(first)
+
+
+def _in_order(array: re.Match[str]) -> np.ndarray:
+    """Returns the devices in the order of an array of `_DEVICES`."""
+    sizes = _numbers(array["devices"])
+    devices = np.arange(math.prod(sizes)).reshape(sizes)
+    return devices.transpose(_numbers(array["order"]) or None).ravel()
+
+
+def _first_of_mesh(mesh: str, ids: str | None, axes: str) -> list[int]:
+    """Returns the first group of those along axes of a mesh.
+
+    Args:
+        mesh: Its axes with their sizes: `"'a'=2,'b'=4"`.
+        ids: The devices in it, if they are not in order.
+        axes: Those of a group, or parts of them: `"'a','b':(1)2"`.
+    """
+    sizes = {name: int(size) for name, size in _SIZE_OF_AXIS.findall(mesh)}
+    devices = np.arange(math.prod(sizes.values()))
+    if ids is not None:
+        iota = _IOTA.fullmatch(ids)
+        devices = np.array(_numbers(ids)) if iota is None else _in_order(iota)
+    # Each axis as what is before the part that a group has, that part, and what is after it.
+    parts = {name: (1, 1, size) for name, size in sizes.items()}
+    for name, before, size in _AXIS_OF_GROUP.findall(axes):
+        own = (int(before), int(size)) if size else (1, sizes[name])
+        parts[name] = (*own, sizes[name] // math.prod(own))
+    first = devices.reshape([size for part in parts.values() for size in part])
+    return first[(0, slice(None), 0) * len(parts)].ravel().tolist()
 
 
 def _numbers(text: str | None) -> list[int]:
