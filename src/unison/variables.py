@@ -631,7 +631,7 @@ def _from_host(value: Any, dtype: np.dtype | None, name: str) -> jax.Array:
     return jnp.asarray(np.asarray(value, dtype=dtype), dtype=dtype)
 
 
-_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_KINDS: tuple[Any, ...] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 _FLOATING = _KINDS.index(jnp.floating)
 
 

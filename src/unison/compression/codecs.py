@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class Codec(abc.ABC):
     block_size: int
 
     #: The integers that travel.
-    word: ClassVar[type] = jnp.uint8
+    word: ClassVar[Any] = jnp.uint8
     #: Block sizes are multiples of this.
     granularity: ClassVar[int] = 1
 

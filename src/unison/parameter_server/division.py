@@ -207,9 +207,10 @@ def _run(
         if body is not None:
             outputs = _run(body, operands, num_replicas, of_program, host_calls)
         elif host_calls is not None and _is_host_call(equation):
+            avals: list[Any] = [atom.aval for atom in equation.invars]
             typed = [
-                jnp.asarray(operand, atom.aval.dtype)  # of a literal, it is the bare number
-                for operand, atom in zip(operands, equation.invars, strict=True)
+                jnp.asarray(operand, aval.dtype)  # of a literal, it is the bare number
+                for operand, aval in zip(operands, avals, strict=True)
             ]
             host_calls.append((equation, typed))
             outputs = ()
@@ -297,7 +298,9 @@ class Divider:
         self._makers = {
             variable: equation for equation in self._jaxpr.eqns for variable in equation.outvars
         }
-        self._cell_of = {self._jaxpr.invars[cell]: cell for cell in range(len(bounds))}
+        self._cell_of: dict[Any, int] = {
+            self._jaxpr.invars[cell]: cell for cell in range(len(bounds))
+        }
         self._consts = set(self._jaxpr.constvars)
         self._needs: dict[Any, tuple[int, bool]] = {}
         for cell in range(len(bounds)):
@@ -597,7 +600,7 @@ class Divider:
 
     def row_values(self, table: Table, equations: Sequence[jex.JaxprEqn]) -> set[Any] | None:
         """Returns the worker's values with the table's rows; None: something sees them all."""
-        variable = self._jaxpr.invars[table.cell]
+        variable: Any = self._jaxpr.invars[table.cell]
         shape = variable.aval.shape
         rows = {variable}
         vanishing: set[Any] = set()

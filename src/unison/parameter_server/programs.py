@@ -412,7 +412,7 @@ class Tracer:
         row_avals = []
         place_avals = []
         for table in division.tables:
-            aval = jaxpr.invars[table.cell].aval
+            aval: Any = jaxpr.invars[table.cell].aval
             row_avals.append(array_type((table.count, *aval.shape[1:]), aval.dtype))
             place_avals += [_like(variable.aval) for variable in table.lookups]
         data = _serialized(main, _likes(array_avals), _likes(whole_avals), row_avals, place_avals)
