@@ -195,8 +195,8 @@ def datasets(strategy):
     return {
         "steps": seen(divided),
         "rest": seen(rest),
-        "loss": [round(loss, 3) for loss in history["loss"]],
-        "weights": [np.round(weight, 4).tolist() for weight in model.get_weights()],
+        "loss": history["loss"],
+        "weights": [float(weight) for weight in map(np.squeeze, model.get_weights())],
     }
 
 

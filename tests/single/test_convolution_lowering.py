@@ -78,7 +78,8 @@ def value_and_gradients(fn, *args):
     return both, args
 
 
-def assert_close(actual, expected, tolerance=2e-6):
+def assert_close(actual, expected, tolerance=4e-6):
+    """Compares with what XLA makes of the same sums, which it adds up in another order."""
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert (a.shape, a.dtype) == (e.shape, e.dtype)
         scale = np.abs(np.asarray(e, np.float32)).max() + 1e-30
