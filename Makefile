@@ -23,18 +23,22 @@ WHAT := fit run memory aggregation data workers all_reduce shares checkpoint rec
 endif
 RESULTS := benchmarks/results
 
-.PHONY: help demo test matrix canary lint types soak docs bench constraints dist clean
+.PHONY: help demo test check durations changed matrix canary lint types soak docs perf bench constraints dist clean
 
 help:
 	@echo "make demo    install, then train a Keras model on two replicas (embedded data)"
-	@echo "make test    install, lint, check types, run the tests and the documentation's examples"
+	@echo "make test    install, lint, check types, run the tests that take no longer than a moment"
+	@echo "make check   the same with all tests, and the documentation's examples"
+	@echo "make changed the tests that a change can reach: make changed BASE=origin/main"
 	@echo "make matrix  demo and tests with every JAX in constraints/ whose Python is there"
 	@echo "make canary  a few tests with the newest of these, if its Python is there"
-	@echo "make soak    the long tests that 'make test' leaves out"
+	@echo "make soak    the tests that take minutes or hours"
 	@echo "make docs    build the documentation into site/"
+	@echo "make perf    two minutes of ratios beside the stored ones, for reviews"
 	@echo "make bench   install the peers, measure beside them, write benchmarks/RESULTS.md;"
 	@echo "             hours: make bench WHAT=fit ARGS='--rounds 3' measures one contest,"
 	@echo "             make bench DEVICE=gpu those that run on GPUs"
+	@echo "make durations    record how long tests take, by which make test chooses"
 	@echo "make constraints  bring the tested sets of packages in constraints/ up to date"
 	@echo "make dist    build the sdist and the wheels into dist/, check them, install each in fresh"
 	@echo "             environments and run the demo there"
@@ -45,18 +49,39 @@ demo: $(VENV)/.installed-demo
 
 # A file's tests stay in one process, which shares their fixtures. Each process has four logical
 # devices: more processes than eight would only crowd each other out. tests/conftest.py says how
-# many there are, and which file comes when. The types are checked beside them, and said as soon as
-# they are: the tests' summary is the last line.
-test: lint
-	$(BIN)/mypy & types=$$!; trap "kill $$types" INT TERM; \
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder; \
+# many there are, and which file comes when.
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+# The types are checked beside the tests, and said as soon as they are: the tests' summary is the
+# last line.
+define TEST_AND_CHECK_TYPES
+	$(BIN)/mypy & types=$$!; trap "kill $$types" INT TERM; $(PYTEST) $(1); \
 	tests=$$?; wait $$types || { echo "The types are wrong: see above." >&2; exit 1; }; exit $$tests
+endef
+
+# Which tests are slow was recorded by `make durations`, in tests/durations.txt.
+test: lint
+	$(call TEST_AND_CHECK_TYPES,-m "not soak and (canary or not slow)")
+
+check: lint
+	$(call TEST_AND_CHECK_TYPES)
+
+durations: $(VENV)/.installed-dev
+	$(PYTEST) --record-durations
+
+# What a change beside BASE can reach, as far as the sources say: `make changed BASE=origin/main`.
+BASE ?= HEAD
+changed: $(VENV)/.installed-dev
+	@files=$$($(BIN)/python tests/changed.py --base $(BASE)) || exit; \
+	if [ -z "$$files" ]; then echo "No test depends on what has changed."; else \
+	$(PYTEST) $$files; fi
 
 matrix: $(VENV)/.installed-release
 	$(BIN)/python -m release.matrix
 
+# With a newer Python than that of the newest JAX's set: `make canary NEWER=3.14`.
 canary: $(VENV)/.installed-release
-	$(BIN)/python -m release.matrix --canary
+	$(BIN)/python -m release.matrix --canary $(if $(NEWER),--python $(NEWER))
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -70,6 +95,9 @@ soak: $(VENV)/.installed-dev $(VENV)/.installed-release
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
+
+perf: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.perf $(ARGS)
 
 bench: $(VENV)/.installed-bench
 	-$(BIN)/python -m benchmarks.peers .peers --device $(DEVICE)

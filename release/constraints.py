@@ -24,16 +24,28 @@ EXTRAS = ("all", "cuda12", "cuda13", "dev", "docs", "release", "tpu")
 
 @dataclass(frozen=True)
 class TestedSet:
-    """The packages that are tested with one JAX."""
+    """The packages that are tested with one JAX.
+
+    Attributes:
+        jax: Its version.
+        python: The version of Python.
+        resolution: Which versions of the other packages uv takes.
+        constraints: The file that has them; None: this set's own.
+    """
 
     jax: str
     python: str
     resolution: str
+    constraints: pathlib.Path | None = None
+
+    @property
+    def name(self) -> str:
+        minor = ".".join(self.jax.split(".")[:2])
+        return f"jax{minor}-python{self.python}"
 
     @property
     def path(self) -> pathlib.Path:
-        minor = ".".join(self.jax.split(".")[:2])
-        return FOLDER / f"jax{minor}-python{self.python}.txt"
+        return self.constraints or FOLDER / f"{self.name}.txt"
 
     @property
     def header(self) -> str:

@@ -1,7 +1,8 @@
 """Runs the tests with each tested set whose Python this machine has.
 
-    python -m release.matrix             `make demo` and `make test` with all of them
+    python -m release.matrix             `make demo` and `make check` with all of them
     python -m release.matrix --canary    a few tests of everything, with the newest one
+    python -m release.matrix --python 3.14    with the newest one and a newer Python than its own
 
 Each set is installed by uv into an environment of its own, in `.matrix`. A set whose Python is not
 found is named and left out.
@@ -10,6 +11,7 @@ found is named and left out.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -34,8 +36,8 @@ CANARY = (
 
 
 def install(tested: TestedSet, python: str) -> pathlib.Path:
-    """Makes the environment of a tested set as `make test` wants it, and returns its folder."""
-    folder = ROOT / ".matrix" / tested.path.stem
+    """Makes the environment of a tested set as `make check` wants it, and returns its folder."""
+    folder = ROOT / ".matrix" / tested.name
     if not (folder / ".created").exists():
         _run(*UV, "venv", "--quiet", "--clear", "--python", python, str(folder))
         (folder / ".created").touch()
@@ -51,7 +53,7 @@ def install(tested: TestedSet, python: str) -> pathlib.Path:
 def run_everything(tested: TestedSet, python: str) -> bool:
     """Whether the demo and all tests pass."""
     folder = install(tested, python).relative_to(ROOT)
-    return _succeeds("make", f"VENV={folder}", f"CONSTRAINTS={tested.path}", "demo", "test")
+    return _succeeds("make", f"VENV={folder}", f"CONSTRAINTS={tested.path}", "demo", "check")
 
 
 def run_canary(tested: TestedSet, python: str) -> bool:
@@ -65,9 +67,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--canary", action="store_true", help="a few tests, with the newest JAX")
+    parser.add_argument("--python", metavar="3.14", help="the newest JAX, with a newer Python")
     options = parser.parse_args()
+    newest = TESTED_SETS[-1]
+    if options.python:
+        if version_of(options.python) < version_of(newest.python):
+            parser.error(f"--python must be {newest.python} or newer. Received: {options.python}")
+        newest = dataclasses.replace(newest, python=options.python, constraints=newest.path)
     ends = {}
-    for tested in TESTED_SETS[-1:] if options.canary else TESTED_SETS:
+    for tested in (newest,) if options.canary or options.python else TESTED_SETS:
         name = f"JAX {tested.jax}, Python {tested.python}"
         python = interpreter(tested.python)
         if python is None:
@@ -78,7 +86,13 @@ def main() -> int:
         ends[name] = f"{'passed' if passes else 'FAILED'} in {time.monotonic() - begin:.0f} s"
     for name, end in ends.items():
         print(f"{name}: {end}")
-    return 1 if any(end.startswith("FAILED") for end in ends.values()) else 0
+    wrong = ("FAILED", "not run") if options.python else ("FAILED",)
+    return 1 if any(end.startswith(wrong) for end in ends.values()) else 0
+
+
+def version_of(python: str) -> tuple[int, ...]:
+    """Returns a version such as "3.14" as numbers, which compare."""
+    return tuple(map(int, python.split(".")))
 
 
 def _run(*command: str) -> None:

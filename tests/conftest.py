@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 import pytest
 
+from durations import Durations, Recorder
 from startup import sitecustomize  # noqa: F401
 
 os.environ["UNISON_CPU_DEVICES"] = "4"
@@ -52,14 +53,28 @@ def pytest_xdist_auto_num_workers():
     return max(1, min(cores + 1, memory // 4_000_000_000))
 
 
-def pytest_collection_modifyitems(items):
-    """Puts files whose tests wait for other processes between those whose tests compute.
+def pytest_addoption(parser):
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.txt")
 
-    So both kinds run side by side. The doctests come last: their files are short.
+
+def pytest_configure(config):
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(items):
+    """Marks the tests that are slow, and orders the files.
+
+    Those whose tests wait for other processes are put between those whose tests compute: so both
+    kinds run side by side. The doctests come last: their files are short.
     """
+    recorded = Durations.read()
     files = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
+        if recorded.is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     waiting = [path for path in files if path.parent.name in WAITING]
     computing = [path for path in files if path.parent.name == "single"]
     between = 0.9 * len(computing) / max(1, len(waiting))
