@@ -1,6 +1,6 @@
 """What imports cost, beside `import jax`.
 
-    python -m benchmarks.imports [--rounds 15]
+    python -m benchmarks.imports [--rounds 15] [--json PATH]
 
 Each round starts one interpreter for each program, in turns. Measured is its processor time, that
 of the interpreter itself included, since others may use the cores meanwhile; the modules have been
@@ -11,7 +11,9 @@ difference in a round.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,7 @@ PROGRAMS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=pathlib.Path, metavar="PATH", help="write the ratios there")
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {program: [] for program in PROGRAMS}
     with tempfile.TemporaryDirectory() as bytecode:
@@ -42,10 +45,15 @@ def main() -> None:
                 seconds[program].append(_processor_seconds(program, environment))
     of_jax = seconds[PROGRAMS[0]]
     print("| program | s | beyond `import jax`, s | ratio |\n| --- | --- | --- | --- |")
+    ratios = {}
     for program, own in seconds.items():
         beyond = statistics.median(a - b for a, b in zip(own, of_jax, strict=True))
-        ratio = statistics.median(a / b for a, b in zip(own, of_jax, strict=True))
-        print(f"| `{program}` | {statistics.median(own):.3f} | {beyond:.3f} | {ratio:.2f} |")
+        ratios[program] = statistics.median(a / b for a, b in zip(own, of_jax, strict=True))
+        print(
+            f"| `{program}` | {statistics.median(own):.3f} | {beyond:.3f} | {ratios[program]:.2f} |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(ratios) + "\n")
 
 
 def _processor_seconds(program: str, environment: dict[str, str]) -> float:

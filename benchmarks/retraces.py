@@ -1,6 +1,6 @@
 """What a retrace costs: a step that gets a new batch size, beside plain `jax.jit`.
 
-    python -m benchmarks.retraces [--rounds 20] [--layers 3]
+    python -m benchmarks.retraces [--rounds 20] [--layers 3] [--json PATH]
 
 A small Keras model with Adam trains on two logical CPU devices: in `strategy.run` with a gradient
 tape, in `fit` (`train_on_batch`), and in a step written by hand with `jax.value_and_grad`,
@@ -12,7 +12,9 @@ tracing, passes over the trace, lowering to StableHLO, the call.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import pathlib
 import statistics
 import time
 from collections.abc import Callable
@@ -37,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--json", type=pathlib.Path, metavar="PATH", help="write the ratios there")
     options = parser.parse_args()
     clock = _Clock()
     jax.monitoring.register_event_duration_secs_listener(clock.on_duration)
@@ -58,14 +61,17 @@ def main() -> None:
                 python[name].append(clock.python_seconds())
                 xla[name].append(clock.xla_seconds)
     print(f"{'':8} {'XLA, s':>8} {'Python, ms of CPU':>18} {'least':>6}   Python, to jax.jit")
+    ratios = {}
     for name in steps:
         pairs = zip(python[name], python["jax.jit"], strict=True)
-        ratio = statistics.median(own / plain for own, plain in pairs)
+        ratios[name] = statistics.median(own / plain for own, plain in pairs)
         of_python = 1e3 * statistics.median(python[name])
         print(
             f"{name:8} {statistics.median(xla[name]):8.3f} {of_python:18.1f} "
-            f"{1e3 * min(python[name]):6.1f}   {ratio:.2f}"
+            f"{1e3 * min(python[name]):6.1f}   {ratios[name]:.2f}"
         )
+    if options.json:
+        options.json.write_text(json.dumps(ratios) + "\n")
 
 
 class _Clock:

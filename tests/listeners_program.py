@@ -29,9 +29,9 @@ from unison.runtime.cluster import ClusterSpec
 from unison.runtime.elastic.meeting import Call, Meeting
 from unison.runtime.elastic.register import Register
 from unison.runtime.launching import cluster_on_this_machine
+from unison.runtime.liveness.failure_detector import Watch
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.star import Star
-from unison.runtime.liveness.verdict import Watch
 from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Entrance, Place, meet
 
 #: Seconds that nothing here takes.

@@ -1,9 +1,9 @@
 """Branches and loops of compiled programs that read and assign variables.
 
 `jax.lax.cond` and `while_loop` are functions of arrays: a variable that is assigned in their bodies
-would hold a value that exists only there. Here a body has a lift of its own: what it wrote comes
-out of the branch, or goes round the loop, as one more array, and is assigned to the variable
-afterwards.
+would hold a value that exists only there. Here each body has its own lift: a value that it writes
+is returned from the branch, or carried through the loop, as an additional array, and is assigned to
+the variable afterwards.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from unison.runtime.placement import REPLICA_AXIS
 
 
 def switch(index: Any, branches: Sequence[Callable[[], Any]]) -> Any:
-    """Returns what `branches[index]` does; only that branch runs.
+    """Returns the result of `branches[index]`; only that branch runs.
 
-    In a replica program the replicas may take different branches. What they add to a variable
-    that combines its updates is combined as if the others had added zero, and what they assign
-    as if the others had taken no part. A branch that reads such a variable after it wrote to it
-    communicates: all replicas must take it, then.
+    In a replica program the replicas may take different branches. If the branches add to a variable
+    that combines its updates, replicas whose branch does not add to it contribute zero; if they
+    assign it, replicas whose branch does not are left out. A branch that reads such a variable
+    after writing to it communicates, so all replicas must take it.
 
     Args:
-        index: An integer that is known, or an array of the program; clipped to the branches.
-        branches: Functions of no arguments. Their results must have one structure, of arrays of
-            the same shapes and dtypes. A variable that all return is returned as it is.
+        index: A Python integer or an array of the program; clipped to the range of branches.
+        branches: Functions of no arguments. Their results must have the same structure, shapes and
+            dtypes. A variable that all of them return is returned as a variable.
 
     Examples:
         >>> import unison
@@ -81,17 +81,17 @@ def while_loop(
     carry: Any,
     maximum_iterations: int | None = None,
 ) -> Any:
-    """Returns the carry after `body` was applied to it for as long as `condition` holds.
+    """Applies `body` to the carry while `condition` holds, and returns the final carry.
 
-    In a replica program the replicas may go round differently often, unless the body reads a
-    variable that combines its updates, or assigns one: that communicates in every round.
+    In a replica program the number of iterations may differ between replicas, unless the body reads
+    a variable that combines its updates, or assigns one: that communicates in every iteration.
 
     Args:
-        condition: Maps the carry to a truth value.
-        body: Maps the carry to the next, of the same structure, shapes and dtypes.
+        condition: Maps the carry to a Boolean.
+        body: Maps the carry to the next carry, of the same structure, shapes and dtypes.
         carry: A pytree of arrays.
-        maximum_iterations: At most so many rounds. The loop can then be differentiated in reverse
-            mode; it takes the time of so many looks at the condition.
+        maximum_iterations: The maximum number of iterations. If given, the loop supports
+            reverse-mode differentiation, but the condition is always evaluated this many times.
     """
     lift = current_lift()
     if lift is None:
@@ -118,11 +118,11 @@ def scan(
     Args:
         body: Maps the carry and the slices of `elements` to the next carry and a result.
         carry: A pytree of arrays.
-        elements: A pytree of arrays, that are cut along their first axis.
-        reverse: Whether to begin with the last slices.
+        elements: A pytree of arrays, which are sliced along their first axis.
+        reverse: Whether to scan from the last slices to the first.
 
     Returns:
-        The last carry, and the results stacked.
+        The final carry, and the stacked results.
     """
     lift = current_lift()
     if lift is None:
@@ -140,7 +140,7 @@ def scan(
 
 
 def shapes_of(function: Callable[[], Any]) -> Any:
-    """Returns what `function` would return as `jax.ShapeDtypeStruct`s; it writes to no variable."""
+    """Returns the result of `function` as `jax.ShapeDtypeStruct`s, without writing to variables."""
     lift = current_lift()
     if lift is None:
         return jax.eval_shape(function)
@@ -152,13 +152,13 @@ def shapes_of(function: Callable[[], Any]) -> Any:
 
 
 class _Loop:
-    """A loop whose body uses variables: their values go round with the carry.
+    """A loop whose body uses variables: their values are part of the carry.
 
-    What the body only adds to is added up, and combined once, after the loop.
+    Updates of variables that the body only adds to are summed, and combined once, after the loop.
 
     Args:
         lift: The lift around the loop.
-        round_: What one round does, on an example of the carry.
+        round_: Runs one iteration on an example of the carry.
     """
 
     def __init__(self, lift: Lift, round_: Callable[[], Any]):
@@ -173,7 +173,7 @@ class _Loop:
         self._diverging: set[Cell] = set()
 
     def start(self, carry: Any) -> Any:
-        """Returns the state of the loop before its first round."""
+        """Returns the state of the loop before its first iteration."""
         return (
             jax.tree.map(jnp.asarray, carry),
             [self._lift.own_copy(cell) for cell in self._values],
@@ -182,13 +182,13 @@ class _Loop:
 
     @contextlib.contextmanager
     def inside(self, state: Any) -> Iterator[_BodyLift]:
-        """Inside, variables have the values of this round."""
+        """Context manager in which variables have their values in this iteration."""
         own = _BodyLift(self._lift, dict(zip(self._values, state[1], strict=True)))
         with own.as_current():
             yield own
 
     def next_state(self, state: Any, carry: Any, own: _BodyLift) -> Any:
-        """Returns the state after a round."""
+        """Returns the state after an iteration."""
         self._diverging.update(own.diverging)
         left = own.leave()
         values = [_value(own, cell, left) for cell in self._values]
@@ -230,10 +230,10 @@ def _repeat(
 
 
 class _BodyLift(Lift):
-    """The values of the cells inside a body; what it does not hold, the lift around it does.
+    """The values of the cells inside a body; other cells are looked up in the enclosing lift.
 
     Attributes:
-        reads: The cells whose value outside the body was looked at.
+        reads: The cells whose value from outside the body was read.
     """
 
     def __init__(self, outer: Lift, values: dict[Cell, jax.Array] | None = None):
@@ -245,7 +245,7 @@ class _BodyLift(Lift):
         self.reads: set[Cell] = set()
 
     def as_current(self) -> ExitStack:
-        """Makes this the lift of the thread, for Keras' variables as well."""
+        """Makes this the current lift of the thread, also for Keras variables."""
         stack = ExitStack()
         stack.enter_context(self.active())
         for context in tracing_contexts:
@@ -265,10 +265,10 @@ class _BodyLift(Lift):
         before = set(self.reads)
         super().add(cell, delta)
         if self.combines(cell):
-            self.reads = before  # adding to what is combined later looks at nothing
+            self.reads = before  # a deferred addition reads nothing
 
     def leave(self) -> dict[Cell, tuple[_Kind, jax.Array]]:
-        """Returns, for every cell that the body wrote, how it left it and with which array."""
+        """Returns, for every cell that the body wrote, the kind of the write and its array."""
         kinds = {cell: self._kind_of(cell) for cell in self.written}
         waiting = {
             cell: self._pending.pop(cell).delta
@@ -288,27 +288,28 @@ class _BodyLift(Lift):
 
 
 class _Kind(enum.Enum):
-    """How a body leaves a cell that it wrote."""
+    """The kind of write that a body leaves for a cell."""
 
-    #: With a value, the replica's own or one that was combined in the body.
+    #: A value: the replica's own, or one that was combined in the body.
     VALUE = enum.auto()
-    #: With something to add, not yet combined.
+    #: A value to add, not yet combined.
     ADDED = enum.auto()
-    #: With a value assigned, not yet combined.
+    #: An assigned value, not yet combined.
     ASSIGNED = enum.auto()
 
 
 @dataclasses.dataclass
 class _Trace:
-    """A branch, traced.
+    """A traced branch.
 
     Attributes:
-        jaxpr: Its leaves that are no variables, and what it left of the cells in `kinds`.
-        leaves: For every leaf of its result, the variable that it is, or None.
+        jaxpr: Computes the leaves that are not variables, and the arrays written to the cells in
+            `kinds`.
+        leaves: For every leaf of its result, the variable if it is one, otherwise None.
         structure: The structure of its result.
-        kinds: The cells that it wrote, and how.
-        reads: The cells whose value outside it looked at.
-        diverging: The cells whose copies it may have made different.
+        kinds: The cells that it wrote, with the kind of each write.
+        reads: The cells whose value from outside it read.
+        diverging: The cells whose copies may differ because of it.
     """
 
     jaxpr: ClosedJaxpr
@@ -342,7 +343,7 @@ class _Trace:
     def run(
         self, lift: Lift, kinds: dict[Cell, _Kind], wanted: Sequence[bool]
     ) -> tuple[list[jax.Array], list[list[jax.Array]]]:
-        """Returns the wanted leaves, and for the cells of all branches what `_apply` takes."""
+        """Returns the wanted leaves, and what `_apply` needs for the cells of all branches."""
         outputs = jaxpr_as_fun(self.jaxpr)()
         count = sum(variable is None for variable in self.leaves)
         written = zip(self.kinds.values(), outputs[count:], strict=True)
@@ -369,7 +370,7 @@ class _Trace:
 
 
 def _value(lift: Lift, cell: Cell, left: dict[Cell, tuple[_Kind, jax.Array]]) -> jax.Array:
-    """Returns what a cell holds at the end of a body, updates combined."""
+    """Returns the value of a cell at the end of a body, with its updates combined."""
     if cell not in left:
         return lift.own_copy(cell)
     kind, array = left[cell]
@@ -380,7 +381,7 @@ def _value(lift: Lift, cell: Cell, left: dict[Cell, tuple[_Kind, jax.Array]]) ->
 
 
 def _common_kinds(traces: Sequence[_Trace]) -> dict[Cell, _Kind]:
-    """Returns how the branches together leave each cell: as all do that write it, or by value."""
+    """Returns the kind of write for each cell: that of all branches that write it, else `VALUE`."""
     kinds: dict[Cell, _Kind] = {}
     for trace in traces:
         for cell, kind in trace.kinds.items():
@@ -397,7 +398,7 @@ def _same_variable(leaves: Sequence[Any]) -> Any:
 def _apply(
     lift: Lift, cell: Cell, kind: _Kind, update: Sequence[jax.Array], diverges: bool
 ) -> None:
-    """Writes to the cell what the branch that was taken left of it."""
+    """Applies the write to the cell that the taken branch left."""
     if kind is _Kind.ADDED:
         lift.add(cell, update[0])
         return
@@ -414,8 +415,8 @@ def _apply(
 def _combined_of_those_who_assigned(
     lift: Lift, cell: Cell, value: jax.Array, has_assigned: jax.Array
 ) -> jax.Array:
-    """Combines the values of the replicas that took a branch that assigns; the old value, if none
-    did.
+    """Combines the values of the replicas that took an assigning branch; returns the old value if
+    none did.
     """
     if cell.is_alone:
         return value

@@ -1,7 +1,7 @@
 """A cell: the copies of one variable on the replicas of one strategy.
 
-`unison.Variable` and Keras' variables both keep their value in a `Cell`, so that everything
-above (lifting, programs, the Keras trainer) knows one kind of state only.
+`unison.Variable` and Keras' variables both keep their value in a `Cell`, so that the layers above
+(lifting, programs, the Keras trainer) handle only one kind of state.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from unison.runtime.placement import (
     with_replicas_at,
 )
 from unison.runtime.precision import array_type
+from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
 
-#: How replicas divide the rows of a value.
+#: The partition spec of a value whose rows are divided among the replicas.
 _BY_ROWS = PartitionSpec(REPLICA_AXIS)
 
 _live: weakref.WeakSet[Cell] = weakref.WeakSet()
 _live_lock = threading.Lock()
 
-#: Of a thread, `own_copies`: see that function.
-_reading = threading.local()
+_reads_own_copies = ThreadLocal(False)
 _serial_numbers = itertools.count()
 
-#: The program that has begun a step and not ended it, if one was interrupted there. Whoever reads a
-#: cell has it give back what it has taken.
+#: The program that has begun a step and not finished it, if it was interrupted there. Reading a
+#: cell first makes it give back the arrays that it has taken.
 unfinished_steps: list[Borrower] = []
 
 
 def live_cells(placement: Placement) -> list[Cell]:
     """Returns the cells with a value that a program on `placement` can read, oldest first.
 
-    They are those of the same devices, and those with a single copy.
+    These are the cells of an equal placement, and the cells with a single copy.
     """
     with _live_lock:
         cells = list(_live)
@@ -66,24 +66,20 @@ def live_cells(placement: Placement) -> list[Cell]:
 
 @contextlib.contextmanager
 def own_copies() -> Iterator[None]:
-    """Inside, this thread reads copies that differ from those of this process's replicas alone.
+    """Context manager in which this thread reads only local copies, where copies differ.
 
-    So it needs no other process.
+    Such reads need no communication with other processes.
     """
-    before = getattr(_reading, "own_copies", False)
-    _reading.own_copies = True
-    try:
+    with _reads_own_copies.bound_to(True):
         yield
-    finally:
-        _reading.own_copies = before
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are brought together (`tf.VariableSynchronization`).
+    """When the copies of a variable are synchronized (`tf.VariableSynchronization`).
 
     Attributes:
         AUTO: `ON_WRITE` under a mirrored strategy.
-        NONE: One copy, owned locally; refused under a mirrored strategy.
+        NONE: One copy, owned locally; an error under a mirrored strategy.
         ON_WRITE: Every update is combined over the replicas; all copies stay equal.
         ON_READ: Replicas update their own copy; reading outside the replicas combines them.
     """
@@ -114,21 +110,21 @@ class VariableAggregation(enum.Enum):
 class Layout(enum.Enum):
     """How a cell's copies are stored."""
 
-    #: One array with a whole, equal copy on every device, or the one at the placement's home.
+    #: One array with a complete, equal copy on every device, or one copy at the placement's `home`.
     MIRRORED = "mirrored"
     #: One array with a leading replica axis: the copies differ.
     LOCAL = "local"
-    #: One array, an axis of which is divided between the replicas: each has its part only.
+    #: One array, sharded along one axis over the replicas: each has only its part.
     SHARDED = "sharded"
-    #: Mirrored, but a random stream: a replica sees it offset by its index (see `Lift`).
+    #: Mirrored random-stream state: each replica sees it offset by its index (see `Lift`).
     STREAM = "stream"
 
 
 class Borrower(Protocol):
-    """A running loop or program that has the stored arrays of cells, and newer ones to come."""
+    """A running loop or program that holds cells' stored arrays and will return newer ones."""
 
     def give_back(self) -> None:
-        """Puts the newest arrays of the last whole step into the cells, if that is possible now."""
+        """Puts the arrays of the last complete step into the cells, if that is possible now."""
 
 
 class Cell:
@@ -142,9 +138,9 @@ class Cell:
         name: The variable's name, for messages.
         stream: Whether the value is the state of a random stream, `(seed, counter)`.
         divergent_aggregation: How copies are combined when read, once replicas have written
-            different values to a cell without aggregation. Default: the first copy is read, and
-            a warning says so.
-        placed_as: The name by which the placement's rules divide it. Default: its own.
+            different values to a cell without aggregation. Default: the first copy is read, and a
+            warning is logged.
+        placed_as: The name that the placement's partition rules match. Default: `name`.
     """
 
     __slots__ = (
@@ -166,12 +162,12 @@ class Cell:
         "synchronization",
     )
 
-    #: How often any cell changed its form: a program that was compiled at another count must look
-    #: whether its cells did.
+    #: How many times any cell has changed its form. A program that was compiled at a different
+    #: count must check whether its own cells have changed.
     layout_changes: ClassVar[int] = 0
 
     def __new__(cls, placement: Placement, *args: Any, **kwargs: Any) -> Cell:
-        """Returns a cell of the kind that the placement keeps: on parameter servers, another."""
+        """Returns a cell of the class that the placement uses; parameter servers have their own."""
         return super().__new__(placement.cell_kind or cls)
 
     def __init__(
@@ -188,21 +184,21 @@ class Cell:
     ):
         self.placement = placement
         self.placed_as = name if placed_as is None else placed_as
-        #: How the devices divide a copy that is mirrored or sharded.
+        #: How a mirrored or sharded copy is partitioned over the devices.
         self.division = WHOLE
         self.synchronization = synchronization
         self.aggregation = aggregation
         self.name = name
         self.serial_number = next(_serial_numbers)
         self._divergent_aggregation = divergent_aggregation
-        #: "MAX" or "MIN", where programs make the copies of an `ON_READ` cell equal by it.
+        #: "MAX" or "MIN" if programs keep the copies of an `ON_READ` cell equal by that reduction.
         self.extreme: str | None = None
         self.layout = Layout.STREAM if stream else Layout.MIRRORED
         self._array: jax.Array | None = None
-        #: Who has the stored array, where it is not here.
+        #: The holder of the stored array while the cell does not have it.
         self.borrower: Borrower | None = None
         self._exposed = False
-        #: What is to be called before the stored array may be overwritten.
+        #: A function to call before the stored array may be overwritten.
         self._copy_first: Callable[[], None] | None = None
         if synchronization is VariableSynchronization.ON_READ:
             self.layout = Layout.LOCAL
@@ -213,7 +209,7 @@ class Cell:
             _live.add(self)
 
     def clone(self) -> Cell:
-        """Returns a cell with the same annotations and with copies of its own."""
+        """Returns a cell with the same annotations and its own copies."""
         cell = Cell(
             self.placement,
             None,
@@ -237,16 +233,18 @@ class Cell:
 
     @property
     def is_divided(self) -> bool:
-        """Whether a device has only a part of the value."""
+        """Whether each device has only a part of the value."""
         return self.layout is not Layout.LOCAL and any(self.division)
 
     @property
     def divided_axis(self) -> int:
-        """The axis that the replicas divide."""
+        """The axis that is divided among the replicas."""
         return self.division.index(REPLICA_AXIS)
 
     def shard_at(self, stage: int, shape: tuple[int, ...]) -> None:
-        """Divides a new cell between the replicas, if they divide what a stage of ZeRO names."""
+        """Shards a new cell over the replicas if the placement's ZeRO stage is at least `stage` and
+        the shape permits it.
+        """
         division = self.placement.division_at(stage, self.placed_as, shape)
         if REPLICA_AXIS in division:
             self.division = self.placement.division_of(self.placed_as, shape)
@@ -254,12 +252,12 @@ class Cell:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one copy only, so that the annotations have nothing to relate."""
+        """Whether there is only one copy, so that the annotations have no effect."""
         return self.placement.num_replicas == 1
 
     @property
     def reading_aggregation(self) -> VariableAggregation:
-        """How copies that differ are combined where they are read outside the replicas."""
+        """How differing copies are combined when they are read outside the replicas."""
         if self.extreme is not None:
             return VariableAggregation.ONLY_FIRST_REPLICA
         if self.is_on_read:
@@ -272,7 +270,7 @@ class Cell:
 
     @property
     def combines_writes(self) -> bool:
-        """Whether what the replicas write is combined, so that equal copies stay equal."""
+        """Whether the replicas' writes are combined, so that equal copies stay equal."""
         if self.is_on_read or self.aggregation is VariableAggregation.NONE:
             return False
         holds_statistics = self._divergent_aggregation is not None
@@ -282,7 +280,7 @@ class Cell:
 
     @property
     def form(self) -> tuple[Layout, str | None, tuple[int, ...] | None]:
-        """What a compiled program relies on; `layout_changes` counts its changes."""
+        """What a compiled program depends on; `layout_changes` counts its changes."""
         return self.layout, self.extreme, None if self._array is None else self._array.shape
 
     @property
@@ -299,7 +297,7 @@ class Cell:
 
     @property
     def has_value(self) -> bool:
-        """Whether the cell has a value, here or with a borrower who can give it back."""
+        """Whether the cell has a value: stored, or held by a borrower that can give it back."""
         if self._array is None and self.borrower is not None:
             self.borrower.give_back()
         return self._array is not None
@@ -308,7 +306,7 @@ class Cell:
         """Returns the stored array for a program that only reads it.
 
         Raises:
-            RuntimeError: There is none.
+            RuntimeError: The cell has no stored array.
         """
         if unfinished_steps:
             unfinished_steps[-1].give_back()
@@ -324,11 +322,11 @@ class Cell:
     def take(self) -> jax.Array:
         """Returns the stored array for a program that may donate it.
 
-        Where a reader may still hold (part of) the buffer, the program gets a copy: what a
-        reader got never changes or vanishes under it.
+        If a reader may still hold the buffer or a part of it, the program gets a copy: an array
+        that was read is never overwritten or deleted.
 
         Raises:
-            RuntimeError: There is none.
+            RuntimeError: The cell has no stored array.
         """
         array = self._array
         if array is None or array.is_deleted():
@@ -342,17 +340,18 @@ class Cell:
         return array
 
     def lend(self, borrower: Borrower) -> None:
-        """Forgets the stored array, which `borrower` has taken: there is one copy of the state.
+        """Drops the stored array, which `borrower` has taken, so that the state exists only once.
 
-        Whoever reads the cell before an array is put back asks the borrower for it.
+        A read of the cell before an array is put back requests it from the borrower.
         """
         self._array = None
         self.borrower = borrower
 
     def copy_later(self, copy: Callable[[], None]) -> None:
-        """Has `copy`, which reads the stored array, called before a program may overwrite it.
+        """Registers `copy`, which reads the stored array, to be called before it may be
+        overwritten.
 
-        What was to be called before is called now, unless it is `copy` itself.
+        A function registered earlier is called now, unless it is `copy` itself.
         """
         if self._copy_first is not None and self._copy_first is not copy:
             self._copy_first()
@@ -366,7 +365,7 @@ class Cell:
         self.borrower = None
 
     def keep(self, array: jax.Array) -> jax.Array:
-        """Returns `array`, which a program left in the cell's layout, as the cell stores it."""
+        """Returns `array`, a program's output in the cell's layout, in the form the cell stores."""
         is_whole = self.layout in (Layout.MIRRORED, Layout.STREAM)
         return self.placement.keep(array) if is_whole else array
 
@@ -386,7 +385,7 @@ class Cell:
             return self._whole()
 
     def _whole(self) -> jax.Array:
-        """Returns the value of copies that are equal, or of their parts."""
+        """Returns the value of equal copies, or of one copy that is divided over the devices."""
         array = self.stored()
         if self.is_divided:
             return jnp.asarray(self.placement.whole(array), dtype=array.dtype)
@@ -394,7 +393,7 @@ class Cell:
         return self.placement.first_copy(array)
 
     def numpy(self) -> np.ndarray:
-        """Returns the value outside the replicas as an array of the caller's own.
+        """Returns the value outside the replicas as an array that the caller owns.
 
         Raises:
             ValueError: The copies are `ON_READ` and have no aggregation.
@@ -408,13 +407,13 @@ class Cell:
         return self._combined(lambda: stored)
 
     def _combined(self, stored: Callable[[], jax.Array]) -> np.ndarray:
-        """Returns the copies as one value; asks for them again where workers are lost meanwhile."""
+        """Returns the copies as one value; calls `stored` again if workers are lost meanwhile."""
         if self.is_divided:
             return self.placement.whole_of(stored)
         if self.layout is not Layout.LOCAL:
             return np.asarray(stored().addressable_data(0))
         self.require_common_value()
-        if getattr(_reading, "own_copies", False):
+        if _reads_own_copies.value:
             copies = np.stack(_copies(stored(), self.placement.cores_per_replica))
         else:
             copies = self.placement.whole_of(stored)
@@ -438,7 +437,7 @@ class Cell:
             return [np.array(self.combine(array)) for _ in self.placement.local_devices]
 
     def require_common_value(self) -> None:
-        """Raises a ValueError where the copies have no value outside the replicas."""
+        """Raises a ValueError if the copies have no common value outside the replicas."""
         if self.is_on_read and self.aggregation is VariableAggregation.NONE and not self.is_alone:
             raise ValueError(
                 f"Variable {self.name!r} is ON_READ without an aggregation: outside the replicas "
@@ -447,7 +446,7 @@ class Cell:
             )
 
     def require_addable(self) -> None:
-        """Raises a ValueError where adding outside the replicas has no one meaning."""
+        """Raises a ValueError if adding outside the replicas would be ambiguous."""
         if self._is_sum_of_copies:
             raise ValueError(
                 f"Outside the replicas, adding to the ON_READ SUM variable {self.name!r} has no "
@@ -456,10 +455,10 @@ class Cell:
             )
 
     def share_of(self, value: Any) -> Any:
-        """Returns what every copy gets of a value that is assigned outside the replicas.
+        """Returns the part of a value assigned outside the replicas that every copy gets.
 
-        The copies of an `ON_READ` `SUM` cell get equal parts, as in TF, so that reading gives the
-        value back (for integers, the quotient without its remainder times the replicas).
+        The copies of an `ON_READ` `SUM` cell get equal parts, as in TF, so that reading returns the
+        value (for integers, the truncated quotient times the number of replicas).
         """
         if not self._is_sum_of_copies:
             return value
@@ -475,9 +474,9 @@ class Cell:
             self._replace(self._place(self.share_of(self._initial(value))))
 
     def restore(self, value: Any) -> None:
-        """Assigns from outside the replicas, so that reading gives `value`.
+        """Assigns from outside the replicas, so that reading returns `value`.
 
-        Where the copies of integers cannot be equal parts, the first one has what remains.
+        If an integer value cannot be divided equally, the first copy also gets the remainder.
         """
         part = self.share_of(value)
         if part is value or not jnp.issubdtype(part.dtype, jnp.integer):
@@ -491,7 +490,7 @@ class Cell:
             self._replace(self._concrete(self.placement.spread(np.stack(copies))))
 
     def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
-        """Replaces every copy by `function` of it, outside the replicas."""
+        """Replaces every copy by the result of `function` on it, from outside the replicas."""
         with LAUNCH_LOCK:
             if self.layout is Layout.LOCAL:
                 new = self.placement.spread(jax.vmap(function)(self.stored()))
@@ -502,10 +501,10 @@ class Cell:
     def update_each(
         self, values: Sequence[jax.Array], function: Callable[[jax.Array, jax.Array], jax.Array]
     ) -> None:
-        """Replaces each copy by `function` of it and its own one of `values`.
+        """Replaces each copy by the result of `function` on it and its element of `values`.
 
         Raises:
-            ValueError: There are not as many values as copies.
+            ValueError: The number of values differs from the number of copies.
         """
         count = len(self.placement.local_replicas)
         if len(values) != count:
@@ -528,9 +527,9 @@ class Cell:
                 self._replace(self._place(copies[0]))
 
     def _initial(self, value: Any) -> Any:
-        """Returns `value`; where it is the cell's first one, that of the first process.
+        """Returns `value`, or the first process's value if this is the cell's first one.
 
-        Each process draws initial values of its own. What is assigned later is the same on all.
+        Each process draws its own initial values. Values assigned later are the same on all.
         """
         if self._is_initialized:
             return value
@@ -562,18 +561,18 @@ class Cell:
         return array
 
     def shard(self, axis: int = 0) -> None:
-        """Divides an axis of a mirrored cell, which must be divisible, between the replicas.
+        """Shards a mirrored cell over the replicas along `axis`, whose size they must divide.
 
-        The one copy of central storage stays whole.
+        The single copy of central storage is not sharded.
         """
         if self.layout is Layout.MIRRORED and self.placement.home is None:
             self._change_layout(Layout.SHARDED, with_replicas_at(axis, self.division))
 
     def keep_equal_by(self, extreme: str) -> None:
-        """Has the copies of an `ON_READ` cell, which programs keep equal from now on, read as one.
+        """Marks the copies of an `ON_READ` cell as equal: programs keep them so from now on.
 
         Args:
-            extreme: "MAX" or "MIN", by which the programs combine what the replicas write.
+            extreme: "MAX" or "MIN", the reduction with which programs combine the replicas' writes.
         """
         value = self.numpy()
         self.extreme = extreme
@@ -581,8 +580,8 @@ class Cell:
         self.assign(value)
 
     def localize(self) -> None:
-        """Gives each replica a copy of its own, because replicas are about to write different
-        values without aggregation.
+        """Gives each replica its own copy, because the replicas are about to write different values
+        without aggregation.
 
         Raises:
             ValueError: The variable has one copy, in central storage.
@@ -625,11 +624,11 @@ def has_cell(value: Any) -> bool:
 
 
 def _copies(stored: jax.Array, cores_per_replica: int) -> list[np.ndarray]:
-    # By NumPy: a variable may be read while somebody else's function is traced.
+    # With NumPy: a variable may be read while an unrelated function is being traced.
     return [np.array(shard)[0] for shard in shards_in_order(stored, cores_per_replica)]
 
 
 def _accumulator(dtype: Any) -> Any:
-    """The dtype in which values of `dtype` are added: NumPy adds halves as halves."""
+    """Returns the dtype for sums of `dtype`: NumPy would add halves in half precision."""
     is_half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
     return np.dtype(np.float32) if is_half else dtype

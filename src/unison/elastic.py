@@ -1,7 +1,7 @@
-"""Training loops of your own in a job whose workers may change (`unison run --min-workers`).
+"""Custom training loops in a job whose workers may change (`unison run --min-workers`).
 
-Keras' `fit` needs nothing of this. A loop of your own is a function of a `State`; `run` calls it
-again, where the state was committed last, whenever the group of workers has changed.
+Keras' `fit` does not need this module. A custom loop is a function of a `State`; `run` calls it
+again, with the last committed state, whenever the group of workers has changed.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ T = TypeVar("T")
 
 
 class State:
-    """What a training loop needs to go on in another group of workers.
+    """The state that a training loop needs to continue in a different group of workers.
 
-    Numbers are attributes, to be read and set: `state.step += 1`. Everything else is what a
-    `unison.train.Checkpoint` follows: Keras models and optimizers, variables, modules, metrics.
-    `commit` says that a step is complete; what happens to the group afterwards, the state goes back
-    to that. Workers that join get the state of the others, but no part of what is summed over the
-    replicas where it is read (`ON_READ`, `SUM`).
+    Numbers are attributes, to be read and set: `state.step += 1`. Everything else is an object that
+    a `unison.train.Checkpoint` tracks: Keras models and optimizers, variables, modules, metrics.
+    `commit` marks a step as complete; if the group changes afterwards, the state is restored to the
+    last commit. Workers that join receive the state of the others, except that their copies of
+    variables that are summed over the replicas when read (`ON_READ`, `SUM`) are zero.
 
     Args:
         steps_are_one_program: Whether there is at most one `strategy.run` that assigns variables
-            between two commits, and no assignment outside. Then nothing needs to be copied: a
-            program takes effect as a whole or not at all. Otherwise each commit keeps a copy of
-            what is overwritten after it.
-        parts: Numbers, and what has variables, by name. All workers give the same.
+            between two commits, and no assignment outside it. Then nothing needs to be copied,
+            since a program takes effect completely or not at all. Otherwise a copy is kept of
+            everything that is overwritten after a commit.
+        parts: Numbers, and objects with variables, by name. All workers must pass the same ones.
 
     Raises:
-        ValueError: A part is neither a number nor something that a checkpoint can follow.
+        ValueError: A part is neither a number nor an object that a checkpoint can track.
 
     Examples:
         >>> import unison
@@ -76,27 +76,28 @@ class State:
         self._objects = Handover(tuple, placement, numbers=_Numbers(self), **objects)
         self._keeps_copies = not steps_are_one_program
         self._iterators: dict[str, DistributedIterator] = {}
-        #: Where iterators are, by name; where the latest complete pass has ended, which says how
-        #: the next one is shuffled; and the datasets of the present call that have been iterated.
+        #: The positions of iterators, by name; the positions at the end of the latest complete
+        #: passes, which determine how the next ones are shuffled; and the datasets iterated in this
+        #: call.
         self._places: dict[str, dict[str, Any]] = {}
         self._passed: dict[str, dict[str, Any]] = {}
         self._begun: dict[str, DistributedDataset] = {}
-        #: The datasets of which no commit has carried a place, with what passes over them had left
-        #: behind before the first one here.
+        #: The datasets whose position is not in any commit, with the state that passes over them
+        #: had left before the first one here.
         self._fresh: dict[str, tuple[DistributedDataset, Any]] = {}
         self._commits = 0
         self._committed: dict[str, Any] = {}
-        #: The variables' arrays at the last commit, and what copies them before a program may
-        #: overwrite them.
+        #: The variables' arrays at the last commit, and the functions that copy them before a
+        #: program may overwrite them.
         self._kept: dict[Cell, jax.Array] = {}
         self._copying: dict[Cell, Callable[[], None]] = {}
-        #: Cells that have changed and that a worker that joins gets, or that were warned of.
+        #: Cells that have changed and are handed to a joining worker, or were warned about.
         self._known: weakref.WeakSet[Cell] = weakref.WeakSet()
-        #: Brings the random generators of the process back to where they were then.
+        #: Resets the random generators of the process to their states at the last commit.
         self._reset_generators: Callable[[], None] = lambda: None
-        #: How many programs there had been at the last commit.
+        #: The number of programs that had been launched at the last commit.
         self._runs = 0
-        #: How many loops the group had come to before the present one.
+        #: The number of loops that this worker had reached before the current one.
         self._loops = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -123,12 +124,12 @@ class State:
             )
 
     def commit(self) -> None:
-        """Says that what was done since the last commit is complete, on this worker.
+        """Marks the work since the last commit as complete on this worker.
 
         Raises:
-            GroupChanged: The group has changed; `run` takes care of it.
+            GroupChanged: The group has changed; `run` handles this.
             RuntimeError: More than one program has assigned variables since the last commit,
-                although the state was told that none would.
+                although the state was created with `steps_are_one_program`.
         """
         group = self._group
         if group is not None:
@@ -149,35 +150,35 @@ class State:
 
     @without_signals
     def restore(self) -> None:
-        """Goes back to the last commit."""
+        """Restores the state of the last commit."""
         self._numbers = dict(self._committed.get("numbers", self._numbers))
         self._places = dict(self._committed.get("places", {}))
         self._passed = dict(self._committed.get("passed", {}))
         self._forget_passes()
         self._reset_generators()
         for cell, array in self._kept.items():
-            if not array.is_deleted():  # else a program has had it that left the value as it was
+            if not array.is_deleted():  # else a program took it and did not change the value
                 cell.put(array)
         self._keep_copies()
 
     def iterate(self, dataset: DistributedDataset, name: str = "data") -> Iterator[Any]:
-        """Yields the batches of a distributed dataset, from where the state was committed on.
+        """Yields the batches of a distributed dataset, starting at the last committed position.
 
-        In the function that `run` calls, so that after a change of the group the rest of the pass
-        is divided among the workers that are there: each example is used once. The passes that
-        follow are shuffled as they would have been.
+        Use it in the function that `run` calls: after a change of the group, the rest of the pass
+        is divided among the current workers, and each example is used once. Later passes are
+        shuffled as they would have been without the change.
 
         Args:
-            dataset: What `strategy.experimental_distribute_dataset` has returned, in this call of
-                the function.
-            name: Tells several datasets apart.
+            dataset: A result of `strategy.experimental_distribute_dataset` from this call of the
+                function.
+            name: Distinguishes several datasets.
         """
         is_new = self._begun.get(name) is not dataset
         self._begun[name] = dataset
         if is_new and name in self._passed and name not in self._places:
             passed = iter(dataset)
             passed.set_state(self._passed[name])
-            collections.deque(passed, maxlen=0)  # nothing is left of it; the next pass follows
+            collections.deque(passed, maxlen=0)  # it is complete; the next pass follows
         if name not in self._places and name not in self._passed:
             self._fresh.setdefault(name, (dataset, dataset.memory()))
         iterator = self._iterators[name] = iter(dataset)
@@ -191,7 +192,7 @@ class State:
     # -- for `run` -------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Comes to the group, or takes over what an earlier run of the job has kept.
+        """Enters the loop with the group, or restores the state kept by an earlier run of the job.
 
         Returns:
             Whether the function is to be called.
@@ -211,7 +212,7 @@ class State:
         return True
 
     def go_on(self) -> None:
-        """Goes back to the last commit, in the next group."""
+        """Restores the last commit in the next group."""
         group = self._group
         assert group is not None
         group.settle_all()
@@ -221,7 +222,7 @@ class State:
         self._keep_copies()
 
     def step_aside(self) -> None:
-        """Goes back to the last commit, and has the others go on without this worker."""
+        """Restores the last commit, and lets the other workers continue without this one."""
         group = self._group
         if group is None:
             return
@@ -234,7 +235,7 @@ class State:
             group.step_aside(self._loops)
 
     def end(self) -> None:
-        """Waits for what is under way, after which the function is not called again."""
+        """Waits for pending programs, after which the function is not called again."""
         if self._group is not None:
             self._group.settle(0)
             self._group.open(False)
@@ -281,7 +282,7 @@ class State:
         self._keep_copies()
 
     def _warn_of_what_is_left_out(self) -> None:
-        """Warns of variables that change, are equal on all workers, and that none would get."""
+        """Warns about variables that change, are equal on all workers, and are not in the state."""
         equal = (Layout.MIRRORED, Layout.SHARDED)
         changed = {
             cell
@@ -301,10 +302,10 @@ class State:
             )
 
     def _forget_passes(self) -> None:
-        """Undoes the passes that were begun since the last commit.
+        """Undoes the passes that began after the last commit.
 
-        Where a commit has carried the place of a dataset, its iterator is set to that. Of others,
-        the next pass is the one that has been begun.
+        If a commit contains a dataset's position, its iterator is set to that. For other datasets,
+        the next pass repeats the one that had begun.
         """
         for iterator in self._iterators.values():
             iterator.close()
@@ -315,7 +316,7 @@ class State:
         self._fresh.clear()
 
     def _keep_copies(self) -> None:
-        """Sees to it that the variables can be brought back to what they are now."""
+        """Ensures that the variables can be restored to their current values."""
         if self._group is None:
             return
         cells = live_cells(self._group.placement)
@@ -327,12 +328,12 @@ class State:
                 cell.copy_later(copy)
 
     def _copy(self, cell: Cell) -> None:
-        """Copies what a program is about to overwrite."""
+        """Copies an array that a program is about to overwrite."""
         self._kept[cell] = jnp.copy(self._kept[cell])
 
 
 class _Numbers:
-    """The numbers of a state, as a checkpoint follows them."""
+    """The numbers of a state, in the form that a checkpoint tracks."""
 
     def __init__(self, state: State):
         self._state = state
@@ -351,20 +352,20 @@ class _Numbers:
 
 
 def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[State, P], T | None]:
-    """Returns a training loop that goes on when the group of workers changes.
+    """Returns a training loop that continues when the group of workers changes.
 
-    It calls `function` with the state, and again, with the state as it was committed last, after
-    each change: then datasets are to be distributed anew (`State.iterate` goes on in them), and
-    what depends on `strategy.num_replicas_in_sync` computed again. Outside elastic jobs it just
-    calls the function. A program may have several such loops: a worker that comes to one which the
-    others have left does not call the function, and gets None.
+    It calls `function` with the state, and after each change calls it again with the last committed
+    state: the function must then distribute datasets again (`State.iterate` resumes in them) and
+    recompute what depends on `strategy.num_replicas_in_sync`. Outside elastic jobs it just calls
+    the function. A program may have several such loops: on a worker that reaches a loop which the
+    others have already left, the function is not called and the result is None.
 
-    If a signal handler raises (Ctrl-C, an alarm), the state goes back to the last commit, the
-    others go on without this worker, and the error is passed on. When the loop is called again, the
-    worker joins the others.
+    If a signal handler raises (Ctrl-C, an alarm), the state is restored to the last commit, the
+    other workers continue without this one, and the exception propagates. When the loop is called
+    again, the worker rejoins the others.
 
     Args:
-        function: Takes a `State`, and may take more.
+        function: A function of a `State` and, optionally, further arguments.
     """
 
     @functools.wraps(function)
@@ -388,7 +389,7 @@ def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[St
 
 
 def _go_back() -> None:
-    """What a question does in a loop when the group has changed: the loop goes back."""
+    """Makes the loop restore its last commit if the group changes during an exchange."""
     raise GroupChanged(message="The group of workers has changed.")
 
 

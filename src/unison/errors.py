@@ -1,7 +1,8 @@
-"""Errors that any room may raise and that programs catch by TensorFlow's names.
+"""Errors that any module may raise and that programs catch by TensorFlow's names.
 
-Each is the Python exception that says the same, too: who knows nothing of TensorFlow catches
-`ValueError`, `FileNotFoundError` or `TimeoutError`. `unison.tf.errors` lists them.
+Each also inherits from the Python exception with the same meaning, if there is one: code that knows
+nothing of TensorFlow catches `ValueError`, `FileNotFoundError` or `TimeoutError`.
+`unison.tf.errors` lists them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from typing import Any, ClassVar
 
 
 class OpError(Exception):
-    """Base of the errors that an operation ends with.
+    """Base class of the errors of operations.
 
     Args:
-        node_def: Without meaning here; TensorFlow's place for the node of a graph.
-        op: Without meaning here; TensorFlow's place for the operation.
-        message: What was expected, what was received, and the mend.
-        error_code: One of TensorFlow's codes (`tf.errors.NOT_FOUND`, ...). Default: the class'.
+        node_def: Unused; in TensorFlow, the node of a graph.
+        op: Unused; in TensorFlow, the operation.
+        message: What was expected, what was received, and how to fix it.
+        error_code: One of TensorFlow's codes (`tf.errors.NOT_FOUND`, ...). Default: that of the
+            class.
 
     Examples:
         >>> error = NotFoundError(message="no such file: data.txt")
@@ -50,37 +52,37 @@ class OpError(Exception):
 
 
 class CancelledError(OpError):
-    """Somebody called the operation off."""
+    """The operation was cancelled."""
 
     CODE = 1
 
 
 class UnknownError(OpError, RuntimeError):
-    """A failure that nothing more is known of."""
+    """A failure about which nothing more is known."""
 
     CODE = 2
 
 
 class InvalidArgumentError(OpError, ValueError):
-    """An argument that the operation cannot work with."""
+    """An argument is invalid for the operation."""
 
     CODE = 3
 
 
 class DeadlineExceededError(OpError, TimeoutError):
-    """The time ran out."""
+    """The deadline has passed."""
 
     CODE = 4
 
 
 class NotFoundError(OpError, FileNotFoundError):
-    """A file, or another thing asked for by name, is not there."""
+    """A file, or something else requested by name, does not exist."""
 
     CODE = 5
 
 
 class AlreadyExistsError(OpError, FileExistsError):
-    """What was to be made is there already."""
+    """What was to be created already exists."""
 
     CODE = 6
 
@@ -92,19 +94,19 @@ class PermissionDeniedError(OpError, PermissionError):
 
 
 class ResourceExhaustedError(OpError, MemoryError):
-    """No memory, or none of another resource, is left."""
+    """Memory or another resource is exhausted."""
 
     CODE = 8
 
 
 class FailedPreconditionError(OpError, RuntimeError):
-    """Something must be done before: a variable initialized, a folder emptied."""
+    """A precondition is not met: a variable must be initialized first, or a directory emptied."""
 
     CODE = 9
 
 
 class AbortedError(OpError, RuntimeError):
-    """The operation ended early; it may work when tried again."""
+    """The operation was aborted; it may succeed if retried."""
 
     CODE = 10
 
@@ -116,30 +118,30 @@ class OutOfRangeError(OpError, EOFError):
 
 
 class UnimplementedError(OpError, NotImplementedError):
-    """Nobody has made this."""
+    """The operation is not implemented."""
 
     CODE = 12
 
 
 class InternalError(OpError, RuntimeError):
-    """Something that must always hold does not."""
+    """An invariant is violated."""
 
     CODE = 13
 
 
 class UnavailableError(OpError, ConnectionError):
-    """A machine, or a service, cannot be reached now."""
+    """A machine or service is currently unreachable."""
 
     CODE = 14
 
 
 class DataLossError(OpError, OSError):
-    """Data that was stored is damaged or gone."""
+    """Stored data is damaged or lost."""
 
     CODE = 15
 
 
 class UnauthenticatedError(OpError, PermissionError):
-    """The caller did not say who it is."""
+    """The caller did not authenticate itself."""
 
     CODE = 16

@@ -1,6 +1,6 @@
-"""FarmHash's 64-bit fingerprint, by which TensorFlow puts strings into buckets.
+"""FarmHash's 64-bit fingerprint, with which TensorFlow hashes strings into buckets.
 
-Source: Google's FarmHash (`farmhashna::Hash64`, `Fingerprint64`), of which this is a translation;
+Source: Google's FarmHash (`farmhashna::Hash64`, `Fingerprint64`), of which this is a port;
 `tf.strings.to_hash_bucket_fast` is the fingerprint modulo the number of buckets.
 """
 

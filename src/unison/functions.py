@@ -1,8 +1,8 @@
-"""`Function`: a Python function as one compiled program, with the variables that it touches.
+"""`Function`: a Python function as one compiled program, including the variables that it uses.
 
-A function is compiled on trial. Where it does what only Python can do between programs (running a
-strategy, taking the next batch, an `if` on an array's value), it runs step by step in Python
-instead, and the replica programs that it calls are compiled all the same.
+A function is compiled on trial. If it does something that only Python can do between programs
+(running a strategy, taking the next batch, an `if` on an array's value), it runs eagerly in Python
+instead, and the replica programs that it calls are still compiled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from unison.eager_fallback import NeedsPythonError, on_trial
 from unison.lifting import current_lift
 from unison.program import (
     Arguments,
@@ -23,7 +24,6 @@ from unison.program import (
     describe_for_function,
 )
 from unison.runtime.private_jax import nothing_is_traced
-from unison.stepping import NeedsPythonError, on_trial
 from unison.strategies.context import in_cross_replica_context
 from unison.strategies.default import default_strategy
 from unison.tracebacks import filter_traceback
@@ -32,20 +32,20 @@ logger = logging.getLogger("unison")
 
 
 class Function:
-    """Calls a function as one compiled program wherever that can be.
+    """Calls a function as one compiled program wherever possible.
 
-    * Outside any scope the function is compiled, once for each signature: the shapes and dtypes
-      of arrays, the values of numbers and text, the identity of everything else. Variables are
-      read and assigned as if the function ran in Python. Its Python side effects happen when it
-      is traced; a variable may be created then, in the first call only.
-    * What cannot be compiled runs in Python, operation by operation: a function that calls
-      `strategy.run`, iterates over a dataset, or assigns variables of several replicas, and, for
-      the signature at hand, one whose `if` or `while` depends on an array.
-    * In a strategy's scope it runs in Python too, and inside a replica program, a function that
-      JAX traces, or a gradient tape it is a part of that.
+    * Outside any scope the function is compiled, once for each signature: the shapes and dtypes of
+      arrays, the values of numbers and strings, the identity of everything else. Variables are read
+      and assigned as if the function ran in Python. Its Python side effects happen when it is
+      traced; variables may be created only in the first call.
+    * A function that cannot be compiled runs eagerly in Python: one that calls `strategy.run`,
+      iterates over a dataset, or assigns variables of several replicas; and, for the signature at
+      hand only, one whose `if` or `while` depends on an array.
+    * In a strategy's scope the function runs eagerly, too. Inside a replica program, a function
+      that JAX traces, or a gradient tape, it becomes part of that.
 
     Args:
-        python_function: A function of pytrees, with whatever leaves.
+        python_function: A function of pytrees with arbitrary leaves.
 
     Examples:
         >>> import unison
@@ -68,11 +68,11 @@ class Function:
 
     @property
     def trace_count(self) -> int:
-        """For how many signatures the function was traced, or found to need Python."""
+        """The number of signatures for which the function was traced or found to need Python."""
         return len(self._compiled.keys() | self._stepwise)
 
     def signatures(self) -> list[tuple[tuple, dict[str, Any]]]:
-        """Returns the arguments that programs were made for, with a `jax.ShapeDtypeStruct` for
+        """Returns the arguments for which programs were compiled, with a `jax.ShapeDtypeStruct` for
         every array.
         """
         return [
@@ -113,7 +113,7 @@ class Function:
         return self._run(*args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function itself: to trace it, or in Python."""
+        """Calls the function itself, either to trace it or to run it eagerly."""
         return self.python_function(*args, **kwargs)
 
     def shapes_of_result(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,9 +141,9 @@ class Function:
 
 
 class BoundFunction:
-    """A `Function` that was decorated as a method, of one instance.
+    """A `Function` that was applied to a method, bound to one instance.
 
-    A program of it is found again by function and instance, as that of a method is.
+    Its programs are cached by function and instance, like those of a bound method.
     """
 
     __func__: Function
@@ -174,7 +174,7 @@ class BoundFunction:
 
 
 def _may_compile() -> bool:
-    """Whether a call stands on its own, where a program of one replica may be launched."""
+    """Whether a call is outside scopes and traces, and so may launch a one-replica program."""
     return current_lift() is None and not in_cross_replica_context() and nothing_is_traced()
 
 

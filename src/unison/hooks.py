@@ -1,4 +1,4 @@
-"""Hooks of rooms below that rooms above serve, which are imported when a hook is called."""
+"""Hooks of lower layers that higher layers implement; those are imported when a hook is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unison.strategies.scope_observers import observe_scopes
 
 
 def register() -> None:
-    """Registers all of them, for `unison/__init__.py`."""
+    """Registers all hooks; called by `unison/__init__.py`."""
     watch_by(_watched)
     observe_scopes(_KerasOnDemand())
     when_keras_is_imported(_add_to_keras)
@@ -25,7 +25,7 @@ def register() -> None:
 
 
 class _KerasOnDemand:
-    """Brings in `unison.keras` with the first scope of a program that uses Keras."""
+    """Imports `unison.keras` when a program that uses Keras opens its first scope."""
 
     def opened(self) -> None:
         if "keras" in sys.modules:
@@ -41,7 +41,7 @@ class _KerasOnDemand:
 
 
 def _add_to_keras() -> None:
-    """Brings backups, whole files and elastic loops to Keras, once `unison.keras` is there."""
+    """Adds backups, atomic saves and elastic loops to Keras once `unison.keras` is imported."""
     from unison.runtime.elastic import is_elastic_worker
 
     importlib.import_module("unison.train.keras_backup")
@@ -51,7 +51,7 @@ def _add_to_keras() -> None:
 
 
 def _let_keras_take_datasets() -> None:
-    """Brings in Keras' loops over datasets, with the first dataset of a program that uses Keras."""
+    """Makes Keras accept datasets when a program that uses Keras creates its first dataset."""
     backend = getattr(sys.modules.get("keras"), "backend", None)
     if backend is not None and backend.backend() == "jax":
         with contextlib.suppress(ValueError):  # another thread was first

@@ -1,6 +1,6 @@
-"""Public names of packages that are loaded when they are first used.
+"""Public names of packages, loaded on first use.
 
-Importing all of Unison takes about 0.3 s beyond `import jax`; `import unison` leaves that to the
+Importing all of Unison takes about 0.3 s beyond `import jax`; `import unison` defers that to the
 first use. A package lists its names in its stub, `__init__.pyi`, which type checkers, editors and
 the reference read, too:
 
@@ -29,12 +29,12 @@ def attach_stub(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Returns the `__getattr__`, the `__dir__` and the `__all__` of a package.
 
-    A name is imported when it is first used, by one thread or by several at once, and is an
+    A name is imported when it is first used, possibly by several threads concurrently, and is an
     ordinary attribute from then on.
 
     Args:
         package: The `__name__` of the package.
-        file: The `__file__` of its `__init__.py`, beside which the stub lies.
+        file: The `__file__` of its `__init__.py`; the stub is in the same directory.
 
     Raises:
         ImportError: If there is no stub.
@@ -76,7 +76,7 @@ _Origin = tuple[str, str]
 
 
 def _exported_names(statements: list[ast.stmt], package: str) -> Iterator[tuple[str, _Origin]]:
-    """Yields the names that are imported `as` such: the form in which a stub exports them."""
+    """Yields the names imported in the form `Name as Name`, which a stub exports."""
     for statement in statements:
         if not isinstance(statement, ast.ImportFrom) or statement.module is None:
             continue

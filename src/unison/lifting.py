@@ -1,8 +1,8 @@
-"""Lifting: variables that a replica program touches become its inputs and outputs.
+"""Lifting: variables that a replica program uses become its inputs and outputs.
 
-While a program is traced, its `Lift` stands between the variables and their cells: a read gives
-a tracer, a write is kept, and nothing reaches the stored arrays before the compiled program
-returns. `unison.Variable` asks `current_lift()`; Keras variables come here through Keras' own
+While a program is traced, its `Lift` stands between the variables and their cells: a read returns a
+tracer, a write is recorded, and the stored arrays do not change until the compiled program returns.
+`unison.Variable` uses `current_lift()`; Keras variables are lifted through Keras' own
 `StatelessScope` (see `unison.keras.variables`).
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -22,52 +21,48 @@ from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import broadcast, sum_over_replicas
+from unison.eager_fallback import needs_python
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.private_jax import TraceLevel
-from unison.stepping import needs_python
+from unison.thread_local import ThreadLocal
 
 #: Odd, so that distinct replicas get distinct seeds modulo 2**32 (the golden ratio's digits).
 _STREAM_STRIDE = 0x9E3779B1
 
-_active = threading.local()
+_active: ThreadLocal[Lift | None] = ThreadLocal(None)
 
 
 def current_lift() -> Lift | None:
     """Returns the lift of the replica program that is being traced in this thread."""
-    return getattr(_active, "lift", None)
+    return _active.value
 
 
 @contextlib.contextmanager
 def outside_the_program() -> Iterator[None]:
-    """Inside, the thread computes at once, and variables are those outside the traced program."""
-    lift = current_lift()
-    if lift is None:
+    """Context manager in which this thread computes eagerly, on the variables outside the trace."""
+    if current_lift() is None:
         yield
         return
-    _active.lift = None
-    try:
-        with jax.ensure_compile_time_eval():
-            yield
-    finally:
-        _active.lift = lift
+    with _active.bound_to(None), jax.ensure_compile_time_eval():
+        yield
 
 
 class _Writer(enum.Enum):
-    """Who writes to variables inside a program."""
+    """How writes to variables inside a program relate to the replicas."""
 
-    #: Every replica, a value of its own: the cell's aggregation combines them.
+    #: Every replica writes its own value; the cell's aggregation combines them.
     EACH_REPLICA = enum.auto()
-    #: Every replica, all of them the same value: there is nothing to combine.
+    #: Every replica writes the same value; there is nothing to combine.
     ALL_ALIKE = enum.auto()
-    #: One, outside the replicas (`merge_call`), where reading combines the copies as well.
+    #: One write from outside the replicas (`merge_call`), where reading combines the copies, too.
     OUTSIDE = enum.auto()
-    #: Each copy is updated for itself (`strategy.extended.update`).
+    #: Each copy is updated separately (`strategy.extended.update`).
     EACH_COPY = enum.auto()
 
 
 @dataclasses.dataclass
 class _PendingUpdate:
-    """An update that waits for its all-reduce: `base + combine(delta)`, or `combine(delta)`."""
+    """An update whose all-reduce is pending: `base + combine(delta)`, or `combine(delta)`."""
 
     base: jax.Array | None
     delta: jax.Array
@@ -76,14 +71,14 @@ class _PendingUpdate:
 class Lift:
     """The values of the cells inside one trace of a replica program.
 
-    Combining writes (`ON_WRITE` with an aggregation) are not reduced one by one: they wait until
-    one of them is read or the trace ends, and then travel together.
+    Combining writes (`ON_WRITE` with an aggregation) are not reduced one by one: they are deferred
+    until one of them is read or the trace ends, and are then reduced together.
 
     Args:
         placement: The devices of the strategy that runs the program.
-        values: The cells that the program can touch, with their values on this replica.
-        takes_new_cells: Whether a cell may be created meanwhile. What is traced then is to be
-            traced again, with that cell among `values`.
+        values: The cells that the program may use, with their values on this replica.
+        takes_new_cells: Whether cells may be created during the trace. The function must then be
+            traced again, with the new cells among `values`.
         replica_id: The replica's index, if the program is traced for one replica only.
     """
 
@@ -104,7 +99,7 @@ class Lift:
         self._pending: dict[Cell, _PendingUpdate] = {}
         self._writer = _Writer.EACH_REPLICA
         self._copies_get_equal_values = True
-        #: The cells created meanwhile; held, so that none is gone before the trace is.
+        #: The cells created during the trace, kept alive until the trace is gone.
         self.created: list[Cell] = []
         #: The cells written so far, in order (a dict used as an ordered set).
         self.written: dict[Cell, None] = {}
@@ -113,13 +108,9 @@ class Lift:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Lift]:
-        """Makes this the lift of the thread."""
-        previous = current_lift()
-        _active.lift = self
-        try:
+        """Makes this the current lift of the thread."""
+        with _active.bound_to(self):
             yield self
-        finally:
-            _active.lift = previous
 
     def value_before(self, tracer: jax.Array) -> jax.Array | None:
         """Returns the value that a cell has before the program, if `tracer` is the program's input
@@ -131,11 +122,12 @@ class Lift:
         return jnp.asarray(cell.numpy(), dtype=cell.aval.dtype)
 
     def read(self, cell: Cell) -> jax.Array:
-        """Returns the cell's value on this replica; in `outside`, what is read outside them.
+        """Returns the cell's value on this replica; inside `outside`, its value outside the
+        replicas.
 
         Raises:
             ValueError: The cell has no value.
-            RuntimeError: It is another strategy's.
+            RuntimeError: The cell belongs to another strategy.
         """
         value = self.own_copy(cell)
         if not self.copies_differ(cell):
@@ -154,11 +146,11 @@ class Lift:
 
         Raises:
             ValueError: The cell has no value.
-            RuntimeError: It is another strategy's.
+            RuntimeError: The cell belongs to another strategy.
         """
         if cell in self._pending:
             if get_opaque_trace_state(convention="unison") != self._trace:
-                # In the body of a scan, say: what is computed here must not leave it.
+                # For example in the body of a scan: values computed here must not leave it.
                 return self._combined()[cell]
             self._combine_pending()
         if cell not in self._values:
@@ -178,16 +170,17 @@ class Lift:
         return self._values[cell]
 
     def _value_of_new(self, cell: Cell) -> jax.Array:
-        """Returns what stands for the input that a new cell will be in the next trace.
+        """Returns a stand-in for the input that a new cell will be in the next trace.
 
-        A tape must find it again: it is one traced value, also if a loop's body reads it first.
+        It is a single traced value, even if a loop's body reads it first, so that a tape recognizes
+        it.
         """
         value = jnp.asarray(cell.copies()[0], dtype=cell.aval.dtype)
         self._values[cell] = self._level.copied(value)
         return self._values[cell]
 
     def assign(self, cell: Cell, value: jax.Array) -> None:
-        """Assigns this replica's value, or the one value from `outside`."""
+        """Assigns this replica's value or, inside `outside`, one value for all copies."""
         self._check_writable(cell)
         if self.combines(cell):
             self.written[cell] = None
@@ -198,26 +191,26 @@ class Lift:
         self._write(cell, value)
 
     def add(self, cell: Cell, delta: jax.Array) -> None:
-        """Adds this replica's delta, or the one delta from `outside`, to every copy."""
+        """Adds this replica's delta or, inside `outside`, one delta to every copy."""
         self._check_writable(cell)
         if self._writer is _Writer.OUTSIDE:
             cell.require_addable()
         if not self.combines(cell):
             self._write(cell, self.own_copy(cell) + delta)
         elif cell in self._pending:
-            # Combining is linear: two updates that nobody looked between are one.
+            # Combining is linear: two updates without a read in between are one.
             self._pending[cell].delta = self._pending[cell].delta + delta
         else:
             self._pending[cell] = _PendingUpdate(self.own_copy(cell), delta)
             self.written[cell] = None
 
     def update(self, cell: Cell, function: Callable[[jax.Array], jax.Array]) -> None:
-        """Replaces every copy by `function` of it, without combining anything."""
+        """Replaces every copy by the result of `function` on it, without combining anything."""
         self._check_writable(cell)
         self._write(cell, function(self.own_copy(cell)))
 
     def combines(self, cell: Cell) -> bool:
-        """Whether what the replicas now write to `cell` is combined."""
+        """Whether the replicas' writes to `cell` are combined at this point."""
         return cell.combines_writes and self._writer is _Writer.EACH_REPLICA
 
     def _write(self, cell: Cell, value: jax.Array) -> None:
@@ -234,21 +227,23 @@ class Lift:
 
     @contextlib.contextmanager
     def equal_writes(self) -> Iterator[None]:
-        """Inside, all replicas write equal values (an optimizer, after the gradients' sum), so
-        that nothing needs to be combined.
+        """Context manager in which all replicas write equal values (such as an optimizer after
+        summing the gradients), so that nothing needs to be combined.
         """
         with self._written_by(_Writer.ALL_ALIKE):
             yield
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Inside, variables are read and assigned as outside the replicas (`merge_call`)."""
+        """Context manager in which variables are read and assigned as outside the replicas
+        (`merge_call`).
+        """
         with self._written_by(_Writer.OUTSIDE):
             yield
 
     @contextlib.contextmanager
     def updating_copies(self, differently: bool) -> Iterator[None]:
-        """Inside, each copy is updated for itself (`strategy.extended.update`).
+        """Context manager in which each copy is updated separately (`strategy.extended.update`).
 
         Args:
             differently: Whether the copies are given different values.
@@ -279,7 +274,7 @@ class Lift:
             )
 
     def _diverges(self, cell: Cell) -> bool:
-        """Whether a write that is not combined leaves equal copies different."""
+        """Whether a write that is not combined may make equal copies differ."""
         if cell.layout not in (Layout.MIRRORED, Layout.SHARDED) or cell.is_alone:
             return False
         if self._writer is _Writer.EACH_COPY:
@@ -291,7 +286,7 @@ class Lift:
         self._pending = {}
 
     def _combined(self) -> dict[Cell, jax.Array]:
-        """Reduces the waiting updates over the replicas, all of one dtype together."""
+        """Reduces the pending updates over the replicas, those of one dtype together."""
         deltas = [update.delta for update in self._pending.values()]
         totals = combine_writes(list(self._pending), deltas)
         return {
@@ -301,14 +296,14 @@ class Lift:
 
 
 def combines_writes(cell: Cell) -> bool:
-    """Whether what the replicas write to `cell` is combined, so that its copies stay equal."""
+    """Whether the replicas' writes to `cell` are combined, so that its copies stay equal."""
     return cell.combines_writes
 
 
 def combine_writes(cells: Sequence[Cell], values: Sequence[jax.Array]) -> list[jax.Array]:
     """Combines this replica's `values` for `cells` with the other replicas', by aggregation.
 
-    All of one dtype travel together.
+    Values of one dtype are reduced together.
     """
     if not cells or cells[0].is_alone:
         return list(values)
@@ -323,13 +318,13 @@ def combine_writes(cells: Sequence[Cell], values: Sequence[jax.Array]) -> list[j
     return [
         (total / cell.placement.num_replicas).astype(value.dtype)
         if cell.aggregation is VariableAggregation.MEAN
-        else total.astype(value.dtype)  # truth values are counted
+        else total.astype(value.dtype)  # Booleans are counted
         for cell, value, total in zip(cells, values, totals, strict=True)
     ]
 
 
 def seen_from_outside(cell: Cell, value: jax.Array) -> jax.Array:
-    """Returns, inside a program, what is read outside the replicas of copies that differ: see
+    """Returns, inside a program, the value that differing copies have outside the replicas; see
     `Cell.combine`.
     """
     if cell.is_alone:
@@ -345,7 +340,7 @@ def seen_from_outside(cell: Cell, value: jax.Array) -> jax.Array:
 
 
 def enter_replica(cell: Cell, stored: jax.Array) -> jax.Array:
-    """Returns what a replica sees of its piece of the cell's stored array."""
+    """Returns the value that a replica sees, given its piece of the cell's stored array."""
     if cell.layout is Layout.LOCAL:
         return stored[0]
     if cell.layout is Layout.SHARDED:
@@ -363,14 +358,14 @@ def leave_replica(cell: Cell, value: jax.Array) -> jax.Array:
 
 
 def own_part(value: jax.Array, division: PartitionSpec) -> jax.Array:
-    """Returns this replica's part of `value`, which the devices divide by `division`."""
+    """Returns this replica's part of `value`, which is partitioned by `division`."""
     axis = division.index(REPLICA_AXIS)
     size = value.shape[axis] // lax.axis_size(REPLICA_AXIS)
     return lax.dynamic_slice_in_dim(value, lax.axis_index(REPLICA_AXIS) * size, size, axis)
 
 
 def all_parts(part: jax.Array, division: PartitionSpec) -> jax.Array:
-    """Returns the whole of what the devices divide by `division`, from the replicas' parts."""
+    """Returns the complete value that is partitioned by `division`, from the replicas' parts."""
     axis = division.index(REPLICA_AXIS)
 
     def gather(part: jax.Array) -> jax.Array:
@@ -392,10 +387,10 @@ def part_of_sum(value: jax.Array, division: PartitionSpec) -> jax.Array:
 def _on_each_core(
     function: Callable[[jax.Array], jax.Array], division: PartitionSpec
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns `function`, computed by each core of a replica for what it has by `division`.
+    """Returns `function`, computed by each core of a replica on its own part under `division`.
 
-    XLA would bring the parts of all cores together first: of a collective over the replicas that
-    is no sum, it does not know that the cores can do it each for itself.
+    Otherwise XLA would gather the parts of all cores first: for a collective over the replicas
+    other than a sum, it does not know that each core can perform it separately.
     """
     of_cores = PartitionSpec(*(None if entry == REPLICA_AXIS else entry for entry in division))
     axes = {name for entry in of_cores if entry for name in jax.tree.leaves(entry)}
@@ -407,10 +402,10 @@ def _on_each_core(
 
 
 def _stream_offset(state: jax.Array) -> jax.Array:
-    """Returns what distinguishes this replica's random stream: an offset of the seed.
+    """Returns the offset of the seed that distinguishes this replica's random stream.
 
-    `state` is `(seed, counter)`. All replicas draw equally often, so taking the offset off again
-    leaves equal states, without communication.
+    `state` is `(seed, counter)`. All replicas draw the same number of times, so subtracting the
+    offset again leaves equal states, without communication.
     """
     index = lax.axis_index(REPLICA_AXIS).astype(jnp.uint32)
     offset = jnp.stack([index * jnp.uint32(_STREAM_STRIDE), jnp.uint32(0)])

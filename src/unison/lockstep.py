@@ -1,12 +1,12 @@
 """Replicas with different shapes in one program.
 
 XLA programs have static shapes and every device runs the same program, yet the last batch of an
-epoch may leave the replicas with different numbers of examples, one of them with none. Padding
-would show: a function may count its examples. So the function is traced once for each *class* of
-replicas (those with equal shapes: at most three in practice), the traces are cut at their
-collective operations, and the pieces are woven into one program: between two collectives each
+epoch may give the replicas different numbers of examples, and one of them none. Padding would be
+visible: a function may count its examples. So the function is traced once for each *class* of
+replicas (those with equal shapes: at most three in practice), the traces are split at their
+collective operations, and the segments are combined into one program: between two collectives each
 device takes the branch of its class (`lax.switch`), and the collectives themselves are shared by
-all. No computation is repeated and nothing is padded but what crosses a collective.
+all. No computation is repeated, and only values that cross a collective are padded.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from unison.equations import evaluate, has_collectives, inlined_body, is_collective
+from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
 from unison.runtime.placement import REPLICA_AXIS
 
-#: A conditional with collectives is one meeting, if it is the same in all classes (its operands'
-#: shapes and its branches); each replica goes by its own predicate.
+#: A conditional with collectives is one synchronization point (a meeting) if the shapes of its
+#: operands and its branches are the same in all classes; each replica uses its own predicate.
 _CONDITIONAL = "cond"
 
 
 class LockstepError(ValueError):
-    """The replicas' traces do not meet in the same collective operations."""
+    """The replicas' traces do not perform the same collective operations."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ByClass:
-    """A result whose shape depends on the replica's class: one array a class.
+    """A result whose shape depends on the replica's class: one array per class.
 
     On a device, only the array of the device's own class holds the result.
     """
@@ -49,11 +49,11 @@ def run_in_lockstep(
     class_of_replica: Sequence[int],
     axis_name: str = REPLICA_AXIS,
 ) -> Callable[..., Any]:
-    """Returns a function that computes, on replica r, what `bodies[class_of_replica[r]]` would.
+    """Returns a function that computes `bodies[class_of_replica[r]]` on replica r.
 
-    To be called where the replica axis is bound (inside `jax.shard_map`), with arguments of equal
-    shapes on all replicas. Its result is a tree like those of the bodies; leaves that differ in
-    shape between the classes are `ByClass`.
+    Call it where the replica axis is bound (inside `jax.shard_map`), with arguments of equal shapes
+    on all replicas. Its result is a tree like those of the bodies; leaves that differ in shape
+    between the classes are `ByClass`.
 
     Raises:
         LockstepError: The bodies perform different collective operations, or one inside a loop
@@ -95,7 +95,7 @@ class _Operation:
 
 
 class _Trace:
-    """A traced body as a flat list of operations, cut after each collective.
+    """A traced body as a flat list of operations, split at each collective.
 
     Attributes:
         segments: Lists of operations; every segment but the last ends before a collective.
@@ -170,10 +170,10 @@ class _Trace:
 
 
 def _is_meeting(equation: jex.JaxprEqn) -> bool:
-    """Whether all replicas have to come to an operation together."""
+    """Whether an operation is a synchronization point of all replicas."""
     if equation.primitive.name == _CONDITIONAL:
         return has_collectives(equation)
-    if equation.primitive.name == "shard_map":  # what each core of a replica does for itself
+    if equation.primitive.name == "shard_map":  # each core of a replica performs it separately
         inner = equation.params["jaxpr"].eqns
         return len(inner) == 1 and is_collective(inner[0])
     return is_collective(equation)
@@ -208,7 +208,7 @@ def _inside(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Meeting:
-    """What must be equal for replicas to share a collective operation."""
+    """The properties that must be equal for replicas to share a collective operation."""
 
     name: str
     operands: tuple[str, ...]
@@ -229,7 +229,7 @@ class _Meeting:
 
 
 def _weave(traces: Sequence[_Trace], own_class: jax.Array, args: Sequence[Any]) -> list[Any]:
-    """Runs the traces' segments as the branches of switches, with the collectives between."""
+    """Runs the traces' segments as the branches of switches, with the collectives in between."""
     known: list[dict[int, Any]] = [
         {**trace.constants, **dict(zip(trace.arguments, args, strict=True))} for trace in traces
     ]
@@ -266,8 +266,8 @@ def _switch(
 ) -> tuple[list[Any], list[list[Any]]]:
     """Runs one segment of the device's class.
 
-    Returns the values of the slots `shared[class]`, which have the same shapes in all classes,
-    and for every class those of `own[class]`, which are filler on devices of other classes.
+    Returns the values of the slots `shared[class]`, which have the same shapes in all classes, and
+    for every class those of `own[class]`, which are placeholders on devices of other classes.
     """
 
     def branch_of(index: int) -> Callable[[], Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from unison.cells import has_cell
 from unison.names import NameScope
 
-#: Where an object keeps what waits for its next attribute; see `Tracked`.
+#: The attribute with the callbacks that wait for an object's next attribute; see `Tracked`.
 WAITING = "_unison_waiting"
 
 _WORD_BEGINS = re.compile(r"((?<=[a-z0-9])[A-Z]|(?!^)[A-Z](?=[a-z]))")
@@ -19,10 +19,10 @@ _IDENTIFIER = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 class Tracked:
-    """An object whose attributes a checkpoint fills, also those that are set after its restoring.
+    """An object whose attributes a checkpoint restores, including those set after the restoration.
 
-    While a restoration waits for attributes of the object, its callbacks are in the attribute
-    `WAITING`; see `unison.train`.
+    While a restoration waits for attributes of the object, its callbacks are stored in the
+    attribute `WAITING`; see `unison.train`.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -31,7 +31,7 @@ class Tracked:
 
 
 def tell_waiting(owner: Any) -> None:
-    """Tells what waits for parts of `owner` that there may be new ones."""
+    """Notifies the callbacks that wait for parts of `owner` that there may be new ones."""
     for attribute_was_set in tuple(vars(owner).get(WAITING, ())):
         attribute_was_set()
 
@@ -39,14 +39,14 @@ def tell_waiting(owner: Any) -> None:
 class Module(Tracked):
     """A container of variables, of other modules, and of functions that use them.
 
-    Variables are found in the module's attributes, in lists, tuples and dictionaries among them,
-    and in its submodules, of which Keras layers and metrics are ones.
+    Variables are found in the module's attributes, including lists, tuples and dictionaries, and in
+    its submodules, which include Keras layers and metrics.
 
     Args:
-        name: A Python identifier. Default: the class' name in snake case.
+        name: A Python identifier. Default: the class name in snake case.
 
     Raises:
-        ValueError: `name` is no identifier.
+        ValueError: `name` is not an identifier.
 
     Examples:
         >>> import unison, jax.numpy as jnp
@@ -78,12 +78,12 @@ class Module(Tracked):
 
     @property
     def name(self) -> str:
-        """The name given to the constructor, or that of the class."""
+        """The name given to the constructor, or the class name in snake case."""
         return self._name
 
     @property
     def name_scope(self) -> NameScope:
-        """The scope whose prefix holds the module's name and those of the scopes it was made in."""
+        """The scope whose prefix is the scopes that the module was created in and its name."""
         return self._name_scope
 
     @property
@@ -119,10 +119,10 @@ class Module(Tracked):
 
         Args:
             recursive: Whether to go into submodules.
-            predicate: Which leaves; default: all.
-            attribute_traversal_key: The order of the attributes, a key for `sorted`.
-            with_path: Whether to yield `(path, leaf)`, then for every path that leads to a leaf;
-                without, every leaf is yielded once.
+            predicate: Selects the leaves. Default: all.
+            attribute_traversal_key: A key function for `sorted` that orders the attributes.
+            with_path: Whether to yield `(path, leaf)` for every path that leads to a leaf.
+                Otherwise every leaf is yielded once, without its path.
         """
         seen = None if with_path else {id(self)}
         for path, leaf in _walk(self, (), recursive, attribute_traversal_key, seen, ()):
@@ -160,7 +160,7 @@ def _is_submodule(leaf: Any) -> bool:
 
 
 def _keras_types(*names: str) -> tuple[type, ...]:
-    """Returns classes of Keras; none before the program has imported it."""
+    """Returns Keras classes by name; none if the program has not imported Keras."""
     found = (getattr(sys.modules.get("keras"), name, None) for name in names)
     return tuple(cls for cls in found if cls is not None)
 
@@ -173,7 +173,7 @@ def _walk(
     seen: set[int] | None,
     outer: tuple[int, ...],
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    recursive = recursive and id(owner) not in outer  # modules may hold each other
+    recursive = recursive and id(owner) not in outer  # modules may refer to each other
     submodules = []
     for leaf_path, leaf in _leaves_of_attributes(owner, order):
         if seen is not None:
@@ -190,7 +190,7 @@ def _walk(
 def _leaves_of_attributes(
     owner: Any, order: Callable[[str], Any] | None
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if not isinstance(owner, Module):  # Keras keeps its own account
+    if not isinstance(owner, Module):  # Keras tracks its own variables and layers
         yield from _leaves({"variables": owner.variables, "layers": _inner_layers(owner)})
         return
     for name in sorted(vars(owner).keys() - {WAITING}, key=order):

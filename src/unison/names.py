@@ -1,25 +1,25 @@
-"""Name scopes: the prefixes that `Module`s give to what is made inside them."""
+"""Name scopes: the prefixes that `Module`s add to names created inside them."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import Any
 
-_thread = threading.local()
+from unison.thread_local import ThreadLocal
+
+_scopes: ThreadLocal[tuple[str, ...]] = ThreadLocal(())
 
 
 def current_name_scope() -> str:
-    """Returns the prefix of the innermost open scope, which ends with a slash, or an empty text."""
-    scopes = getattr(_thread, "scopes", None)
-    return scopes[-1] if scopes else ""
+    """Returns the prefix of the innermost open scope, ending with a slash, or an empty string."""
+    return _scopes.value[-1] if _scopes.value else ""
 
 
 class NameScope(contextlib.AbstractContextManager):
-    """A prefix of names; entered, it gives the whole prefix, outer scopes included.
+    """A prefix of names; entering it returns the full prefix, including outer scopes.
 
     Args:
-        name: The prefix. One that ends with a slash is whole: outer scopes do not count.
+        name: The prefix. One that ends with a slash is absolute: outer scopes are ignored.
 
     Examples:
         >>> with NameScope("encoder"), NameScope("attention") as prefix:
@@ -42,8 +42,8 @@ class NameScope(contextlib.AbstractContextManager):
     def __enter__(self) -> str:
         is_whole = not self._name or self._name.endswith("/")
         prefix = self._name if is_whole else f"{current_name_scope()}{self._name}/"
-        _thread.scopes = [*getattr(_thread, "scopes", []), prefix]
+        _scopes.value = (*_scopes.value, prefix)
         return prefix
 
     def __exit__(self, *failure: Any) -> None:
-        _thread.scopes = _thread.scopes[:-1]
+        _scopes.value = _scopes.value[:-1]

@@ -1,7 +1,7 @@
-"""Partition rules: by their names, which axes of variables a mesh of devices divides.
+"""Partition rules: how a device mesh divides the axes of variables, by the variables' names.
 
-They are those of Keras' `LayoutMap` and of JAX programs (T5X, EasyLM): patterns of names, and for
-each the mesh axis that divides each axis of a variable.
+They have the form of Keras' `LayoutMap` and of JAX programs such as T5X and EasyLM: name patterns,
+each with the mesh axis that divides each axis of a variable.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ Axes = tuple[str | tuple[str, ...] | None, ...]
 
 
 class PartitionRules:
-    """Finds the rule for a variable, and checks that it can be followed.
+    """Finds the rule for a variable, and checks that it can be applied.
 
     Args:
-        rules: The `Axes` (or `PartitionSpec`s) by a pattern that `re.search` finds in the names of
-            variables: the first that is found counts. Or a `keras.distribution.LayoutMap`: a
-            pattern must match the whole path, and only one may.
+        rules: The `Axes` (or `PartitionSpec`s) by name pattern: the first pattern that `re.search`
+            finds in a variable's name applies. Or a `keras.distribution.LayoutMap`, where a pattern
+            must match the whole path, and at most one pattern may.
         axes: The sizes of the mesh axes, by name.
-        first: Rules that come before those, and need not match.
+        first: Rules that take precedence over those, and need not match any variable.
 
     Raises:
-        ValueError: A rule names an axis that the mesh has not, or is no regular expression.
+        ValueError: A rule names an axis that the mesh does not have, or is not a valid regular
+            expression.
 
     Examples:
         >>> rules = PartitionRules({"kernel": (None, "model")}, {"model": 4})
@@ -58,7 +59,7 @@ class PartitionRules:
             pattern: self._spec(pattern, rule.axes if self._is_layout_map else rule)
             for pattern, rule in _items(rules)
         }
-        #: The patterns that no variable has matched, and of which nobody was told.
+        #: The patterns that no variable has matched, and that were not warned about.
         self._unmatched = set(self._specs)
         self._patterns = {pattern: _compiled(pattern) for pattern in self._specs}
         self._specs = self._first | self._specs
@@ -67,7 +68,7 @@ class PartitionRules:
         """Returns the mesh axes that divide the axes of the variable `name`.
 
         Raises:
-            ValueError: They do not divide its shape.
+            ValueError: Its shape is not divisible by them.
         """
         pattern = self._pattern_of(name)
         if pattern is None:
@@ -90,7 +91,7 @@ class PartitionRules:
         return spec
 
     def warn_of_unmatched(self) -> None:
-        """Warns, once, of every rule that no variable has matched so far."""
+        """Warns once about every rule that no variable has matched so far."""
         for pattern in sorted(self._unmatched):
             logger.warning(
                 "The partition rule %r: %s has matched no variable so far, and divides nothing.",
@@ -133,7 +134,7 @@ class PartitionRules:
 
 
 def partition_specs(tree: Any, rules: Mapping[str, Any], axes: Mapping[str, int]) -> Any:
-    """Returns, for each array of a pytree, how rules divide it.
+    """Returns, for each array of a pytree, its `PartitionSpec` under the rules.
 
     An array's name is its path, such as `"encoder/0/kernel"`.
 
@@ -143,7 +144,7 @@ def partition_specs(tree: Any, rules: Mapping[str, Any], axes: Mapping[str, int]
         axes: The sizes of the mesh axes, by name.
 
     Raises:
-        ValueError: A rule cannot be followed.
+        ValueError: A rule cannot be applied.
 
     Examples:
         >>> import numpy as np
@@ -156,7 +157,7 @@ def partition_specs(tree: Any, rules: Mapping[str, Any], axes: Mapping[str, int]
 
 
 def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
-    """Returns a tree of `function` of each leaf's path, such as `"encoder/0/kernel"`, and the leaf.
+    """Maps `function` over each leaf's path, such as `"encoder/0/kernel"`, and the leaf.
 
     Examples:
         >>> map_named(lambda name, leaf: (name, leaf), {"a": [1]})

@@ -1,6 +1,6 @@
-"""Slices of an array along its first axis, and arrays with some of their elements updated.
+"""Slices of an array along its first axis, and updates of some elements of an array.
 
-What a lookup in an embedding leaves as its gradient: the rows that were used, and where they lie.
+`IndexedSlices` are the gradient of an embedding lookup: the rows that were used, and their indices.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class IndexedSlices:
         return jnp.result_type(self._values)
 
     def dense(self) -> jax.Array:
-        """Returns the array of `dense_shape` with the slices added up, and zeros elsewhere.
+        """Returns an array of `dense_shape` with the slices added at their indices to zeros.
 
         Raises:
             ValueError: `dense_shape` is not known.
@@ -94,10 +94,10 @@ class IndexedSlices:
         return cls(values, indices, dense_shape)
 
 
-#: An index as JAX and NumPy take it: one array of indices for each of the first axes.
+#: An index in JAX's and NumPy's form: one array of indices for each of the first axes.
 Index = tuple[Any, ...]
 
-#: JAX's names for what is done with the elements that an index names.
+#: The methods of `array.at[index]`, by operation.
 _METHODS = {
     "add": "add",
     "sub": "subtract",
@@ -112,30 +112,31 @@ _METHODS = {
 def updated(array: jax.Array, how: str, values: Any, index: Index) -> jax.Array:
     """Returns `array` with the elements at `index` updated by `values`.
 
-    Repeated indices take effect one after the other.
+    Updates with a repeated index are applied in sequence.
 
     Args:
         array: The array.
         how: `"add"`, `"sub"`, `"mul"`, `"div"`, `"max"`, `"min"`, or `"update"` to replace.
-        values: What the elements are updated with, of their shape or broadcast to it.
+        values: The values of the update, of the elements' shape or broadcast to it.
         index: From `row_index`, `batch_index` or `nd_index`.
     """
     values = jnp.asarray(values, dtype=array.dtype)
     if how == "div" and not jnp.issubdtype(array.dtype, jnp.inexact):
         return _divided(array, values, index)
     update = getattr(array.at[index], _METHODS[how])
-    # Negative indices do not count from the end, and nothing happens outside the array.
+    # Negative indices do not count from the end, and indices outside the array are ignored.
     return update(values, mode="drop", wrap_negative_indices=False)
 
 
 def _divided(array: jax.Array, values: jax.Array, index: Index) -> jax.Array:
     """Returns integers divided by `values`, rounded towards zero after each division.
 
-    JAX divides once, by the product of what repeated indices divide by: as floats.
+    JAX would divide only once, by the product of the divisors of a repeated index, as floats.
     """
     places = jnp.broadcast_arrays(*index)
     rows = array.shape[len(index) :]
-    divisors = jnp.broadcast_to(values, (*places[0].shape, *rows)).reshape(-1, *rows)
+    divisors = jnp.broadcast_to(values, (*places[0].shape, *rows))
+    divisors = divisors.reshape(places[0].size, *rows)
     flat = [place.reshape(-1) for place in places]
 
     def divide(step: jax.Array, divided: jax.Array) -> jax.Array:
@@ -148,7 +149,7 @@ def _divided(array: jax.Array, values: jax.Array, index: Index) -> jax.Array:
 
 
 def row_index(array: jax.Array, indices: Any) -> Index:
-    """Returns the index of the rows of `array` that `indices` names.
+    """Returns the index of the rows of `array` at `indices`.
 
     Raises:
         InvalidArgumentError: An index is known to be outside the array.
@@ -169,7 +170,7 @@ def batch_index(array: jax.Array, indices: Any) -> Index:
 
 
 def nd_index(array: jax.Array, indices: Any) -> Index:
-    """Returns the index that the last axis of `indices` spells: an index for each first axis.
+    """Returns the index given by the last axis of `indices`: one entry for each leading axis.
 
     Raises:
         InvalidArgumentError: An index is known to be outside the array.

@@ -1,10 +1,10 @@
 """Tracebacks that show the user's frames, and not those of Unison, JAX and Keras.
 
-An error that leaves the package passes a public function that `filter_traceback` decorates: there
-the frames of libraries are taken out of its traceback, as Keras and JAX do at theirs. What remains
-is the user's path from the program to the line that failed, also through functions that a library
-has called. An error that a library raised because of another one is one failure: it keeps the
-other one as its `__context__`, and Python prints the last one only.
+An error that leaves the package passes through a public function decorated with `filter_traceback`,
+which removes the frames of libraries from its traceback, as Keras and JAX do in theirs. What
+remains is the path through the user's code to the line that failed, including functions that a
+library called. An error that a library raised because of another one counts as one failure: it
+keeps the other one as its `__context__`, and Python prints only the last one.
 
 `UNISON_LOG=debug` leaves tracebacks as they are, and so does JAX's `JAX_TRACEBACK_FILTERING=off`.
 """
@@ -27,7 +27,7 @@ _logger = logging.getLogger("unison")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: The packages whose frames are hidden. What a package is that has not been imported has no frames.
+#: The packages whose frames are hidden. A package that has not been imported has no frames.
 _LIBRARIES = ("unison", "jax", "jaxlib", "keras")
 
 #: Frames of Python's own modules are hidden between those of the libraries (`contextlib`,
@@ -35,15 +35,15 @@ _LIBRARIES = ("unison", "jax", "jaxlib", "keras")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _SITE_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
-#: How the note begins that JAX adds to an error whose traceback it has filtered, after a line.
+#: The beginning of the note that JAX adds to an error whose traceback it has filtered.
 _NOTE_OF_JAX = "--------------------\nFor simplicity, JAX has removed its internal frames"
 
-#: What stands in its place.
+#: The note that replaces it.
 NOTE = "(Frames of Unison, JAX and Keras are hidden. UNISON_LOG=debug shows them.)"
 
 
 def is_filtering() -> bool:
-    """Whether the frames of libraries are taken out of tracebacks.
+    """Whether the frames of libraries are removed from tracebacks.
 
     They are unless the logger "unison" shows messages of the level DEBUG (`UNISON_LOG=debug`), or
     JAX's own filtering is off (`JAX_TRACEBACK_FILTERING=off`,
@@ -54,10 +54,10 @@ def is_filtering() -> bool:
 
 
 def filter_traceback(function: _Function) -> _Function:
-    """Returns `function`, whose errors have no frames of libraries in their tracebacks.
+    """Returns `function`, wrapped to remove the frames of libraries from its errors' tracebacks.
 
-    For public functions and methods that users call. It costs a call, and nothing else where there
-    is no error.
+    For public functions and methods that users call. If there is no error, its only cost is one
+    call.
 
     Examples:
         >>> @filter_traceback
@@ -74,7 +74,7 @@ def filter_traceback(function: _Function) -> _Function:
     def entered(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except StopIteration:  # which every iteration over a dataset ends with
+        except StopIteration:  # which ends every iteration over a dataset
             raise
         except BaseException as error:
             shorten(error)
@@ -85,9 +85,9 @@ def filter_traceback(function: _Function) -> _Function:
 
 
 def shorten(error: BaseException) -> None:
-    """Takes the frames of libraries out of the traceback of `error`, and of those that led to it.
+    """Removes the frames of libraries from the tracebacks of `error` and of the errors behind it.
 
-    Does nothing where `is_filtering()` says so.
+    Does nothing if `is_filtering()` is False.
     """
     if not is_filtering():
         return
@@ -101,14 +101,14 @@ def shorten(error: BaseException) -> None:
 
 
 def show_instead(cause: BaseException, error: BaseException) -> None:
-    """Has `cause`, which nobody has raised, shown in the place of `error`, which came of it."""
+    """Makes Python show `cause`, which was not raised, instead of the resulting `error`."""
     cause.__traceback__ = error.__traceback__
     cause.__context__ = error
     cause.__cause__ = None if is_filtering() else error
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Returns the frames of the traceback of `error` that are none of a library, outermost first.
+    """Returns the frames of the traceback of `error` outside the libraries, outermost first.
 
     Examples:
         >>> try:
@@ -122,7 +122,7 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def users_line() -> str:
-    """Returns which line of the user's calls a library now: file, line and function; "" if none."""
+    """Returns the user's line that is calling a library: file, line and function; "" if none."""
     stack = list(traceback.walk_stack(None))
     for (frame, line), hidden in zip(stack, _are_hidden([f for f, _ in stack]), strict=True):
         if not hidden:
@@ -131,7 +131,7 @@ def users_line() -> str:
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Returns those of `user_frames` that are of no installed package either."""
+    """Returns those of `user_frames` that do not belong to an installed package either."""
     return [
         frame
         for frame in user_frames(error)
@@ -141,7 +141,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def last_user_frame(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback of the innermost frame of `trace` that is none of a library."""
+    """Returns a traceback of the innermost frame of `trace` outside the libraries."""
     frames = _Frames(trace)
     for each, is_hidden in zip(reversed(frames.traces), reversed(frames.are_hidden), strict=True):
         if not is_hidden:
@@ -150,7 +150,7 @@ def last_user_frame(trace: TracebackType | None) -> TracebackType | None:
 
 
 class _Frames:
-    """The frames of a traceback, outermost first, and which of them are the libraries'."""
+    """The frames of a traceback, outermost first, and which of them belong to libraries."""
 
     def __init__(self, trace: TracebackType | None):
         self.traces = list(_walk(trace))
@@ -158,7 +158,7 @@ class _Frames:
 
     @property
     def end_in_a_library(self) -> bool:
-        """Whether a library has raised the error."""
+        """Whether a library raised the error."""
         return bool(self.are_hidden) and self.are_hidden[-1]
 
 
@@ -166,11 +166,12 @@ def _shorten(error: BaseException) -> None:
     frames = _Frames(error.__traceback__)
     trace = _filtered(frames)
     if frames.end_in_a_library and (error.__cause__ is not None or not error.__suppress_context__):
-        # The library says what the other error means: it is shown by where that one was raised.
+        # The library's error explains the other one: show it at the place where that one was
+        # raised.
         led = error.__cause__ or error.__context__
         if led is not None:
             trace = _filtered(_continued(frames, led))
-            error.__cause__ = None  # which also has the context not shown
+            error.__cause__ = None  # which also suppresses the context
             error.__context__ = led
     error.__traceback__ = trace
     notes: list[str] = getattr(error, "__notes__", [])

@@ -1,4 +1,4 @@
-"""What a value is when there are several replicas: `PerReplica` and `Mirrored`."""
+"""Values with one component per replica: `PerReplica` and `Mirrored`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unison.runtime.process_group import all_gather_json
 
 
 class DistributedValues:
-    """A value with one component a replica; see `PerReplica` and `Mirrored`.
+    """A value with one component per replica; see `PerReplica` and `Mirrored`.
 
     TF: `tf.distribute.DistributedValues`.
     """
@@ -36,14 +36,14 @@ class DistributedValues:
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """The components, ordered by replica index, each where it lies."""
+        """The components, ordered by replica index, each where it is stored."""
         assert self._components is not None
         return self._components
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components, ordered by replica index, on one device: they can be computed with
-        each other. They are brought there when this is asked for first.
+        """The components, ordered by replica index, all on one device, so that they can be used
+        together. They are copied there on first access.
         """
         if self._values is None:
             self._values = _on_one_device(self.components)
@@ -54,7 +54,7 @@ class DistributedValues:
         return "\n".join([f"{type(self).__name__}:{{", *lines, "}"])
 
 
-#: Python's operators, with those where the value is the right operand.
+#: Python's operators, including the reflected ones.
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _OPERATORS = (
     *(f"__{name}__" for name in _BINARY),
@@ -80,19 +80,18 @@ for _operator in _OPERATORS:
 
 @jax.tree_util.register_pytree_node_class
 class PerReplica(DistributedValues):
-    """One value a replica; the values may differ, also in shape.
+    """One value per replica; the values may differ, including in shape.
 
-    As an argument of `strategy.run` each replica gets its own component. What `run` returns is
-    kept as one array spread over the devices, and is cut into `.components` when asked for.
+    If it is an argument of `strategy.run`, each replica gets its own component. A result of `run`
+    is kept as one array sharded over the devices, and is split into `.components` on first access.
 
-    Where a strategy's replicas are those of several processes, the components are those of this
-    process's replicas, as in TensorFlow.
+    If a strategy's replicas belong to several processes, the components are those of this process's
+    replicas, as in TensorFlow.
 
     Args:
-        values: One array (or number) a replica, in order.
-        shapes: The shapes of the components of all replicas, where there are others than those of
-            this process. If they are left out, the processes tell each other when the value is
-            used.
+        values: One array (or number) per replica, in order.
+        shapes: The shapes of the components of all replicas, if other processes have replicas as
+            well. If omitted, the processes exchange them when the value is used.
 
     Examples:
         >>> PerReplica([1, 2])
@@ -114,7 +113,7 @@ class PerReplica(DistributedValues):
 
     @classmethod
     def from_stacked(cls, stacked: jax.Array, placement: Placement) -> PerReplica:
-        """Returns the value whose component r is `stacked[r]`, which lies on device r."""
+        """Returns the value whose component r is `stacked[r]`, which is on device r."""
         value = cls.__new__(cls)
         value._components = value._values = value._shapes = None
         value._stacked = stacked
@@ -129,11 +128,11 @@ class PerReplica(DistributedValues):
         return self._components
 
     def stacked(self, placement: Placement) -> jax.Array | None:
-        """Returns the components as one array spread over `placement`, or None where their
-        shapes or dtypes differ.
+        """Returns the components as one array sharded over `placement`, or None if their shapes or
+        dtypes differ.
 
         Raises:
-            ValueError: There are not as many components as replicas.
+            ValueError: The number of components differs from the number of this process's replicas.
             TypeError: A component is neither an array nor a number.
         """
         if self._stacked is not None and self._placement == placement:
@@ -147,7 +146,7 @@ class PerReplica(DistributedValues):
             pairs = zip(values, placement.local_devices, strict=True)
             stacked = placement.assemble([jax.device_put(value, to)[None] for value, to in pairs])
         if not any(isinstance(value, np.ndarray) for value in self.components):
-            # Components that cannot change are placed once.
+            # Immutable components are placed only once.
             self._stacked, self._placement = stacked, placement
         return stacked
 
@@ -167,7 +166,7 @@ class PerReplica(DistributedValues):
         return self._shapes
 
     def padded(self, placement: Placement) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:
-        """Returns the components, padded with zeros to the largest, as one array spread over
+        """Returns the components, padded with zeros to a common shape, as one array sharded over
         `placement`; and the shapes of the components of all replicas.
 
         Raises:
@@ -185,9 +184,9 @@ class PerReplica(DistributedValues):
         return placement.spread(device_array(padded)), shapes
 
     def of_all_replicas(self, placement: Placement) -> tuple[Any, ...]:
-        """Returns the components of all replicas; those of other processes are brought here.
+        """Returns the components of all replicas; those of other processes are gathered.
 
-        On several processes, each must ask.
+        With several processes, each must call this.
         """
         if not placement.spans_processes:
             return self.values
@@ -237,7 +236,7 @@ class Mirrored(DistributedValues):
 
 
 class ReplicaLocal(DistributedValues):
-    """The values of all replicas, inside a traced `merge_call`, known by this replica's own.
+    """The values of all replicas inside a traced `merge_call`, represented by this replica's own.
 
     Args:
         local: This replica's component.
@@ -251,7 +250,7 @@ class ReplicaLocal(DistributedValues):
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """All replicas' components; reading them gathers."""
+        """The components of all replicas; accessing them performs an all-gather."""
         gathered = lax.all_gather(self.local, REPLICA_AXIS)
         count = lax.axis_size(REPLICA_AXIS)
         return tuple(jax.tree.map(operator.itemgetter(index), gathered) for index in range(count))
@@ -298,5 +297,5 @@ def is_numeric(dtype: np.dtype) -> bool:
 
 
 def is_distributed(value: Any) -> bool:
-    """Whether `value` has one component a replica."""
+    """Whether `value` has one component per replica."""
     return isinstance(value, DistributedValues)

@@ -20,15 +20,15 @@ from unison.cells import (
     has_cell,
 )
 from unison.collectives import all_gather, broadcast
+from unison.eager_fallback import needs_python
 from unison.lifting import current_lift, outside_the_program
 from unison.names import current_name_scope
-from unison.reads import note_read
+from unison.observers import note_read
 from unison.runtime.device_strings import canonical_name
 from unison.runtime.placement import WEIGHTS, placement_in_scope
 from unison.runtime.precision import device_dtype
 from unison.runtime.private_jax import constant_value, let_jax_take
 from unison.slices import Index, IndexedSlices, batch_index, nd_index, row_index, updated
-from unison.stepping import needs_python
 from unison.values import Mirrored, PerReplica, ReplicaLocal, is_numeric
 
 _numbers = itertools.count()
@@ -40,16 +40,17 @@ Sizes = tuple[int | None, ...]
 class Variable:
     """A value that programs read and update, with a copy on every replica.
 
-    Create it inside `strategy.scope()`. Its annotations say how the copies relate:
+    Create it inside `strategy.scope()`. Its annotations determine how the copies are kept
+    consistent:
 
     * `ON_WRITE` (and `AUTO`): an update made by the replicas is combined by `aggregation`, and
       all copies stay equal. With `NONE` each replica updates its own copy.
     * `ON_READ`: replicas update their own copy without communication; reading outside the
       replicas combines the copies by `aggregation`.
 
-    A function that `strategy.run` calls may create variables when it is traced first, and must
-    keep them: their initial values must not depend on its arguments. Functions of JAX take a
-    variable as they take an array, and it is a leaf in `jax.tree`.
+    A function that `strategy.run` calls may create variables when it is first traced, and must keep
+    them: their initial values must not depend on its arguments. JAX functions accept a variable in
+    place of an array, and it is a leaf in `jax.tree`.
 
     Args:
         initial_value: An array, a number, or a function of no arguments that returns one.
@@ -80,7 +81,7 @@ class Variable:
     TF: `tf.Variable`.
     """
 
-    # NumPy must leave `array + variable` to the variable.
+    # NumPy must defer to the variable in `array + variable`.
     __array_priority__ = 100
 
     def __init__(
@@ -161,7 +162,7 @@ class Variable:
 
     @property
     def shape(self) -> Any:
-        """The shape that the value has now."""
+        """The current shape of the value."""
         return self._shape_now
 
     @property
@@ -172,7 +173,7 @@ class Variable:
 
     @property
     def declared_shape(self) -> Sizes | EllipsisType:
-        """The sizes of the axes, with None for those that assignments may change; `...`: all."""
+        """The sizes of the axes, None for those that assignments may change; `...` if all may."""
         return self._sizes
 
     @property
@@ -194,7 +195,7 @@ class Variable:
     read_value = value
 
     def numpy(self) -> np.ndarray:
-        """Returns the value as a NumPy array of the caller's own."""
+        """Returns the value as a NumPy array that the caller owns."""
         return np.array(self._host_value())
 
     # -- assigning -------------------------------------------------------------------------
@@ -202,14 +203,14 @@ class Variable:
     def assign(self, value: Any) -> Variable:
         """Assigns `value` and returns the variable.
 
-        Inside a replica program, `value` is this replica's, and the replicas' values are
-        combined by the aggregation. Outside, all copies get it; the copies of an `ON_READ` `SUM`
-        variable get equal parts, so that their sum is `value`. Of a `PerReplica`, each copy gets
-        its component.
+        Inside a replica program, `value` is this replica's, and the replicas' values are combined
+        by the aggregation. Outside, it is assigned to all copies; the copies of an `ON_READ` `SUM`
+        variable get equal parts, so that their sum is `value`. If it is a `PerReplica`, each copy
+        gets its component.
 
         Raises:
-            ValueError: The shape is not the variable's, or an array's dtype would lose values in
-                the variable's.
+            ValueError: The shape does not fit the variable, or an array of this dtype cannot be
+                converted to the variable's dtype without losing information.
             TypeError: A Python number does not fit the dtype (1.5 in an int32 variable).
         """
         if isinstance(value, PerReplica | ReplicaLocal):
@@ -223,13 +224,13 @@ class Variable:
         return self
 
     def assign_add(self, delta: Any) -> Variable:
-        """Adds `delta` and returns the variable; combined as in `assign`.
+        """Adds `delta`, combined as in `assign`, and returns the variable.
 
         Outside the replicas every copy gets the delta.
 
         Raises:
             ValueError: As `assign`; or the variable is `ON_READ` `SUM` and this is outside the
-                replicas (how should the delta be divided?).
+                replicas, where it is not defined how to divide the delta.
             TypeError: As `assign`.
         """
         if isinstance(delta, PerReplica | ReplicaLocal):
@@ -254,7 +255,7 @@ class Variable:
         value: PerReplica | ReplicaLocal,
         function: Callable[[jax.Array, jax.Array], jax.Array],
     ) -> Variable:
-        """Replaces every copy by `function` of it and its component of `value`."""
+        """Replaces every copy by the result of `function` on it and its component of `value`."""
         lift = current_lift()
         if isinstance(value, ReplicaLocal) and lift is not None:
             own = self._conform(value.local, is_delta=True)
@@ -268,14 +269,14 @@ class Variable:
     # -- assigning parts -------------------------------------------------------------------
 
     def scatter_add(self, slices: IndexedSlices) -> Variable:
-        """Adds slices along the first axis, repeated ones one after the other.
+        """Adds slices along the first axis; those with a repeated index are applied in sequence.
 
-        Inside a replica program the slices of all replicas take effect, by the aggregation:
-        with `SUM` all of them, with `MEAN` all of them divided by the number of replicas, with
-        `ONLY_FIRST_REPLICA` the first one's.
+        Inside a replica program, the aggregation determines which slices are applied: with `SUM`
+        those of all replicas, with `MEAN` those of all replicas divided by their number, with
+        `ONLY_FIRST_REPLICA` those of the first replica.
 
         Raises:
-            TypeError: `slices` are no `IndexedSlices`.
+            TypeError: `slices` is not an `IndexedSlices`.
             InvalidArgumentError: An index is known to be outside the variable.
             NotImplementedError: The variable is `ON_READ` on several replicas.
         """
@@ -302,11 +303,11 @@ class Variable:
         return self._scatter("min", slices)
 
     def scatter_update(self, slices: IndexedSlices) -> Variable:
-        """Replaces slices along the first axis, of repeated ones by the last.
+        """Replaces slices along the first axis; of those with a repeated index, the last counts.
 
         Raises:
             NotImplementedError: With several replicas the variable is `ON_READ`, or has the
-                aggregation `SUM` or `MEAN`: what would the sum of replacements be?
+                aggregation `SUM` or `MEAN`, which is not defined for replacements.
             TypeError: As `scatter_add`.
             InvalidArgumentError: As `scatter_add`.
         """
@@ -325,8 +326,8 @@ class Variable:
         """Adds `updates` to the elements or slices at `indices`.
 
         Args:
-            indices: Integers; the last axis spells an index of the variable's first axes.
-            updates: What is added, of shape `indices.shape[:-1] + shape[indices.shape[-1]:]`.
+            indices: Integers; the last axis holds indices into the variable's first axes.
+            updates: The values to add, of shape `indices.shape[:-1] + shape[indices.shape[-1]:]`.
 
         Raises:
             NotImplementedError: There are several replicas.
@@ -400,10 +401,10 @@ class Variable:
         return self
 
     def _combined_slices(self, values: jax.Array, indices: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns the slices of all replicas that take effect."""
+        """Returns the slices to apply, of all replicas that contribute."""
         indices = jnp.asarray(indices)
         values = jnp.broadcast_to(values, (*indices.shape, *self._shape_now[1:]))
-        slices = (values.reshape(-1, *self._shape_now[1:]), indices.reshape(-1))
+        slices = (values.reshape(indices.size, *self._shape_now[1:]), indices.reshape(-1))
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return broadcast(slices)
         values, indices = all_gather(slices, axis=0)
@@ -433,7 +434,7 @@ class Variable:
     # -- as a value ------------------------------------------------------------------------
 
     def _host_value(self) -> np.ndarray | jax.Array:
-        """The value on the host; the next step need not spare the buffer, as after `value()`."""
+        """The value on the host. Unlike after `value()`, the next step may reuse the buffer."""
         return self._cell.numpy() if current_lift() is None else self.value()
 
     def __jax_array__(self) -> jax.Array:
@@ -457,7 +458,7 @@ class Variable:
     def _shown_value(self) -> Any:
         try:
             return self._host_value()
-        except (RuntimeError, ValueError):  # copies without a common value, or taken
+        except (RuntimeError, ValueError):  # no common value, or taken by a program
             return "<none outside the replicas>"
 
     def __format__(self, spec: str) -> str:
@@ -487,11 +488,12 @@ class Variable:
     def __iter__(self) -> Any:
         return iter(self.value())
 
-    # `==` compares values, as `jax.Array` and `tf.Variable` do; identity is the hash.
+    # `==` compares values, as for `jax.Array` and `tf.Variable`; the hash is that of the object's
+    # identity.
     __hash__ = object.__hash__
 
     def _operand(self, other: Any) -> Any:
-        """Returns the other operand of an operator as JAX takes it."""
+        """Returns the other operand of an operator in the form that JAX accepts."""
         return other.value() if isinstance(other, Variable) else other
 
 
@@ -525,7 +527,7 @@ for _name in _IN_PLACE:
     setattr(Variable, f"__i{_name}__", _refuse(_name))
 let_jax_take(Variable, Variable.value)
 
-#: Aggregations that add, of which replacements are no summands.
+#: Aggregations that sum the replicas' values, which is not defined for replacements.
 _ADDING = (VariableAggregation.SUM, VariableAggregation.MEAN)
 
 
@@ -535,7 +537,7 @@ def _require_copies(
     aggregation: VariableAggregation,
     dtype: np.dtype,
 ) -> None:
-    """Raises a ValueError where several replicas cannot have copies with these annotations."""
+    """Raises a ValueError if several replicas cannot have copies with these annotations."""
     if synchronization is VariableSynchronization.NONE:
         raise ValueError(
             "VariableSynchronization.NONE keeps one copy that a single device owns, which a "
@@ -558,7 +560,7 @@ def _fits(shape: tuple[int, ...], sizes: Sizes | EllipsisType) -> bool:
 
 
 def _initial_array(value: Any, name: str, dtype: np.dtype | None) -> jax.Array:
-    """Returns the initial value, computed at once also where a program is traced."""
+    """Returns the initial value, computed immediately even if a program is being traced."""
     lift = current_lift()
     if lift is not None and not lift.takes_new_cells:
         raise ValueError(
@@ -586,11 +588,11 @@ def _initial_array(value: Any, name: str, dtype: np.dtype | None) -> jax.Array:
 
 
 def _as_array(value: Any, dtype: np.dtype | None, name: str, narrows: bool = False) -> jax.Array:
-    """Returns `value` as an array of `dtype`, or of its own if that is None.
+    """Returns `value` as an array of `dtype`, or of its own dtype if that is None.
 
-    Numbers of Python and NumPy take any dtype that can hold such numbers. The dtype of a JAX
-    array is a statement: it may widen (int32 to float32), and narrow (float32 to bfloat16) where
-    `narrows`, but not lose fractions (float32 to int32).
+    Python and NumPy numbers are converted to any dtype that can hold such numbers. The dtype of a
+    JAX array is explicit: it may be widened (int32 to float32), and narrowed (float32 to bfloat16)
+    if `narrows`, but may not lose fractions (float32 to int32).
     """
     if isinstance(value, Mirrored):
         value = value.values[0]
@@ -636,5 +638,5 @@ _FLOATING = _KINDS.index(jnp.floating)
 
 
 def _kind(dtype: Any) -> int:
-    """Returns the place of `dtype` among truth values, integers, floating and complex numbers."""
+    """Returns the index in `_KINDS` of `dtype`: Boolean, integer, floating or complex."""
     return next(place for place, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))

@@ -31,7 +31,7 @@ from unison.parameter_server.snapshots import Part, Snapshots
 from unison.planning.calibration import Calibration, read_calibration
 from unison.planning.hardware import Device, Link
 from unison.profiling.merging import merge
-from unison.runtime.elastic import keeping
+from unison.runtime.elastic import persisted_state
 from unison.runtime.elastic.group import _unpacked_state
 from unison.runtime.launching import JobFolder
 from unison.storage import checksummed
@@ -79,21 +79,21 @@ def state_of(fill):
     return Handover(a=unison.Variable(np.full((3, 4), fill, np.float32)))
 
 
-ORIGIN = keeping.Origin(1, 2, 30, "abc")
+ORIGIN = persisted_state.Origin(1, 2, 30, "abc")
 
 
 def write_state(folder):
     held = json.dumps([1, 1, [2, "abc"]]).encode() + b"\n" + state_of(2.5).pack()
-    keeping.keep_state(str(folder), ORIGIN, lambda: held)
-    keeping.keep_part(str(folder), ORIGIN, 0, b"")
+    persisted_state.keep_state(str(folder), ORIGIN, lambda: held)
+    persisted_state.keep_part(str(folder), ORIGIN, 0, b"")
 
 
 def read_state(folder):
-    kept = keeping.kept_state(str(folder))
+    kept = persisted_state.kept_state(str(folder))
     if kept is None:
         return None
     loops, run, computed_in, packed = _unpacked_state(kept.held)
-    parts = keeping.kept_parts(str(folder), kept.origin)
+    parts = persisted_state.kept_parts(str(folder), kept.origin)
     state = state_of(0.0)
     state.resume(packed, [part for part in parts.values() if part])
     return comparable([kept.origin, loops, run, computed_in, sorted(parts), state.a.numpy()])

@@ -16,6 +16,20 @@ from generated_programs.steps import STEPS
 #: in a function of one's own, if a replica without examples leaves its collective operation out.)
 _MEANS = ("batch_norm", "sync_batch_norm", "adds_loss")
 
+#: Layers that end with the addition of a bias. In front of a batch normalization it has no gradient
+#: but round-off, which some optimizers make as large as any other, and which in half precision is
+#: not small.
+_ENDING_WITH_BIAS = (
+    "spectral_norm", "batch_norm", "sync_batch_norm", "attention", "query_attention", "conv1d",
+    "conv2d", "strided_conv2d", "separable_conv2d", "depthwise_conv2d", "transposed_conv2d",
+)  # fmt: skip
+
+#: Metrics that compare predictions with each other or with a threshold.
+_COUNTING = (
+    "accuracy", "auc", "precision", "recall", "false_negatives", "iou", "sensitivity", "top",
+    "word", "f1",
+)  # fmt: skip
+
 ACTIONS = (
     "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
     "freeze", "recompile", "save_model", "save_weights",
@@ -152,6 +166,9 @@ def consistent(program: Program) -> Program:
         change["policy"] = "mixed_bfloat16"  # which XLA multiplies on a CPU
     elif program.policy == "mixed_float16" and program.optimizer.loss_scale is None:
         change["optimizer"] = dataclasses.replace(program.optimizer, loss_scale=64.0)
+    biases = sum(layer.kind in _ENDING_WITH_BIAS for layer in program.layers())
+    if program.has_layer("batch_norm", "sync_batch_norm") and biases > 1:
+        change["policy"] = "float32"
     weighted = any(output.weights is not None for output in outputs)
     is_one = len(outputs) == 1 and not program.named and outputs[0].kind == "classes"
     if weighted or not is_one or program.step == "loop":
@@ -169,7 +186,8 @@ def consistent(program: Program) -> Program:
     if program.has_layer("spectral_norm") and _has_idle_replicas(program):
         # A replica without examples leaves its statistics alone, as docs/keras.md says of those of
         # batch normalization: its vectors stay behind those of the others.
-        program = dataclasses.replace(program, examples=24, batch=12)
+        source = "dataset" if program.source == "batches" else program.source
+        program = dataclasses.replace(program, examples=24, batch=12, source=source)
         if program.validation == "split":
             change["validation"] = "data"
     if program.step == "loop":
@@ -184,7 +202,20 @@ def consistent(program: Program) -> Program:
             )
             if program.loop_loss in ("local_average", "loss_object"):
                 change["loop_loss"] = "global_batch"
-    return dataclasses.replace(program, **change)
+    program = dataclasses.replace(program, **change)
+    if program.policy != "float32":
+        outputs = tuple(map(_without_counting_metrics, program.outputs))
+        program = dataclasses.replace(program, outputs=outputs)
+    return program
+
+
+def _without_counting_metrics(output: Output) -> Output:
+    """Leaves out metrics of which a rounding can be one example more or less."""
+    return dataclasses.replace(
+        output,
+        metrics=tuple(name for name in output.metrics if name not in _COUNTING),
+        weighted_metrics=tuple(name for name in output.weighted_metrics if name not in _COUNTING),
+    )
 
 
 def _divides_by_replica(output: Output) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 import unison
 from unison.errors import OpError
 from unison.runtime import liveness, process_group
-from unison.runtime.liveness.verdict import BEAT
+from unison.runtime.liveness.failure_detector import BEAT
 
 #: Seconds in which all have heard where all are.
 HEARD = 3 * BEAT

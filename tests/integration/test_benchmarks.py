@@ -45,6 +45,24 @@ def worker_processes(driver):
     return found
 
 
+@pytest.mark.parametrize(
+    ("stored", "now", "more_is_better", "change"),
+    [
+        (1.0, 0.9, True, "slower: 0.90 x"),
+        (1.0, 1.1, True, "faster: 1.10 x"),
+        (1.0, 1.25, False, "slower: 0.80 x"),
+        (1.3, 1.31, False, ""),
+        (None, 1.31, False, "new"),
+    ],
+)
+def test_a_ratio_that_has_moved_is_marked(monkeypatch, stored, now, more_is_better, change):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import perf
+
+    row = perf.row("fit", stored, now, more_is_better)
+    assert [cell.strip() for cell in row.split("|")][4] == change
+
+
 def test_fit_is_measured_beside_a_hand_written_loop(benchmarks, tmp_path):
     written = tmp_path / "deep" / "fit.json"
     finished = run_benchmarks(

@@ -139,11 +139,12 @@ def counting_steps(coordinator, strategy, rows, width, ids, steps):
         answers = strategy.store.ask_all("status").values()
         return sum(own["sent_bytes"] + own["received_bytes"] for own in answers) - asking
 
-    until(lambda: not any(worker.is_lost for worker in coordinator._workers), "workers come")
+    workers = coordinator._dispatcher.workers
+    until(lambda: not any(worker.is_lost for worker in workers), "workers come")
     for _ in range(CALLS_BEFORE):
         coordinator.schedule(step, args=(ids,))
     coordinator.join()
-    assert all(worker.waited_seconds for worker in coordinator._workers)  # each knows all servers
+    assert all(worker.waited_seconds for worker in workers)  # each knows all servers
     before = moved()
     for _ in range(steps):
         coordinator.schedule(step, args=(ids,))

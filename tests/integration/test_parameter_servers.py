@@ -141,6 +141,7 @@ def counters(strategy):
     return first, second, add
 
 
+@pytest.mark.canary
 def test_calls_of_killed_workers_count_once(start):
     cluster, strategy, coordinator = start(2, 2)
     first, second, add = counters(strategy)
@@ -155,7 +156,7 @@ def test_calls_of_killed_workers_count_once(start):
     assert np.all(second.numpy() == 300)
     assert all(float(value.fetch()) == 1.0 for value in values)
     # The last one is used again: alone, it does all there is to do.
-    until(lambda: not coordinator._workers[1].is_lost, "worker 1 comes back")
+    until(lambda: not coordinator._dispatcher.workers[1].is_lost, "worker 1 comes back")
     cluster.kill("worker", 0)
     coordinator.schedule(add, args=(2.0,))
     coordinator.join()
@@ -196,7 +197,7 @@ def test_a_killed_server_ends_the_job_with_an_error_that_names_it(start):
 
 def test_a_stopped_server_is_noticed_and_named(start):
     cluster, strategy, coordinator = start(1, 2, seconds=5)
-    until(lambda: not coordinator._workers[0].is_lost, "the worker is there")
+    until(lambda: not coordinator._dispatcher.workers[0].is_lost, "the worker is there")
     first, _, add = counters(strategy)
     coordinator.schedule(add, args=(1.0,))
     coordinator.join()
@@ -380,6 +381,7 @@ def run(folder, workers, servers, *arguments):
     )
 
 
+@pytest.mark.canary
 def test_unison_run_starts_workers_and_servers(tmp_path):
     finished = run(tmp_path, 2, 2)
     assert finished.returncode == 0, finished.stderr

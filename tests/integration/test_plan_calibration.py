@@ -16,7 +16,7 @@ from unison.planning import cluster_named, read_calibration
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 def test_the_command_measures_this_machine_and_plans_from_that(tmp_path, capsys):
     path = str(tmp_path / "here.json")
     assert main(["plan", "--calibrate", path]) == 0

@@ -14,6 +14,9 @@ from unison.runtime import launch
 SECONDS = 200
 FEATURES, HIDDEN, CLASSES = 16, 64, 10
 
+# Which the fixtures are.
+pytestmark = pytest.mark.slow
+
 
 def build():
     import keras

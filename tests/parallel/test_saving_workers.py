@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from keras_forms import FORMS, IMPORTED, scope_with_keras
+from unison.runtime import devices
 from unison.train import latest_checkpoint, load_checkpoint
 from warm_workers import launch
 
 SECONDS = 150
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def four_devices():
+    """Starts JAX with the four logical devices before reading a checkpoint does so with one."""
+    devices.prepare_backend()
 
 
 def on_workers(program, *args, workers=2, devices=1, form="keras"):
@@ -281,6 +288,7 @@ def train_on_workers(folder, form):
     import keras
 
     from unison.keras import sharded_update
+    from unison.saving import keras_directory
 
     # A large layer, whose slots are sharded, as on the devices of one process.
     sharded_update._is_worth_sharding = lambda *of: True
@@ -293,7 +301,7 @@ def train_on_workers(folder, form):
     large.save(f"{folder}/large-{index}.keras")
     large.save_weights(f"{folder}/large.weights.h5")
     unison.saving.save(large, f"{folder}/large")
-    rebuilt = unison.saving.keras_directory.load_model(f"{folder}/large")
+    rebuilt = keras_directory.load_model(f"{folder}/large")
     loaded = keras.models.load_model(f"{folder}/large.keras")
     momenta = [variable.numpy() for variable in loaded.optimizer.variables]
     kept = [variable.numpy() for variable in large.optimizer.variables]

@@ -15,27 +15,29 @@ _LONGEST = 60
 _HEAD = """\
 # Parity with TensorFlow
 
-The same short programs run under TensorFlow and under `unison.tf`, and what they give is compared:
+The same short programs run under TensorFlow and under `unison.tf`, and their results are compared:
 values, dtypes, shapes, numbers of traces, and the families of errors. `tests/parity/programs` holds
-the programs, one file a topic; `tests/parity/recorded` holds the answers of TensorFlow {version}
-with Keras {keras} as plain JSON, so that the comparison needs no TensorFlow. Where there is one,
+the programs, one file per topic; `tests/parity/recorded` holds the results of TensorFlow {version}
+with Keras {keras} as plain JSON, so that the comparison needs no TensorFlow. If TensorFlow is
+installed,
 
 ```bash
 cd tests && python -m parity record --tf-python PATH
 ```
 
-asks it again.
+records its results again.
 
 Whole numbers, text, dtypes, shapes and errors must be equal. Numbers with a fraction may differ by
 2e-5 of their size, because XLA and TensorFlow sum in different orders; facts that compare more
-loosely say why. An error has the family of its class, so that a `ValueError` and a `TypeError` are
-one answer: TensorFlow raises the one or the other depending on how deep in it a value is looked at.
+loosely say why. Errors are compared by the family of their class, so that a `ValueError` and a
+`TypeError` are equal: TensorFlow raises the one or the other depending on how deep inside it a
+value is checked.
 
 {counts}
 
 ## Where the answers differ
 
-Each difference is a fact too: the tests hold Unison to the answer on the right.
+Each difference is a fact too: the tests require Unison to give the result on the right.
 
 {differences}
 """

@@ -28,7 +28,7 @@ from unison.data import (
     workers_in_threads,
 )
 from unison.errors import OpError
-from unison.program.alone import alone
+from unison.program.single_replica import alone
 from unison.runtime.devices import default_devices
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.strategies import batch_shares

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 import unison
 from unison import compression
 from unison.compression import LargeMatrices, everything
+from unison.runtime.private_jax import shard_map
 
 MEMORYLESS = {
     "bfloat16": compression.bfloat16,
@@ -54,7 +55,7 @@ class Replicas:
             sums, state = compressed.apply(gradients, state, axis_name="workers", **options)
             return jax.tree.map(lambda own: own[None], (sums, state.of_replica)), state
 
-        mapped = jax.shard_map(
+        mapped = shard_map(
             step,
             mesh=mesh,
             in_specs=(of_replica, of_all, of_replica),

@@ -16,7 +16,7 @@ import pytest
 import unison.tf as tf
 from subprocess_program import SOURCE
 from unison.data import Dataset
-from unison.data.keeping import column_files
+from unison.data.caching import column_files
 from unison.data.state import decode, encode
 from unison.errors import DataLossError, InvalidArgumentError, NotFoundError
 
@@ -437,7 +437,7 @@ def test_a_cache_of_another_pipeline_is_refused(tmp_path):
 WRITER = """
 import sys, time
 from unison.data import Dataset
-from unison.data.keeping import column_files
+from unison.data.caching import column_files
 from unison.data.state import decode, encode
 column_files.BLOCK_BYTES = 64
 

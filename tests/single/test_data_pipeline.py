@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unison.data import Dataset, TextLineDataset
-from unison.data.keeping.caching import Cache
+from unison.data.caching.cache import Cache
 from unison.data.sources.in_memory import ArrayRows
 from unison.data.transformations.shuffling import shuffled_indices
 from unison.errors import (

@@ -24,7 +24,7 @@ from unison.data import (
     distribute_from_function,
 )
 from unison.data.distribution.input_workers import connected, workers_in_threads
-from unison.data.distribution.owned import Division, owned
+from unison.data.distribution.worker_examples import BatchSharding, owned
 from unison.data.sources.in_memory import ArrayRows
 from unison.errors import (
     AbortedError,
@@ -240,10 +240,10 @@ def test_the_numbers_of_a_workers_examples_are_those_in_the_whole(batch, workers
     count = 22
     numbers = []
     for first in range(workers):
-        division = Division(batch, -(-count // batch), count, workers, range(first, first + 1))
-        own = sum(len(division.own(b)) for b in range(skipped, division.num_batches))
-        numbers += division.numbers_of(np.arange(own), skipped).tolist() if own else []
-        assert [division.numbers_of(place, skipped) for place in range(own)] == numbers[
+        sharding = BatchSharding(batch, -(-count // batch), count, workers, range(first, first + 1))
+        own = sum(len(sharding.own(b)) for b in range(skipped, sharding.num_batches))
+        numbers += sharding.numbers_of(np.arange(own), skipped).tolist() if own else []
+        assert [sharding.numbers_of(place, skipped) for place in range(own)] == numbers[
             len(numbers) - own :
         ]
     assert sorted(numbers) == list(range(skipped * batch, count))

@@ -24,10 +24,10 @@ from unison.runtime.elastic import (
     Entry,
     GroupChanged,
     GroupClusterResolver,
-    keeping,
+    persisted_state,
 )
 from unison.runtime.elastic.environment import ElasticEnvironment
-from unison.runtime.elastic.keeping import Origin
+from unison.runtime.elastic.persisted_state import Origin
 from unison.runtime.elastic.protocol import LEFT_BY_NOTICE, REFUSED, TOO_FEW_WORKERS
 from unison.runtime.elastic.register import Register
 from unison.storage import checksummed
@@ -389,14 +389,16 @@ def test_whoever_has_never_had_the_state_leaves_none(job):
     job.register.end(TOO_FEW_WORKERS, "the test ends it")
     with pytest.raises(SystemExit):
         entry()
-    assert keeping.kept_state(job.folder) is None
+    assert persisted_state.kept_state(job.folder) is None
     with pytest.raises(SystemExit):
         first.regroup(old)
-    assert keeping.kept_state(job.folder).origin[:3] == (1, 1, 7)
+    assert persisted_state.kept_state(job.folder).origin[:3] == (1, 1, 7)
 
 
 def test_when_all_who_had_the_state_are_lost_newcomers_begin_where_the_last_run_ended(job):
-    keeping.keep_state(job.folder, Origin(1, 4, 5, "abc"), lambda: b'[1, 1, [4, "abc"]]\nleft')
+    persisted_state.keep_state(
+        job.folder, Origin(1, 4, 5, "abc"), lambda: b'[1, 1, [4, "abc"]]\nleft'
+    )
     old, new = State(b"old"), State()
     first, second = job.first(old), job.worker(1)
     assert old.held == b"left"
@@ -413,8 +415,8 @@ def test_machines_without_a_common_folder_share_what_each_has(job, tmp_path, mon
         folder.mkdir()
         origin = Origin(1, 4, 5 + place, "abc")
         held = b'[1, 1, [4, "abc"]]\n' + b"later" * place
-        keeping.keep_state(folder, origin, lambda held=held: held)
-        keeping.keep_part(folder, origin, place, part)
+        persisted_state.keep_state(folder, origin, lambda held=held: held)
+        persisted_state.keep_part(folder, origin, place, part)
     job.start(slots=2)
 
     def resume(slot):
@@ -429,27 +431,29 @@ def test_machines_without_a_common_folder_share_what_each_has(job, tmp_path, mon
 
 def test_an_earlier_state_does_not_take_the_place_of_a_later_one(tmp_path):
     for origin in [(1, 2, 30), (2, 1, 10), (1, 3, 40), (2, 1, 9), (2, 1, 10)]:
-        keeping.keep_state(tmp_path, Origin(*origin, "abc"), lambda n=origin: repr(n).encode())
-    assert keeping.kept_state(tmp_path) == (Origin(2, 1, 10, "abc"), b"(2, 1, 10)")
+        persisted_state.keep_state(
+            tmp_path, Origin(*origin, "abc"), lambda n=origin: repr(n).encode()
+        )
+    assert persisted_state.kept_state(tmp_path) == (Origin(2, 1, 10, "abc"), b"(2, 1, 10)")
 
 
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("state", lambda folder, _: keeping.kept_state(folder)),
-        ("state-1-2-abc-0", keeping.kept_parts),
+        ("state", lambda folder, _: persisted_state.kept_state(folder)),
+        ("state-1-2-abc-0", persisted_state.kept_parts),
     ],
 )
 def test_a_corrupt_file_is_named(tmp_path, name, read):
     origin = Origin(1, 2, 30, "abc")
-    keeping.keep_part(tmp_path, origin, 0, b"a part")
-    keeping.keep_state(tmp_path, origin, lambda: b"a state")
+    persisted_state.keep_part(tmp_path, origin, 0, b"a part")
+    persisted_state.keep_state(tmp_path, origin, lambda: b"a state")
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(DataLossError, match=rf"/{name} is corrupt: checksum mismatch.* Remove it"):
         read(tmp_path, origin)
-    keeping.keep_state(tmp_path, origin._replace(step=31), lambda: b"a later one")
-    assert keeping.kept_state(tmp_path).held == b"a later one"
+    persisted_state.keep_state(tmp_path, origin._replace(step=31), lambda: b"a later one")
+    assert persisted_state.kept_state(tmp_path).held == b"a later one"
 
 
 @pytest.mark.parametrize(
@@ -460,28 +464,28 @@ def test_a_state_of_right_checksum_and_wrong_content_is_corrupt(tmp_path, header
     with (tmp_path / "state").open("wb") as file:
         checksummed.write(file, [header, b"\nheld"])
     with pytest.raises(DataLossError, match=r"/state is corrupt: .* Remove it to start without it"):
-        keeping.kept_state(tmp_path)
-    keeping.keep_state(tmp_path, Origin(1, 1, 1, "abc"), lambda: b"")
-    assert keeping.kept_state(tmp_path).origin.step == 1
+        persisted_state.kept_state(tmp_path)
+    persisted_state.keep_state(tmp_path, Origin(1, 1, 1, "abc"), lambda: b"")
+    assert persisted_state.kept_state(tmp_path).origin.step == 1
 
 
 @pytest.mark.parametrize("about", [b"", b"[1, 2]", b'[1, "x", null]', b'[1, 1, ["4", "abc"]]'])
 def test_a_state_that_says_nothing_of_where_it_is_from_is_corrupt(job, about):
-    keeping.keep_state(job.folder, Origin(1, 4, 5, "abc"), lambda: about + b"\nleft")
+    persisted_state.keep_state(job.folder, Origin(1, 4, 5, "abc"), lambda: about + b"\nleft")
     with pytest.raises(DataLossError, match=r"state of the job is corrupt.* Remove it"):
         job.first(State())
 
 
 def test_parts_belong_to_one_group_and_go_with_it(tmp_path):
     origin = Origin(1, 2, 30, "abc")
-    keeping.keep_part(tmp_path, origin, 1, b"one")
-    keeping.keep_part(tmp_path, origin._replace(step=29), 0, b"zero")
-    keeping.keep_part(tmp_path, origin._replace(group="def"), 2, b"of another")
-    keeping.keep_part(tmp_path, origin._replace(view=1), 3, b"of an earlier view")
-    keeping.keep_state(tmp_path, origin, lambda: b"")
-    assert keeping.kept_parts(tmp_path, origin) == {0: b"zero", 1: b"one"}
-    assert keeping.kept_parts(tmp_path, origin._replace(view=1)) == {}
-    keeping.keep_state(tmp_path, Origin(2, 1, 31, "ghi"), lambda: b"")
+    persisted_state.keep_part(tmp_path, origin, 1, b"one")
+    persisted_state.keep_part(tmp_path, origin._replace(step=29), 0, b"zero")
+    persisted_state.keep_part(tmp_path, origin._replace(group="def"), 2, b"of another")
+    persisted_state.keep_part(tmp_path, origin._replace(view=1), 3, b"of an earlier view")
+    persisted_state.keep_state(tmp_path, origin, lambda: b"")
+    assert persisted_state.kept_parts(tmp_path, origin) == {0: b"zero", 1: b"one"}
+    assert persisted_state.kept_parts(tmp_path, origin._replace(view=1)) == {}
+    persisted_state.keep_state(tmp_path, Origin(2, 1, 31, "ghi"), lambda: b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state", "state.lock"]
 
 

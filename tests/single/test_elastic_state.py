@@ -1,5 +1,6 @@
 """What the state of a training loop goes back to, and where it says that its passes are."""
 
+import gc
 import random
 from types import SimpleNamespace
 
@@ -125,6 +126,7 @@ GLOBAL = {
 @pytest.fixture
 def of_these_replicas(monkeypatch):
     """Makes the replicas of this process those of a job whose workers may change."""
+    gc.collect()  # a commit reads all variables, also those of servers that other tests had
     group = SimpleNamespace(placement=strategy.placement, settle=lambda most: None, is_over=False)
     group.tell, group.runs = lambda point: None, 0
     monkeypatch.setattr(unison.elastic, "elastic_group", lambda: group)

@@ -12,6 +12,9 @@ from fuzzed.formats import FORMATS
 CASES = 25
 SEED = 7
 
+# Which the fixtures are.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reports():

@@ -4,13 +4,12 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "src" / "unison"
+from import_graph import PACKAGE, circles, file_imports, imports_of, modules
 
 # From the ground up: a room imports only from its own floor or from those below.
 FLOORS = (
@@ -18,16 +17,17 @@ FLOORS = (
     "fingerprint",
     "errors",
     "tracebacks",
+    "thread_local",
     "names",
     "storage",
     "net",
     "partitioning",
     "pipelining",
-    "references",
-    "equations",
+    "identity_key",
+    "jaxprs",
     "runtime",
     "profiling",
-    "stepping",
+    "eager_fallback",
     "slices",
     "values",
     "cells",
@@ -36,7 +36,7 @@ FLOORS = (
     "lowering",
     "lifting",
     "lockstep",
-    "reads",
+    "observers",
     "variables",
     "module",
     "program",
@@ -62,36 +62,10 @@ FLOORS = (
 PRIVATE_JAX = "runtime/private_jax.py"
 
 
-class Import(NamedTuple):
-    """One name that a module imports, as the absolute dotted path of the module or attribute."""
-
-    line: int
-    path: str
-
-
-def modules() -> list[str]:
-    found = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]  # stubs list what is loaded later
-    return sorted(module.relative_to(PACKAGE).as_posix() for module in found)
-
-
 def room_of(module: str) -> str:
     """The room of a file of the package, `collectives/packing.py` being in `collectives`."""
     first = Path(module.split("/")[0]).stem
     return {"__init__": "unison", "__main__": "cli"}.get(first, first)
-
-
-def imports_of(module: str, source: str) -> Iterator[Import]:
-    """Every import statement of `source`, wherever it stands; one inside a function counts too."""
-    folders = ["unison", *module.split("/")[:-1]]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            origin = [node.module] if node.module else []
-            if node.level:
-                origin = folders[: len(folders) - node.level + 1] + origin
-            base = ".".join(origin)
-            yield from (Import(node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
 def upward_imports(module: str, source: str) -> list[str]:
@@ -145,9 +119,112 @@ def network_of_its_own(module: str, source: str) -> list[str]:
     return complaints
 
 
-def test_listeners_and_proofs_are_made_in_one_room():
-    sources = {module: (PACKAGE / module).read_text() for module in modules()}
-    assert [each for name in sources for each in network_of_its_own(name, sources[name])] == []
+#: The one place that makes thread-locals.
+THREAD_LOCAL = "thread_local.py"
+
+
+def thread_locals_of_its_own(module: str, source: str) -> list[str]:
+    """One sentence for each thread-local that is not a `ThreadLocal`."""
+    if module == THREAD_LOCAL:
+        return []
+    imported = [line for line, path in imports_of(module, source) if path == "threading.local"]
+    named = [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "threading.local"
+    ]
+    return [
+        f"{module}:{line}: uses threading.local; use unison.thread_local.ThreadLocal"
+        for line in [*imported, *named]
+    ]
+
+
+#: What gives a file another name, and the modules that may call it: `tf.io.gfile.rename` is what a
+#: user calls.
+RENAMES = ("os.link", "os.rename", "os.replace", "os.renames", "shutil.move")
+RENAMING = ("storage/atomic.py", "tf/io/gfile.py")
+
+
+def renames_of_its_own(module: str, source: str) -> list[str]:
+    """One sentence for each file that appears under its name by other means than `storage`."""
+    if module in RENAMING:
+        return []
+    return [
+        f"{module}:{node.lineno}: calls {ast.unparse(node.func)}; use unison.storage.atomic"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in RENAMES
+    ]
+
+
+def complaints_of(rule: Callable[[str, str], list[str]]) -> list[str]:
+    """What a rule has to say of all modules."""
+    return [each for name in modules() for each in rule(name, (PACKAGE / name).read_text())]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        upward_imports,
+        private_jax_imports,
+        network_of_its_own,
+        thread_locals_of_its_own,
+        renames_of_its_own,
+    ],
+)
+def test_every_module_keeps_the_rule(rule):
+    assert complaints_of(rule) == []
+
+
+def test_every_module_lies_on_a_floor():
+    elsewhere = [module for module in modules() if room_of(module) not in FLOORS]
+    assert elsewhere == [], "Place their rooms in FLOORS."
+
+
+def test_no_files_import_each_other_in_a_circle():
+    sources = {name: (PACKAGE / name).read_text() for name in modules()}
+    assert circles(file_imports(sources)) == {}, "Move what both need to a file that both import."
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"a.py": "from unison import b", "b.py": "def late():\n    from unison.a import name"},
+        {"a.py": "import unison.b", "b.py": "import unison.c", "c.py": "from unison import a"},
+        {
+            "a/__init__.py": "",
+            "a/__init__.pyi": "from unison.a.one import One as One",
+            "a/one.py": "from unison.b import name",
+            "b.py": "from unison.a import One",
+        },
+    ],
+)
+def test_a_circle_of_imports_is_found(sources):
+    outside = {"d.py": "import unison.a", "e.py": ""}
+    found = circles(file_imports(sources | outside))
+    assert found.keys() == {name for name in sources if "__init__" not in name}
+
+
+def test_what_is_imported_for_types_only_makes_no_circle():
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from unison.a import A"
+    assert circles(file_imports({"a.py": "import unison.b", "b.py": for_types})) == {}
+
+
+def test_a_rename_elsewhere_is_found():
+    source = "import os\nos.replace(aside, path)"
+    assert len(renames_of_its_own("train/archive.py", source)) == 1
+    assert renames_of_its_own("storage/atomic.py", source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import threading\nheld = threading.local()",
+        "class Held(threading.local): pass",
+        "from threading import local",
+    ],
+)
+def test_a_thread_local_elsewhere_is_found(source):
+    assert len(thread_locals_of_its_own("program.py", source)) == 1
 
 
 @pytest.mark.parametrize(
@@ -170,21 +247,6 @@ def test_a_listener_elsewhere_is_found(source):
 def test_what_else_is_called_listen_is_not_one():
     source = "from unison.runtime.elastic import faults\nfaults.listen()"
     assert network_of_its_own("program.py", source) == []
-
-
-@pytest.mark.parametrize("module", modules())
-def test_every_module_lies_on_a_floor(module):
-    assert room_of(module) in FLOORS, f"Place the room of {module} in FLOORS."
-
-
-@pytest.mark.parametrize("module", modules())
-def test_imports_go_down_the_house(module):
-    assert upward_imports(module, (PACKAGE / module).read_text()) == []
-
-
-@pytest.mark.parametrize("module", modules())
-def test_the_private_names_of_jax_are_imported_in_one_file(module):
-    assert private_jax_imports(module, (PACKAGE / module).read_text()) == []
 
 
 @pytest.mark.parametrize(
@@ -223,6 +285,35 @@ def test_an_import_from_the_same_floor_or_below_is_allowed(module, source):
 @pytest.mark.parametrize("source", ["import jax._src.core", "from jax._src import core"])
 def test_a_private_name_of_jax_elsewhere_is_found(source):
     assert len(private_jax_imports("program.py", source)) == 1
+
+
+#: How many lines a file has at most, and those that have more, with what they hold.
+LONGEST = 600
+LONGER = {
+    "cells.py": "all that a cell does, read beside its table of annotations",
+    "data/dataset.py": "one class, whose methods are what users call, each with its docstring",
+    "data/distribution/replica_batches.py": "a batch's way from workers to replicas",
+    "keras/lookup.py": "three layers of Keras that differ in a line or two",
+    "keras/step.py": "a training step: to be divided where it shares its building with `run`",
+    "parameter_server/programs.py": "a scheduled function's way to programs of two machines",
+    "parameter_server/splitting.py": "one algorithm over a program's equations",
+    "program/cache.py": "a program of `run`: to be divided where it shares its building with Keras",
+    "runtime/elastic/group.py": "an elastic group: view, launches, resumption and hooks",
+    "runtime/elastic/roster.py": "the rules of membership, which a model explores as one",
+    "runtime/private_jax.py": "all private names of JAX, each with its reason",
+    "tf/data/functions.py": "functions of elements, traced once",
+    "tf/image.py": "TensorFlow's functions of a module",
+    "tf/math.py": "TensorFlow's functions of a module",
+    "tf/selecting.py": "TensorFlow's functions of indices",
+    "variables.py": "one class, whose methods are what users call, each with its docstring",
+}
+
+
+def test_a_file_is_short_enough_to_be_read_as_one():
+    lengths = {name: len((PACKAGE / name).read_text().splitlines()) for name in modules()}
+    long = {name for name, length in lengths.items() if length > LONGEST and name.endswith(".py")}
+    assert sorted(long - LONGER.keys()) == [], "Divide them where they hold two ideas."
+    assert sorted(LONGER.keys() - long) == [], "They are short now: take them off the list."
 
 
 def run_in_a_fresh_interpreter(program: str) -> str:

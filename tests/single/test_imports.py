@@ -36,7 +36,7 @@ OF_UNISON = {
 
 #: What `import unison.tf` loads beyond that: what it changes in JAX, and registers.
 OF_THE_FACE = {
-    "unison.references",
+    "unison.identity_key",
     "unison.tf",
     "unison.tf.dtypes",
     "unison.tf.missing",
@@ -224,7 +224,7 @@ def test_the_state_of_the_random_stream_is_restored_before_it_is_used():
 import json, sys
 import unison.tf as tf
 from unison.train import random_state
-loaded = "unison.tf.random" in sys.modules
+loaded = "unison.tf.random_keys" in sys.modules
 random_state.set_of_libraries({"tf.random": {"seed": 7, "draws": 3, "of_programs": None}})
 continued = tf.random.uniform([2]).tolist()
 tf.random.set_seed(7)

@@ -79,6 +79,20 @@ def test_kind_of_model_trains_as_on_one_device(kind, assert_trains_as_alone):
 
 
 @on_four_replicas
+def test_an_input_without_features_trains_as_on_one_device(assert_trains_as_alone):
+    def build():
+        inputs = [keras.Input((0,)), keras.Input((6,))]
+        joined = keras.layers.Concatenate()(inputs)
+        return compiled(keras.Model(inputs, keras.layers.Dense(1)(joined)))
+
+    x, y = regression_data(35)
+    nothing = np.zeros((35, 0), "float32")
+    assert_trains_as_alone(
+        build, lambda model: model.fit([nothing, x], y, batch_size=16, epochs=2, verbose=0)
+    )
+
+
+@on_four_replicas
 def test_model_that_is_built_on_an_uneven_batch_trains_as_on_one_device(assert_trains_as_alone):
     x, y = regression_data(5)
     assert_trains_as_alone(

@@ -20,10 +20,10 @@ from jax.sharding import Mesh, PartitionSpec
 from unison.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from unison.net.lines import Line
 from unison.runtime import liveness, process_group
+from unison.runtime.liveness.failure_detector import Finding, Late, Operation, Watch
 from unison.runtime.liveness.sockets import listening, shut_down
 from unison.runtime.liveness.star import Star
 from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
-from unison.runtime.liveness.verdict import Finding, Late, Operation, Watch
 
 NAMES = ["worker 0 (a:1)", "worker 1 (b:1)", "worker 2 (c:1)"]
 STEP = Operation("run of step", "takes float32[2]")

@@ -197,7 +197,7 @@ def test_a_sparse_update_equals_the_dense_one_in_the_rows_that_it_touches(starte
     np.testing.assert_allclose(table, expected_table, rtol=1e-5, atol=1e-6)
     for own, expected in zip(others, expected_others, strict=True):
         np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
-    (program,) = coordinator._programs.values()
+    (program,) = coordinator._dispatcher.functions.programs
     assert [table["rows"] for table in program.description["tables"]] == [24]
 
 
@@ -260,7 +260,7 @@ def test_slots_lie_beside_their_variables_and_never_travel(started):
 
     coordinator.schedule(step)
     coordinator.join()
-    (program,) = coordinator._programs.values()
+    (program,) = coordinator._dispatcher.functions.programs
     pulled = {shard[1] for shards in program.description["pulled"] for shard in shards}
     assert pulled.isdisjoint(slot.cell.shards[0].key for slot in slots)
 
@@ -338,7 +338,7 @@ def test_the_dataset_of_an_iterator_that_is_dropped_is_dropped_everywhere(starte
     for _ in range(8):  # the workers are told with their next call
         coordinator.schedule(total, args=(iterator,))
         coordinator.join()
-    assert len(coordinator._makers) == 1
+    assert len(coordinator._dispatcher.iterators) == 1
     assert inputs() - before <= 2
     assert coordinator.trace_count == 1
 
@@ -605,7 +605,7 @@ def test_a_push_that_comes_again_is_not_applied_again(started):
         total = unison.Variable(np.zeros(3, np.float32))
     coordinator.schedule(lambda: total.assign_add(jnp.ones(3)))
     coordinator.join()
-    ((update,),) = [p.description["updates"] for p in coordinator._programs.values()]
+    ((update,),) = [p.description["updates"] for p in coordinator._dispatcher.functions.programs]
     fields = {"program": update["program"], "shard": 0, "has_rows": False}
     fields["encodings"] = update["encodings"]
     again = {"closure": 50, "settled": 2, "updates": [{**fields, "pushed_rows": update["rows"]}]}

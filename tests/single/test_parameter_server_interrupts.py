@@ -108,7 +108,7 @@ def test_an_interrupted_wait_for_functions_leaves_them_running(started, alarm_in
     with strategy.scope():
         total = unison.Variable(0.0)
     values = [coordinator.schedule(lambda: total.assign_add(1.0)) for _ in range(20)]
-    alarm_in(type(coordinator._queue), "_is_empty")
+    alarm_in(type(coordinator._dispatcher.queue), "_is_empty")
     with pytest.raises(AlarmError):
         coordinator.join()
     coordinator.join()
@@ -185,7 +185,7 @@ def test_calls_of_an_interrupted_loop_are_cancelled_and_those_of_others_run(star
         return total.assign_add(1.0)
 
     begun = coordinator.schedule_in("loop", first)
-    until(lambda: coordinator._queue.begun == 1, "a worker begins the first call")
+    until(lambda: coordinator._dispatcher.queue.begun == 1, "a worker begins the first call")
     waiting = coordinator.schedule_in("loop", lambda: total.assign_add(10.0))
     other = coordinator.schedule(lambda: total.assign_add(100.0))
     coordinator.call_off("loop")

@@ -1,5 +1,6 @@
 """Releases: the tested sets satisfy pyproject.toml, and a wrong distribution is found."""
 
+import dataclasses
 import re
 import tomllib
 
@@ -60,6 +61,13 @@ def test_a_tested_set_has_the_jax_that_its_name_says(tested):
     jax, python = re.fullmatch(r"jax([\d.]+)-python([\d.]+)", tested.path.stem).groups()
     assert pins_of(tested)["jax"].startswith(f"{jax}.")
     assert python == tested.python
+
+
+def test_a_newer_python_takes_the_constraints_of_the_newest_jax():
+    newest = TESTED_SETS[-1]
+    newer = dataclasses.replace(newest, python="3.14", constraints=newest.path)
+    assert newer.path == newest.path
+    assert newer.name == newest.name.replace(newest.python, "3.14")
 
 
 def test_the_oldest_set_has_the_lowest_versions_of_what_the_project_names():

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 
 import unison
 from unison import PerReplica, VariableAggregation, get_replica_context
 from unison.program import ProgramCache
+from unison.runtime.private_jax import shard_map
 
 
 @pytest.fixture
@@ -55,6 +57,41 @@ def test_scalars_are_components(two_replicas, make):
 
 def test_a_mirrored_value_is_given_whole(two_replicas):
     assert numbers(two_replicas.run(lambda x: x, args=(unison.Mirrored([5, 5]),))) == [5, 5]
+
+
+def test_an_array_without_elements_is_an_argument_like_others(two_replicas):
+    """The compiler of jaxlib 0.11.2 ends the process here: see `private_jax.shard_map`."""
+    none, some = np.zeros((0, 5)), np.ones(3)
+    doubled, added = two_replicas.run(lambda none, some: (none * 2, some + 1), args=(none, some))
+    assert [component.shape for component in doubled.values] == [(0, 5)] * 2
+    assert numbers(added) == [[2.0] * 3] * 2
+
+
+def test_an_argument_without_elements_is_divided_as_its_specs_say(two_replicas):
+    mesh = two_replicas.placement.mesh
+    divided = shard_map(
+        lambda none, some: (none, jnp.sum(none) + some),
+        mesh=mesh,
+        in_specs=(PartitionSpec(None, *mesh.axis_names), PartitionSpec()),
+        out_specs=(PartitionSpec(None, *mesh.axis_names), PartitionSpec()),
+        check_vma=False,
+    )
+    none, some = jax.jit(divided)(jnp.zeros((0, 6), jnp.int32), jnp.ones(3))
+    assert (none.shape, none.dtype) == ((0, 6), jnp.int32)
+    np.testing.assert_array_equal(some, np.ones(3))
+
+
+def test_variables_without_elements_are_lifted(two_replicas):
+    with two_replicas.scope():
+        none, count = unison.Variable(jnp.zeros((0, 4))), unison.Variable(0.0, aggregation="sum")
+
+    def step(rows):
+        none.assign(none + jnp.sum(rows))
+        count.assign_add(jnp.sum(rows))
+
+    two_replicas.run(step, args=(np.ones((2, 3), "float32"),))
+    assert none.numpy().shape == (0, 4)
+    assert count.numpy() == 12.0
 
 
 def test_arguments_are_trees(two_replicas):

@@ -188,7 +188,7 @@ import json, os, sys
 os.environ["UNISON_ELASTIC_TOKEN"] = "secret"
 os.environ["UNISON_ELASTIC"] = json.dumps({"register": "127.0.0.1:1", "slot": int(sys.argv[1])})
 from unison.runtime.elastic import faults
-from unison.runtime.elastic.happenings import happened
+from unison.runtime.elastic.lifecycle import happened
 faults.listen()
 for step in range(30):
     happened("step", step)

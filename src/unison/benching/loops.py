@@ -4,7 +4,7 @@
    a thread that waits for its result, so that the loop goes on meanwhile.
 2. How long a step takes that starts when the one before it is done.
 3. How long the replicas take to compute their parts of it alone: at the same time, and without
-   exchanging anything (see `unison.program.alone`).
+   exchanging anything (see `unison.program.single_replica`).
 
 What the second takes longer than the third, the replicas exchange and wait for each other.
 """

@@ -13,7 +13,7 @@ import numpy as np
 from unison.cells import VariableAggregation
 from unison.data import Dataset
 from unison.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
-from unison.strategies.context import get_replica_context
+from unison.strategies.current import get_replica_context
 from unison.variables import Variable
 
 #: Epochs enough for whoever ends the program when it has been measured.

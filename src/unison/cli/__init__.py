@@ -1,4 +1,4 @@
-"""The `unison` command. Each subcommand has a file with its arguments and what it does."""
+"""The `unison` command. Each subcommand has a file with its arguments and its implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it."""
+    """Reports errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -26,13 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
     Args:
-        arguments: What follows `unison` on the command line. Default: this process's arguments.
+        arguments: The arguments after `unison` on the command line. Default: this process's
+            arguments.
 
     Returns:
-        0, 2 where the arguments ask for what cannot be had, or what `run` says of the program.
+        0; 2 if the request cannot be fulfilled; or the program's exit status from `run`.
 
     Raises:
-        SystemExit: After `--help`, `--version` and arguments that cannot be read.
+        SystemExit: After `--help`, `--version` and arguments that cannot be parsed.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show_messages()
         return options.run(options) or 0
     except CommandError as error:
-        message = " ".join(str(error).split())  # what others said may have several lines
+        message = " ".join(str(error).split())  # errors of other origin may have several lines
         print(f"{parser.prog} {options.command}: {message}", file=sys.stderr)
         return 2
 

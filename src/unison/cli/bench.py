@@ -26,11 +26,11 @@ from unison.runtime.devices import available_cores
 _MODELS = ("mlp", "cnn", "loop")
 _COMPARE = "compare"
 
-#: The global batch, with the fewest replicas, of the built-in models.
+#: The global batch size of the built-in models with the fewest replicas.
 _BATCH = 256
 
-#: The examples of the built-in models' data, and how many of the largest batches there are at
-#: least: a pass must not be over at once.
+#: The number of examples of the built-in models' data, and the minimum number of the largest
+#: batches in it: an epoch must not be too short.
 _EXAMPLES = 8192
 _BATCHES_OF_DATA = 32
 
@@ -162,7 +162,7 @@ def _target(options: argparse.Namespace) -> Target:
 def _sizes(
     options: argparse.Namespace, target: Target
 ) -> tuple[list[tuple[int, int]], list[int], list[int], Scaling]:
-    """Returns what `points` takes."""
+    """Returns the arguments of `points`."""
     for name, given in (("batch", options.batch), ("examples", options.examples)):
         if given is not None and not target.is_told(name):
             raise CommandError(
@@ -190,7 +190,7 @@ def _sizes(
 
 
 def _places(options: argparse.Namespace) -> list[tuple[int, int]]:
-    """Returns how many workers there are in turn, and how many devices each has."""
+    """Returns the pairs of a number of workers and of devices per worker, in order."""
     if options.workers is None:
         for name, given in (
             ("--devices-per-worker", options.devices_per_worker),
@@ -224,7 +224,7 @@ def _measured(
 
 
 def _check_folder(path: str) -> None:
-    """Refuses a folder that cannot be made or written, before the results are measured."""
+    """Rejects a folder that cannot be created or written, before the measurements."""
     folder = pathlib.Path(path).absolute()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -293,7 +293,7 @@ def _compare(arguments: list[str], no_color: bool) -> int:
 
 
 class _ComparingParser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see {self.prog} --help)")

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the demonstration.
 
     Raises:
-        CommandError: The devices, the data or Keras on JAX cannot be had.
+        CommandError: The devices, the data or Keras on JAX are not available.
     """
     _choose_keras_backend()
     strategy = _strategy_of(options.replicas)
@@ -118,7 +118,7 @@ def _choose_keras_backend() -> None:
 
 
 def _strategy_of(replicas: int | None) -> unison.MirroredStrategy:
-    """Returns a strategy on so many accelerators, or logical CPU devices where there is none."""
+    """Returns a strategy on `replicas` accelerators, or logical CPU devices if there are none."""
     try:
         if devices.stated_cpu_devices() is None:
             unison.set_logical_cpu_devices(replicas or _LOGICAL_CPU_DEVICES)

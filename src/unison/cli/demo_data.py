@@ -38,7 +38,7 @@ def load_images(source: str) -> Images:
     """Returns the images that `--data` names: `digits`, `mnist`, or the path of an `.npz` file.
 
     Raises:
-        CommandError: They cannot be had.
+        CommandError: They are not available.
     """
     if source == "digits":
         return _digits()
@@ -48,7 +48,7 @@ def load_images(source: str) -> Images:
 
 
 def _digits() -> Images:
-    """Scikit-learn's 1797 scans of 8x8 pixels, enlarged; every fifth is for testing."""
+    """Returns scikit-learn's 1797 scans of 8x8 pixels, enlarged; every fifth is for testing."""
     try:
         from sklearn import datasets
     except ImportError as error:
@@ -57,7 +57,7 @@ def _digits() -> Images:
             "the path of an .npz file"
         ) from error
     scans, labels = datasets.load_digits(return_X_y=True)
-    # Three pixels for one, and a margin of two: 28 = 3 * 8 + 2 * 2, as MNIST's digits lie.
+    # Three pixels for one, and a margin of two: 28 = 3 * 8 + 2 * 2, as in MNIST.
     enlarged = np.kron(scans.reshape(-1, 8, 8) / 16, np.ones((3, 3)))
     images = np.pad(enlarged, [(0, 0), (2, 2), (2, 2)])
     is_test = np.arange(len(labels)) % 5 == 4
@@ -72,7 +72,7 @@ def _downloaded_mnist() -> Images:
 
     try:
         (x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()
-    except Exception as error:  # Keras raises a bare Exception where the download fails
+    except Exception as error:  # Keras raises a bare Exception if the download fails
         raise CommandError(
             f"--data mnist: Keras could not download MNIST ({error}). Pass --data digits, or the "
             "path of an .npz file with MNIST"
@@ -98,7 +98,7 @@ def _from_file(path: pathlib.Path) -> Images:
     for part in ("train", "test"):
         images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
         _check(path, part, images, labels)
-        # Pixels are bytes in Keras' file; floats are taken to be in [0, 1] already.
+        # Pixels are bytes in Keras' file; floats are assumed to be in [0, 1] already.
         scale = 255 if np.issubdtype(images.dtype, np.integer) else 1
         parts += _as_inputs(images / scale, labels)
     return Images(*parts)

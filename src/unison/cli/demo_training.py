@@ -17,7 +17,8 @@ import keras  # isort: skip
 
 _DROPOUT = 0.2
 _SEED = 0
-#: At most so many batches an epoch, and so many epochs, are compared with one device.
+#: The maximum number of batches per epoch, and the number of epochs, of the comparison with one
+#: device.
 _COMPARED_STEPS = 200
 _COMPARED_EPOCHS = 2
 _EVALUATION_BATCH = 1000
@@ -25,13 +26,14 @@ _EVALUATION_BATCH = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What training gave.
+    """The results of training.
 
     Attributes:
-        images_per_second: In the epochs that are timed.
-        timed: Which these are, in words.
-        training_accuracy: Of the trained model, without dropout, on all training images.
-        test_accuracy: On all test images.
+        images_per_second: The rate in the timed epochs.
+        timed: A description of these epochs.
+        training_accuracy: The accuracy of the trained model, without dropout, on all training
+            images.
+        test_accuracy: The accuracy on all test images.
     """
 
     images_per_second: float
@@ -45,9 +47,9 @@ class Difference:
     """The largest absolute differences to the same training on one device.
 
     Attributes:
-        steps: After so many steps.
-        weight: Of any weight.
-        loss: Of any epoch's loss.
+        steps: The number of steps after which they were measured.
+        weight: The difference of any weight.
+        loss: The difference of any epoch's loss.
     """
 
     steps: int
@@ -73,7 +75,7 @@ def train(strategy: Strategy, images: Images, batch: int, epochs: int) -> Traini
 
 
 def compare_with_one_device(strategy: Strategy, images: Images, batch: int) -> Difference:
-    """Trains the network without dropout for some steps, on all replicas and by Keras alone."""
+    """Trains the network without dropout for some steps, on all replicas and with Keras alone."""
     count = min(len(images.x_train), _COMPARED_STEPS * batch)
     losses, weights = [], []
     for scope in (strategy.scope(), contextlib.nullcontext()):
@@ -125,7 +127,7 @@ def _largest_difference(one: Any, other: Any) -> float:
 
 
 class _Stopwatch(keras.callbacks.Callback):
-    """Measures the epochs after the first, in which the steps are compiled, if there are more."""
+    """Times the epochs after the first one, which includes compilation, if there are more."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`unison run --min-workers` and `--join`: jobs whose workers may be lost and may come."""
+"""`unison run --min-workers` and `--join`: jobs whose workers may be lost and may join."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from unison.runtime.launching import (
 )
 from unison.runtime.launching.elastic import Group
 
-#: Seconds for the workers to come at the start of a job.
+#: Seconds for the workers to connect at the start of a job.
 _SECONDS_TO_START = 300.0
 
-#: Seconds for a connection, to see whether somebody listens.
+#: Timeout in seconds of the connection that checks whether the register listens.
 _SECONDS_TO_CONNECT = 5.0
 
 
@@ -47,8 +47,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs an elastic job, or adds workers to one, and returns the exit code.
 
     Raises:
-        CommandError: The job cannot be had.
-        UnavailableError: Its folder cannot.
+        CommandError: The job cannot be started.
+        UnavailableError: Its folder cannot be used.
     """
     terminal = Terminal(options.no_color)
     if options.join is None:
@@ -57,15 +57,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Places(NamedTuple):
-    """Where the workers of a job are started.
+    """The places where the workers of a job are started.
 
     Attributes:
-        script: What Python is started with, without the program's arguments.
+        script: The arguments of Python, without the program's arguments.
         listen: The address at which each worker listens.
-        cores: With how many threads each computes; None: they share this machine's cores.
-        start: Starts one.
-        register_host: The address of this machine at which they reach the register.
-        folder: The job's folder, as they find it; None: they do not.
+        cores: The number of threads of each worker; None: they share this machine's cores.
+        start: Starts a worker.
+        register_host: The address of this machine at which the workers reach the register.
+        folder: The job's folder, as the workers access it; None if they cannot.
     """
 
     script: list[str]
@@ -91,7 +91,7 @@ class _Supervision:
         self._folder: JobFolder
 
     def run(self) -> int:
-        """Runs it, and returns its exit code."""
+        """Runs the job, and returns its exit code."""
         options = self._options
         with contextlib.ExitStack() as ends:
             self._folder = ends.enter_context(
@@ -134,7 +134,7 @@ class _Supervision:
         return code
 
     def _placed(self, ends: contextlib.ExitStack) -> _Places:
-        """Returns where the workers are started, on this machine or on a Ray cluster."""
+        """Returns the places where the workers are started, on this machine or on a Ray cluster."""
         options = self._options
         host = elastic_options.listen_at(options)[0]
         if options.address is None:
@@ -154,7 +154,7 @@ class _Supervision:
         ]
         if options.listen is None:
             host = address_towards(*addresses[0]) or host
-        # Only a folder that the user has named can be one that the nodes reach, too.
+        # Only a folder that the user has specified can be accessible to the nodes, too.
         folder = None if self._folder.is_temporary else str(self._folder.path)
         listen = [own for own, _ in addresses]
         return _Places(script, listen, nodes.cores, nodes.start, host, folder)
@@ -184,7 +184,7 @@ class _Supervision:
             ) from error
 
     def _hear(self, event: Mapping[str, Any]) -> None:
-        """Writes down what has happened, and says it; called in any thread."""
+        """Records and prints an event; called in any thread."""
         self._folder.note(event)
         self._group.hear(event)
         line = self._story.told(event)
@@ -206,7 +206,7 @@ class _Supervision:
         )
 
     def _close(self, code: int) -> None:
-        """Says what is left of the job."""
+        """Removes the state of a finished job, or prints how to resume the job."""
         if code == 0:
             self._folder.forget_state()
         elif self._folder.has_state:
@@ -241,7 +241,7 @@ class _OwnGroup:
         self.register.end(REGISTER_LOST, why)
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Notes who comes and goes; called in any thread."""
+        """Notes workers that join and leave; called in any thread."""
         what, name = event["event"], str(event.get("worker"))
         own = self._own.get(name)
         if what == "came" and own is None:
@@ -328,7 +328,7 @@ def _programs(
 
 
 def _explain(job: ElasticJob, terminal: Terminal, what: str) -> None:
-    """Says how a worker failed, if that has ended `what`."""
+    """Prints how a worker failed, if that has ended `what`."""
     if job.failure is None:
         return
     error = f": {job.failure.error}" if job.failure.error else ""
@@ -337,7 +337,7 @@ def _explain(job: ElasticJob, terminal: Terminal, what: str) -> None:
 
 @contextlib.contextmanager
 def _stopping(job: ElasticJob) -> Iterator[list[int]]:
-    """Stops the job at Ctrl-C and SIGTERM, and kills it the second time; notes the signals."""
+    """Stops the job on Ctrl-C or SIGTERM, and kills it on the second signal; yields the signals."""
     numbers: list[int] = []
 
     def stop(number: int, frame: object) -> None:

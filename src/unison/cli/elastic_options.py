@@ -1,4 +1,4 @@
-"""The options of elastic jobs of `unison run`: which there are, and which go together."""
+"""The options of `unison run` for elastic jobs, and their valid combinations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from unison.cli.errors import CommandError
 from unison.net.addresses import LOOPBACK, split_address
 from unison.runtime.elastic.environment import TOKEN_VARIABLE
 
-#: What is so unless an option says otherwise.
+#: The default values of the options.
 _RESTARTS = 10
 _HEARTBEAT_TIMEOUT = 10.0
 _WAIT = 60.0
 _GRACE = 20.0
 
-#: Addresses that stand for all of a machine's: nobody can be sent there.
+#: Wildcard addresses, which cannot be given to workers.
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
 
 
@@ -87,21 +87,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_elastic(options: argparse.Namespace) -> bool:
-    """Whether an elastic job is asked for."""
+    """Returns whether an elastic job is requested."""
     asked = (options.min_workers, options.max_workers, options.join)
     return any(given is not None for given in asked)
 
 
 def may_start_nobody(options: argparse.Namespace) -> bool:
-    """Whether all workers may be started by other commands."""
+    """Returns whether all workers may be started by other commands."""
     return is_elastic(options) and options.join is None and options.address is None
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what cannot be had.
+    """Rejects invalid options.
 
     Raises:
-        CommandError: It says what, and the mend.
+        CommandError: The message states what is wrong, and the remedy.
     """
     if not is_elastic(options):
         _refuse(options, "is for elastic jobs. Give --min-workers, or leave it out", *_OF_ELASTIC)
@@ -145,7 +145,7 @@ def check(options: argparse.Namespace) -> None:
         raise CommandError(f"Expected a folder for --folder. Received: {options.folder!r}")
 
 
-#: The options that mean nothing without a job that is elastic.
+#: The options that require an elastic job.
 _OF_ELASTIC = (
     "restarts",
     "restarts_on_error",
@@ -168,7 +168,7 @@ def _refuse(options: argparse.Namespace, why: str, *names: str) -> None:
 
 
 def sizes(options: argparse.Namespace) -> tuple[int, int, int]:
-    """Returns the least and the greatest number of workers, and how many are started here."""
+    """Returns the minimum and maximum number of workers, and the number that is started here."""
     least = 1 if options.min_workers is None else options.min_workers
     most = options.max_workers
     if most is None:
@@ -177,7 +177,7 @@ def sizes(options: argparse.Namespace) -> tuple[int, int, int]:
 
 
 def checked_address(address: str, option: str) -> tuple[str, int]:
-    """Returns the host and the port of an address that an option gives."""
+    """Returns the host and the port of an option's address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise CommandError(f"Expected HOST:PORT for {option}. Received: {address!r}")
@@ -185,7 +185,7 @@ def checked_address(address: str, option: str) -> tuple[str, int]:
 
 
 def listen_at(options: argparse.Namespace) -> tuple[str, int]:
-    """Returns the host and the port at which the register is to listen; port 0: a free one."""
+    """Returns the host and the port at which the register listens; port 0 for a free one."""
     if options.listen is None:
         return options.host or LOOPBACK, 0
     given = options.listen
@@ -205,12 +205,12 @@ def listen_at(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def restarts(options: argparse.Namespace) -> int:
-    """Returns how often a lost worker may be started again."""
+    """Returns the maximum number of restarts of lost workers."""
     return _RESTARTS if options.restarts is None else int(options.restarts)
 
 
 def heartbeat_timeout(options: argparse.Namespace) -> float:
-    """Returns the seconds of silence after which a worker is lost."""
+    """Returns the seconds of silence after which a worker counts as lost."""
     return _given(options.heartbeat_timeout, _HEARTBEAT_TIMEOUT)
 
 

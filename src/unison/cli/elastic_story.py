@@ -1,4 +1,4 @@
-"""What `unison run` says of an elastic job: one line for each event that matters."""
+"""The messages of `unison run` about an elastic job: one line for each important event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Story:
     """Turns events of a job's register and processes into lines.
 
     Args:
-        restarts: How many there may be.
+        restarts: The maximum number of restarts.
         now: Returns the time in seconds.
 
     Examples:
@@ -34,7 +34,7 @@ class Story:
         self._interrupted_at: float | None = None
 
     def told(self, event: Mapping[str, Any]) -> str | None:
-        """Returns what is said of an event; None: nothing."""
+        """Returns the message about an event; None if there is none."""
         what = event["event"]
         if what == "interrupted" and self._members and self._interrupted_at is None:
             self._interrupted_at = self._now()
@@ -102,6 +102,6 @@ class Story:
     def _ended(self, event: Mapping[str, Any]) -> str | None:
         if event["code"] == DONE:
             return "the job is done"
-        if event["code"] == REGISTER_LOST:  # this process has ended it, and says why
+        if event["code"] == REGISTER_LOST:  # this process has ended it, and prints why
             return None
         return f"the job ends: {event['why']} (exit code {event['code']})"

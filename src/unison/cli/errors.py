@@ -1,5 +1,5 @@
-"""What a subcommand raises for the user to read."""
+"""The error that a subcommand raises for the user to read."""
 
 
 class CommandError(Exception):
-    """The command cannot do what it was asked for; the message is one line with the mend."""
+    """The command cannot fulfil the request; the message is one line, with a remedy."""

@@ -1,4 +1,4 @@
-"""What the workers of a job print when Ctrl-C ends them, without a traceback of each."""
+"""The output of a job's workers when Ctrl-C ends them, without a traceback of each."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 
 from unison.runtime.launching.workers import OnLine
 
-#: How that begins which Python prints of an error that nobody has caught.
+#: The beginnings of what Python prints for an uncaught error.
 _BEGINNINGS = ("Traceback (most recent call last):", "KeyboardInterrupt")
 
-#: How a worker ends that was interrupted, or that misses one that was.
+#: The last lines of a worker that was interrupted, or that lost an interrupted one.
 _ENDS_BY_INTERRUPT = ("KeyboardInterrupt", "has failed: KeyboardInterrupt")
 
 
 class InterruptedOutput:
-    """Passes on the workers' lines; after an interrupt, without its tracebacks.
+    """Passes on the workers' lines; after an interrupt, without the resulting tracebacks.
 
     Args:
         show: Called with a worker and a line, in any thread.
@@ -52,7 +52,7 @@ class InterruptedOutput:
         self._is_interrupted = True
 
     def end(self) -> None:
-        """Passes on what was held back, and is more than the traceback of the interrupt."""
+        """Passes on the held lines that are not part of the traceback of the interrupt."""
         for worker, lines in self._held.items():
             ends = [i for i, line in enumerate(lines) if any(s in line for s in _ENDS_BY_INTERRUPT)]
             for line in lines[ends[-1] + 1 if ends else 0 :]:

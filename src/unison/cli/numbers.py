@@ -1,4 +1,4 @@
-"""Numbers that options take."""
+"""Parsers of numeric options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def positive(text: str) -> int:
     """Returns a count of at least 1, for `add_argument(type=...)`.
 
     Raises:
-        ArgumentTypeError: It is none.
+        ArgumentTypeError: The text is not such a number.
 
     Examples:
         >>> positive("3")
@@ -22,10 +22,10 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Returns a time that is waited for at most, for `add_argument(type=...)`.
+    """Returns a timeout, for `add_argument(type=...)`.
 
     Raises:
-        ArgumentTypeError: It is none: not a number, not above 0, or without end.
+        ArgumentTypeError: The text is not a number, or the number is not positive or is infinite.
 
     Examples:
         >>> seconds("1.5")

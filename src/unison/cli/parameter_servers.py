@@ -31,7 +31,7 @@ from unison.runtime.launching.server_jobs import (
 )
 from unison.runtime.launching.workers import OnLine, Worker
 
-#: The colours of the tasks' names, in turn.
+#: The colours of the tasks' names, used cyclically.
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -57,20 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_asked(options: argparse.Namespace) -> bool:
-    """Whether a job with parameter servers is asked for."""
+    """Returns whether a job with parameter servers is requested."""
     return options.ps is not None or options.ps_at is not None
 
 
 def _servers_at(options: argparse.Namespace) -> list[str]:
-    """Returns where the servers listen that run already."""
+    """Returns the addresses of the servers that are already running."""
     return [] if options.ps_at is None else options.ps_at.split(",")
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what cannot be had.
+    """Rejects invalid options.
 
     Raises:
-        CommandError: It says what, and the mend.
+        CommandError: The message states what is wrong, and the remedy.
     """
     if options.ps is None and options.ps_checkpoints is not None:
         raise CommandError("--ps-checkpoints is for jobs that start parameter servers: give --ps.")
@@ -98,9 +98,9 @@ def run(options: argparse.Namespace) -> int:
     """Runs the job and returns the exit code.
 
     Raises:
-        CommandError: It cannot be had.
+        CommandError: The job cannot be started.
         UnavailableError: The Ray cluster cannot be reached.
-        ImportError: Ray is not installed, and asked for.
+        ImportError: Ray is requested, but not installed.
     """
     workers = options.workers or 1
     with contextlib.ExitStack() as places:
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 def _placed(
     options: argparse.Namespace, workers: int, places: contextlib.ExitStack
 ) -> tuple[ClusterSpec, Start, int]:
-    """Returns the cluster, what starts its tasks, and with how many threads they compute."""
+    """Returns the cluster, the function that starts its tasks, and their number of threads."""
     tasks = workers + (options.ps or 0)
     if options.address is None:
         try:
@@ -135,7 +135,7 @@ def _placed(
         there, threads = nodes.cluster, nodes.cores
 
         def start(index: int, program: Program, on_line: OnLine) -> Worker:
-            # The chief is here: it reaches the others, and nobody has to reach it.
+            # The chief runs locally: it connects to the others, and none has to connect to it.
             if index == 0:
                 return ProcessWorker(index, program, on_line)
             return nodes.start(index - 1, program, on_line)
@@ -166,7 +166,7 @@ def _run(
         if task.job == "chief":
             arguments = ["-u", *program_of(options)]
         else:
-            # The modules beside the program: a dataset's function may need them.
+            # Modules in the program's folder, which a dataset function may import.
             arguments, environment["PYTHONPATH"] = ["-u", "-m", SERVING], path
         programs.append(Program(arguments, environment))
     terminal = _TerminalWithTasks(options.no_color, tasks)
@@ -199,19 +199,19 @@ def _run(
 
 
 def _tasks(options: argparse.Namespace, cluster: ClusterSpec) -> list[Task]:
-    """Returns the tasks that are started."""
+    """Returns the tasks to start."""
     return [task for task in tasks_of(cluster) if options.ps_at is None or task.job != "ps"]
 
 
 def _key(options: argparse.Namespace) -> str:
-    """Returns the job's key: a new one, or that of the servers that run already."""
+    """Returns the job's key: a new one, or that of the servers that are already running."""
     if options.ps_at is None:
         return new_key()
     return key().hex()
 
 
 class _TerminalWithTasks(Terminal):
-    """A terminal where lines begin with the names of tasks."""
+    """A terminal with the names of tasks as prefixes of lines."""
 
     def __init__(self, no_color: bool, tasks: list[Task]):
         super().__init__(no_color)
@@ -231,7 +231,7 @@ class _TerminalWithTasks(Terminal):
 def _interrupting(
     job: ParameterServerJob, interrupts: list[int], output: InterruptedOutput
 ) -> Iterator[None]:
-    """Passes Ctrl-C on to the program; the second time, all tasks are killed."""
+    """Forwards Ctrl-C to the program; on the second one, kills all tasks."""
 
     def interrupted(number: int, frame: object) -> None:
         interrupts.append(number)

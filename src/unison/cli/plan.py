@@ -1,4 +1,4 @@
-"""`unison plan`: compiles a step for devices that are not here, and says what it takes there."""
+"""`unison plan`: compiles a step for devices that are not present, and shows its cost there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from unison.program.control_flow import ControlFlowError
 from unison.runtime.tpu.slices import MissingTPULibraryError
 from unison.storage.temporary_folders import temporary_folder
 
-#: Told to the process that plans one of several targets: where to write what it finds.
+#: The variable with the result file of a process that plans one of several targets.
 _RESULT = "UNISON_PLAN_RESULT"
 
 
@@ -137,7 +137,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check_can_be_written(path: str | None) -> None:
-    """Refuses a file that cannot be written, before the work whose result it is to have."""
+    """Rejects a file that cannot be written, before the work whose result it is for."""
     if path is None:
         return
     file = pathlib.Path(path)
@@ -161,7 +161,7 @@ def _measured(measured: Calibration) -> str:
 
 def _plan(options: argparse.Namespace) -> dict[str, Any]:
     """Runs the program in this process, up to its first step."""
-    os.environ.pop("TF_CONFIG", None)  # the plan's devices are those of all workers
+    os.environ.pop("TF_CONFIG", None)  # the plan includes the devices of all workers
     jax.config.update("jax_platforms", "cpu")
     (name,) = options.target
     arguments, path = sys.argv, sys.path.copy()
@@ -189,7 +189,7 @@ def _call(options: argparse.Namespace) -> None:
 
 
 def _plan_in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the plan for one of several targets: each starts from a fresh program."""
+    """Returns the plan for one of several targets, computed in a fresh process."""
     with temporary_folder("plan") as folder:
         result = pathlib.Path(folder, "plan.json")
         command = [sys.executable, "-m", "unison", "plan", "--target", name]
@@ -213,14 +213,14 @@ def _table(plans: list[dict[str, Any]]) -> Table:
     for plan in plans:
         table.add_column(plan["target"], justify="right")
     rows = [_rows(plan) for plan in plans]
-    longest = max(rows, key=len)  # the others have no names between
+    longest = max(rows, key=len)  # its order of names is used
     for name in dict.fromkeys([*longest, *(name for of_plan in rows for name in of_plan)]):
         table.add_row(name, *(of_plan.get(name, "") for of_plan in rows))
     return table
 
 
 def _rows(plan: dict[str, Any]) -> dict[str, str]:
-    """Returns the lines of a plan's column."""
+    """Returns the rows of a plan's column."""
     memory = plan["memory"]
     rows = {
         "chips, replicas": f"{plan['num_chips']}, {plan['num_replicas']}",

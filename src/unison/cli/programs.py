@@ -1,4 +1,4 @@
-"""The program that a command starts: how it is named there, and what it is started with."""
+"""The program that a command starts: its options, and its command line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pathlib
 
 from unison.storage.decoding import parsed_json
 
-#: The variable that names the backend of Keras.
+#: The variable that selects Keras' backend.
 KERAS_BACKEND = "KERAS_BACKEND"
 
-#: The backend that Keras writes into its configuration by itself, when it is first imported.
+#: The backend that Keras writes into its configuration when it is first imported.
 _UNCHOSEN = "tensorflow"
 
 
@@ -22,13 +22,13 @@ def add_arguments(
     help: str = "the program",
     is_optional: bool = False,
 ) -> None:
-    """Adds the program, which ends the command's own arguments, and how its output looks.
+    """Adds the program, which ends the command's own arguments, and the options for its output.
 
     Args:
-        parser: The command's.
-        name: What the program is called among the options.
-        metavar: What it is called in the help.
-        help: What the help says of it.
+        parser: The command's parser.
+        name: The program's name among the options.
+        metavar: Its name in the help.
+        help: Its description in the help.
         is_optional: Whether the command may be given without it.
     """
     parser.add_argument("--no-color", action="store_true", help="print without colours")
@@ -40,7 +40,7 @@ def add_arguments(
 
 
 def script_of(options: argparse.Namespace) -> list[str]:
-    """Returns what Python is started with, without the program's arguments.
+    """Returns the arguments of Python, without the program's arguments.
 
     Examples:
         >>> script_of(argparse.Namespace(module=True, script="package.train"))
@@ -50,22 +50,22 @@ def script_of(options: argparse.Namespace) -> list[str]:
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
-    """Returns what Python is started with."""
+    """Returns the arguments of Python."""
     return [*script_of(options), *options.arguments]
 
 
 def choose_keras_backend() -> None:
-    """Has the programs that this process starts run Keras on JAX, unless the user says otherwise.
+    """Makes the programs that this process starts run Keras on JAX, unless configured otherwise.
 
-    The user does by `KERAS_BACKEND`, or by another backend in Keras' configuration file than the
-    one that stands there without anybody's doing.
+    The user can set `KERAS_BACKEND`, or a backend in Keras' configuration file that differs from
+    the one that Keras writes there itself.
     """
     if not os.environ.get(KERAS_BACKEND) and _configured_backend() in (None, _UNCHOSEN):
         os.environ[KERAS_BACKEND] = "jax"
 
 
 def _configured_backend() -> str | None:
-    """Returns the backend that Keras' configuration file names; None if it names none."""
+    """Returns the backend in Keras' configuration file; None if there is none."""
     folder = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     try:
         configured = parsed_json(pathlib.Path(folder, "keras.json").read_bytes())

@@ -1,4 +1,4 @@
-"""Where `--address` starts a program's workers: its options, and the places on a Ray cluster."""
+"""`--address`: the options for workers on a Ray cluster, and their allocation there."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what cannot be had.
+    """Rejects invalid options.
 
     Raises:
-        CommandError: It says what, and the mend.
+        CommandError: The message states what is wrong, and the remedy.
     """
     for name, number, least in (
         ("--cpus-per-worker", options.cpus_per_worker, 1),
@@ -51,16 +51,16 @@ def on_ray(
     workers: int | None,
     grace: float | None = None,
 ) -> tuple[list[str], RayNodes]:
-    """Takes room on a Ray cluster, and has the program's folder sent there.
+    """Allocates resources on a Ray cluster, and sends the program's folder there.
 
     Args:
-        options: The command's.
-        places: Ends what is taken.
-        workers: How many there are. None: one a node.
+        options: The command's options.
+        places: The stack that releases the resources.
+        workers: The number of workers. None: one per node.
         grace: See `RayNodes`.
 
     Returns:
-        What Python is started with there, and the nodes.
+        The arguments of Python on the nodes, and the nodes.
     """
     script = script_of(options)
     folder = os.getcwd()

@@ -1,4 +1,4 @@
-"""What `unison run --env` prints: how a program's workers are started elsewhere."""
+"""The output of `unison run --env`: how to start a program's workers elsewhere."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ from unison.runtime.launching import (
     worker_environments,
 )
 
-#: The line that a program needs where nothing sets TF_CONFIG.
+#: The lines that a program needs if TF_CONFIG is not set.
 _RESOLVER = """\
 # The program passes the resolver that finds its place:
 #   from unison.runtime.cluster_resolvers import AutomaticClusterResolver
 #   strategy = unison.MultiWorkerMirroredStrategy(AutomaticClusterResolver())
 """
 
-#: The line that makes a key for one job, which is on no command line.
+#: The line that creates a key for one job, which does not appear on a command line.
 _NEW_KEY = (
     f"export {KEY_VARIABLE}=${{{KEY_VARIABLE}:-"
     "$(python -c 'import secrets; print(secrets.token_hex(32))')}\n"
 )
 
-#: The port of Kubernetes' pods, which have an address of their own each.
+#: The port of Kubernetes pods, each of which has its own address.
 _PORT = 8470
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is to be started.
+    """The program and workers to start.
 
     Attributes:
-        program: What Python is started with.
-        workers: How many workers. None: as many as is usual there.
-        devices_per_worker: Into how many logical devices each splits its CPU; None: as it is set.
-        host: Where workers on this machine listen.
-        is_monitored: Whether `unison top` may watch them.
+        program: The arguments of Python.
+        workers: The number of workers. None: the recipe's default.
+        devices_per_worker: The number of logical devices into which each worker splits its CPU;
+            None: as configured.
+        host: The address at which workers on this machine listen.
+        is_monitored: Whether `unison top` may monitor them.
     """
 
     program: Sequence[str]
@@ -58,7 +59,7 @@ class Asked:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every worker finds in its environment, wherever it is started."""
+        """The environment variables of every worker, wherever it is started."""
         found = {}
         if backend := os.environ.get(KERAS_BACKEND):
             found[KERAS_BACKEND] = backend
@@ -70,7 +71,7 @@ class Asked:
 
 
 def local_environments(asked: Asked) -> list[dict[str, str]]:
-    """Returns what is added to the environment of each worker on this machine.
+    """Returns the additional environment variables of each worker on this machine.
 
     Raises:
         CommandError: The workers cannot listen at the address.
@@ -85,7 +86,7 @@ def local_environments(asked: Asked) -> list[dict[str, str]]:
 
 
 def _tf_config(asked: Asked) -> str:
-    """Returns what each worker on this machine would find, for a shell."""
+    """Returns the environment variables of each worker on this machine, as shell commands."""
     return "".join(
         f"# worker {index}\n{_exported({**asked.environment, **environment})}"
         for index, environment in enumerate(local_environments(asked))
@@ -93,7 +94,7 @@ def _tf_config(asked: Asked) -> str:
 
 
 def _slurm(asked: Asked) -> str:
-    """Returns a batch script for `sbatch`, with one worker a node."""
+    """Returns a batch script for `sbatch`, with one worker per node."""
     return (
         "#!/bin/bash\n"
         f"#SBATCH --nodes={asked.workers or 2}\n"
@@ -110,7 +111,7 @@ def _slurm(asked: Asked) -> str:
 
 
 def _open_mpi(asked: Asked) -> str:
-    """Returns a line for `mpirun`."""
+    """Returns a command line with `mpirun`."""
     given = "".join(f"-x {name}={value} " for name, value in asked.environment.items())
     return (
         f"{_RESOLVER}"
@@ -122,7 +123,7 @@ def _open_mpi(asked: Asked) -> str:
 
 
 def _ray(asked: Asked) -> str:
-    """Returns the lines that make a Ray cluster and start the workers there."""
+    """Returns the commands that create a Ray cluster and start the workers on it."""
     count = f"-n {asked.workers} " if asked.workers else ""
     devices = (
         f"--devices-per-worker {asked.devices_per_worker} " if asked.devices_per_worker else ""
@@ -201,17 +202,17 @@ spec:
 
 
 def _kubernetes_name(program: Sequence[str]) -> str:
-    """Returns a name that Kubernetes takes, after the program's."""
+    """Returns a name that is valid in Kubernetes, derived from the program's."""
     script = program[1] if program[0] == "-m" else pathlib.Path(program[0]).stem
     return re.sub(r"[^a-z0-9]+", "-", script.lower())[:40].strip("-") or "train"
 
 
 def _exported(environment: Mapping[str, str]) -> str:
-    """Returns the lines by which a shell sets variables."""
+    """Returns the shell commands that set variables."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
 
 
-#: By the name of the place.
+#: The recipes, by environment name.
 RECIPES: dict[str, Callable[[Asked], str]] = {
     "kubernetes": _kubernetes,
     "openmpi": _open_mpi,

@@ -26,7 +26,7 @@ from unison.runtime.launching import (
     worker_environments,
 )
 
-#: What shells report for a program that Ctrl-C has ended.
+#: The exit status of a program that Ctrl-C has ended, as in shells.
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
             return code
     except (ImportError, UnavailableError) as error:
         raise CommandError(str(error)) from error
-    except KeyboardInterrupt:  # before the workers run
+    except KeyboardInterrupt:  # before the workers are started
         return _INTERRUPTED
 
 
@@ -120,7 +120,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _asked(options: argparse.Namespace) -> Asked:
-    """Returns what the recipes are made of."""
+    """Returns the input of the recipes."""
     return Asked(
         program=programs.program_of(options),
         workers=options.workers,
@@ -133,7 +133,7 @@ def _asked(options: argparse.Namespace) -> Asked:
 def _placed(
     options: argparse.Namespace, places: contextlib.ExitStack
 ) -> tuple[list[Program], Start]:
-    """Returns what the workers run, and how each is started."""
+    """Returns the workers' programs, and the function that starts each."""
     if options.address is None:
         script = programs.script_of(options)
         start: Start = ProcessWorker
@@ -146,7 +146,7 @@ def _placed(
 
 
 class _Run:
-    """A job whose output goes to the terminal."""
+    """A job whose output is printed to the terminal."""
 
     def __init__(self, programs: list[Program], start: Start, no_color: bool):
         self._programs = programs
@@ -183,7 +183,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _interrupting(self, job: Job) -> Iterator[None]:
-        """Passes Ctrl-C on to the workers; the second time, they are killed."""
+        """Forwards Ctrl-C to the workers; on the second one, kills them."""
 
         def interrupted(number: int, frame: object) -> None:
             self._interrupts += 1

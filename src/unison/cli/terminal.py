@@ -1,4 +1,4 @@
-"""What `unison run` shows: the workers' lines, and its own messages."""
+"""The output of `unison run`: the workers' lines, and its own messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-#: The colours of the workers' names, in turn.
+#: The colours of the workers' names, used cyclically.
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -20,10 +20,11 @@ class _Running(Protocol):
 
 
 class Terminal:
-    """The standard output, for the workers' lines, and the error output, for messages.
+    """Standard output, for the workers' lines, and standard error, for messages.
 
     Args:
-        no_color: Whether to print without colours. Otherwise NO_COLOR and the terminal say it.
+        no_color: Whether to print without colours. Otherwise NO_COLOR and the terminal determine
+            it.
     """
 
     def __init__(self, no_color: bool):
@@ -46,18 +47,18 @@ class Terminal:
         self._messages.print(message, style=style, markup=False)
 
     def complain(self, message: str) -> None:
-        """Prints a message of something that has gone wrong."""
+        """Prints an error message."""
         self.say(message, style="bold red")
 
     def progress(self, job: _Running, workers: int) -> contextlib.AbstractContextManager[object]:
-        """Shows, in a terminal, how many of a job's workers run and for how long."""
+        """Shows, in a terminal, the number of a job's running workers, and the elapsed time."""
         if not self._output.is_terminal:
             return contextlib.nullcontext()
         return self._output.status(_Progress(job, workers))
 
 
 class _Progress:
-    """The line at the foot of the terminal."""
+    """The status line at the bottom of the terminal."""
 
     def __init__(self, job: _Running, workers: int):
         self._job = job

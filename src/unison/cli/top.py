@@ -1,4 +1,4 @@
-"""`unison top`: shows what a running job does, in the terminal."""
+"""`unison top`: shows the state of a running job in the terminal."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from unison.monitoring.running_jobs import RunningJob, running_jobs
 from unison.net.runtime_folder import runtime_folder
 from unison.planning.memory import in_units
 
-#: Seconds between two looks, and for which one may take.
+#: Seconds between two requests, and the timeout of one.
 _EVERY = 1.0
 _PATIENCE = 5.0
 
-#: In how many columns everything is shown, and what is left out where there are fewer.
+#: The width in which all columns are shown, and those that are left out if it is narrower.
 _WIDE = 110
 _LEFT_OUT = ("90%", "sent", "on devices")
 
-#: How many of the latest events are shown, and how wide a curve is.
+#: The number of the latest events that are shown, and the width of a curve.
 _EVENTS = 6
 _WIDTH = 48
 
@@ -67,23 +67,23 @@ def add_command(commands: Any) -> None:
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Adds to `unison run` the option that keeps a job from being watched."""
+    """Adds the option to `unison run` that disables monitoring."""
     parser.add_argument(
         "--no-monitor", action="store_true", help="do not let `unison top` watch the job"
     )
 
 
 def monitored(options: argparse.Namespace, kind: str, workers: list[str]) -> Monitored:
-    """Returns what lets others watch the job that `unison run` is about to start."""
+    """Returns the monitoring of the job that `unison run` is about to start."""
     if options.no_monitor:
-        os.environ.pop(VARIABLE, None)  # else its first worker would let them
+        os.environ.pop(VARIABLE, None)  # else its first worker would serve it
     return Monitored(shlex.join(program_of(options)), kind, workers, not options.no_monitor)
 
 
 def _run(options: argparse.Namespace) -> int:
     place = _placed(options.job)
     if options.web:
-        _state(place)  # it is there, and takes the token
+        _state(place)  # checks that it runs, and accepts the token
         print(f"http://{place.address}/?token={place.token}")
         return 0
     console = Console(no_color=options.no_color or None, highlight=False)
@@ -102,11 +102,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Place(NamedTuple):
-    """Where a job is watched.
+    """The address of a job's monitoring.
 
     Attributes:
         address: Its address, as host:port.
-        token: What lets one see it.
+        token: The secret for access to it.
     """
 
     address: str
@@ -114,10 +114,10 @@ class _Place(NamedTuple):
 
 
 def _placed(job: str | None) -> _Place:
-    """Returns where a job is watched.
+    """Returns the address of a job's monitoring.
 
     Raises:
-        CommandError: There is none, or several and none is named.
+        CommandError: There is no job, or there are several and none is specified.
     """
     if job is not None and "://" in job:
         url = urllib.parse.urlsplit(job)
@@ -151,10 +151,10 @@ def _listed(jobs: list[RunningJob]) -> str:
 
 
 def _state(place: _Place) -> dict[str, Any]:
-    """Asks for what is known of a job.
+    """Requests the state of a job.
 
     Raises:
-        CommandError: It does not answer, or not to this token.
+        CommandError: The job does not answer, or rejects the token.
     """
     try:
         connection = http.client.HTTPConnection(place.address, timeout=_PATIENCE)
@@ -188,11 +188,11 @@ def _state(place: _Place) -> dict[str, Any]:
 
 
 class _GoneError(CommandError):
-    """Nobody answers."""
+    """The job does not answer."""
 
 
 def _watch(place: _Place, console: Console) -> int:
-    """Shows a job until it has ended."""
+    """Shows the state of a job until it has ended."""
     state = _state(place)
     with Live(_shown(state, console.width), console=console, auto_refresh=False) as live:
         while state["ended"] is None:
@@ -206,7 +206,7 @@ def _watch(place: _Place, console: Console) -> int:
 
 
 def _shown(state: Mapping[str, Any], width: int) -> RenderableType:
-    """Returns all that is shown of a job in so many columns."""
+    """Returns the view of a job's state for a terminal of this width."""
     running = sum(worker["state"] == "running" for worker in state["workers"])
     about = f"{running} of {len(state['workers'])} workers run, {_seconds(state['seconds'])}"
     if state["ended"] is not None:
@@ -227,7 +227,7 @@ def _shown(state: Mapping[str, Any], width: int) -> RenderableType:
 
 
 def _facts(state: Mapping[str, Any]) -> list[str]:
-    """Returns what is known of the job as a whole, in words."""
+    """Returns descriptions of the job's overall state."""
     facts = [f"step {state['step']}"]
     if state["steps_per_second"] is not None:
         facts.append(f"{state['steps_per_second']:.3g} steps/s")
@@ -243,7 +243,7 @@ def _facts(state: Mapping[str, Any]) -> list[str]:
 
 
 def _workers(workers: list[Mapping[str, Any]], width: int) -> Table:
-    """Returns the table of workers; what nobody knows is left out."""
+    """Returns the table of workers, without columns of unknown values."""
     cells: dict[str, list[str]] = {}
     for worker in workers:
         times, phases = worker["step_seconds"] or {}, worker["phases"] or {}
@@ -275,7 +275,7 @@ def _workers(workers: list[Mapping[str, Any]], width: int) -> Table:
 
 
 def _curve(values: list[float]) -> str:
-    """Returns a curve of one line, and where it ends.
+    """Returns a one-line curve, followed by its last value.
 
     Examples:
         >>> _curve([4.0, 3.0, 2.0, 1.0])
@@ -290,7 +290,7 @@ def _curve(values: list[float]) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    """Returns a time as it is shown.
+    """Formats a time.
 
     Examples:
         >>> [_seconds(value) for value in (None, 0.00025, 0.0123, 2.5, 100.0)]

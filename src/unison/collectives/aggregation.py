@@ -1,8 +1,8 @@
-"""How gradients of several replicas become one: `aggregate` by an `AggregationMethod`.
+"""Combines the gradients of several replicas: `aggregate`, by an `AggregationMethod`.
 
 All methods give the same sums up to round-off; they differ in the number of collective operations,
-in how these are built, and in the memory that they take. What was measured is in the
-documentation, "Aggregation methods"; `python -m benchmarks aggregation` measures again.
+in how these are built, and in the memory that they take. The measurements are in the documentation,
+"Aggregation methods"; `python -m benchmarks aggregation` repeats them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS, placement_in_scope
 from unison.slices import IndexedSlices
 
-#: How much `ACCUMULATE_N` reduces at a time, unless the options say.
+#: How many bytes `ACCUMULATE_N` reduces at a time, unless the options specify it.
 _CHUNK_BYTES = 2**20
 
-#: A larger tensor travels faster alone than copied into a buffer with others. What is not larger
-#: is added up faster by a tree of exchanges than by an all-reduce, between processes on CPU.
+#: A larger tensor is reduced faster alone than copied into a buffer with others. Between processes
+#: on CPU, one that is not larger is reduced faster by a tree of exchanges than by an all-reduce.
 _LARGE_BYTES = 2**20
 
 
@@ -53,7 +53,7 @@ def aggregate(
     """Combines `tensors` over the replicas by `method`; every replica gets the result.
 
     Like `all_reduce`, it is used inside a replica program and has the all-reduce of the gradients
-    as its gradient. Truth values are counted; the mean of integers is floating.
+    as its gradient. Booleans are counted; the mean of integers is a floating-point number.
 
     Args:
         tensors: A pytree of arrays of equal shapes on all replicas. `IndexedSlices` become dense.
@@ -68,8 +68,8 @@ def aggregate(
         A tree like `tensors`.
 
     Raises:
-        ValueError: There is no such method, or no sum or mean is asked for, or `hosts` does not
-            name every replica once.
+        ValueError: There is no such method, `op` is neither a sum nor a mean, or `hosts` does not
+            contain every replica exactly once.
 
     Examples:
         >>> import unison
@@ -127,10 +127,10 @@ def _sums(
 def _fastest_sums(
     tensors: list[jax.Array], axis_name: str, hosts: Sequence[Team], most_bytes: float
 ) -> list[jax.Array]:
-    """Reduces `tensors` by what was measured to be fastest."""
+    """Reduces `tensors` by the method that was measured to be fastest."""
     if placement_in_scope().platform != "cpu" or takes_several_buffers(axis_name):
-        # On accelerators not measured: XLA and NCCL choose rings and trees for one large
-        # all-reduce themselves.
+        # Not measured on accelerators: XLA and NCCL choose rings and trees for one large all-reduce
+        # themselves.
         return all_reduce_packed(tensors, axis_name, most_bytes)
 
     def reduce(buffer: jax.Array) -> jax.Array:
@@ -145,7 +145,7 @@ def _fastest_sums(
 def _sums_in_turn(
     tensors: Sequence[jax.Array], axis_name: str, chunk_bytes: float
 ) -> list[jax.Array]:
-    """Reduces `tensors` a chunk at a time, each into the place that it came from."""
+    """Reduces `tensors` one chunk at a time, each in place."""
     if sum(tensor.nbytes for tensor in tensors) <= chunk_bytes:
         return all_reduce_packed(tensors, axis_name)
     summed = list(tensors)
@@ -161,9 +161,9 @@ def _sum_chunks(
 ) -> list[jax.Array]:
     """Reduces the tensors of one buffer in a loop.
 
-    Only a loop keeps what is reduced in its place: all-reduces that follow each other in a program
-    are combined by XLA, which then needs all of their buffers together. So there are always two
-    chunks or more, because XLA dissolves loops of one.
+    Only a loop reduces in place: XLA combines consecutive all-reduces of a program, and then needs
+    all of their buffers at the same time. There are always at least two chunks, because XLA removes
+    loops with a single iteration.
     """
     size = sum(tensor.size for tensor in tensors)
     count = max(2, math.ceil(size * tensors[0].dtype.itemsize / chunk_bytes))
@@ -183,7 +183,7 @@ def _sum_chunks(
 
 
 def _hosts_in_scope(axis_name: str) -> tuple[Team, ...]:
-    """Returns the replicas of each process of the strategy that the axis is one of, if it is."""
+    """Returns the replicas by process if the axis is the current strategy's, else as one host."""
     count = lax.axis_size(axis_name)
     devices = placement_in_scope().devices
     if axis_name != REPLICA_AXIS or len(devices) != count:

@@ -14,9 +14,9 @@ def combined_in_order(op: Callable[[Any, Any], Any], value: Any, axis_name: str)
     """Returns `x0 * x1 * ... * x(n-1)` of the replicas' values, for an associative `*`.
 
     After the exchange at distance d, replica r has combined the values of the last 2d replicas up
-    to itself (or of all of them, if it is one of the first): ceil(log2(n)) exchanges give the last
-    replica the whole, for any n, and a broadcast gives it to all. Left stays left, so that `op`
-    needs not be commutative.
+    to itself (or of all of them, if it is one of the first): after ceil(log2(n)) exchanges the last
+    replica has the complete result, for any n, and a broadcast distributes it. Operands stay in
+    order, so `op` need not be commutative.
 
     Source: Hillis and Steele 1986, "Data parallel algorithms" (a parallel prefix sum).
     """
@@ -28,7 +28,7 @@ def combined_in_order(op: Callable[[Any, Any], Any], value: Any, axis_name: str)
         receives = index >= distance
 
         def from_the_left(own: jax.Array, pairs: Any = pairs, receives: Any = receives) -> Any:
-            # Who receives nothing computes with its own value, and drops the result: with zeros,
+            # A replica that receives nothing uses its own value, and drops the result: with zeros,
             # `op` or its gradient might fail.
             return jnp.where(receives, lax.ppermute(own, axis_name, pairs), own)
 

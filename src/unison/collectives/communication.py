@@ -1,4 +1,4 @@
-"""How a program asks collective operations to travel."""
+"""Options for the communication of collective operations."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import dataclasses
 import enum
 import json
 import os
-import threading
 from collections.abc import Iterator, Sequence
 
 import jax
 
 from unison.collectives.method import AggregationMethod
 from unison.storage.decoding import parsed_json
-
-_thread = threading.local()
+from unison.thread_local import ThreadLocal
 
 
 class CommunicationImplementation(enum.Enum):
-    """Who moves the bytes between workers.
+    """The implementation of the communication between workers.
 
     Attributes:
         AUTO: Shared memory between processes on CPU that run on one machine; between machines, and
@@ -40,17 +38,17 @@ class CommunicationOptions:
     """Options of collective operations.
 
     Args:
-        bytes_per_pack: About how large the buffers are into which the arrays of a sum or mean are
-            packed; an array is never divided, but by `ACCUMULATE_N`, whose pieces have this size.
-            XLA may combine small ones (on CPU it combines all). 0: the method's choice.
-        timeout_seconds: How long workers wait for each other; within one process nobody waits.
+        bytes_per_pack: The approximate size of the buffers into which the arrays of a sum or mean
+            are packed; arrays are never split, except by `ACCUMULATE_N`, whose chunks have this
+            size. XLA may combine small ones (on CPU it combines all). 0: the method's choice.
+        timeout_seconds: How long workers wait for each other; has no effect within one process.
         implementation: A `CommunicationImplementation` or its name.
-        method: The `AggregationMethod`, or its name, of gradients for which none is given.
-        compresses: Whether gradients take the compression that is given to their optimizer. If
-            not, they are sent without loss, and with the first what was still to be sent. No
-            matter to `local_sgd` and `diloco`, which send no gradients.
-        auto_tune: Whether a strategy measures in the first steps by which of these options they
-            are fastest, and takes those; see `unison.strategies.tuning`.
+        method: The `AggregationMethod`, or its name, for gradients for which none is given.
+        compresses: Whether gradients are compressed as configured in their optimizer. If not, they
+            are sent losslessly, and the first ones include the remainder that was still to be sent.
+            It does not affect `local_sgd` and `diloco`, which do not send gradients.
+        auto_tune: Whether a strategy measures in the first steps which of these options are
+            fastest, and uses them from then on; see `unison.strategies.tuning`.
 
     Raises:
         ValueError: `bytes_per_pack` or `timeout_seconds` is negative, or there is no such
@@ -94,11 +92,11 @@ class CommunicationOptions:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> CommunicationOptions:
-        """Returns the options that `save` wrote; what the file does not name has its default.
+        """Returns the options that `save` wrote; options missing from the file have their defaults.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It has something else in it.
+            ValueError: The file does not contain valid options.
         """
         with open(path, "rb") as file:
             try:
@@ -127,7 +125,7 @@ class CommunicationOptions:
             raise ValueError(f"{os.fspath(path)}: {str(error)[:200]}") from error
 
     def packs(self, arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
-        """Returns `arrays`, in order, packed to the wanted size; nothing if there is none."""
+        """Returns `arrays`, in order, in packs of the set size; an empty list if none is set."""
         packs: list[list[jax.Array]] = []
         size = self.bytes_per_pack
         for array in arrays if self.bytes_per_pack else ():
@@ -140,14 +138,14 @@ class CommunicationOptions:
 
 
 class Communication:
-    """The options by which the programs of a strategy communicate, and what they made of them.
+    """The options with which a strategy's programs communicate, and how the programs use them.
 
     Args:
-        options: The options at first.
+        options: The initial options.
 
     Attributes:
-        options: The present ones. Programs that exist stay as they are.
-        was_asked: Whether a program has been traced that goes by them since this was reset.
+        options: The current options. Changes do not affect existing programs.
+        was_asked: Whether a program that uses them has been traced since this was reset.
         warmup_steps: After how many steps gradients are compressed, if a program compresses any.
     """
 
@@ -157,25 +155,24 @@ class Communication:
         self.warmup_steps: int | None = None
 
 
+_current: ThreadLocal[Communication | None] = ThreadLocal(None)
+
+
 @contextlib.contextmanager
 def communicating(communication: Communication) -> Iterator[None]:
-    """Inside, gradients are summed by the options of `communication`."""
-    outer = getattr(_thread, "communication", None)
-    _thread.communication = communication
-    try:
+    """Context manager in which gradients are summed with the options of `communication`."""
+    with _current.bound_to(communication):
         yield
-    finally:
-        _thread.communication = outer
 
 
 def options_in_scope(warmup_steps: int | None = None) -> CommunicationOptions:
-    """Returns the options by which the program that is being traced communicates.
+    """Returns the communication options of the program that is being traced.
 
     Args:
-        warmup_steps: After how many steps it compresses gradients, if that is what the options
-            are asked for.
+        warmup_steps: After how many steps it compresses gradients, if it requests the options for
+            that.
     """
-    communication: Communication | None = getattr(_thread, "communication", None)
+    communication = _current.value
     if communication is None:
         return CommunicationOptions()
     communication.was_asked = True

@@ -20,17 +20,17 @@ def reduce_components(
     """Combines `parts` into one array.
 
     Args:
-        op: How; `MEAN` divides by the true number of elements.
-        parts: One array a replica, of one dtype; of equal shapes if `axis` is None.
+        op: The operation; `MEAN` divides by the true number of elements.
+        parts: One array per replica, of one dtype; of equal shapes if `axis` is None.
         axis: An axis, or several, to reduce each part along as well.
 
     Returns:
-        An array of the dtype of the parts; truth values are counted by `SUM`, and the mean of
-        integers is floating.
+        An array of the dtype of the parts; Booleans are counted by `SUM`, and the mean of integers
+        is a floating-point number.
 
     Raises:
-        ValueError: `axis` is not an axis of the parts, or there is no element to take the largest
-            or smallest of.
+        ValueError: `axis` is not an axis of the parts, or there are no elements for a minimum or
+            maximum.
     """
     arrays = [np.asarray(part) for part in parts]
     dtype = arrays[0].dtype
@@ -42,7 +42,7 @@ def reduce_components(
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
         counts = [_elements_along(array, axes) for array in arrays]
         count = sum(counts)
-        if op in (ReduceOp.MIN, ReduceOp.MAX):  # replicas without elements have no part in it
+        if op in (ReduceOp.MIN, ReduceOp.MAX):  # replicas without elements do not contribute
             arrays = [array for array, n in zip(arrays, counts, strict=True) if n] or arrays
         reduced = [combine(array, axes, _wide_dtype(op, dtype)) for array in arrays]
         total = combine(np.stack(reduced), 0, _wide_dtype(op, dtype))
@@ -53,12 +53,12 @@ def reduce_components(
 
 
 def on_device(array: np.ndarray) -> jax.Array:
-    """Returns `array` as one on a device, with 64 bits where JAX keeps them."""
+    """Returns `array` as an array on a device, with 64 bits if JAX supports them."""
     return jnp.asarray(array, dtype=device_dtype(array.dtype))
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """Returns the dtype of a sum: truth values are counted, other values keep their dtype."""
+    """Returns the dtype of a sum: Booleans are counted, other values keep their dtype."""
     return jnp.int32 if dtype == jnp.bool_ else dtype
 
 
@@ -72,7 +72,7 @@ _COMBINE: dict[ReduceOp, Callable[[np.ndarray, Any, Any], np.ndarray]] = {
 
 
 def _wide_dtype(op: ReduceOp, dtype: Any) -> Any:
-    """Returns the dtype to compute in: NumPy adds halves as halves, and sums may not fit."""
+    """Returns the dtype to compute in: NumPy adds float16 in float16, where sums may overflow."""
     if op is ReduceOp.MEAN:
         return np.result_type(dtype, np.float64)
     is_half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4

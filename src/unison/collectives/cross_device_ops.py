@@ -1,4 +1,4 @@
-"""How a strategy combines the values of its devices: the choice that TensorFlow offers.
+"""Algorithms by which a strategy combines the values of its devices, as TensorFlow offers them.
 
 The algorithms give the same sums up to round-off. A strategy uses the chosen one in
 `ReplicaContext.all_reduce`, for the updates of its variables, and in `reduce` and `extended`.
@@ -23,16 +23,16 @@ from unison.runtime import device_strings
 from unison.runtime.placement import placement_in_scope
 from unison.values import DistributedValues, Mirrored, PerReplica
 
-#: What a result is for: devices (or their names), or a value or variable that lies on them.
+#: Where a result is needed: devices (or their names), or a value or variable on them.
 Destinations = Any
 
 
 class CrossDeviceOps:
-    """Combines values of several devices; the base of the choices, and of a program's own.
+    """Combines values of several devices; the base class of the algorithms and of custom ones.
 
-    A subclass says with `sum_over_replicas` how replica programs add. Outside of programs,
-    `reduce_implementation`, `batch_reduce_implementation` and `broadcast_implementation` do the
-    work of `reduce`, `batch_reduce` and `broadcast`.
+    A subclass defines in `sum_over_replicas` how replica programs sum. Outside of programs,
+    `reduce_implementation`, `batch_reduce_implementation` and `broadcast_implementation` implement
+    `reduce`, `batch_reduce` and `broadcast`.
 
     TF: `tf.distribute.CrossDeviceOps`.
     """
@@ -49,12 +49,11 @@ class CrossDeviceOps:
         Args:
             reduce_op: A `ReduceOp` or its name.
             per_replica_value: A `PerReplica`; an array counts as one component.
-            destinations: Devices (or names of devices), or a distributed value or variable that
-                lies on them.
-            options: How the values travel.
+            destinations: Devices (or names of devices), or a distributed value or variable on them.
+            options: How the values are communicated.
 
         Returns:
-            The result; where there are several destinations, as a `Mirrored`.
+            The result, as a `Mirrored` if there are several destinations.
 
         Raises:
             ValueError: There is no such operation or device.
@@ -91,7 +90,7 @@ class CrossDeviceOps:
         destinations: Destinations,
         options: CommunicationOptions | None,
     ) -> Any:
-        """What `reduce` does once its arguments are known to be right."""
+        """Implements `reduce`, for arguments that have been checked."""
         raise NotImplementedError(f"{type(self).__name__} does not implement reduce.")
 
     def batch_reduce_implementation(
@@ -100,14 +99,14 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Any, Destinations]],
         options: CommunicationOptions | None,
     ) -> list[Any]:
-        """What `batch_reduce` does once its arguments are known to be right."""
+        """Implements `batch_reduce`, for arguments that have been checked."""
         return [
             self.reduce_implementation(reduce_op, value, destinations, options)
             for value, destinations in value_destination_pairs
         ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Destinations) -> Any:
-        """What `broadcast` does."""
+        """Implements `broadcast`."""
         count = _number_of(destinations)
         return tensor if count == 1 else Mirrored([tensor] * count)
 
@@ -117,10 +116,10 @@ class CrossDeviceOps:
 
 
 class _InPacks(CrossDeviceOps):
-    """Sums tensors in packs, each one buffer.
+    """Sums tensors in packs of one buffer each.
 
     Args:
-        num_packs: The number of packs; 0: every tensor is one.
+        num_packs: The number of packs; 0: one for each tensor.
 
     Raises:
         ValueError: `num_packs` is negative.
@@ -153,22 +152,22 @@ class _InPacks(CrossDeviceOps):
 
 
 class NcclAllReduce(_InPacks):
-    """All-reduces of XLA: NCCL's on GPUs, rings and trees as it chooses.
+    """Uses XLA's all-reduce: NCCL's on GPUs, which chooses rings and trees.
 
     XLA may combine small packs (on CPU it combines all).
 
     Args:
-        num_packs: Into how many buffers the tensors are packed; 0: every tensor is one.
+        num_packs: Into how many buffers the tensors are packed; 0: one for each tensor.
 
     TF: `tf.distribute.NcclAllReduce`.
     """
 
 
 class HierarchicalCopyAllReduce(_InPacks):
-    """Pairs of devices exchange and add, up and down a tree.
+    """Sums along a tree, in which pairs of devices exchange and add values.
 
     Args:
-        num_packs: Into how many buffers the tensors are packed; 0: every tensor is one.
+        num_packs: Into how many buffers the tensors are packed; 0: one for each tensor.
 
     TF: `tf.distribute.HierarchicalCopyAllReduce`.
     """
@@ -184,8 +183,8 @@ class ReductionToOneDevice(CrossDeviceOps):
     Every sum is added up in one place and in the order of the replicas.
 
     Args:
-        reduce_to_device: The device that adds: its name, or a `jax.Device`. Default, and where it
-            is none of the replicas' devices: that of the first replica.
+        reduce_to_device: The device that adds: its name, or a `jax.Device`. Default, and if it is
+            not one of the replicas' devices: that of the first replica.
         accumulation_fn: A function of a list of arrays of one shape that adds them up. Default:
             one after the other.
 
@@ -244,7 +243,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def _divided(tensors: list[jax.Array], count: int) -> list[list[jax.Array]]:
-    """Returns `tensors` in `count` packs, or in one each if they are fewer; the last is largest."""
+    """Returns `tensors` in `count` packs, or one each if there are fewer; the last is largest."""
     count = max(1, min(count, len(tensors)))
     starts = [index * (len(tensors) // count) for index in range(count)]
     ends = [*starts[1:], len(tensors)]
@@ -265,7 +264,7 @@ def _components(value: Any) -> tuple[Any, ...]:
 
 
 def _number_of(destinations: Destinations) -> int:
-    """Returns how many devices the destinations are."""
+    """Returns the number of destination devices."""
     if has_cell(destinations):
         return destinations.cell.placement.num_replicas
     if isinstance(destinations, DistributedValues):

@@ -1,6 +1,6 @@
-"""The largest and the smallest of the replicas' values, with gradients.
+"""The maximum and the minimum of the replicas' values, with gradients.
 
-JAX has the operations without a rule for their derivatives.
+JAX has the operations without differentiation rules.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from jax import lax
 
 
 def maximum(value: jax.Array, axis_name: str) -> jax.Array:
-    """Returns the elementwise maximum over the replicas; its gradient goes to who holds it."""
+    """Returns the elementwise maximum over the replicas; its gradient goes to its holders."""
     return _extremum(lax.pmax, value, axis_name)
 
 
 def minimum(value: jax.Array, axis_name: str) -> jax.Array:
-    """Returns the elementwise minimum over the replicas; its gradient goes to who holds it."""
+    """Returns the elementwise minimum over the replicas; its gradient goes to its holders."""
     return _extremum(lax.pmin, value, axis_name)
 
 

@@ -1,4 +1,4 @@
-"""`AggregationMethod`: the names of the ways in which gradients of several replicas become one."""
+"""`AggregationMethod`: the names of the methods that combine gradients of several replicas."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import enum
 class AggregationMethod(enum.IntEnum):
     """How the gradients of several replicas are combined (`tf.AggregationMethod`).
 
-    The results agree up to round-off, and exactly for integers: two methods differ at an element
-    by at most 2 (n - 1) eps times the sum over the n replicas of the absolute values.
+    The results agree up to round-off, and exactly for integers: two methods differ in an element by
+    at most 2 (n - 1) eps times the sum over the n replicas of the absolute values.
 
     Attributes:
         ADD_N: All at once: one buffer and one all-reduce for all tensors of a dtype.
-        TREE: Pairs of replicas exchange and add, log2(n) times, first in hosts and then across.
-        ACCUMULATE_N: At most 1 MiB after the other, in place, so that next to no memory is needed
-            beside the gradients.
-        DEFAULT: What was measured to be fastest for the sizes, devices and hosts at hand.
+        TREE: Pairs of replicas exchange and add, log2(n) times, first within hosts and then across
+            them.
+        ACCUMULATE_N: In chunks of at most 1 MiB, one after the other and in place, so that almost
+            no memory is needed besides the gradients.
+        DEFAULT: The method measured to be fastest for the sizes, devices and hosts at hand.
         EXPERIMENTAL_TREE: TensorFlow's name for `TREE`.
         EXPERIMENTAL_ACCUMULATE_N: TensorFlow's name for `ACCUMULATE_N`.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,12 +24,11 @@ from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS
 from unison.runtime.precision import device_dtype
 from unison.slices import IndexedSlices
-
-_thread = threading.local()
+from unison.thread_local import ThreadLocal
 
 
 class ReduceOp(enum.Enum):
-    """How values of several replicas become one (`tf.distribute.ReduceOp`, and three more)."""
+    """How values of several replicas are combined (`tf.distribute.ReduceOp`, and three more)."""
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -64,22 +62,23 @@ def all_reduce(
     """Combines `value` over the replicas; every replica gets the result.
 
     The whole tree is summed by one collective operation. The gradient of a sum is the sum of the
-    gradients, as in TensorFlow: a loss that is equal on all replicas counts once for each. (In a
-    hand-written `shard_map` with `check_vma=True`, JAX knows by its type that such a loss is one
-    value, and counts it once.) The gradient of a maximum goes to the replica that holds it, and
-    in equal parts to several.
+    gradients, as in TensorFlow: a loss that is equal on all replicas counts once for each of them.
+    (In a hand-written `shard_map` with `check_vma=True`, JAX knows from its type that such a loss
+    is one value, and counts it once.) The gradient of a maximum goes to the replica that holds it,
+    or in equal parts to several.
 
     Args:
         op: A `ReduceOp` or its name; or an associative function of two values like `value`, which
-            is applied in the order of the replicas, `(x0 * x1) * (x2 * x3)`, and needs not be
+            is applied in the order of the replicas, `(x0 * x1) * (x2 * x3)`, and need not be
             commutative.
-        value: A pytree of arrays of equal shapes on all replicas. Of `IndexedSlices`, which may
-            be summed or averaged, the slices of all replicas are gathered.
+        value: A pytree of arrays of equal shapes on all replicas. For `IndexedSlices`, which may be
+            summed or averaged, the slices of all replicas are gathered.
         axis_name: The mesh axis to reduce over.
-        options: Whether what is summed or averaged is packed into several buffers.
+        options: Whether sums and means are packed into several buffers.
 
     Returns:
-        A tree like `value`. Truth values are counted by `SUM`; the mean of integers is floating.
+        A tree like `value`. Booleans are counted by `SUM`; the mean of integers is a floating-point
+        number.
 
     Raises:
         ValueError: There is no such operation.
@@ -184,7 +183,7 @@ def all_gather(value: Any, axis: int, axis_name: str = REPLICA_AXIS) -> Any:
 
 
 def _gather_uneven(leaf: jax.Array, axis: int, sizes: Sequence[int], axis_name: str) -> jax.Array:
-    """All-gathers values of the given `sizes` along `axis`, padded to the largest on their way."""
+    """All-gathers values of the given `sizes` along `axis`, padded to the largest in transit."""
     padding = [(0, 0)] * leaf.ndim
     padding[axis] = (0, max(sizes) - leaf.shape[axis])
     rows = lax.all_gather(jnp.pad(leaf, padding), axis_name)
@@ -215,29 +214,26 @@ def broadcast(value: Any, source: int = 0, axis_name: str = REPLICA_AXIS) -> Any
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, kept)
 
 
-#: Adds up tensors over the replicas: maps a replica's numbers, and the axis, to the sums.
+#: Sums tensors over the replicas: maps a replica's tensors, and the axis name, to the sums.
 Adder = Callable[[Sequence[jax.Array], str], list[jax.Array]]
+_adder: ThreadLocal[Adder | None] = ThreadLocal(None)
 
 
 @contextlib.contextmanager
 def adding_by(adder: Adder) -> Iterator[None]:
-    """Inside, what this thread traces adds up tensors over the replicas by `adder`."""
-    outer = getattr(_thread, "adder", None)
-    _thread.adder = adder
-    try:
+    """Context manager in which this thread traces sums over the replicas with `adder`."""
+    with _adder.bound_to(adder):
         yield
-    finally:
-        _thread.adder = outer
 
 
 def sum_over_replicas(tensors: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the sums over the replicas of `tensors`; truth values are counted."""
-    adder: Adder = getattr(_thread, "adder", None) or all_reduce_packed
+    """Returns the sums over the replicas of `tensors`; Booleans are counted."""
+    adder = _adder.value or all_reduce_packed
     return adder([_countable(tensor) for tensor in tensors], REPLICA_AXIS)
 
 
 def mean_dtype(dtype: Any) -> Any:
-    """Returns the dtype of a mean of values of `dtype`: of integers, a floating one, as in TF."""
+    """Returns the dtype of a mean of values of `dtype`: for integers, a floating one, as in TF."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return dtype
     return device_dtype(jnp.float32 if jnp.dtype(dtype).itemsize < 4 else jnp.float64)
@@ -252,7 +248,7 @@ def _added(
     """Returns the sums or means over the replicas."""
     count = lax.axis_size(axis_name)
     arrays = [_countable(leaf) for leaf in leaves if not _is_slices(leaf)]
-    adder: Adder | None = getattr(_thread, "adder", None)
+    adder = _adder.value
     if adder is not None and axis_name == REPLICA_AXIS:
         totals = adder(arrays, axis_name)
     else:

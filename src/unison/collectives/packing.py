@@ -1,9 +1,9 @@
 """Gradients in one buffer: one collective for many tensors.
 
-A collective costs a rendezvous of all replicas however small its tensor is, so the tensors of
-one dtype travel in one buffer. The buffer is filled by `dynamic_update_slice` and not by
-`concatenate`: into a concatenation XLA's CPU compiler fuses the reductions that make bias
-gradients, and computes them again for every element.
+A collective costs a rendezvous of all replicas however small its tensor is, so the tensors of one
+dtype are packed into one buffer. The buffer is filled by `dynamic_update_slice` and not by
+`concatenate`: XLA's CPU compiler fuses the reductions that compute bias gradients into a
+concatenation, and computes them again for every element.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def unpack(buffer: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
 def all_reduce_packed(
     tensors: Sequence[jax.Array], axis_name: str = REPLICA_AXIS, most_bytes: float = math.inf
 ) -> list[jax.Array]:
-    """Returns the sums over the replicas of `tensors`, with one all-reduce a dtype.
+    """Returns the sums over the replicas of `tensors`, with one all-reduce per dtype.
 
     Args:
         tensors: The tensors.
         axis_name: The mesh axis of the replicas.
-        most_bytes: What one all-reduce takes, but for a single larger tensor.
+        most_bytes: The most bytes that one all-reduce takes, except for a single larger tensor.
     """
     if not takes_several_buffers(axis_name):
         return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name), most_bytes)
@@ -66,7 +66,7 @@ def all_reduce_packed(
 
 
 def takes_several_buffers(axis_name: str) -> bool:
-    """Whether an all-reduce takes tensors from where they are: those of a dtype need no buffer."""
+    """Whether an all-reduce takes tensors in place, without a common buffer for each dtype."""
     if axis_name != REPLICA_AXIS:
         return False
     placement = placement_in_scope()
@@ -102,7 +102,7 @@ def reduce_packed(
 def share_buffers(tensors: Sequence[jax.Array], most_bytes: float) -> list[list[int]]:
     """Returns, for every buffer of one dtype, the indices of the tensors in it.
 
-    The buffers have at most `most_bytes`, but for those of a single larger tensor.
+    The buffers have at most `most_bytes`, except for those of a single larger tensor.
     """
     buffers: list[list[int]] = []
     open_buffers: dict[jnp.dtype, tuple[list[int], int]] = {}

@@ -1,25 +1,24 @@
-"""Values that some replicas have and others lack, where all must take part.
+"""Values that some replicas have and others lack, in operations of all replicas.
 
-What a function computes for no examples may not depend on a variable at all: `jnp.where` and
+The result of a function for zero examples may not depend on a variable at all: `jnp.where` and
 `jnp.take` return one of their arguments if they are empty. A replica without examples then has no
-gradient where the others have one, and would sum other values than they do. While the classes of
-replicas are traced one after the other, a `Presence` notes which values any of them has.
+gradient where the others have one, and would sum different values than they do. While the classes
+of replicas are traced one after the other, a `Presence` records which values any of them has.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 
-_thread = threading.local()
+from unison.thread_local import ThreadLocal
 
 
 class Presence:
-    """Which values of each collective operation the classes of replicas have.
+    """Records which values of each collective operation the classes of replicas have.
 
     Attributes:
-        has_grown: Whether a class had a value that those before it lacked: they are to be traced
+        has_grown: Whether a class had a value that those before it lacked: all must then be traced
             again.
     """
 
@@ -30,16 +29,12 @@ class Presence:
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
-        """Inside, a class is traced."""
-        outer = getattr(_thread, "current", None)
-        _thread.current = self
-        try:
+        """Context manager in which a class is traced."""
+        with _current.bound_to(self):
             yield
-        finally:
-            _thread.current = outer
 
     def restart(self) -> None:
-        """Takes note that a class is traced from its first operation on."""
+        """Resets the count of operations: a class is traced from its first operation on."""
         self._next = 0
 
     def meet(self, present: Sequence[bool]) -> list[bool]:
@@ -48,26 +43,29 @@ class Presence:
             self._of_operations.append(list(present))
         known = self._of_operations[number]
         if len(known) != len(present):
-            return list(present)  # which ends in an error of lockstep
+            return list(present)  # which leads to a LockstepError
         merged = [before or here for before, here in zip(known, present, strict=True)]
         self.has_grown = self.has_grown or merged != known
         self._of_operations[number] = merged
         return merged
 
 
+_current: ThreadLocal[Presence | None] = ThreadLocal(None)
+
+
 @contextlib.contextmanager
 def from_the_first_operation() -> Iterator[None]:
-    """Inside, a function is traced from its beginning, perhaps again."""
-    current: Presence | None = getattr(_thread, "current", None)
+    """Context manager in which a function is traced from the beginning, possibly again."""
+    current = _current.value
     if current is not None:
         current.restart()
     yield
 
 
 def present_anywhere(present: Sequence[bool]) -> list[bool]:
-    """Returns which values replicas of any class have, given which this one has.
+    """Returns which values replicas of any class have, given which of them this one has.
 
-    Outside the tracing of replicas that differ in shape, they are the same.
+    Unless replicas that differ in shape are being traced, this is `present` itself.
     """
-    current: Presence | None = getattr(_thread, "current", None)
+    current = _current.value
     return list(present) if current is None else current.meet(present)

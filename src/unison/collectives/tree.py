@@ -1,14 +1,14 @@
-"""An all-reduce as a tree of exchanges between pairs of replicas, first in hosts, then across them.
+"""An all-reduce as a tree of exchanges between pairs of replicas, first in hosts, then across.
 
-On each level the replicas form teams: those of a host, and then those with the same place in
-their hosts. In a team of p = 2^k replicas, number i exchanges with i XOR 1, i XOR 2, i XOR 4, ...
-and adds, so that k exchanges give everybody the sum (recursive doubling). Where another level
-follows, what is large is halved by each of its k exchanges instead, and put together again by k
-more on the way back (recursive halving and doubling): a replica then carries only its part of the
-vector to other hosts. In a team that is no power of two, the replicas beyond it first give their
-values to one inside, and get the sum from it in the end.
+On each level the replicas form teams: those of a host, and then those with the same index in their
+hosts. In a team of p = 2^k replicas, number i exchanges with i XOR 1, i XOR 2, i XOR 4, ... and
+adds, so that after k exchanges every replica has the sum (recursive doubling). If another level
+follows, a large vector is instead halved by each of the k exchanges, and reassembled by k more on
+the way back (recursive halving and doubling): a replica then sends only its part of the vector to
+other hosts. If the size of a team is not a power of two, the replicas beyond its core (the largest
+power of two) first send their values to one inside, and receive the sum from it at the end.
 
-Every element is added up in the same order wherever it is needed, so all replicas get equal bits.
+Every element is summed in the same order on all replicas, so the results are bitwise equal.
 
 Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations
 in MPICH".
@@ -28,8 +28,8 @@ from unison.runtime.placement import REPLICA_AXIS
 #: Replicas that exchange with each other; indices along the replica axis.
 Team = tuple[int, ...]
 
-#: Vectors of up to so many bytes are exchanged whole on every level: halving them costs more
-#: exchanges, and the bytes that it saves are few (measured between processes of one machine).
+#: Vectors of up to this many bytes are exchanged whole on every level: halving them costs more
+#: exchanges, and saves only few bytes (measured between processes of one machine).
 _SMALL_BYTES = 2**18
 
 
@@ -85,7 +85,7 @@ def _sum_along(
 def _exchange(
     vector: jax.Array, teams: Sequence[Team], core: int, distance: int, axis_name: str
 ) -> jax.Array:
-    """Returns the vector of the replica at `distance` in the core of the own team."""
+    """Returns the vector of the replica at `distance` in the core of this replica's team."""
     pairs = [(team[rank], team[rank ^ distance]) for team in teams for rank in range(core)]
     return lax.ppermute(vector, axis_name, pairs)
 
@@ -99,7 +99,7 @@ def _fold(vector: jax.Array, teams: Sequence[Team], core: int, axis_name: str) -
 
 
 def _unfold(vector: jax.Array, teams: Sequence[Team], core: int, axis_name: str) -> jax.Array:
-    """Gives the vectors inside the cores to the replicas outside."""
+    """Sends the vectors inside the cores to the replicas outside."""
     result = vector
     for pairs in _rounds(teams, core):
         received = lax.ppermute(vector, axis_name, pairs)
@@ -109,7 +109,7 @@ def _unfold(vector: jax.Array, teams: Sequence[Team], core: int, axis_name: str)
 
 
 def _rounds(teams: Sequence[Team], core: int) -> Iterator[list[tuple[int, int]]]:
-    """Yields the pairs of one inside and one outside a core; nobody is twice in a round."""
+    """Yields rounds of pairs (inside, outside) of a core; no replica occurs twice in a round."""
     for start in range(core, max(map(len, teams)), core):
         yield [
             pair for team in teams for pair in zip(team, team[start : start + core], strict=False)

@@ -1,22 +1,21 @@
 """All-gathers of values whose sizes differ from replica to replica.
 
-A replica that is traced knows its own sizes only. So where the replicas' shapes differ, the trace
-of each ends at the first all-gather whose sizes are not yet known, and is begun again when those
-of all replicas are. The all-gather then sends every value padded to the largest, and cuts the
-padding out of what it gets.
+The trace of a replica knows only its own sizes. So if the replicas' shapes differ, each trace ends
+at the first all-gather whose sizes are not yet known, and is restarted when those of all replicas
+are. The all-gather then pads every value to the largest size, and removes the padding from the
+result.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 
-_thread = threading.local()
+from unison.thread_local import ThreadLocal
 
 
 class SizeWanted(BaseException):
-    """Ends a trace at an all-gather whose sizes are not known; no error, so not an `Exception`.
+    """Ends a trace at an all-gather whose sizes are unknown; not an error, so not an `Exception`.
 
     Attributes:
         own: The size on the traced replica.
@@ -28,10 +27,10 @@ class SizeWanted(BaseException):
 
 
 class GatherSizes:
-    """The sizes that the all-gathers of one trace meet, in their order.
+    """The sizes of the all-gathers of one trace, in order.
 
     Args:
-        known: Of every all-gather so far, the sizes on all replicas.
+        known: For every all-gather so far, the sizes on all replicas.
     """
 
     def __init__(self, known: Sequence[tuple[int, ...]]):
@@ -39,7 +38,7 @@ class GatherSizes:
         self._met = 0
 
     def meet(self, own: int) -> tuple[int, ...]:
-        """Returns the sizes that all replicas give to the next all-gather.
+        """Returns the sizes of all replicas in the next all-gather.
 
         Raises:
             SizeWanted: They are not known.
@@ -51,17 +50,16 @@ class GatherSizes:
 
     @contextlib.contextmanager
     def met(self) -> Iterator[None]:
-        """Makes these the sizes that this thread's all-gathers meet, from the first on."""
-        outer = getattr(_thread, "sizes", None)
-        _thread.sizes = self
-        try:
+        """Context manager in which this thread's all-gathers have these sizes, in order."""
+        with _met.bound_to(self):
             yield
-        finally:
-            _thread.sizes = outer
+
+
+_met: ThreadLocal[GatherSizes | None] = ThreadLocal(None)
 
 
 def sizes_of_next_gather(own: int) -> tuple[int, ...] | None:
-    """Returns the sizes that all replicas give to the next all-gather; None if all give `own`."""
-    record = getattr(_thread, "sizes", None)
+    """Returns the sizes of all replicas in the next all-gather; None if all are `own`."""
+    record = _met.value
     sizes = None if record is None else record.meet(own)
     return None if sizes is None or len(set(sizes)) == 1 else sizes

@@ -12,11 +12,11 @@ import numpy as np
 
 from unison.data import files
 from unison.data import options as options_
+from unison.data.caching.cache import Cache
+from unison.data.caching.dataset_files import KeptDataset
+from unison.data.caching.saving import Snapshot, datasets_of, load, save
 from unison.data.functions import ElementFunction, as_it_is, note_place
 from unison.data.iterators import ElementIterator, Optional, PlanElements, require_python
-from unison.data.keeping.caching import Cache
-from unison.data.keeping.dataset_files import KeptDataset
-from unison.data.keeping.saving import Snapshot, datasets_of, load, save
 from unison.data.leaves import as_leaf
 from unison.data.observers import when_made
 from unison.data.options import Options

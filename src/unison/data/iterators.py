@@ -9,10 +9,10 @@ from unison.data.plan import Plan, Reading
 from unison.data.specs import ArraySpec
 from unison.data.state import check_like, decode, encode
 from unison.data.statistics import InputStatistics, Meter
+from unison.eager_fallback import needs_python
 from unison.errors import InvalidArgumentError, OpError, OutOfRangeError
 from unison.lifting import current_lift
 from unison.runtime import uncaught
-from unison.stepping import needs_python
 from unison.storage.decoding import corrupt, decoding, raised_by
 from unison.tracebacks import filter_traceback
 

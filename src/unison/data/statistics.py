@@ -21,6 +21,7 @@ from unison.data.leaves import count_rows
 from unison.data.plan import Plan, Rows, Stream
 from unison.data.state import State
 from unison.data.structure import Leaves
+from unison.thread_local import ThreadLocal
 
 Result = TypeVar("Result")
 
@@ -54,11 +55,7 @@ class InputStatistics:
         )
 
 
-class _Waited(threading.local):
-    seconds = 0.0
-
-
-_waited = _Waited()
+_waited_seconds = ThreadLocal(0.0)
 
 
 def waited_seconds() -> float:
@@ -66,7 +63,7 @@ def waited_seconds() -> float:
 
     What a loop waited is the difference between two calls.
     """
-    return _waited.seconds
+    return _waited_seconds.value
 
 
 class Meter:
@@ -82,7 +79,7 @@ class Meter:
 
     def next(self, elements: Iterator[Result]) -> Result:
         """Returns the next element; raises what `next(elements)` raises."""
-        before = _waited.seconds
+        before = _waited_seconds.value
         begin = perf_counter()
         try:
             element = next(elements)
@@ -94,7 +91,7 @@ class Meter:
                 self._begin = begin
             self._waiting += end - begin
             # Iterators that were asked for this element have counted the same seconds.
-            _waited.seconds = before + end - begin
+            _waited_seconds.value = before + end - begin
 
     def statistics(self) -> InputStatistics:
         """Returns what has been measured so far."""
@@ -162,7 +159,8 @@ class Stage:
             self._asked += 1
 
 
-class _Current(threading.local):
+@dataclasses.dataclass
+class _Current:
     """What a thread computes now.
 
     Attributes:
@@ -173,10 +171,10 @@ class _Current(threading.local):
 
     stage: Stage | None = None
     plan: Plan | None = None
-    inside = 0.0
+    inside: float = 0.0
 
 
-_current = _Current()
+_current = ThreadLocal(default_factory=_Current)
 
 
 class _Timed:
@@ -188,16 +186,17 @@ class _Timed:
 
     def run(self, function: Callable[..., Result], *args: Any) -> tuple[Result, float]:
         """Calls a function; returns its result, and the seconds that were the stage's own."""
-        outer = _current.stage, _current.plan, _current.inside
-        _current.stage, _current.plan, _current.inside = self._stage, self._plan, 0.0
+        current = _current.value
+        outer = current.stage, current.plan, current.inside
+        current.stage, current.plan, current.inside = self._stage, self._plan, 0.0
         begin = perf_counter()
         try:
             result = function(*args)
         finally:
             elapsed = perf_counter() - begin
-            own = elapsed - _current.inside
-            _current.stage, _current.plan, inside = outer
-            _current.inside = inside + elapsed
+            own = elapsed - current.inside
+            current.stage, current.plan, inside = outer
+            current.inside = inside + elapsed
         return result, own
 
 
@@ -259,7 +258,7 @@ class _TimedRows(_Timed, Rows):
 
     def _timed(self, count: int, function: Callable[..., Leaves], *args: Any) -> Leaves:
         # A stage that reads its own rows gives them as a stream, where they are counted.
-        is_own = _current.plan is self._plan
+        is_own = _current.value.plan is self._plan
         leaves, seconds = self.run(function, *args)
         self._stage.add(seconds, 0 if is_own else count)
         return leaves
@@ -341,13 +340,13 @@ class StageTimes:
         return None if rows is None else _TimedRows(plan, stage, rows)
 
     def _stage_of(self, plan: Plan) -> Stage:
-        reader = _current.stage
+        reader, reading = _current.value.stage, _current.value.plan
         with self._lock:
-            if reader is None or _current.plan is None:
+            if reader is None or reading is None:
                 return self._stages.setdefault(id(plan), Stage(plan))
-            if _current.plan is plan:
+            if reading is plan:
                 return reader
-            places = [n for n, source in enumerate(_current.plan.inputs) if source is plan]
+            places = [n for n, source in enumerate(reading.inputs) if source is plan]
             # The datasets that a function makes are one stage, however many there are.
             key = places[0] if places else plan.name
             if key not in reader.stages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +14,10 @@ import numpy as np
 from unison.runtime.devices import prepare_backend
 from unison.runtime.precision import device_dtype
 from unison.runtime.private_jax import backend_is_started
+from unison.thread_local import ThreadLocal
 
 #: Keras 2's other names of output modes.
 _OTHER_NAMES = {"binary": "multi_hot", "tf-idf": "tf_idf"}
-
-
-_thread = threading.local()
 
 
 class HostLayer(keras.layers.Layer):
@@ -46,7 +43,7 @@ class HostLayer(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         if isinstance(inputs, EncodedText):
             return inputs.made_by(self)
-        for observer in getattr(_thread, "observers", ()):
+        for observer in _observers.value:
             observer(self, inputs)
         return on_device(self.encode(inputs))
 
@@ -105,15 +102,14 @@ class EncodedText:
         return cls(shape, dict(zip(layers, arrays, strict=True)))
 
 
+_observers: ThreadLocal[tuple[Callable[[HostLayer, Any], None], ...]] = ThreadLocal(())
+
+
 @contextlib.contextmanager
 def observing_calls(observer: Callable[[HostLayer, Any], None]) -> Iterator[None]:
     """Calls `observer(layer, inputs)` for every host layer that this thread calls inside."""
-    outer = getattr(_thread, "observers", ())
-    _thread.observers = (*outer, observer)
-    try:
+    with _observers.bound_to((*_observers.value, observer)):
         yield
-    finally:
-        _thread.observers = outer
 
 
 def on_device(array: np.ndarray) -> Any:

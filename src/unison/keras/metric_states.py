@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.extend import core as jex
 
-from unison.equations import inlined_body
+from unison.jaxprs import inlined_body
 
 
 class Update(enum.Enum):

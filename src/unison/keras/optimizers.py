@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,8 +30,10 @@ from unison.runtime.interrupts import without_signals
 from unison.runtime.private_jax import dtype_before_cast
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import ScaledBy, current_share
+from unison.thread_local import ThreadLocal
 
-_thread = threading.local()
+_are_summed = ThreadLocal(False)
+_known_equal: ThreadLocal[list[Any] | None] = ThreadLocal(None)
 
 
 def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
@@ -82,8 +83,9 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         else:
             with _global_gradients(grads, trainable_variables, optimizer) as summed:
                 new = stateless_apply(optimizer_variables, summed, trainable_variables)
-        for values in new:
-            _known_equal().extend(values)
+        if _known_equal.value is not None:
+            for values in new:
+                _known_equal.value.extend(values)
         return new
 
     @functools.wraps(scale_loss)
@@ -111,16 +113,9 @@ def scaled_in_keras_steps(optimizer: keras.optimizers.Optimizer | None) -> Scale
 @contextlib.contextmanager
 def values_known_equal() -> Iterator[list[Any]]:
     """Yields a list of what optimizers return inside: values that are equal on all replicas."""
-    _thread.known_equal = []
-    try:
-        yield _thread.known_equal
-    finally:
-        _thread.known_equal = None
-
-
-def _known_equal() -> list[Any]:
-    known = getattr(_thread, "known_equal", None)
-    return [] if known is None else known
+    known: list[Any] = []
+    with _known_equal.bound_to(known):
+        yield known
 
 
 def _apply_statelessly(
@@ -154,7 +149,7 @@ def _compresses(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether gradients are still to be summed, and by a compression."""
     return (
         compression_of(optimizer) is not None
-        and not getattr(_thread, "summed", False)
+        and not _are_summed.value
         and get_replica_context() is not None
     )
 
@@ -192,11 +187,8 @@ def _apply_compressed(
 @contextlib.contextmanager
 def _no_further_sums() -> Iterator[None]:
     """Inside, optimizers take gradients as they are."""
-    _thread.summed = True
-    try:
+    with _are_summed.bound_to(True):
         yield
-    finally:
-        _thread.summed = False
 
 
 @contextlib.contextmanager
@@ -205,7 +197,7 @@ def _global_gradients(
 ) -> Iterator[Sequence[Any]]:
     """Yields the sums of `grads` over the replicas; inside, further calls leave them alone."""
     context = get_replica_context()
-    if getattr(_thread, "summed", False) or context is None or context.num_replicas_in_sync == 1:
+    if _are_summed.value or context is None or context.num_replicas_in_sync == 1:
         yield grads
         return
     local = _weighted(grads)

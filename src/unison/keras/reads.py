@@ -1,4 +1,4 @@
-"""Reads of Keras variables, for those who watch reads (`unison.reads`)."""
+"""Reads of Keras variables, for those who watch reads (`unison.observers`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from unison.reads import note_read
+from unison.observers import note_read
 
 #: Every read of a Keras variable hands its value, still in its own dtype, to this method.
 _HOOK = "_maybe_autocast"

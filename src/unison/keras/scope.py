@@ -19,7 +19,7 @@ from unison.keras.trainer import ReplicaTrainer, trainer_of
 from unison.keras.variables import LiftingScope, adopt, outside_the_traced_program
 from unison.program import tracing_contexts
 from unison.strategies import Strategy
-from unison.strategies.context import get_strategy, has_strategy
+from unison.strategies.current import get_strategy, has_strategy
 from unison.tracebacks import filter_traceback
 
 #: The methods of a model that run its steps.

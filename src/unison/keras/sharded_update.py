@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,10 +35,12 @@ from unison.keras.variables import ReplicatedVariable
 from unison.lifting import all_parts, own_part, part_of_sum
 from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
 
-_thread = threading.local()
+#: By the id of a whole value, the value and this replica's part of it.
+_parts: ThreadLocal[dict[int, tuple[Any, Any]]] = ThreadLocal(default_factory=dict)
 
 #: Smaller weights are cheaper to update everywhere than to gather.
 _SMALLEST_SHARDED_SIZE = 2**16
@@ -109,11 +110,8 @@ def whole_state(cells: Sequence[Cell], state: Sequence[jax.Array]) -> Iterator[l
         for cell, value in zip(cells, state, strict=False)
     ]
     pairs = zip(whole, state, strict=False)
-    _thread.parts = {id(value): (value, part) for value, part in pairs if value is not part}
-    try:
+    with _parts.bound_to({id(value): (value, part) for value, part in pairs if value is not part}):
         yield whole
-    finally:
-        _thread.parts = {}
 
 
 def own_state(
@@ -129,7 +127,7 @@ def own_state(
 
 
 def _part_of(whole: jax.Array, division: PartitionSpec) -> jax.Array:
-    _, known = getattr(_thread, "parts", {}).get(id(whole), (None, None))
+    _, known = _parts.value.get(id(whole), (None, None))
     return own_part(whole, division) if known is None else known
 
 
@@ -137,7 +135,7 @@ def _whole_of(part: jax.Array, division: PartitionSpec) -> jax.Array:
     """Returns the whole of a new value, of which `_part_of` knows the part."""
     whole = all_parts(part, division)
     # Held together with the whole: the id of what is gone may be another's.
-    getattr(_thread, "parts", {})[id(whole)] = (whole, part)
+    _parts.value[id(whole)] = (whole, part)
     return whole
 
 

@@ -23,7 +23,7 @@ from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import all_reduce, all_reduce_packed
 from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
-from unison.equations import calls_host
+from unison.jaxprs import calls_host
 from unison.keras.grouping import group_size_of, grouped
 from unison.keras.losses import with_global_reductions
 from unison.keras.metric_states import Update, updates_of
@@ -47,12 +47,12 @@ from unison.program import (
     HomeUpdate,
     cell_spec,
     compile_replicas,
-    divide,
     numerics,
+    split_off_update,
 )
-from unison.program.alone import alone, compile_alone, piece_on
 from unison.program.host_errors import errors_of_callbacks
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
+from unison.program.single_replica import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS, StepsInALoop
@@ -417,7 +417,7 @@ class CompiledStep:
             ]
         shares = program.shares
         for buffer, leaf in zip(program.stacked, leaves, strict=True):
-            of_replicas = shares.pad(leaf, local).reshape(-1, *buffer.shape[2:])
+            of_replicas = shares.pad(leaf, local).reshape(shares.num_replicas, *buffer.shape[2:])
             buffer[:, position] = of_replicas[local[0] : local[-1] + 1]
         self._waiting = (program, position + 1)
         if self._strategy.group is not None:
@@ -518,7 +518,7 @@ class CompiledStep:
         """Returns for each of this process's replicas what computes its part of a step, alone.
 
         It does so for the first `count` examples of `batch`, with the present state, which it
-        leaves as it is, and waits for it; see `unison.program.alone`.
+        leaves as it is, and waits for it; see `unison.program.single_replica`.
         """
         leaves, structure = jax.tree.flatten(batch)
         leaves = [_as_array(leaf)[:count] for leaf in leaves]
@@ -672,14 +672,13 @@ class CompiledStep:
         mirrored = {i for i, cell in enumerate(self._cells) if cell.layout is Layout.MIRRORED}
         # The logs hold on to a step's metrics.
         updated = [i for i in written if i in mirrored and self._groups[i] != "metrics_variables"]
-        divisions = []
+        splits = []
         for trace, tree in traces:
             for_home = {tree.num_leaves + index for index in updated}
-            divisions.append(divide(trace, at_home=mirrored, arriving=(), for_home=for_home))
-        first = divisions[0]
+            splits.append(split_off_update(trace, at_home=mirrored, arriving=(), for_home=for_home))
+        first = splits[0]
         if not first.outputs or any(
-            (division.outputs, division.crossing) != (first.outputs, first.crossing)
-            for division in divisions
+            (split.outputs, split.crossing) != (first.outputs, first.crossing) for split in splits
         ):
             return traces, None
         num_results = traces[0][1].num_leaves
@@ -688,7 +687,7 @@ class CompiledStep:
         # What it is to see as it was before must not be overwritten by the replicas.
         if not set(written).difference(update.written).isdisjoint(update.read):
             return traces, None
-        return [(d.replica, tree) for d, (_, tree) in zip(divisions, traces, strict=True)], update
+        return [(s.replica, tree) for s, (_, tree) in zip(splits, traces, strict=True)], update
 
     def _layouts(self) -> list[tuple[Layout, str | None]]:
         """Returns what a program relies on of the cells."""

@@ -8,7 +8,6 @@ saving, `numpy()`) goes on working, and its annotations mean what they mean in T
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,11 +22,13 @@ from unison.cells import (
     VariableAggregation,
     VariableSynchronization,
 )
+from unison.eager_fallback import needs_python
 from unison.lifting import Lift, current_lift
 from unison.runtime.placement import OPTIMIZER, WEIGHTS, Placement
-from unison.stepping import needs_python
+from unison.thread_local import ThreadLocal
 
-_thread = threading.local()
+#: The path of the variable as which new ones are divided.
+_reference: ThreadLocal[str | None] = ThreadLocal(None)
 
 
 class ReplicatedVariable(keras.Variable):
@@ -85,7 +86,7 @@ def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cel
     synchronization = VariableSynchronization(variable.synchronization)
     if synchronization is VariableSynchronization.NONE:
         synchronization = VariableSynchronization.AUTO
-    reference = getattr(_thread, "reference", None)
+    reference = _reference.value
     cell = Cell(
         placement,
         value,
@@ -104,11 +105,9 @@ def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cel
 @contextlib.contextmanager
 def placed_as(reference: keras.Variable) -> Iterator[None]:
     """Inside, new variables are divided as `reference` is: an optimizer's slots of a weight."""
-    _thread.reference = getattr(reference, "path", reference.name)  # the latter: of `unison`
-    try:
+    path = getattr(reference, "path", reference.name)  # the latter: of `unison`
+    with _reference.bound_to(path):
         yield
-    finally:
-        _thread.reference = None
 
 
 def annotate(

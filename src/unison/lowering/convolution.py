@@ -1,11 +1,12 @@
 """Convolutions in the forms that run fastest on XLA:CPU.
 
-XLA:CPU (jaxlib 0.10) gives a convolution either to YNNPACK, which multiplies a matrix of patches
-(im2col), or to Eigen. Where the patches fit the cache and the shape suits the kernel, both come
-near the machine's limit, and we leave them. Three cases are far from it. Milliseconds on two
-logical devices of two Zen 5 cores (matrix products reach 440 GFLOP/s in total); the batch is one
-device's, the image has channels last. They are minima on a shared machine, with glibc told to keep
-freed memory: without that, page faults of fresh buffers hide the differences.
+XLA:CPU (jaxlib 0.10) dispatches a convolution either to YNNPACK, which multiplies a matrix of
+patches (im2col), or to Eigen. If the patches fit into the cache and the shape suits the kernel,
+both come close to the machine's limit, and we keep them. Three cases are far from it. Times are in
+milliseconds, on two logical devices of two Zen 5 cores (matrix products reach 440 GFLOP/s in
+total); the batch is that of one device, and the image has channels last. They are minima on a
+shared machine, with glibc configured to keep freed memory: without that, page faults of new buffers
+hide the differences.
 
 | form | equation | batch | XLA | here |
 | --- | --- | --- | --- | --- |
@@ -37,16 +38,16 @@ Form = Callable[[jax.Array, jax.Array], jax.Array]
 
 # The patches of one chunk stay near a core's L2 cache, 1 MiB here: 0.5 to 2 MiB measure alike.
 _CHUNK_BYTES = 3 << 19
-# From here on, the patches of the whole batch miss the last-level cache.
+# Above this size, the patches of the whole batch miss the last-level cache.
 _LARGE_PATCHES_BYTES = 8 << 20
 # Every tap of a filter becomes one slice: beyond 3x3 they cost more than the product gains.
 _MAX_TAPS = 9
 
 
 def faster_form(equation: JaxprEqn) -> Form | None:
-    """The faster form of a `conv_general_dilated` equation, or None where XLA's is kept.
+    """Returns the faster form of a `conv_general_dilated` equation, or None to keep XLA's.
 
-    The three kinds of convolution in a training step are told apart by their sizes. A filter
+    The three kinds of convolution in a training step are distinguished by their sizes. A filter
     gradient contracts the batch and the output's space, so its "window" is larger than its output,
     which has the filter's size. The input gradient of an unstrided, unpadded convolution pads by
     more than `SAME`, so its output is larger than its image.
@@ -72,7 +73,7 @@ def faster_form(equation: JaxprEqn) -> Form | None:
     if math.prod(places) < math.prod(window):
         if math.prod(places) > _MAX_TAPS:
             return None
-        # Patches smaller than the cotangent are not worth copying it in chunks.
+        # If the patches are smaller than the cotangent, copying that in chunks is not worthwhile.
         outputs = rhs.shape[conv.dimension_numbers.rhs_spec[0]]
         small = math.prod(places) * batch < outputs
         examples = features if small else _chunk_size(features, patch_bytes * batch) or features
@@ -116,7 +117,7 @@ class _Convolution:
         return convolve
 
     def in_chunks(self, image: jax.Array, filters: jax.Array, chunk: int) -> jax.Array:
-        """XLA's own convolution, a few images at a time."""
+        """Applies XLA's own convolution to a few images at a time."""
 
         def convolve(images: jax.Array) -> jax.Array:
             return self._xla(images, filters, self.padding)
@@ -127,9 +128,9 @@ class _Convolution:
     def by_columns(self, image: jax.Array, filters: jax.Array) -> jax.Array:
         """Folds the window's columns into the outputs, then adds the shifted results.
 
-        One convolution along the other dimensions computes what each column of the filter gives at
-        each column of the image; the sum places them. It never multiplies the padding of the last
-        dimension, and its matrix product is `columns` times wider.
+        One convolution along the other dimensions computes the result of each column of the filter
+        at each column of the image; the sum puts them in place. It never multiplies the padding of
+        the last dimension, and its matrix product is `columns` times wider.
         """
         *rows, columns, features, outputs = filters.shape
         by_column = jnp.moveaxis(filters, -3, -2).reshape(*rows, 1, features, columns * outputs)
@@ -147,7 +148,7 @@ class _Convolution:
     def by_patches(
         self, image: jax.Array, filters: jax.Array, places: list[int], chunk: int
     ) -> jax.Array:
-        """One matrix product of patches, for a contraction over much and an output of few places.
+        """Computes one matrix product of patches, for a large contraction with few outputs.
 
         In a filter gradient the features are the training batch, which is contracted: the patches
         of `chunk` examples at a time, laid out as (place and channel, example and space), multiply
@@ -210,7 +211,7 @@ class _Convolution:
 
 
 def _chunk_size(count: int, item_bytes: int) -> int | None:
-    """The largest divisor of `count` whose items fit `_CHUNK_BYTES`; None if only tiny ones do."""
+    """Returns the largest divisor of `count` whose items fit `_CHUNK_BYTES`; None if it is tiny."""
     fitting = max(_CHUNK_BYTES // item_bytes, 1)
     chunk = max(d for d in range(1, min(fitting, count) + 1) if count % d == 0)
     return chunk if 4 * chunk > min(fitting, count) else None

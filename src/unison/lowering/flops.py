@@ -1,4 +1,4 @@
-"""How much a traced function computes, counted from its matrix products and convolutions."""
+"""Counts the operations of a traced function, from its matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 def count_flops(jaxpr: Jaxpr) -> int:
     """Returns the floating-point operations of the products and convolutions in `jaxpr`.
 
-    A loop's body counts once, and of a conditional all branches: this is an order of magnitude.
+    A loop's body counts once, and so does each branch of a conditional: this is only a rough
+    estimate.
     """
     return sum(_flops_of(equation) for equation in jaxpr.eqns)
 

@@ -1,17 +1,18 @@
-"""Gathers divided weights where they are used, and lets go of them in between.
+"""Gathers sharded weights where they are used, and frees them in between.
 
-A step of weights that the replicas divide (`zero=3`) is traced as one of whole weights: all of them
-are gathered as it begins, and each stays from its use in the forward pass to that in the backward
-pass. Here the gathering is moved to the uses, and done again where others have been gathered since:
-a device has a few whole weights at a time, and is sent most of them twice in a step (Rajbhandari et
-al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 7.2.2).
+A step whose weights are divided among the replicas (`zero=3`) is traced as one with whole weights:
+all of them are gathered at the beginning, and each stays in memory from its use in the forward pass
+to its use in the backward pass. Here the gathering is moved to the uses, and repeated if other
+weights have been gathered since: a device holds only a few whole weights at a time, and receives
+most of them twice in a step (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
+Trillion Parameter Models", section 7.2.2).
 
-A loop over layers (`jax.lax.scan`) whose weights are stacked gathers those of one layer in each of
-its steps, and the loop that finds their gradients does so again, and scatters those of a layer as
-soon as they are there. What the first loop would keep of whole weights for the second, it does not.
+A loop over layers (`jax.lax.scan`) with stacked weights gathers those of one layer in each of its
+iterations. The loop that computes their gradients gathers them again, and scatters the gradients of
+a layer as soon as they are computed. The first loop does not keep whole weights for the second.
 
-It works on the traced step, like the rest of this room, so that it does not matter who has taken
-the gradient, or how.
+It works on the traced step, like the rest of this package, so that it does not matter how the
+gradient was computed.
 """
 
 from __future__ import annotations
@@ -27,32 +28,33 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from unison.equations import evaluate
+from unison.jaxprs import evaluate
 from unison.runtime.placement import REPLICA_AXIS
 from unison.runtime.private_jax import in_scopes_of, operands_of_scan, scan_with
 
-#: What was used last is kept for further uses, up to so many times the size of its largest weight:
-#: that of a layer, mostly, and of the last layer until its gradient begins.
+#: The most recently used weights are kept for further uses, up to this many times the size of the
+#: largest of them: mostly those of one layer, and those of the last layer until its gradient
+#: begins.
 _KEPT = 2
 
-#: Operations that give a weight another form, which is no more worth keeping than the weight.
+#: Operations that convert a weight into another form, which is not worth keeping either.
 _FORMS = frozenset("convert_element_type transpose reshape squeeze rev copy name".split())
 
-#: Those that do the same to each element: of stacked weights, to each weight.
+#: Those that are elementwise, and so apply to each of stacked weights separately.
 _FORMS_OF_ELEMENTS = frozenset("convert_element_type copy name".split())
 
-#: Operations on a gradient, and at most a number beside it, that a sum over replicas lets pass.
+#: Operations on a gradient, and at most one number, that commute with a sum over the replicas.
 _SCALINGS = frozenset("convert_element_type copy name neg mul div".split())
 
-#: The axis that a collective operation works along, in its parameters.
+#: The parameter that holds the axis along which a collective operation works.
 _AXIS_OF = {"all_gather": "all_gather_dimension", "reduce_scatter": "scatter_dimension"}
 
 
 def gathered_where_used(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function`, which gathers parts of weights among its arguments where it uses them.
+    """Returns `function`, rewritten to gather the parts of weights where it uses them.
 
     Args:
-        function: A replica's part of a program, with its gradients inside.
+        function: A replica's part of a program, including its gradients.
     """
 
     @functools.wraps(function)
@@ -68,11 +70,11 @@ def gathered_where_used(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Stack(NamedTuple):
-    """Weights of layers along the first axis, of which each device has parts.
+    """Weights of layers, stacked along the first axis, of which each device has parts.
 
     Attributes:
-        parts: The variable of the parts, stacked.
-        make: Makes a layer's whole weight, or a form of it, of this device's part.
+        parts: The jaxpr variable of the stacked parts.
+        make: Computes a layer's whole weight, or a form of it, from this device's part.
     """
 
     parts: Any
@@ -80,7 +82,7 @@ class _Stack(NamedTuple):
 
 
 class _Run:
-    """Evaluates a traced function whose gathered arguments are made where they are used.
+    """Evaluates a traced function, gathering weights among its arguments where they are used.
 
     Args:
         closed: The function.
@@ -92,7 +94,7 @@ class _Run:
         self._jaxpr = jaxpr
         self._values: dict[Any, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
         self._recipes = _recipes_of(jaxpr)
-        #: What a loop has not returned, since it is a form of stacked weights.
+        #: The results that a loop does not return, since they are forms of stacked weights.
         self._stacks: dict[Any, _Stack] = {}
         #: The equations that use a variable; None stands for the function's result.
         self._uses: dict[Any, list[JaxprEqn | None]] = collections.defaultdict(list)
@@ -100,19 +102,19 @@ class _Run:
             for atom in atoms:
                 if not isinstance(atom, Literal):
                     self._uses[atom].append(user)
-        #: The results of equations that a loop before them has done.
+        #: The results of equations that an earlier loop has already computed.
         self._done: set[Any] = set()
         self._values.update(zip(jaxpr.constvars, closed.consts, strict=True))
-        #: What has been made last, the latest at the end.
+        #: The values gathered or converted most recently, the latest last.
         self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
-        #: What had been computed when a weight was used last: the next one is gathered from then
-        #: on, while that one is at work.
+        #: A value that was computed just before the last use of a weight: the next weight is
+        #: gathered after it, during that use.
         self._reached: Any = None
         #: When each value was computed: the number of its equation.
         self._times: dict[Any, int] = {}
 
     def outputs(self, wanted: Sequence[int] | None = None) -> list[Any]:
-        """Returns the function's results, or only those at the `wanted` places."""
+        """Returns the function's results, or only those at the `wanted` indices."""
         for time, equation in enumerate(self._jaxpr.eqns):
             if any(each in self._recipes or each in self._done for each in equation.outvars):
                 continue
@@ -151,7 +153,7 @@ class _Run:
         return not isinstance(atom, Literal) and (atom in self._recipes or atom in self._stacks)
 
     def _latest(self, atoms: Sequence[Any]) -> Any:
-        """Returns what was computed last of an equation's inputs, if anything."""
+        """Returns the most recently computed input of an equation, if any."""
         computed = [
             atom
             for atom in atoms
@@ -180,20 +182,20 @@ class _Run:
         return value
 
     def _after(self, part: jax.Array) -> jax.Array:
-        """Returns `part` as what cannot be had before the last use of a weight was reached.
+        """Returns `part`, made unavailable before the last use of a weight is reached.
 
-        Otherwise XLA would see that all gatherings of a weight are one, or begin with all of them.
+        Otherwise XLA would merge all gathers of a weight into one, or start with all of them.
         """
         if self._reached is None:
             return part
-        # XLA takes barriers away before it chooses the order of the operations. What holds is a
-        # condition whose outcome it did not know while it looked for what is known.
+        # XLA removes barriers before it schedules the operations. What remains is a condition whose
+        # value was unknown during constant folding.
         corner = lax.slice(self._reached, (0,) * self._reached.ndim, (1,) * self._reached.ndim)
         is_reached = lax.optimization_barrier(lax.full((), True)) | (corner.reshape(()) != 0)
         return jnp.where(is_reached, part, jnp.zeros_like(part))
 
     def _stack_of(self, atom: Any) -> _Stack | None:
-        """Returns how each of stacked weights is made, if `atom` is what is made of all."""
+        """Returns how each of stacked weights is computed, if `atom` is computed from all."""
         if isinstance(atom, Literal) or not self._is_made(atom):
             return None
         if atom in self._stacks:
@@ -209,7 +211,9 @@ class _Run:
         return _Stack(stack.parts, lambda part: evaluate(equation, [make(part)])[0])
 
     def _scattering_of(self, variable: Any) -> list[JaxprEqn]:
-        """Returns what becomes of stacked gradients until they are scattered, if nothing else."""
+        """Returns the operations on stacked gradients up to the scattering, if nothing else uses
+        them.
+        """
         equations: list[JaxprEqn] = []
         while True:
             uses = self._uses.get(variable, [])
@@ -228,7 +232,7 @@ class _Run:
             variable = equation.outvars[0]
 
     def _scanned(self, equation: JaxprEqn) -> dict[Any, Any]:
-        """Returns the results of a loop over layers, whose steps gather and scatter for each."""
+        """Returns the results of a loop over layers that gathers and scatters in each iteration."""
         body = equation.params["jaxpr"]
         num_consts, num_carry = operands_of_scan(equation.params)
         first = num_consts + num_carry
@@ -285,7 +289,7 @@ class _Run:
         return computed
 
     def _with_gathering_inside(self, equation: JaxprEqn) -> JaxprEqn:
-        """Returns a loop of steps with gatherings where they are used in each."""
+        """Returns a `while` loop whose body gathers weights where they are used."""
         body = equation.params.get("body_jaxpr")
         if body is None or not any(map(_is_gathering, body.jaxpr.eqns)):
             return equation
@@ -294,7 +298,7 @@ class _Run:
 
 
 def _recipes_of(jaxpr: Jaxpr) -> dict[Any, JaxprEqn]:
-    """Returns what makes a whole weight, or a form of it, of one other value."""
+    """Returns the equations that compute a whole weight, or a form of it, from one other value."""
     arguments = set(jaxpr.invars)
     recipes: dict[Any, JaxprEqn] = {}
     for equation in jaxpr.eqns:
@@ -306,12 +310,12 @@ def _recipes_of(jaxpr: Jaxpr) -> dict[Any, JaxprEqn]:
 
 
 def _forms_of(body: Jaxpr, num_carry: int, stacks: dict[int, _Stack]) -> dict[int, _Stack]:
-    """Returns which results of a loop's steps, behind what it carries, are forms of weights.
+    """Returns which results of a loop's body, after the carried ones, are forms of weights.
 
     Args:
-        body: A step, which gathers its layer's weights.
+        body: The body, which gathers its layer's weights.
         num_carry: How many results are carried.
-        stacks: The stacked weights, by the places of a layer's parts among the step's arguments.
+        stacks: The stacked weights, by the indices of a layer's parts among the body's arguments.
     """
     recipes = _recipes_of(body)
     forms = {}
@@ -328,7 +332,7 @@ def _forms_of(body: Jaxpr, num_carry: int, stacks: dict[int, _Stack]) -> dict[in
 
 
 def _evaluated(equations: Sequence[JaxprEqn], value: jax.Array) -> jax.Array:
-    """Returns what equations, each of the one before it and numbers, make of `value`."""
+    """Applies a chain of equations to `value`; their other operands are literals."""
     for equation in equations:
         given = [atom.val if isinstance(atom, Literal) else value for atom in equation.invars]
         (value,) = evaluate(equation, given)
@@ -336,11 +340,11 @@ def _evaluated(equations: Sequence[JaxprEqn], value: jax.Array) -> jax.Array:
 
 
 def _scattered(equations: Sequence[JaxprEqn], gradient: jax.Array) -> jax.Array:
-    """Returns this replica's part of a layer's gradient, of which all layers' were to be scattered.
+    """Returns this replica's part of one layer's gradient, scattered like those of all layers.
 
     Args:
-        equations: What was to become of those: the last one scatters.
-        gradient: The layer's.
+        equations: The operations on the gradients of all layers; the last one scatters.
+        gradient: The layer's gradient.
     """
     scatter = _for_each(equations[-1])
     assert scatter is not None
@@ -348,9 +352,9 @@ def _scattered(equations: Sequence[JaxprEqn], gradient: jax.Array) -> jax.Array:
 
 
 def _for_each(equation: JaxprEqn) -> Callable[[jax.Array], jax.Array] | None:
-    """Returns what a collective operation on stacked values does to each of them.
+    """Returns the function that a collective operation on stacked values applies to each of them.
 
-    None if it works along the axis along which they are stacked.
+    Returns None if it works along the axis of the stack.
     """
     params = equation.params
     if equation.primitive.name == "shard_map":
@@ -373,12 +377,12 @@ def _for_each(equation: JaxprEqn) -> Callable[[jax.Array], jax.Array] | None:
 
 
 def _is_gathering(equation: JaxprEqn) -> bool:
-    """Whether an equation makes a whole value of the replicas' parts, each core for itself."""
+    """Whether an equation gathers the replicas' parts of a value, or does so on each core."""
     return _is_over_replicas(equation, "all_gather")
 
 
 def _is_over_replicas(equation: JaxprEqn, name: str) -> bool:
-    """Whether an equation is the collective operation `name`, or that on each core for itself."""
+    """Whether an equation is the collective operation `name`, or performs it on each core."""
     if equation.primitive.name == "shard_map":
         inner = equation.params["jaxpr"].eqns
         return len(inner) == 1 and _is_over_replicas(inner[0], name)

@@ -1,12 +1,12 @@
 """The gradient of max pooling without `select_and_scatter`.
 
 XLA:CPU runs `select_and_scatter` as a scalar loop with a branch per window element. In the MNIST
-CNN it was the largest part of the training step: 10.5 ms of some 16 at 32 images a device
+CNN it was the largest part of the training step: 10.5 ms of some 16 at 32 images per device
 (26x26x32, 2x2 windows; 35 to 80 ms at 128). The forms below are plain selects over strided slices,
-which the compiler vectorises: 0.22 ms and 1.3 ms. The forward `reduce_window` is not slow
-(0.22 ms) and stays.
+which the compiler vectorizes: 0.22 ms and 1.3 ms. The forward `reduce_window` is not slow (0.22 ms)
+and stays.
 
-Both forms name the winner of each window with the comparison that XLA would apply, in the same
+Both forms determine the winner of each window with the comparison that XLA would apply, in the same
 order, so ties (the first of equal elements, row by row) and NaNs give the same element.
 """
 
@@ -25,13 +25,13 @@ Form = Callable[[jax.Array, jax.Array], jax.Array]
 # Every window element becomes one slice of the program: beyond this many (global pooling) it
 # compiles slowly.
 _MAX_WINDOW = 32
-# Windows per element: the compiler finds the winners again for each. At 9 (3x3, stride 1) XLA's
-# form is faster, 88 ms against 132; at 2.25 (3x3, stride 2) it takes 617 ms against 57.
+# Windows per element: the compiler recomputes the winners for each. At 9 (3x3, stride 1) XLA's form
+# is faster, 88 ms against 132; at 2.25 (3x3, stride 2) it takes 617 ms against 57.
 _MAX_OVERLAP = 4
 
 
 def faster_form(equation: JaxprEqn) -> Form | None:
-    """The faster form of a `select_and_scatter_add` equation, or None where XLA's is kept.
+    """Returns the faster form of a `select_and_scatter_add` equation, or None to keep XLA's.
 
     The form takes the cotangent, one element per window, and the pooled array.
     """
@@ -63,7 +63,7 @@ def _winners(
     window: Sequence[int],
     strides: Sequence[int],
 ) -> jax.Array:
-    """For each window, the row-major offset of the element that it selects, as int32."""
+    """Returns, for each window, the row-major offset of the element that it selects, as int32."""
     candidates = []
     for offsets in _offsets(window):
         last = [o + s * (n - 1) + 1 for o, s, n in zip(offsets, strides, windows, strict=True)]
@@ -109,7 +109,7 @@ def _spread_overlapping(
 
 
 def _offsets(window: Sequence[int]) -> list[tuple[int, ...]]:
-    """Offsets of a window's elements in row-major order."""
+    """Returns the offsets of a window's elements in row-major order."""
     return list(itertools.product(*map(range, window)))
 
 

@@ -1,10 +1,10 @@
 """The gradient of a layer with few outputs without XLA's product of two transposed matrices.
 
 The gradient of a kernel is `inputs.T @ gradients`. Where one of the two has few columns (a last
-layer of ten classes), XLA:CPU multiplies them in a loop of its own, which strides through the other
-one: 2.2 ms for 512 rows, 2048 and 10 columns on one thread. With the narrow matrix transposed first
-it is an ordinary product, which Eigen computes: 0.13 ms. Measured for 32 to 1024 rows, 128 to 2048
-by 1 to 128 columns: 1.1 to 30 times as fast where the form below is chosen.
+layer of ten classes), XLA:CPU multiplies them in its own loop, which strides through the other one:
+2.2 ms for 512 rows, 2048 and 10 columns on one thread. With the narrow matrix transposed first it
+is an ordinary product, which Eigen computes: 0.13 ms. Measured for 32 to 1024 rows, 128 to 2048 by
+1 to 128 columns: 1.1 to 30 times as fast where the form below is chosen.
 
 The barriers keep XLA from folding the transpositions back into the product.
 """
@@ -29,7 +29,7 @@ _BOTH_BY_ROWS = (((0,), (0,)), ((), ()))
 
 
 def faster_form(equation: JaxprEqn) -> Form | None:
-    """The faster form of a `dot_general` equation, or None where XLA's is kept."""
+    """Returns the faster form of a `dot_general` equation, or None to keep XLA's."""
     avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
     left, right, result = avals
     if not _is_gradient_of_kernel(equation.params, left, right, result):

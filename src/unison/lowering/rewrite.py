@@ -1,4 +1,4 @@
-"""Replaces equations of a traced function by faster forms, and leaves everything else alone.
+"""Replaces equations of a traced function by faster forms, and leaves everything else unchanged.
 
 The gradient is already inside the functions that we compile, so a `custom_vjp` on the forward
 operation would come too late: this works on the jaxpr, where forward and backward operations are
@@ -43,7 +43,7 @@ def lower_for_cpu(fn: Callable[P, R]) -> Callable[P, R]:
     equal those of `fn` up to float32 round-off of sums.
 
     Args:
-        fn: A function of pytrees, with its gradients inside (`jax.value_and_grad` and the like).
+        fn: A function of pytrees, including its gradients (`jax.value_and_grad` and the like).
             Leaves of the arguments that are not arrays (flags, strings) reach it as they are.
 
     Returns:
@@ -73,7 +73,7 @@ def lower_for_cpu(fn: Callable[P, R]) -> Callable[P, R]:
 def lowered_trace(trace: ClosedJaxpr) -> ClosedJaxpr:
     """Returns a traced function with its operations in forms that are fast on CPUs.
 
-    It is `lower_for_cpu` for what has been traced before: nothing is traced again but the forms.
+    It is `lower_for_cpu` for functions that are already traced: only the forms are traced.
 
     Raises:
         ValueError: There is a `shard_map` in it, which can be rewritten only where its mesh axes
@@ -85,7 +85,7 @@ def lowered_trace(trace: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def has_shard_map(jaxpr: Jaxpr) -> bool:
-    """Whether there is a `shard_map` in a traced function, or in those that it calls."""
+    """Whether a traced function, or one that it calls, contains a `shard_map`."""
     return any(
         equation.primitive.name == "shard_map"
         or any(map(has_shard_map, jaxprs_in_params(equation.params)))
@@ -112,7 +112,7 @@ def _rewrite_equation(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _call(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
-    """An equation with the inputs and outputs of `eqn` that does what `fn` does."""
+    """Returns an equation with the inputs and outputs of `eqn` that calls `fn`."""
     (call,) = jax.make_jaxpr(fn)(*(v.aval for v in eqn.invars)).jaxpr.eqns
     return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
 

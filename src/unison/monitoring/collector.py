@@ -1,8 +1,8 @@
-"""`Collector`: serves what is known of a job, on the loopback address.
+"""`Collector`: serves the state of a job on the loopback address.
 
-Who may see the job knows its secret. Names other than those of this machine's loopback are refused,
-so that no page of the web can ask under a name of its own (DNS rebinding). Idle
-connections and requests without the secret take no threads, and few file descriptors.
+Clients must know the job's secret. Host names other than those of this machine's loopback address
+are rejected, to prevent DNS rebinding by web pages. Idle connections and requests without the
+secret use no threads, and few file descriptors.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from unison.net.proof import is_equal
 #: The most simultaneous connections; each has one request.
 _MOST_CONNECTIONS: Final = 32
 
-#: Seconds for which somebody counts as watching after having asked, and that they have to hear how
-#: the job has ended.
+#: Seconds for which a client counts as watching after a request, and that it has to learn how the
+#: job has ended.
 _WATCHES: Final = 3.0
 _LAST_WORD: Final = 3.0
 
 
 class Collector:
-    """Serves a job from the start of a `with` block to its end.
+    """Serves the state of a job, as a context manager.
 
     Args:
-        job: What is known of the job.
+        job: The state of the job.
 
     Attributes:
-        address: Where it listens, as host:port.
-        token: What lets one see the job.
+        address: The address at which it listens, as host:port.
+        token: The secret for access to the job.
 
     Raises:
         OSError: It cannot listen.
@@ -70,7 +70,7 @@ class Collector:
             self._accepting.close()
 
     def end(self, how: str) -> None:
-        """Lets those who watch see how the job has ended; waits for that, for a moment."""
+        """Publishes how the job has ended; waits briefly for watching clients to receive it."""
         self.job.end(how)
         self._is_over = True
         if time.monotonic() - self._asked_at < _WATCHES:
@@ -80,7 +80,7 @@ class Collector:
         return exchange(connection, self._respond, page.SECURITY_HEADERS)
 
     def _respond(self, request: Request) -> Response:
-        """Answers who knows the secret, and means this machine; others are told so."""
+        """Answers requests that have the secret and this machine's host name; rejects others."""
         if request.method != "GET":
             return Response(501, b"There is GET only.\n")
         if request.headers.get("host", "") not in self._hosts:
@@ -98,7 +98,7 @@ class Collector:
         return Response(404, b"There are /, /state.json and /metrics.\n")
 
     def _state(self) -> Response:
-        """Returns what is known of the job, to somebody who watches it."""
+        """Returns the state of the job, to a watching client."""
         self._asked_at = time.monotonic()
         state = self.job.as_dict()
 

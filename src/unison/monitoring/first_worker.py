@@ -1,9 +1,9 @@
-"""`UNISON_MONITOR`: a job that nobody of Unison has started is watched on its first worker.
+"""`UNISON_MONITOR`: monitoring, on its first worker, of a job that Unison has not started.
 
-That one serves what `unison run` serves elsewhere. The others report to it over the connections by
-which the workers of a job watch each other (`unison.runtime.liveness`); workers and parameter
-servers answer their coordinator so, which asks them for signs of life anyway
-(`unison.parameter_server.pulse`). So nothing has to be reached that is not reached already.
+The first worker serves what `unison run` serves otherwise. The others report to it over the
+existing connections for liveness checks (`unison.runtime.liveness`); workers and parameter servers
+report to their coordinator with their replies to its heartbeats (`unison.parameter_server.pulse`).
+So no additional connections are needed.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from unison.runtime import liveness
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.server_jobs import tasks_of
 
-#: The variable that asks for it, on all workers.
+#: The variable that enables it, on all workers.
 VARIABLE: Final = "UNISON_MONITOR"
 
-#: How many of a worker's latest reports say how far its clock is ahead.
+#: The number of a worker's latest reports from which its clock offset is estimated.
 _COMPARED = 64
 
 logger = logging.getLogger("unison")
 
 
 def is_asked() -> bool:
-    """Returns whether `UNISON_MONITOR` is set, which goes: child processes are no workers."""
+    """Returns whether `UNISON_MONITOR` is set, and removes it: child processes are not workers."""
     return os.environ.pop(VARIABLE, "0") not in ("", "0")
 
 
 def tell_first_worker(strategy: Any) -> Callable[[Mapping[str, Any]], None] | None:
-    """Returns what takes this process's reports; on the first worker, serves those of all.
+    """Returns the sink for this process's reports; on the first worker, serves all reports.
 
     Args:
-        strategy: The strategy that has brought the workers together, or is about to.
+        strategy: The strategy that connects the workers.
 
     Returns:
-        None where this process is to serve and cannot.
+        The sink; None if this process should serve and cannot.
     """
     job = liveness.current()
     if job is not None and job.own > 0:
         return liveness.report
     if job is not None:
-        names = [name.partition(" (")[0] for name in job.names]  # without the addresses
+        names = [name.partition(" (")[0] for name in job.names]  # strips the addresses
         kind = "workers"
     else:
         names, kind = _served_with(getattr(strategy, "cluster_resolver", None))
@@ -60,20 +60,20 @@ def tell_first_worker(strategy: Any) -> Callable[[Mapping[str, Any]], None] | No
         return None
     if job is not None:
         liveness.on_report(lambda worker, told: hear(names[worker], told))
-    return lambda told: hear(names[0], json.loads(json.dumps(told)))  # as it comes from others
+    return lambda told: hear(names[0], json.loads(json.dumps(told)))  # in the form of the others'
 
 
 def is_serving() -> bool:
-    """Returns whether this process serves what the workers of its job report."""
+    """Returns whether this process serves the reports of its job's workers."""
     return _served is not None
 
 
 def hear(name: str, told: Any) -> None:
-    """Takes note of what a worker reports; what is no report is left out.
+    """Handles a worker's report; ignores invalid ones.
 
     Args:
-        name: What the worker is called.
-        told: What it reports.
+        name: The worker's name.
+        told: The report.
     """
     served = _served
     if served is not None:
@@ -84,7 +84,7 @@ def hear(name: str, told: Any) -> None:
 
 
 def close() -> None:
-    """Ends the serving, if this process serves."""
+    """Stops serving, if this process serves."""
     global _served
     if _served is not None:
         served, _served = _served, None
@@ -93,7 +93,7 @@ def close() -> None:
 
 
 def _forget() -> None:
-    """In a child: what it has a copy of is the parent's."""
+    """Forgets the copy of the parent's state, in a forked child."""
     global _served
     _served = None
 
@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _served_with(resolver: Any) -> tuple[list[str], str]:
-    """Returns whom a process serves that trains with no others: itself, and parameter servers."""
+    """Returns the tasks and kind of a job without other training processes."""
     task = getattr(resolver, "task_type", None)
     cluster = None if resolver is None else ClusterSpec(resolver.cluster_spec())
     if task in (None, "chief") and cluster is not None and "ps" in cluster.jobs:
@@ -111,7 +111,7 @@ def _served_with(resolver: Any) -> tuple[list[str], str]:
 
 
 def _serve(names: list[str], kind: str) -> bool:
-    """Lets others watch the workers of these names, the first of which is this process."""
+    """Starts serving the workers with these names, the first of which is this process."""
     from unison.monitoring.launcher import Monitored
 
     global _served
@@ -126,10 +126,10 @@ def _serve(names: list[str], kind: str) -> bool:
 
 
 class _Clock:
-    """How far a worker's clock is ahead of this one's, by when it has said what is heard now.
+    """Estimates how far a worker's clock is ahead of the local one, from send times of reports.
 
-    Nothing is heard before it was said; so it is ahead by the greatest difference, but for the
-    milliseconds that the fastest of the latest reports has taken.
+    A report is never received before it was sent; so the offset is the greatest difference, up to
+    the milliseconds that the fastest of the latest reports took.
 
     Examples:
         >>> clock = _Clock()
@@ -142,18 +142,18 @@ class _Clock:
         self._differences: collections.deque[float] = collections.deque(maxlen=_COMPARED)
 
     def ahead(self, said_at: float) -> float:
-        """Returns by how many seconds, after a report that was made at a time by that clock."""
+        """Returns the offset in seconds, after a report that was sent at a time by that clock."""
         self._differences.append(said_at - time.time())
         return max(self._differences)
 
 
 class _Served:
-    """A job that this process lets others watch.
+    """A job whose state this process serves.
 
     Attributes:
-        job: What is known of it.
-        own: What this process is called there.
-        clocks: Those of the others, by their names.
+        job: The monitored job.
+        own: The name of this process in the job.
+        clocks: The clocks of the others, by name.
     """
 
     def __init__(self, job: Any, own: str):

@@ -1,4 +1,4 @@
-"""`WatchedJob`: what is known of a running job, from what its workers report."""
+"""`WatchedJob`: the state of a running job, from its workers' reports."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-#: What is shown is that of so many seconds.
+#: The seconds over which rates are computed.
 WINDOW = 10.0
 
-#: A worker that has been silent for so long may be stuck, or gone.
+#: Seconds of silence after which a worker may be stuck or lost.
 _SILENCE = 5.0
 
-#: A worker is a straggler that keeps the others waiting for such a part of the time, ...
+#: A worker is a straggler if it keeps the others waiting for this fraction of the time, ...
 _STRAGGLES = 0.1
 
-#: ... or for so many seconds in one step.
+#: ... or for this many seconds in one step.
 _STUCK = 5.0
 
-#: How many of a worker's beginnings of steps are kept, and of its reports.
+#: The number of a worker's step starts that are kept, and of its reports.
 _MOST_MARKS = 1024
 _MOST_REPORTS = 64
 
-#: How many points the curves have, at most, and how many events are kept.
+#: The maximum number of points of a curve, and the number of events that are kept.
 MOST_POINTS = 512
 _MOST_EVENTS = 50
 
-#: How many workers are listed, at most: names come from reports.
+#: The maximum number of workers, as their names come from reports.
 _MOST_WORKERS = 4096
 
-#: Characters of a text that comes from elsewhere.
+#: The maximum length of external text, in characters.
 _MOST_TEXT = 500
 
 
 class Curve:
-    """Points over time, thinned out as they become many.
+    """Points over time, thinned out as their number grows.
 
     Examples:
         >>> curve = Curve(4)
@@ -58,7 +58,7 @@ class Curve:
         self._seen = 0
 
     def add(self, x: float, y: float) -> None:
-        """Adds a point; whether it is kept depends on how many there were."""
+        """Adds a point; whether it is kept depends on the number of earlier ones."""
         if self._seen % self._keeps_each == 0:
             self.points.append((x, y))
             if len(self.points) > self._most:
@@ -68,37 +68,37 @@ class Curve:
 
 
 class WatchedWorker:
-    """What is known of one worker.
+    """The state of one worker.
 
     Args:
-        name: What it is called.
-        trains: Whether it runs steps; else it serves one that does.
+        name: Its name.
+        trains: Whether it runs training steps; otherwise it serves a process that does.
     """
 
     def __init__(self, name: str, trains: bool = True):
         self.name = name
         self._trains = trains
-        #: Its latest report, and when it came by this process's monotonic clock.
+        #: Its latest report, and when that was received, by this process's monotonic clock.
         self.latest: Mapping[str, Any] | None = None
         self.heard_at = 0.0
-        #: What the launcher knows of it: "lost", ...; None: nothing.
+        #: Its state according to the launcher: "lost", ...; None if unknown.
         self.said: str | None = None
-        #: Whether the register of a job that may change finds that it keeps the others waiting.
+        #: Whether the register of an elastic job reports that it keeps the others waiting.
         self.is_late = False
         #: Its latest loss.
         self.loss: float | None = None
         self._reports: collections.deque[Mapping[str, Any]] = collections.deque(
             maxlen=_MOST_REPORTS
         )
-        #: The beginnings of its steps, since something else ran: which, and when.
+        #: The starts of its steps: the step, the time, and whether something else ran before.
         self._marks: collections.deque[tuple[int, float, bool]] = collections.deque(
             maxlen=_MOST_MARKS
         )
 
     def hear(self, told: Mapping[str, Any], now: float) -> None:
-        """Takes note of a report."""
+        """Adds a report."""
         if self.latest is not None and told["process"] != self.latest["process"]:
-            self._reports.clear()  # it was started again, and counts anew
+            self._reports.clear()  # it was restarted, and its counts start from 0
             self._marks.clear()
         self.latest, self.heard_at = told, now
         self.said = None
@@ -109,7 +109,7 @@ class WatchedWorker:
             self.loss = told["loss"][1]
 
     def state(self, now: float) -> str:
-        """Says in a word what it does.
+        """Returns its state in one word.
 
         Examples:
             >>> WatchedWorker("worker 0").state(0.0)
@@ -127,14 +127,14 @@ class WatchedWorker:
 
     @property
     def step(self) -> int:
-        """How many steps have begun; in a group that changes, how many all members have done."""
+        """The number of steps begun; in an elastic group, of those that all members have done."""
         if self.latest is None:
             return 0
         position = self.latest["position"]
         return int(self.latest["steps"] if position is None else position)
 
     def rate(self, about: str) -> float | None:
-        """Returns by how much a count grows in a second."""
+        """Returns the growth of a count per second."""
         reports = self._in_window()
         if len(reports) < 2:
             return None
@@ -145,16 +145,16 @@ class WatchedWorker:
 
     @property
     def input_share(self) -> float | None:
-        """For which part of the time it waits for its input."""
+        """The fraction of the time for which it waits for its input."""
         share = self.rate("waited")
         return None if share is None else min(max(share, 0.0), 1.0)
 
     def marks(self, since: float) -> list[tuple[int, float, bool]]:
-        """Returns the beginnings of steps after a time."""
+        """Returns the starts of steps after a time."""
         return [mark for mark in self._marks if mark[1] >= since]
 
     def step_seconds(self) -> dict[str, float] | None:
-        """Returns the median of its steps' times, and what 90 and 99 of 100 do not exceed."""
+        """Returns the median and the 90th and 99th percentiles of its step times."""
         if not self._marks:
             return None
         marks = self.marks(self._marks[-1][1] - 6 * WINDOW)
@@ -168,7 +168,7 @@ class WatchedWorker:
         return {f"p{part}": quantile(timed, part / 100) for part in (50, 90, 99)}
 
     def begin_of(self, step: int) -> float | None:
-        """Returns when a step began, between the marks beside it; None if it is not known."""
+        """Returns when a step began, interpolated between marks; None if that is not known."""
         marks = self._marks
         place = bisect.bisect_left(marks, step, key=lambda mark: mark[0])
         if place == len(marks) or (place == 0 and marks[0][0] != step):
@@ -189,12 +189,12 @@ class WatchedWorker:
 
 
 class WatchedJob:
-    """What is known of a job; any thread may ask and tell.
+    """The state of a job; all methods are thread-safe.
 
     Args:
-        program: What the workers run, as the user has called it.
+        program: The workers' program, as in the user's command.
         kind: "workers", "elastic", or "parameter servers".
-        workers: The names of those that are started at first.
+        workers: The names of the initial workers.
 
     Examples:
         >>> job = WatchedJob("train.py", "workers", ["worker 0"])
@@ -221,13 +221,13 @@ class WatchedJob:
         self._last_recovery: float | None = None
         self._ended: str | None = None
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------
 
     def hear(self, told: Mapping[str, Any]) -> None:
-        """Takes note of a worker's report.
+        """Handles a worker's report.
 
         Raises:
-            KeyError, TypeError, ValueError: It is no report.
+            KeyError, TypeError, ValueError: The report is invalid.
         """
         told = checked(told)
         now = time.monotonic()
@@ -244,11 +244,11 @@ class WatchedJob:
                     self._rates.add(time.time() - self._began, rate)
 
     def happened(self, event: Mapping[str, Any], line: str | None = None) -> None:
-        """Takes note of an event of an elastic job; `line` says it in words."""
+        """Handles an event of an elastic job; `line` describes it."""
         what, name = event["event"], event.get("worker")
         with self._lock:
             if line is not None:
-                text = line.partition("\n")[0]  # a stack is in the log
+                text = line.partition("\n")[0]  # the rest, a stack, is in the log
                 self._events.append({"time": time.time(), "text": text[:_MOST_TEXT]})
             if isinstance(name, int):
                 name = f"worker {name}"
@@ -271,14 +271,14 @@ class WatchedJob:
                     self._interrupted_at = None
 
     def end(self, how: str) -> None:
-        """Takes note that the job is over."""
+        """Notes that the job is over."""
         with self._lock:
             self._ended = how
 
-    # -- what is known ---------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all that is known, for JSON: numbers, words, None where nothing is known."""
+        """Returns the whole state, for JSON: numbers and strings, with None for unknown values."""
         now = time.monotonic()
         with self._lock:
             workers = list(self._workers.values())
@@ -315,11 +315,11 @@ class WatchedJob:
         return self._workers[name]
 
     def _of_losses(self) -> WatchedWorker | None:
-        """Returns whose losses are shown: those of the first worker that has any."""
+        """Returns the worker whose losses are shown: the first one that has any."""
         return next((w for w in self._workers.values() if w.loss is not None), None)
 
     def _examples_per_second(self, now: float) -> float | None:
-        """Returns the rate of all replicas together, which each worker counts that trains."""
+        """Returns the rate of all replicas together, which every training worker counts."""
         rates = [
             worker.rate("examples")
             for worker in self._workers.values()
@@ -362,10 +362,10 @@ class WatchedJob:
         }
 
     def _waiting(self, workers: Sequence[WatchedWorker], now: float) -> dict[str, _Waiting]:
-        """Returns who waits for whom, where all workers run the same steps together.
+        """Returns how workers wait for each other, if all run the same steps together.
 
-        A step ends when the last worker that begins it has done its part; so whoever begins it
-        earlier waits for the difference at least.
+        A step ends when the last worker to begin it has done its part; so a worker that begins it
+        earlier waits at least for the difference.
         """
         workers = [w for w in workers if w.latest is not None and w.latest["steps"]]
         if self._kind != "workers" or len(workers) < 2:
@@ -393,7 +393,7 @@ class WatchedJob:
                 worker.rate("steps") or 0.0,
                 worker.input_share or 0.0,
             )
-        # Who begins a step last waits for nobody: what it computes, the others do, too.
+        # The worker that begins a step last does not wait for others, and all compute for as long.
         work = 1.0 - min(found.values(), key=lambda each: each.before).input
         for each in found.values():
             each.share = min(each.before * each.pace, max(0.0, 1.0 - each.input - work))
@@ -402,15 +402,15 @@ class WatchedJob:
 
 @dataclasses.dataclass
 class _Waiting:
-    """How a worker waits for others, and they for it.
+    """How long a worker waits for others, and the others for it.
 
     Attributes:
-        before: How many seconds before the last worker it begins a step, in the mean.
-        after: How many seconds after all others.
-        late: For how many seconds the others have been in a step that it has not begun.
-        pace: How many steps it begins in a second.
-        input: For which part of the time it waits for its input.
-        share: For which part of the time it waits for others, about.
+        before: The mean number of seconds by which it begins a step before the last worker.
+        after: The mean number of seconds by which it begins a step after all others.
+        late: The seconds for which the others have been in a step that it has not begun.
+        pace: The number of steps that it begins per second.
+        input: The fraction of the time for which it waits for its input.
+        share: The approximate fraction of the time for which it waits for others.
     """
 
     before: float
@@ -421,7 +421,7 @@ class _Waiting:
     share: float = 0.0
 
     def words(self) -> str | None:
-        """Says how it keeps the others waiting; None if it does not.
+        """Describes how it keeps the others waiting; None if it does not.
 
         Examples:
             >>> _Waiting(0.0, 0.02, 0.0, pace=20.0, input=0.01).words()
@@ -440,8 +440,8 @@ class _Waiting:
 
 
 def _slowest(times: Iterable[dict[str, float] | None]) -> dict[str, float] | None:
-    """Returns the times of the worker with the longest steps: the others may be ahead of their
-    devices, and wait for many steps at once.
+    """Returns the times of the worker with the longest steps: the others may run ahead of their
+    devices, and then wait for several steps together.
     """
     known = [each for each in times if each is not None]
     return max(known, key=lambda each: each["p50"], default=None)
@@ -452,7 +452,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _late(worker: WatchedWorker, others: Sequence[WatchedWorker]) -> float:
-    """Returns for how long all others have been in a step that a worker has not begun."""
+    """Returns the seconds for which all others have been in a step that a worker has not begun."""
     told = worker.latest or {}
     if told.get("has_ended"):
         return 0.0
@@ -464,11 +464,11 @@ def _late(worker: WatchedWorker, others: Sequence[WatchedWorker]) -> float:
 
 
 def quantile(weighted: Iterable[tuple[float, float]], part: float) -> float:
-    """Returns what a part of the values does not exceed.
+    """Returns a weighted quantile.
 
     Args:
-        weighted: Values, and how often there is each; at least one.
-        part: From 0 to 1.
+        weighted: Pairs of a value and its weight; at least one.
+        part: The quantile's probability, from 0 to 1.
 
     Examples:
         >>> quantile([(1.0, 98), (5.0, 2)], 0.5), quantile([(1.0, 98), (5.0, 2)], 0.99)
@@ -483,7 +483,7 @@ def quantile(weighted: Iterable[tuple[float, float]], part: float) -> float:
     return ordered[-1][0]
 
 
-#: What a report has: the types, and whether it may be None.
+#: The fields of a report: their types, and whether they may be None.
 _FIELDS: Mapping[str, tuple[type | tuple[type, ...], bool]] = {
     "worker": (str, False),
     "process": (int, False),
@@ -502,10 +502,10 @@ _FIELDS: Mapping[str, tuple[type | tuple[type, ...], bool]] = {
 
 
 def checked(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a report of which everything is what it should be.
+    """Validates a report, and returns it with normalized values.
 
     Raises:
-        KeyError, TypeError, ValueError: Something is not.
+        KeyError, TypeError, ValueError: The report is invalid.
     """
     found = {}
     for name, (kind, may_be_none) in _FIELDS.items():

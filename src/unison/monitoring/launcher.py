@@ -1,6 +1,6 @@
-"""`Monitored`: what a process does that lets others watch a job.
+"""`Monitored`: the monitoring of a job in the process that serves its state.
 
-The one that has started the workers, or the first of them (`first_worker`).
+This is the process that has started the workers, or the first worker (`first_worker`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
 
 logger = logging.getLogger("unison")
 
-#: What reading something else than a report may raise.
+#: The errors that reading an invalid report may raise.
 _NO_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 class Monitored:
-    """A job of which this process hears and that others may watch, in a `with` block.
+    """A job whose reports this process receives and serves, as a context manager.
 
-    A job that cannot be watched (nobody can listen, there is no folder) runs all the same.
+    A job that cannot be monitored (listening fails, or there is no folder) runs nevertheless.
 
     Args:
-        program: What the workers run, as the user has called it.
+        program: The workers' program, as in the user's command.
         kind: See `WatchedJob`.
-        workers: What the workers are called.
-        is_wanted: Whether it is to be watched at all.
+        workers: The workers' names.
+        is_wanted: Whether to monitor the job at all.
 
     Attributes:
-        job: What is known of it.
+        job: The job's state.
 
     Examples:
         >>> with Monitored("train.py", "workers", ["worker 0"]) as monitored:
@@ -73,7 +73,7 @@ class Monitored:
 
     @property
     def is_watched(self) -> bool:
-        """Whether others can watch it now."""
+        """Whether it is being served."""
         return self._collector is not None
 
     def programs(self, programs: Sequence[Program]) -> list[Program]:
@@ -86,12 +86,12 @@ class Monitored:
         ]
 
     def hear(self, worker: str, told: Any, ahead: float = 0.0) -> None:
-        """Takes note of what a worker reports; what is no report is left out. For any thread.
+        """Handles a worker's report, and ignores invalid ones; any thread may call this.
 
         Args:
-            worker: What it is called.
-            told: What it reports.
-            ahead: By how many seconds the clock of its times is ahead of this process's.
+            worker: The worker's name.
+            told: The report.
+            ahead: The seconds by which the clock of its times is ahead of this process's.
         """
         with contextlib.suppress(*_NO_REPORT):
             marks = [[step, at - ahead, has_paused] for step, at, has_paused in told["marks"]]
@@ -103,17 +103,17 @@ class Monitored:
             self.hear(worker, json.loads(line), ahead)
 
     def happened(self, event: Mapping[str, Any], line: str | None) -> None:
-        """Takes note of an event of an elastic job; called in any thread."""
+        """Handles an event of an elastic job; any thread may call this."""
         self.job.happened(event, line)
 
     def ended(self, exit_code: int) -> None:
-        """Says how the job has ended, to those who watch."""
+        """Publishes how the job has ended."""
         if self._collector is not None:
             self._collector.end(_how(exit_code))
 
 
 def _how(exit_code: int) -> str:
-    """Says in words how a job has ended.
+    """Describes how a job has ended.
 
     Examples:
         >>> _how(0), _how(3), _how(137)

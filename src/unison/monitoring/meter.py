@@ -17,33 +17,33 @@ from unison.data import waited_seconds
 from unison.program import ProgramCache
 from unison.strategies.batch_shares import examples_of
 
-#: Seconds between two beginnings of steps that are written down: of shorter steps, only the mean
-#: time of those between is known.
+#: The minimum of seconds between two recorded step starts: for shorter steps, only the mean time of
+#: those in between is known.
 _MARK_EVERY = 0.02
 
-#: How many of them are kept until they are told.
+#: The number of them that are kept until they are reported.
 _MOST_MARKS = 512
 
-#: In a loop of the user's own, the first function that is run so often is the step.
+#: In a custom training loop, the first function that is run this many times is the step.
 _OFTEN = 3
 
-#: Seconds between two looks at the loss.
+#: Seconds between two readings of the loss.
 _LOSS_EVERY = 1.0
 
 
 class Meter:
     """Counts steps; a `unison.strategies.observing.StepObserver`.
 
-    A step costs it a microsecond or two. It never waits for a device: what it takes of a loss is
-    a copy that is on its way, and is read once it is there.
+    The cost per step is one or two microseconds. It never waits for a device: it takes an
+    asynchronous copy of a loss, and reads it once it is available.
 
     Attributes:
-        steps: How many training steps have begun.
-        examples: How many examples they had, of all replicas; None: it is not known.
-        marks: Beginnings of steps: how many had begun before, the time, and whether something else
-            has run since the mark before.
-        group: The workers that this one trains with, if they may change.
-        devices: Those of this process that compute.
+        steps: The number of training steps that have begun.
+        examples: The number of their examples, of all replicas; None if unknown.
+        marks: The starts of steps: the number of steps before, the time, and whether something else
+            has run since the previous mark.
+        group: The elastic group of this worker, if any.
+        devices: The devices of this process that compute.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Meter:
         )
         self.group: Any = None
         self.devices: Sequence[Any] = ()
-        #: The latest beginning of a step, written down or not, and the last that has been told.
+        #: The latest start of a step, recorded or not, and the last step that was reported.
         self._latest: tuple[int, float, bool] | None = None
         self._told = -1
         self._next_mark = 0.0
@@ -67,7 +67,7 @@ class Meter:
         self._loss: tuple[int, list[Any]] | None = None
         self._sums = (0.0, 0.0)
 
-    # -- what is run -----------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------
 
     def running(self, programs: ProgramCache) -> Callable[..., Any]:
         """See `StepObserver`."""
@@ -105,7 +105,7 @@ class Meter:
         return examples
 
     def _begin(self) -> bool:
-        """Counts a step, and returns whether its beginning is written down."""
+        """Counts a step, and returns whether its start is recorded."""
         now = time.time()
         is_marked = now >= self._next_mark
         latest = (self.steps, now, self._has_paused)
@@ -128,21 +128,21 @@ class Meter:
         return calls == _OFTEN
 
     def _count_examples(self, arguments: Any, programs: ProgramCache) -> None:
-        """Counts those of the steps since the last time as if each had as many as this one."""
+        """Counts examples, as if each step since the last call had as many as this one."""
         try:
             of_step = examples_of(arguments, programs.placement)
-        except ValueError:  # with one replica, or without a batch: only the program can tell
+        except ValueError:  # with one replica, or without a batch, it is unknown
             return
         self.examples = (self.examples or 0) + of_step * (self.steps - self._counted_steps)
         self._counted_steps = self.steps
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------
 
     def take_marks(self) -> list[tuple[int, float, bool]]:
-        """Returns the marks since the last call, and the latest beginning also where it has none:
-        it is that of the step in which this worker may wait for the others.
+        """Returns the marks since the last call, and the latest start even if it was not recorded:
+        this is the step in which this worker may be waiting for the others.
         """
-        latest = self._latest  # before the marks: a step that begins meanwhile is told next time
+        latest = self._latest  # read before the marks: a concurrent start is reported next time
         taken = [self.marks.popleft() for _ in range(len(self.marks))]
         if taken:
             self._told = taken[-1][0]
@@ -153,11 +153,11 @@ class Meter:
 
     @property
     def waited(self) -> float:
-        """For how many seconds the steps' threads have waited for input."""
+        """The seconds for which the steps' threads have waited for input."""
         return sum(self._waited.values())
 
     def loss(self) -> tuple[int, float] | None:
-        """Returns the latest loss and its step, once, as soon as it is known without waiting."""
+        """Returns the latest loss and its step, once, if it can be read without waiting."""
         taken = self._loss
         if taken is None or not all(map(_is_ready, taken[1])):
             return None
@@ -165,33 +165,33 @@ class Meter:
         step, arrays = taken
         try:
             values = [float(np.sum(np.asarray(array))) for array in arrays]
-        except (RuntimeError, TypeError, ValueError):  # deleted meanwhile, or no number
+        except (RuntimeError, TypeError, ValueError):  # deleted in the meantime, or not a number
             return None
         if len(values) == 1:
             return step, values[0]
         half = len(values) // 2
         total, count = sum(values[:half]), sum(values[half:])
         before, self._sums = self._sums, (total, count)
-        if count > before[1]:  # the same epoch goes on: what has come since the last look
+        if count > before[1]:  # same epoch: only the values since the last call
             total, count = total - before[0], count - before[1]
         return None if not count else (step, total / count)
 
     def count_to(self, step: int) -> None:
-        """Takes note that the program counts its steps itself, and has come to `step`."""
+        """Sets the number of steps, for a program that counts them itself."""
         if step > self.steps:
             self.steps = step - 1
             self._begin()
 
     def note_loss(self, value: Any) -> None:
-        """Takes note of a loss that the program reports."""
+        """Sets a loss that the program reports."""
         self._loss = (self.steps, [value])
 
     def _take_loss(self, trainer: Any) -> None:
-        """Has Keras' mean of the loss copied, of this process's replicas."""
+        """Starts a copy of Keras' mean of the loss, for this process's replicas."""
         running, model = trainer.running, trainer.model
         tracker = next((metric for metric in model.metrics if metric.name == "loss"), None)
         own = list(getattr(tracker, "variables", ()))
-        if running is None or len(own) != 2:  # a mean's: total and count
+        if running is None or len(own) != 2:  # those of a mean: total and count
             return
         variables = model.metrics_variables
         start = len(running.state) - len(variables)
@@ -204,8 +204,8 @@ class Meter:
 
 
 def _is_ready(value: Any) -> bool:
-    """Whether a value can be read without waiting; one that was deleted never can."""
+    """Returns whether a value can be read without waiting; a deleted one never can."""
     if not isinstance(value, jax.Array):
         return True
-    array: Any = value  # JAX's declarations leave a method out
+    array: Any = value  # JAX's type declarations lack a method
     return not array.is_deleted() and bool(array.is_ready())

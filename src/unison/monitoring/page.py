@@ -1,4 +1,4 @@
-"""The page of a running job: one file, which asks for what is known once a second."""
+"""The page of a running job: one file, which requests the job's state once per second."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _part(name: str) -> str:
 _SCRIPT: Final = _part("page.js")
 _DIGEST: Final = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 
-#: What all answers have: they are kept nowhere, and the page runs its own script only, asks
-#: nobody else, and is part of no other page.
+#: The headers of all responses: they must not be cached, and the page runs only its own script,
+#: sends requests only to its own server, and cannot be embedded in other pages.
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (

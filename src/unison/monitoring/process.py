@@ -1,4 +1,4 @@
-"""What the system knows of this process: its memory, and what it has sent."""
+"""The system's statistics of this process: its memory, and the bytes that it has sent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from unison.runtime.open_sockets import tcp_sockets
 
-#: Where Linux' `tcp_info` has the number of bytes that the other end has got.
+#: The offset of the number of acknowledged bytes in Linux' `tcp_info`.
 _ACKNOWLEDGED = 120
 
 
 def resident_bytes() -> int | None:
-    """Returns how much memory this process takes; None where the system does not say.
+    """Returns this process's resident memory in bytes; None if the system does not provide it.
 
     Examples:
         >>> resident_bytes() > 1_000_000
@@ -29,7 +29,7 @@ def resident_bytes() -> int | None:
 
 
 def device_bytes(devices: Sequence[Any]) -> int | None:
-    """Returns how much of the memory of these devices is in use; None where they do not say."""
+    """Returns the bytes in use on these devices; None if they do not provide it."""
     told = [device.memory_stats() for device in devices]
     used = [stats["bytes_in_use"] for stats in told if stats and "bytes_in_use" in stats]
     return sum(used) if used else None
@@ -43,9 +43,9 @@ class SentBytes:
         self._of_open: dict[int, int] = {}
 
     def count(self) -> int | None:
-        """Returns how many there were so far; None where the system does not say.
+        """Returns the number so far; None if the system does not provide it.
 
-        What a connection sends between the last look and its end is missing.
+        Bytes that a connection sends between the last call and its end are missing.
         """
         now: dict[int, int] = {}
         try:

@@ -1,4 +1,4 @@
-"""What is known of a job, in the text format of Prometheus."""
+"""The state of a job in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Metric(NamedTuple):
     of_worker: str
 
 
-#: What there is of each worker, and where it stands in its part of the state.
+#: The metrics of each worker, and their keys in the worker's state.
 _OF_WORKERS = (
     _Metric("unison_worker_steps_total", "counter", "Training steps.", "step"),
     _Metric(
@@ -36,7 +36,7 @@ def exposition(state: Mapping[str, Any]) -> str:
     r"""Returns the metrics of a job.
 
     Args:
-        state: What `WatchedJob.as_dict` returns.
+        state: The result of `WatchedJob.as_dict`.
 
     Examples:
         >>> from unison.monitoring.job import WatchedJob
@@ -115,7 +115,7 @@ def exposition(state: Mapping[str, Any]) -> str:
 
 
 def _labels(**values: str) -> str:
-    r"""Returns labels as they stand behind a metric's name.
+    r"""Returns labels in the form that follows a metric's name.
 
     Examples:
         >>> print(_labels(worker='a "b"'))

@@ -1,9 +1,9 @@
-"""Tells those who watch the job what this worker does, once a second.
+"""Reports what this worker does once per second, for monitoring.
 
-A worker of a job that may change says it to the register (`ElasticGroup.report`); any other one
-writes it to the process that has started it, by a pipe (`unison.runtime.launching.workers`), or,
-where something else than Unison has, tells the first worker (`first_worker`). So nothing has to be
-reached that is not reached already, wherever the worker runs.
+A worker of an elastic job reports to the register (`ElasticGroup.report`); any other worker writes
+its reports to a pipe of the process that has started it (`unison.runtime.launching.workers`), or,
+if Unison has not started it, sends them to the first worker (`first_worker`). So no additional
+connections are needed, wherever the worker runs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.strategies import observing
 from unison.strategies.default import DefaultStrategy
 
-#: The variable that tells a worker of a job that may change whether to report.
+#: The variable that makes a worker of an elastic job report.
 ELASTIC_VARIABLE: Final = "UNISON_ELASTIC_REPORTS"
 
 #: Seconds between two reports.
 EVERY = 1.0
 
-#: Seconds that the last report may keep a program from ending.
+#: Seconds for which the last report may delay the exit of the program.
 _LAST_WORD = 0.5
 
-#: Takes a report; raises `OSError` where nobody will take any more.
+#: Sends a report; raises `OSError` if reports are no longer received.
 Send = Callable[[Mapping[str, Any]], None]
 
 _reporter: Reporter | None = None
@@ -40,16 +40,16 @@ _answerer: Reporter | None = None
 
 
 def report(loss: Any = None, *, step: int | None = None, examples: int | None = None) -> None:
-    """Says for `unison top` what only the program knows. Does nothing where nobody watches.
+    """Reports values that only the program knows to `unison top`; no-op without monitoring.
 
-    Keras' `fit` says all of this by itself. The call waits for nothing: an array is read when it
-    has been computed, and left out when another one is reported before that.
+    Keras' `fit` reports all of this by itself. The call does not block: an array is read once it
+    has been computed, and dropped if another one is reported before that.
 
     Args:
-        loss: The present loss, a number or an array of one; not one that is donated.
-        step: How many steps there were. Default: as counted.
-        examples: How many examples there were so far. Default: as counted, where the batches are
-            distributed over several replicas.
+        loss: The current loss, a number or an array with one element, which must not be donated.
+        step: The number of steps so far. Default: as counted.
+        examples: The number of examples so far. Default: as counted, if the batches are distributed
+            over several replicas.
 
     Examples:
         >>> import unison
@@ -69,7 +69,7 @@ def report(loss: Any = None, *, step: int | None = None, examples: int | None = 
 
 
 def gathered() -> dict[str, Any]:
-    """Returns a report of this process, for who asks it: of one that runs no steps of its own."""
+    """Returns a report of this process on request, for one that runs no steps of its own."""
     global _answerer
     if _answerer is None:
         _answerer = Reporter(lambda told: None)
@@ -77,14 +77,14 @@ def gathered() -> dict[str, Any]:
 
 
 def start_if_asked(strategy: Any = None) -> None:
-    """Starts to report, if this process has been told to; called with each strategy that is made.
+    """Starts reporting, if it is enabled; called whenever a strategy is created.
 
-    The variables that tell it go then: processes that this one starts are no workers. If somebody
-    else looks at the steps, they are not counted.
+    The environment variables that enable it are removed: processes that this one starts are not
+    workers. If there is another step observer, steps are not counted.
 
     Args:
-        strategy: The strategy, whose group takes the reports in a job that may change, and whose
-            workers know each other by now.
+        strategy: The strategy, whose group receives the reports in an elastic job, and whose
+            workers are connected.
     """
     global _reporter
     if _reporter is not None:
@@ -100,8 +100,8 @@ def start_if_asked(strategy: Any = None) -> None:
 
 
 def _send(strategy: Any) -> Send | None:
-    """Returns what takes the reports of this process; None: nobody does."""
-    # Before the program has made a strategy, it is not known which other workers there are.
+    """Returns the sink for the reports of this process; None if there is none."""
+    # Before the program has created a strategy, the other workers are not known.
     is_known = strategy is not None and not isinstance(strategy, DefaultStrategy)
     is_asked = is_known and first_worker.is_asked()
     group = getattr(strategy, "group", None)
@@ -112,21 +112,21 @@ def _send(strategy: Any) -> Send | None:
 
 
 def _to_the_register(group: Any) -> Send | None:
-    """Returns what sends reports to the register of a job that may change."""
+    """Returns the function that sends reports to the register of an elastic job."""
     is_asked = os.environ.pop(ELASTIC_VARIABLE, None) is not None
     return group.report if is_asked else None
 
 
 def _to_who_has_started_it() -> Send | None:
-    """Returns what writes reports to the pipe of this process; None if it has got none."""
+    """Returns the function that writes reports to this process's pipe; None if it has none."""
     told = os.environ.pop(REPORTS_VARIABLE, "")
     number, _, inode = told.partition(":")
     try:
         pipe = int(number)
-        if os.fstat(pipe).st_ino != int(inode):  # it was another process's, or is closed
+        if os.fstat(pipe).st_ino != int(inode):  # the pipe of another process, or closed
             return None
         os.set_inheritable(pipe, False)
-    except (ValueError, OSError):  # a look at a job is not worth its end
+    except (ValueError, OSError):  # monitoring must not end a job
         return None
 
     def send(told: Mapping[str, Any]) -> None:
@@ -138,12 +138,12 @@ def _to_who_has_started_it() -> Send | None:
 
 
 class Reporter:
-    """Reports what a meter counts, from a thread of its own.
+    """Reports a meter's counts, from a separate thread.
 
-    Whoever takes no more reports is left in peace; the program never notices.
+    If reports are no longer received, it stops; the program is never affected.
 
     Args:
-        send: Takes a report.
+        send: Sends a report.
     """
 
     def __init__(self, send: Send):
@@ -158,7 +158,7 @@ class Reporter:
         self._thread.start()
 
     def end(self) -> None:
-        """Reports a last time, and ends the thread."""
+        """Sends a last report, and ends the thread."""
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join(_LAST_WORD)
@@ -169,13 +169,13 @@ class Reporter:
             is_last = self._ends.wait(EVERY)
             try:
                 self._send(self.gathered(has_ended=is_last))
-            except OSError:  # nobody listens any more
+            except OSError:  # reports are no longer received
                 return
-            except Exception:  # of something that the program has changed meanwhile
+            except Exception:  # the program may have changed something concurrently
                 continue
 
     def gathered(self, has_ended: bool = False) -> dict[str, Any]:
-        """Returns what is to be told now."""
+        """Returns the current report."""
         meter = self.meter
         marks = meter.take_marks()
         group = meter.group

@@ -1,7 +1,7 @@
-"""The running jobs of this user: a file each, which says where it is watched.
+"""The running jobs of this user: a file for each, with the address of its monitoring.
 
-The files are in a folder that only the user can enter. Who runs the job holds a lock on its file,
-so that one which has been left behind, as after SIGKILL, is known as such.
+The files are in a folder that only the user can access. The process that runs the job holds a lock
+on its file, so that a stale file, for example after SIGKILL, can be recognized.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from unison.storage import atomic
 from unison.storage.decoding import parsed_json, plain_dict, plain_text, whole_number
 from unison.storage.locks import lock
 
-#: `unison top` sends the token there.
+#: The form of the address, to which `unison top` sends the token.
 _ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}")
 
 
 class RunningJob(NamedTuple):
-    """Where a job is watched.
+    """The address of a job's monitoring.
 
     Attributes:
-        process: The number of the process that runs it.
-        program: What its workers run.
-        address: Where it is watched, as host:port.
-        token: What lets one see it.
+        process: The id of the process that runs it.
+        program: Its workers' program.
+        address: The address of its monitoring, as host:port.
+        token: The secret for access to it.
     """
 
     process: int
@@ -45,30 +45,30 @@ class RunningJob(NamedTuple):
 
 @contextlib.contextmanager
 def published(job: RunningJob) -> Iterator[None]:
-    """Inside, the user's other processes find the job."""
+    """Makes the job visible to the user's other processes inside the context."""
     owner = os.getpid()
     _remove_left_behind()
     path = runtime_folder() / f"{job.process}-{job.address.rpartition(':')[2]}.json"
     with contextlib.ExitStack() as end:
         with atomic.aside(str(path)) as new:
             with new.opened(0o600) as file:
-                # Under its name nobody finds it without the lock, as one that was left behind.
+                # Locked before it gets its name, so that it is never seen as a stale file.
                 lock(file)
-                end.callback(os.close, os.dup(file.fileno()))  # which keeps the lock
+                end.callback(os.close, os.dup(file.fileno()))  # keeps the lock
                 file.write(json.dumps(job._asdict()).encode())
             new.publish()
         try:
             yield
         finally:
-            if os.getpid() == owner:  # and no child, which has a copy of this
+            if os.getpid() == owner:  # not in a forked child
                 path.unlink(missing_ok=True)
 
 
 def running_jobs() -> list[RunningJob]:
-    """Returns the jobs that run, the oldest first; removes files that were left behind.
+    """Returns the running jobs, the oldest first; removes stale files.
 
     Raises:
-        OSError: The folder is somebody else's.
+        OSError: The folder belongs to another user.
     """
     _remove_left_behind()
     found = []
@@ -79,7 +79,7 @@ def running_jobs() -> list[RunningJob]:
 
 
 def _remove_left_behind() -> None:
-    """Removes the files whose processes have ended without removing them."""
+    """Removes the stale files of processes that have ended without removing them."""
     atomic.remove_abandoned(os.path.join(runtime_folder(), ""))
     for path in runtime_folder().glob("*.json"):
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -88,7 +88,7 @@ def _remove_left_behind() -> None:
 
 
 def _read(content: bytes) -> RunningJob:
-    """Returns what a file says. Raises: ValueError, KeyError."""
+    """Parses a file. Raises: ValueError, KeyError."""
     told = plain_dict(parsed_json(content))
     address = plain_text(told["address"])
     if not _ADDRESS.fullmatch(address):

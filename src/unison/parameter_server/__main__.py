@@ -1,4 +1,4 @@
-"""Serves the task of `TF_CONFIG`: what `unison run --ps` starts as workers and servers."""
+"""Serves the task of `TF_CONFIG`: the program of the workers and servers of `unison run --ps`."""
 
 from unison.parameter_server.serving import main
 

@@ -1,8 +1,8 @@
 """`RemoteCell`: a variable whose value is on parameter servers.
 
-To everything above it is a cell of one replica, whose stored array has to be fetched. Programs that
-run in the coordinator's own process fetch it before and bring it back after; what the coordinator
-schedules runs on workers, which fetch and push by themselves (see `programs`).
+To higher layers it is a cell of one replica, whose stored array has to be fetched. Programs in the
+coordinator's own process fetch the value before they run and write it back afterwards; scheduled
+functions run on workers, which pull and push by themselves (see `programs`).
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from unison.parameter_server.store import Shard, Store
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import PlacedProgram, Placement, Unchanged
 from unison.runtime.precision import array_type
+from unison.thread_local import ThreadLocal
 
 
 class RunningLoop(Protocol):
     """A loop that schedules calls; see `unison.parameter_server.loops`."""
 
     def settle(self) -> None:
-        """Waits until the loop has no more effect, if it was left by an exception."""
+        """Waits until the loop has no further effect, if it was left by an exception."""
         ...
 
 
 class RemotePlacement(Placement):
-    """Where a strategy's variables are: on servers, and for a program on the coordinator's device.
+    """The placement of a strategy's variables: on servers, or, in a local program, on the device.
 
     Args:
         device: The coordinator's device.
         store: The servers.
-        partitioner: Says into how many shards a variable is divided. Default: none is.
-        in_sync: How many workers' gradients make one update.
-        compression: How what workers push and pull travels. Default: as it is.
+        partitioner: Returns the number of shards of a variable. Default: variables are not divided.
+        in_sync: The number of workers whose gradients are combined into an update.
+        compression: How the values that workers push and pull are encoded. Default: not at all.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class RemotePlacement(Placement):
     ):
         super().__init__([device])
         self._store = store
-        #: The loops whose calls may change variables: those that run, and those that were
-        #: interrupted while workers ran their calls.
+        #: The loops whose calls may change variables: running ones, and those that were interrupted
+        #: while workers ran their calls.
         self.loops: list[RunningLoop] = []
         self.in_sync = in_sync
         self.compression = compression
@@ -67,7 +68,7 @@ class RemotePlacement(Placement):
         self._bytes = [0] * len(store.addresses)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        #: The shards of cells that are gone, which the servers may still have.
+        #: The shards of deleted cells, which the servers may still hold.
         self.dropped: collections.deque[tuple[Shard, ...]] = collections.deque()
         #: All cells that have a value.
         self.cells: weakref.WeakSet[RemoteCell] = weakref.WeakSet()
@@ -79,7 +80,7 @@ class RemotePlacement(Placement):
 
     @property
     def store(self) -> Store:
-        """The servers, once no loop that was interrupted changes variables any more."""
+        """The servers, once no interrupted loop changes variables any more."""
         for loop in tuple(self.loops):
             loop.settle()
         return self._store
@@ -95,38 +96,33 @@ class RemotePlacement(Placement):
     ) -> PlacedProgram:
         """See `Placement.program`.
 
-        What calls it has more to do than the call: the variables go back to the servers, all of
-        them or none.
+        The caller must do more than call the jitted function: the variables are written back to the
+        servers, either all or none of them.
         """
         program = super().program(function, in_specs, out_specs, donate, name, unchanged)
         return PlacedProgram(program.launch)
 
     @contextlib.contextmanager
     def as_if_of(self, num_replicas: int) -> Iterator[None]:
-        """Inside, this thread traces the program of one of so many replicas."""
-        outer = getattr(self._seeming, "replicas", 1)
-        self._seeming.replicas = num_replicas
-        try:
+        """Makes this thread trace the program of one of `num_replicas` replicas."""
+        with self._seeming_replicas.bound_to(num_replicas):
             yield
-        finally:
-            self._seeming.replicas = outer
 
     @property
     def num_replicas(self) -> int:
-        replicas: int = getattr(self._seeming, "replicas", 1)
-        return replicas
+        return self._seeming_replicas.value
 
     @num_replicas.setter
     def num_replicas(self, count: int) -> None:
         assert count == 1  # outside of `as_if_of`
-        self._seeming = threading.local()
+        self._seeming_replicas = ThreadLocal(1)
 
     @property
     def is_elastic(self) -> bool:
-        """Whether replicas are elsewhere, and their number is none of this mesh's.
+        """Whether the replicas are in other processes, and their number is not that of this mesh.
 
-        Each tensor then is summed for itself, instead of in a buffer with others: sums of a
-        variable's rows are the server's that has them.
+        Each tensor is then summed separately, instead of in a buffer with others: the server that
+        holds a variable's rows computes their sums.
         """
         return self.num_replicas > 1
 
@@ -136,13 +132,14 @@ class RemotePlacement(Placement):
 
     @spans_processes.setter
     def spans_processes(self, value: bool) -> None:
-        """Does nothing: it follows from the number of replicas."""
+        """Does nothing: the value follows from the number of replicas."""
 
     def shards_for(self, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[Shard, ...]:
-        """Returns where a new variable is kept.
+        """Returns the shards of a new variable.
 
-        It is beside a variable of its shape that its name begins with (an optimizer's slot beside
-        what it is for), else on the servers that have least.
+        It is colocated with a variable of the same shape whose name is part of its own name (an
+        optimizer's slot with its variable), and is otherwise placed on the servers that hold the
+        fewest bytes.
         """
         with self._lock:
             number = next(self._numbers)
@@ -156,7 +153,7 @@ class RemotePlacement(Placement):
     def bounds_for(
         self, name: str, shape: tuple[int, ...], dtype: Any
     ) -> list[tuple[int, int, int]]:
-        """Returns the server, the first row, and the row behind the last, of each shard."""
+        """Returns the server, the first row, and the end row (exclusive) of each shard."""
         with self._lock:
             beside = self._related(name, shape)
             if beside is not None:
@@ -164,14 +161,14 @@ class RemotePlacement(Placement):
             return self._bounds(name, shape, dtype)
 
     def note(self, shards: Sequence[Shard], shape: tuple[int, ...], dtype: Any) -> None:
-        """Notes what a new variable takes."""
+        """Adds the size of a new variable to its servers' totals."""
         row_bytes = int(np.prod(shape[1:])) * jnp.dtype(dtype).itemsize
         with self._lock:
             for shard in shards:
                 self._bytes[shard.server] += max(1, shard.rows) * row_bytes
 
     def forget_dropped(self) -> None:
-        """Has the servers free what the cells took that are gone."""
+        """Makes the servers free the memory of deleted cells."""
         while self.dropped:
             with signals_held:
                 self.store.forget(self.dropped.popleft())
@@ -197,7 +194,7 @@ class RemotePlacement(Placement):
                 )
             count = max(1, min(counts[0], rows))
         servers = sorted(range(len(self._bytes)), key=lambda server: self._bytes[server])
-        # As TensorFlow divides: the first shards have one row more.
+        # As in TensorFlow, the first shards have one row more.
         small, larger = divmod(rows, count)
         bounds = []
         start = 0
@@ -213,12 +210,12 @@ def _plain(name: str) -> str:
 
 
 class RemoteCell(Cell):
-    """The one copy of a variable, on the servers; see `Cell`."""
+    """A variable whose single copy is on the servers; see `Cell`."""
 
     __slots__ = ("_dtype", "_remote", "_shape", "shards")
 
     def __init__(self, placement: Placement, value: Any, **annotations: Any):
-        #: Where the rows are; empty until there is a value.
+        #: The shards of the rows; empty until there is a value.
         self.shards: tuple[Shard, ...] = ()
         self._remote = placement
         self._shape: tuple[int, ...] = ()
@@ -236,7 +233,7 @@ class RemoteCell(Cell):
         return self._remote
 
     def _place(self, value: Any) -> Any:
-        """Brings `value` to the servers; what stays here is its description."""
+        """Sends `value` to the servers; only its description is kept locally."""
         array = np.asarray(value)
         if not self.shards:
             self._shape, self._dtype = array.shape, array.dtype
@@ -247,8 +244,8 @@ class RemoteCell(Cell):
                 self.remote.note(self.shards, array.shape, array.dtype)
             else:
                 shards = self.remote.shards_for(self.name, array.shape, array.dtype)
-                # The collector runs anywhere, also where somebody talks to the servers: no message
-                # now. An interrupted creation is dropped as well.
+                # The garbage collector may run anywhere, also during a request to the servers, so
+                # no message is sent now. An interrupted creation is dropped as well.
                 weakref.finalize(self, self.remote.dropped.append, shards).atexit = False
                 self.remote.store.create(shards, array)
                 self.shards = shards
@@ -287,18 +284,18 @@ class RemoteCell(Cell):
     def stored(self) -> jax.Array:
         if self._array is None:
             return super().stored()
-        with jax.ensure_compile_time_eval():  # also where somebody else's function is traced
+        with jax.ensure_compile_time_eval():  # also inside a function that the caller traces
             return jnp.asarray(self._fetched(), dtype=self._dtype)
 
     def take(self) -> jax.Array:
         return self.stored()
 
     def copy_later(self, copy: Callable[[], None]) -> None:
-        """Calls `copy` at once: workers may change the value at any time."""
+        """Calls `copy` immediately: workers may change the value at any time."""
         copy()
 
     def lend(self, borrower: Borrower) -> None:
-        """Does nothing: whoever holds the state meanwhile, the servers keep theirs."""
+        """Does nothing: the servers keep their state, whoever borrows it."""
 
     def put(self, array: jax.Array | None) -> None:
         if not isinstance(array, jax.ShapeDtypeStruct):
@@ -341,10 +338,10 @@ class RemoteCell(Cell):
         self._place(function(self.stored(), value))
 
     def shard(self, axis: int = 0) -> None:
-        """Does nothing: what is divided is said by the partitioner."""
+        """Does nothing: the partitioner decides how variables are divided."""
 
     def localize(self) -> None:
-        """Does nothing: there is one copy."""
+        """Does nothing: there is only one copy."""
 
     @property
     def is_on_read(self) -> bool:

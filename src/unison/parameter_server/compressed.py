@@ -1,8 +1,8 @@
-"""Arrays on the wire in fewer bits: what workers push, and what they pull.
+"""Compression of the arrays that workers push and pull.
 
-A worker's program encodes what it pushes; the server decodes it, and then updates as ever. What is
-pulled goes the other way, rounded to the nearest. Each row of a divided variable or a table is
-encoded for itself, so that rows may be taken of it.
+A worker's program encodes the values that it pushes; the server decodes them, and then updates as
+usual. Pulled values are encoded by the server, rounded to nearest. Each row of a divided variable
+or a table is encoded separately, so that rows can be selected.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CODECS: dict[str, type[Codec]] = {kind.__name__: kind for kind in (BFloat16, Fl
 
 
 class Encoding(NamedTuple):
-    """How an array travels; messages have it as a list.
+    """The encoding of an array; represented as a list in messages.
 
     Attributes:
         codec: The name of the codec.
-        block_size: How many elements share a scale.
-        shape: The array's shape; of one that travels by rows, that of a row.
-        dtype: The name of its dtype.
-        by_rows: Whether each row is encoded for itself.
+        block_size: The number of elements that share a scale.
+        shape: The array's shape; for an array that is encoded by rows, the shape of a row.
+        dtype: The name of the array's dtype.
+        by_rows: Whether each row is encoded separately.
     """
 
     codec: str
@@ -47,11 +47,11 @@ class Encoding(NamedTuple):
 
 
 def check(compression: Any) -> None:
-    """Refuses what servers cannot decode alone.
+    """Rejects a compression that servers cannot decode without state.
 
     Raises:
-        TypeError: It is no compression.
-        ValueError: It keeps state, or is of another kind.
+        TypeError: It is not a compression.
+        ValueError: It keeps state, or is of an unsupported kind.
     """
     if compression is None:
         return
@@ -76,13 +76,13 @@ def check(compression: Any) -> None:
 def encoding_for(
     compression: Quantized | None, name: str, aval: Any, by_rows: bool
 ) -> Encoding | None:
-    """Returns how an array travels; None: as it is.
+    """Returns the encoding of an array; None if it is not encoded.
 
     Args:
-        compression: What the strategy was given.
+        compression: The strategy's compression.
         name: The variable's name.
         aval: Its shape and dtype.
-        by_rows: Whether rows are taken of it.
+        by_rows: Whether rows of it are selected.
     """
     if compression is None or aval.dtype not in (jnp.float32, jnp.float64):
         return None
@@ -96,13 +96,13 @@ def encoding_for(
 
 
 def encoded(array: Any, encoding: Encoding, is_stochastic: bool = False) -> jax.Array:
-    """Returns the words of an array, in one row, or in a row for each of its own.
+    """Returns the code words of an array, in one row, or in one row per row of the array.
 
     Args:
         array: The array.
-        encoding: How.
-        is_stochastic: Whether an element is rounded up by chance, so that its expectation is
-            exact. Chance is drawn from the array itself: the same array gives the same words.
+        encoding: The encoding.
+        is_stochastic: Whether to round stochastically, so that the expectation of an element is
+            exact. The random bits are derived from the array itself: equal arrays have equal words.
     """
     codec = _CODECS[encoding.codec](encoding.block_size)
     array = jnp.asarray(array)
@@ -119,7 +119,7 @@ def encoded(array: Any, encoding: Encoding, is_stochastic: bool = False) -> jax.
 
 
 def decoded(words: Any, encoding: Encoding) -> jax.Array:
-    """Returns the array that `encoded` has encoded."""
+    """Returns the array whose code words `encoded` returned."""
     codec = _CODECS[encoding.codec](encoding.block_size)
     words = jnp.asarray(words)
     numbers = codec.decode(words, _blocks(encoding), jnp.dtype(encoding.dtype))
@@ -129,17 +129,17 @@ def decoded(words: Any, encoding: Encoding) -> jax.Array:
 
 
 def sent(array: np.ndarray, encoding: Encoding) -> np.ndarray:
-    """Returns the words of an array, outside a program."""
+    """Returns the code words of an array, outside a program."""
     return _outside(encoded, array, encoding)
 
 
 def received(words: np.ndarray, encoding: Encoding) -> np.ndarray:
-    """Returns the array of words that have come, outside a program."""
+    """Returns the array of received code words, outside a program."""
     return _outside(decoded, words, encoding)
 
 
 def _outside(function: Any, array: np.ndarray, encoding: Encoding) -> np.ndarray:
-    # A program is compiled for some numbers of rows; what is filled up is left out.
+    # Programs are compiled only for powers of two of rows; the padding is cut off.
     count = len(array)
     size = 1 << max(0, count - 1).bit_length() if encoding.by_rows else count
     if size != count:

@@ -1,4 +1,4 @@
-"""`cheapest_cut`: where a computation is best divided between two machines."""
+"""`cheapest_cut`: the cheapest division of a computation between two machines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def cheapest_cut(
 ) -> set[V]:
     """Returns the cheapest set of nodes on all paths from `sources` to `targets`.
 
-    Of several it is the one nearest to the sources. This is a minimum vertex cut, by augmenting
-    paths (Ford and Fulkerson, 1956; shortest first, Edmonds and Karp, 1972).
+    Among several, the one nearest to the sources is returned. This is a minimum vertex cut, by
+    augmenting paths (Ford and Fulkerson, 1956; shortest first, Edmonds and Karp, 1972).
 
     Args:
-        before: For every node, the nodes that it follows from.
-        costs: What it costs to cut each node: a positive integer.
-        sources: Where paths begin; may be cut.
-        targets: Where they end; may be cut.
+        before: The direct predecessors of every node.
+        costs: The cost of cutting each node: a positive integer.
+        sources: The start nodes of paths; may be cut.
+        targets: The end nodes of paths; may be cut.
 
     Examples:
         >>> before = {"a": [], "b": [], "sum": ["a", "b"], "half": ["sum"]}
         >>> cheapest_cut(before, dict.fromkeys(before, 4), ["a", "b"], ["half"])
         {'sum'}
     """
-    # Every node is an edge from its entry to its exit, of a capacity that is its cost.
+    # Every node is an edge from its entry to its exit, whose capacity is its cost.
     left: dict[tuple, dict[tuple, int]] = collections.defaultdict(dict)
 
     def connect(start: tuple, end: tuple, capacity: int) -> None:
@@ -65,7 +65,7 @@ def cheapest_cut(
 
 
 def _reached(left: Mapping[tuple, Mapping[tuple, int]], begin: tuple, end: tuple) -> dict:
-    """Returns, for all that can be reached, from where it was; it stops at `end`."""
+    """Returns the predecessor of every node that is reached; stops at `end`."""
     came_from = {begin: begin}
     queue = collections.deque([begin])
     while queue and end not in came_from:

@@ -1,4 +1,4 @@
-"""`Jobs`: the jobs that one server serves, and what they share."""
+"""`Jobs`: the jobs that one server serves, and the variables that they share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from unison.parameter_server.servers import Answer, VariableServer
 from unison.parameter_server.shared import SharedVariables
 from unison.parameter_server.snapshots import Part, Snapshots
 
-#: The parts of a snapshot: what jobs share, and each job's own, by what their names begin with.
+#: The names of a snapshot's parts: the variables that jobs share, and the prefix of each job's own.
 _SHARED = "shared"
 _JOB = "job "
 
-#: For how many seconds a restarted server keeps a job for workers that come back to it.
+#: Seconds for which a restarted server keeps a job for workers that reconnect.
 _KEPT_SECONDS = 600.0
 
 
@@ -23,9 +23,9 @@ class Jobs:
     """The jobs on one server.
 
     Args:
-        snapshots: What it writes, and comes back from. None: nothing.
-        is_lasting: Whether it outlives jobs, and serves several at once. Else it has one job; what
-            an earlier one has left is dropped.
+        snapshots: The snapshots that it writes and restores. None: no snapshots.
+        is_lasting: Whether it outlives jobs, and serves several concurrently. Otherwise it has one
+            job, and drops the state of an earlier one.
     """
 
     def __init__(self, snapshots: Snapshots | None, is_lasting: bool):
@@ -37,7 +37,7 @@ class Jobs:
         self._shared = SharedVariables()
         #: Set when a snapshot should be written soon.
         self.wants_snapshot = threading.Event()
-        #: When what was restored and not asked for is dropped.
+        #: When restored jobs that were not claimed are dropped.
         self._forgetting_at = time.monotonic() + _KEPT_SECONDS
         self._unclaimed: set[str] = set()
         if snapshots is not None and snapshots.latest(self._restore) is None:
@@ -49,7 +49,7 @@ class Jobs:
         return self._snapshots is not None
 
     def begin(self, message: Message) -> tuple[VariableServer, Answer]:
-        """Returns the variables of the job that somebody introduces, and what is answered."""
+        """Returns the variables of the job that a client introduces, and the answer to it."""
         job = message["job"]
         with self._lock:
             self._unclaimed.discard(job)
@@ -65,15 +65,15 @@ class Jobs:
         return variables, variables.answer(message)
 
     def leave(self, job: str) -> None:
-        """Forgets a job that has ended; what it shares with others stays."""
+        """Deletes a job that has ended, but not the variables that it shares with others."""
         with self._lock, self._shared.lock:
             self._forget(job)
 
     def write_snapshot(self) -> None:
-        """Writes what is needed to come back, if something has changed since the last time.
+        """Writes a snapshot, if something has changed since the last one.
 
         Raises:
-            OSError: It cannot be written; the last one stays.
+            OSError: It cannot be written; the last one is kept.
         """
         if self._snapshots is None:
             return
@@ -91,12 +91,12 @@ class Jobs:
                 raise
 
     def _parts(self) -> dict[str, Part]:
-        """Returns all that is here, at one instant: both locks are held."""
+        """Returns a consistent copy of all state; both locks must be held."""
         jobs = {f"{_JOB}{job}": variables.part() for job, variables in self._jobs.items()}
         return {_SHARED: self._shared.part(), **jobs}
 
     def _restore(self, parts: Mapping[str, Part]) -> None:
-        """Takes what a snapshot has, instead of what an earlier call has taken."""
+        """Loads the parts of a snapshot, and discards those of an earlier call."""
         self._shared, self._jobs, self._unclaimed = SharedVariables(), {}, set()
         for name, part in parts.items():
             if name == _SHARED:
@@ -119,7 +119,7 @@ class Jobs:
             self._unclaimed = set()
 
     def _forget(self, job: str) -> None:
-        """Forgets a job; both locks are held."""
+        """Deletes a job; both locks must be held."""
         if self._jobs.pop(job, None) is not None:
             self._shared.has_changed = True
             self.wants_snapshot.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,17 +15,20 @@ from unison.keras.optimizers import scaled_in_keras_steps
 from unison.keras.stateful_step import STATE_OF_STEPS, is_stateful
 from unison.keras.trainer import ReplicaTrainer
 from unison.lifting import current_lift
-from unison.parameter_server.coordinator import ClusterCoordinator, PerWorkerIterator
+from unison.parameter_server.coordinator import ClusterCoordinator
 from unison.parameter_server.loops import ScheduledLoop
+from unison.parameter_server.per_worker import PerWorkerIterator
 from unison.parameter_server.serving import current_worker_index, dataset_of
-from unison.parameter_server.strategy import ParameterServerStrategy
 from unison.strategies.replica_share import ScaledBy, replica_share
 
 import keras  # isort: skip
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
-#: The groups of a model's state that only the optimizer writes: alike on all replicas.
+if TYPE_CHECKING:
+    from unison.parameter_server.strategy import ParameterServerStrategy
+
+#: The groups of a model's state that only the optimizer writes: equal on all replicas.
 _WRITTEN_ALIKE = ("trainable_variables", "optimizer_variables")
 
 
@@ -37,6 +40,8 @@ class ParameterServerTrainer(ReplicaTrainer):
         strategy: The strategy in whose scope it was created.
     """
 
+    strategy: ParameterServerStrategy
+
     def __init__(self, model: keras.Model, strategy: ParameterServerStrategy):
         super().__init__(model, strategy)
         self._evaluate_here = model.evaluate
@@ -45,7 +50,6 @@ class ParameterServerTrainer(ReplicaTrainer):
 
     @property
     def _coordinator(self) -> ClusterCoordinator:
-        assert isinstance(self.strategy, ParameterServerStrategy)
         return ClusterCoordinator(self.strategy)
 
     def fit(
@@ -69,13 +73,13 @@ class ParameterServerTrainer(ReplicaTrainer):
     ) -> keras.callbacks.History:
         """Trains the model on the workers; see `keras.Model.fit`.
 
-        Every worker makes the dataset for itself and takes batches of its own; an epoch is
-        `steps_per_epoch` steps of all workers together; in synchronous mode, each step is one of
-        every worker, and `batch_size` is what they take together. Callbacks get logs at the ends
-        of epochs.
+        Every worker creates the dataset for itself and takes its own batches; an epoch is
+        `steps_per_epoch` steps of all workers together; in synchronous mode, every worker takes
+        part in each step, and `batch_size` is the total of all workers. Callbacks get logs at the
+        end of each epoch.
 
         Raises:
-            ValueError: `steps_per_epoch` is missing, or data and weights do not go together.
+            ValueError: `steps_per_epoch` is missing, or data and weights do not match.
         """
         x = self._maker_of(x)
         if validation_split and validation_data is None:
@@ -147,8 +151,8 @@ class ParameterServerTrainer(ReplicaTrainer):
     ) -> Any:
         """Evaluates the model; see `keras.Model.evaluate`.
 
-        With a function of a dataset (`DatasetCreator`), the workers do it, together `steps` steps.
-        Other data are evaluated in this process, every example once.
+        With a function that returns a dataset (`DatasetCreator`), the workers evaluate it, in
+        `steps` steps of all together. Other data is evaluated in this process, every example once.
         """
         x = self._maker_of(x)
         if not callable(x):
@@ -193,14 +197,14 @@ class ParameterServerTrainer(ReplicaTrainer):
         return result
 
     def _logs(self) -> dict[str, Any]:
-        """Returns what the metrics on the servers say."""
+        """Returns the results of the metrics on the servers."""
         found = jax.tree.map(np.asarray, self.model.get_metrics_result())
         return {
             name: float(value) if np.ndim(value) == 0 else value for name, value in found.items()
         }
 
     def _build_for_data(self, data: Any) -> None:
-        """Makes what the model still lacks, by a batch that the coordinator reads."""
+        """Builds the unbuilt parts of the model, with a batch that the coordinator reads."""
         model = self.model
         optimizer = model.optimizer
         is_built = all(layer.built for layer in model._flatten_layers())
@@ -214,7 +218,6 @@ class ParameterServerTrainer(ReplicaTrainer):
                 optimizer.build(model.trainable_variables)
 
     def _loop(self) -> ScheduledLoop:
-        assert isinstance(self.strategy, ParameterServerStrategy)
         return ScheduledLoop(self._coordinator, self.strategy.remote_placement)
 
     def _schedule(
@@ -263,7 +266,7 @@ class ParameterServerTrainer(ReplicaTrainer):
         return execution
 
     def _weighing(self, assigns: bool) -> contextlib.AbstractContextManager[None]:
-        """Inside, a worker's batch is one of several that make a step."""
+        """Scales losses inside the context, as a worker's batch is one of several of a step."""
         in_sync = self.strategy.num_replicas_in_sync
         if in_sync == 1:
             return contextlib.nullcontext()
@@ -272,22 +275,21 @@ class ParameterServerTrainer(ReplicaTrainer):
 
     @property
     def _steps_per_call(self) -> int:
-        """How many steps a scheduled function runs; in synchronous mode each is a call."""
-        assert isinstance(self.strategy, ParameterServerStrategy)
+        """The number of steps of a scheduled function; in synchronous mode, one."""
         steps: int = 1 if self.strategy.synchronous else self.model.steps_per_execution
         return steps
 
     def _maker_of(self, data: Any) -> Any:
-        """Returns the function of no arguments that a `DatasetCreator` stands for; else `data`."""
+        """Returns the function of no arguments for a `DatasetCreator`; otherwise `data`."""
         make = getattr(data, "dataset_fn", None)
         if make is None:
             return data
-        assert isinstance(self.strategy, ParameterServerStrategy)
         in_sync = self.strategy.num_replicas_in_sync
         pipelines = len(self.strategy.worker_addresses) if self.strategy.synchronous else 1
 
         def made() -> Any:
-            # All workers of a step are replicas of one job; else each of them is a job of its own.
+            # The workers of a synchronous step are replicas of one job; otherwise each is a
+            # separate job.
             worker = current_worker_index() if pipelines > 1 else None
             return make(InputContext(pipelines, worker or 0, in_sync))
 
@@ -301,7 +303,7 @@ class ParameterServerTrainer(ReplicaTrainer):
 
 
 def _writing(alike: bool) -> contextlib.AbstractContextManager[None]:
-    """Inside, all replicas write the same, or each a value of its own."""
+    """Declares that all replicas write equal values inside the context, if `alike`."""
     lift = current_lift()
     return lift.equal_writes() if alike and lift is not None else contextlib.nullcontext()
 
@@ -342,7 +344,7 @@ def _is_dataset(x: Any) -> bool:
 def _data_and_steps(
     x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool, in_sync: int
 ) -> tuple[Any, int | None]:
-    """Returns data for the workers, and how many steps an epoch of them has, if that is known."""
+    """Returns data for the workers, and the number of steps of an epoch, if that is known."""
     if _is_dataset(x):
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError(
@@ -360,7 +362,7 @@ def _data_and_steps(
     dataset = Dataset.from_tensor_slices(examples)
     if shuffle:
         dataset = dataset.shuffle(count)
-    # Whole batches: workers pass over the data at their own pace.
+    # Only full batches: workers iterate over the data at their own pace.
     own_batch = min(batch_size // in_sync, count)
     return dataset.repeat().batch(own_batch), -(-count // batch_size)
 

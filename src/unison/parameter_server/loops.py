@@ -1,8 +1,8 @@
-"""`ScheduledLoop`: the calls that a loop of Keras has scheduled, where an exception ends the loop.
+"""`ScheduledLoop`: handles the calls that a Keras loop has scheduled if an exception ends it.
 
-`fit` schedules a whole epoch ahead. If Ctrl-C ends it, the rest of the epoch must not be trained
-behind the user's back, and who reads variables must not see them between two steps: calls that no
-worker has begun are cancelled, and whoever reads or assigns a variable waits for the others.
+`fit` schedules a whole epoch ahead. If Ctrl-C ends it, the rest of the epoch must not be trained in
+the background, and readers of variables must not see them in the middle of a step: calls that no
+worker has begun are cancelled, and reading or assigning a variable waits for the remaining calls.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from unison.runtime.interrupts import signals_held
 
 
 class SchedulesCalls(Protocol):
-    """What a loop needs of a coordinator."""
+    """The part of a coordinator that a loop needs."""
 
     def call_off(self, loop: object) -> None:
         """Cancels the calls of a loop that no worker has begun."""
         ...
 
     def wait_for(self, loop: object) -> None:
-        """Waits until no call of a loop waits or runs."""
+        """Waits until no call of a loop is waiting or running."""
         ...
 
 
@@ -32,8 +32,8 @@ class ScheduledLoop:
     """A context around a loop that schedules calls.
 
     Args:
-        coordinator: Where it schedules them.
-        placement: Where the variables are.
+        coordinator: The coordinator that schedules the calls.
+        placement: The placement of the variables.
     """
 
     def __init__(self, coordinator: SchedulesCalls, placement: RemotePlacement):
@@ -62,10 +62,10 @@ class ScheduledLoop:
                 self._cancel()
 
     def settle(self) -> None:
-        """Waits until the loop has no more effect, if it was left by an exception.
+        """Waits until the loop has no further effect, if it was left by an exception.
 
-        A second exception, out of a signal handler, may have kept `__exit__` from being called: so
-        it is looked up whether the loop still runs.
+        A second exception, from a signal handler, may have prevented the call of `__exit__`, so
+        this checks whether the loop is still running.
         """
         if not self._is_cancelled:
             if threading.get_ident() != self._thread or self._is_running():

@@ -1,4 +1,4 @@
-"""How much memory this process can still get."""
+"""The memory that this process can still allocate."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _CGROUP = pathlib.Path("/sys/fs/cgroup")
 
 
 def memory_left() -> tuple[int, str] | None:
-    """Returns how many bytes this process can still get, and what limits them.
+    """Returns the number of bytes that this process can still allocate, and what limits them.
 
-    None: the system does not say.
+    None if the system does not provide this.
     """
     return min(_limits(), default=None)
 
 
 def memory_in_words() -> str:
-    """Says how much memory is left, and what limits it."""
+    """Returns a sentence on how much memory is left, and what limits it."""
     left = memory_left()
     if left is None:
         return "How much this process may take is not known."
@@ -39,14 +39,14 @@ def _limits() -> Iterator[tuple[int, str]]:
         yield 1024 * of_system["MemAvailable"], "what the machine has free"
     try:
         most, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):  # none, or none that limits
+    except (OSError, ValueError):  # there is no cgroup, or no limit
         return
-    # The kernel takes back what it keeps of files.
+    # The kernel can reclaim the page cache.
     yield max(0, most - used + _numbers(_CGROUP / "memory.stat").get("file", 0)), "the cgroup"
 
 
 def _numbers(path: pathlib.Path) -> dict[str, int]:
-    """Returns the numbers in a file of lines `name: number ...`."""
+    """Returns the numbers in a file with lines `name: number ...`."""
     found = {}
     try:
         for line in path.read_text().splitlines():

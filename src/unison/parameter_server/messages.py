@@ -1,10 +1,10 @@
-"""The wire: small typed messages with arrays, between processes that know one key.
+"""The wire protocol: small typed messages with arrays, between processes with the same key.
 
-A message is a JSON object and arrays behind it, whose bytes go from and to where they lie; between
-processes of one machine they go through memory that both share. Nothing on the wire is unpickled;
-what must be (a function that makes a dataset) comes as bytes with a signature by the key, which is
-checked first. `unison.net` connects the processes: both ends have proved that they know the key
-before either listens to the other.
+A message is a JSON object followed by arrays, which are sent and received without copies; between
+processes on one machine they are passed through shared memory. Received data is not unpickled,
+except for the functions that create datasets: these are sent as bytes with a signature by the key,
+which is checked first. `unison.net` connects the processes: both ends have proved that they know
+the key before either accepts messages.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ from unison.runtime.precision import device_array, keeps_explicit_64_bits
 #: The channel of these connections (`unison.net.proof`); the number changes with the protocol.
 CHANNEL = b"servers-4"
 
-#: How a message begins: with the length of its header, and the slot where its arrays lie (-1: they
-#: follow). So its length does not depend on which slot is free.
+#: The beginning of a message: the length of its header, and the slot with its arrays (-1: they
+#: follow). So the header's length does not depend on which slot is free.
 _BEGINNING = struct.Struct("<Ii")
-#: Arrays begin at multiples of it, so that JAX can take them as they lie.
+#: Arrays start at multiples of this, so that JAX can use them without a copy.
 _ALIGNMENT = 64
-#: How many buffers the system takes in one call.
+#: The maximum number of buffers in one system call.
 _MOST_BUFFERS = 512
 _LONGEST_HEADER = 1 << 26
-#: For more than this, it is asked first whether there is memory: where the system promises more
-#: than it has, processes are killed later.
+#: For larger sizes, the available memory is checked first: if the system overcommits memory,
+#: processes are killed later.
 _LARGE_BYTES = 1 << 24
-#: How much is received at once of what there is no memory for.
+#: The size of the chunks in which data is skipped for which there is no memory.
 _SKIPPED_BYTES = 1 << 20
 #: The roles of clients: one that checks whether the server is alive, a worker that uses variables,
 #: and a coordinator.
 ROLES = ("pulse", "worker", "coordinator")
 
-#: The longest error about what another process has sent, in characters.
+#: The maximum length of an error about another process's message, in characters.
 _MOST_SAID = 500
 
-#: Seconds in which both ends introduce themselves, once they know that they have one key.
+#: Timeout in seconds for both ends to introduce themselves, once they have proved the key.
 _SECONDS_TO_INTRODUCE = 20.0
 
 
@@ -78,10 +78,10 @@ _Kind = tuple[np.dtype, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What comes over a connection.
+    """A message that was received from a connection.
 
     Attributes:
-        kind: What it is about.
+        kind: Its type.
         fields: Numbers, text, and lists and dictionaries of them.
         arrays: The arrays, in order.
     """
@@ -95,10 +95,10 @@ class Message:
 
 
 class NoRoomError(ResourceExhaustedError):
-    """There is no memory for the arrays of a message.
+    """There is not enough memory for the arrays of a message.
 
     Attributes:
-        kind: What the message is about.
+        kind: The message's type.
     """
 
     def __init__(self, kind: str, text: str):
@@ -110,11 +110,11 @@ class NoRoomError(ResourceExhaustedError):
 
 
 class Connection:
-    """A connection to a process that knows the same key.
+    """A connection to a process with the same key.
 
     Args:
-        stream: What `unison.net` has connected.
-        secret: The key. Default: this user's.
+        stream: The stream from `unison.net`.
+        secret: The key. Default: this user's key.
     """
 
     def __init__(self, stream: Stream, secret: bytes | None = None):
@@ -122,11 +122,11 @@ class Connection:
         self._secret = key() if secret is None else secret
         self._sending = threading.Lock()
         self._asking = threading.Lock()
-        #: How many bytes have been sent and received.
+        #: The number of bytes sent and received.
         self.sent_bytes = self.received_bytes = 0
-        #: Whether nothing has been heard of the other end's end.
+        #: Whether the connection is open, as far as is known.
         self.is_open = True
-        #: The same, where files can be sent with a message.
+        #: The same stream, if file descriptors can be sent with a message.
         self._local = (
             stream
             if isinstance(stream, socket.socket) and stream.family == socket.AF_UNIX
@@ -137,15 +137,15 @@ class Connection:
         stream.settimeout(_SECONDS_TO_INTRODUCE)
 
     def begin(self) -> None:
-        """Ends the introductions: from now on the other end may be silent for long."""
+        """Ends the introductions: from now on, receiving has no timeout."""
         self._socket.settimeout(None)
 
     def signed(self, payload: bytes) -> np.ndarray:
-        """Returns bytes with a signature, for an array of a message."""
+        """Returns bytes with a signature, as an array for a message."""
         return np.frombuffer(sign(self._secret, payload), np.uint8)
 
     def verified(self, signed: np.ndarray) -> bytes:
-        """Returns the bytes that `signed` was given at the other end.
+        """Returns the bytes that the peer passed to `signed`.
 
         Raises:
             UnauthenticatedError: They were changed, or signed with another key.
@@ -160,14 +160,14 @@ class Connection:
         """Sends a message.
 
         Args:
-            kind: What it is about.
+            kind: Its type.
             arrays: Its arrays.
-            are_kept: Whether the other end keeps the arrays: they are not to lie in memory that
-                is meant for the next message.
+            are_kept: Whether the peer keeps the arrays: they must not be in memory that the next
+                message reuses.
             fields: Numbers, text, and lists and dictionaries of them.
 
         Raises:
-            UnavailableError: The other end has gone.
+            UnavailableError: The peer has closed the connection.
         """
         parts = [np.asarray(array) for array in arrays]
         described = [[part.dtype.name, part.shape] for part in parts]
@@ -194,8 +194,9 @@ class Connection:
         """Waits for the next message.
 
         Raises:
-            UnavailableError: The other end has gone.
-            NoRoomError: There is no memory for its arrays. The next message can be received.
+            UnavailableError: The peer has closed the connection.
+            NoRoomError: There is not enough memory for its arrays. The next message can still be
+                received.
         """
         length, slot, file = self._receive_beginning()
         with contextlib.ExitStack() as closing:
@@ -226,16 +227,16 @@ class Connection:
         return Message(kind, fields, arrays)
 
     def wait(self, seconds: float | None) -> bool:
-        """Waits until a message, or the end of the connection, can be received.
+        """Waits until a message, or the closing of the connection, can be received.
 
         Args:
-            seconds: How long at most. None: it is left to `receive`.
+            seconds: The timeout. None: does not wait, and leaves it to `receive`.
 
         Returns:
-            Whether `receive` need not wait for the beginning of a message.
+            Whether `receive` can read the beginning of a message without waiting.
         """
         number = self._socket.fileno()
-        if seconds is None or number < 0:  # it has been closed: `receive` raises the error
+        if seconds is None or number < 0:  # closed: `receive` raises the error
             return True
         if not isinstance(self._socket, socket.socket) and self._socket.has_data:
             return True
@@ -244,11 +245,11 @@ class Connection:
         return bool(waiting.poll(seconds * 1000))
 
     def ask(self, kind: str, arrays: Iterable[Any] = (), **fields: Any) -> Message:
-        """Sends a message and returns the answer to it.
+        """Sends a message and returns the reply.
 
         Raises:
-            UnavailableError: The other end has gone.
-            RuntimeError: It answers with an error.
+            UnavailableError: The peer has closed the connection.
+            RuntimeError: The reply is an error.
         """
         with self._asking:
             self.send(kind, arrays, **fields)
@@ -258,7 +259,7 @@ class Connection:
         return answer
 
     def close(self) -> None:
-        """Ends the connection; who waits at either end gets an UnavailableError."""
+        """Closes the connection; waits at either end raise an UnavailableError."""
         self.is_open = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -269,7 +270,7 @@ class Connection:
         return UnavailableError(message=f"Connection closed: {why}")
 
     def _send_file(self, buffers: list[Any], file: int) -> None:
-        """Sends the first of `buffers`, and an open file with it."""
+        """Sends the first of `buffers`, and a file descriptor with it."""
         assert self._local is not None
         first = buffers.pop(0)
         try:
@@ -295,8 +296,8 @@ class Connection:
             raise self._gone(error) from error
 
     def _receive_beginning(self) -> tuple[int, int, int | None]:
-        """Returns the length of the next message's header, the slot of its arrays, and the open
-        file that comes with it.
+        """Returns the length of the next message's header, the slot of its arrays, and the file
+        descriptor that was sent with it, if any.
         """
         data = b""
         with contextlib.ExitStack() as closing:
@@ -319,7 +320,7 @@ class Connection:
         return length, slot, files[0] if files else None
 
     def _lent(self, slot: int, size: int) -> np.ndarray:
-        """Returns what the other end has put into a slot, which has to have so many bytes."""
+        """Returns the peer's data in a slot, which must have at least `size` bytes."""
         try:
             data = self._inbox.lent(slot)
         except KeyError as error:
@@ -334,7 +335,7 @@ class Connection:
             with contextlib.suppress(MemoryError):
                 return self._receive_bytes(size)
         rest = size
-        while rest:  # it would be taken for the next message
+        while rest:  # otherwise it would be read as the next message
             rest -= len(self._receive_bytes(min(rest, _SKIPPED_BYTES)))
         shapes = ", ".join(f"{dtype.name}{list(shape)}" for dtype, shape in arrays)
         raise NoRoomError(
@@ -342,7 +343,7 @@ class Connection:
         )
 
     def _receive_bytes(self, count: int) -> np.ndarray:
-        """Returns the next bytes, from an address that is a multiple of the alignment."""
+        """Returns the next bytes, in memory that is aligned."""
         memory = np.empty(count + _ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT
         data = memory[start : start + count]
@@ -363,12 +364,12 @@ class Connection:
 
 
 def _aligned(size: int) -> int:
-    """Returns how many bytes an array of `size` bytes takes in a message."""
+    """Returns the number of bytes that an array of `size` bytes takes in a message."""
     return size + -size % _ALIGNMENT
 
 
 def _buffers(parts: Iterable[np.ndarray]) -> list[Any]:
-    """Returns the bytes of arrays, and what is between them."""
+    """Returns the bytes of arrays, and the padding between them."""
     buffers: list[Any] = []
     for part in parts:
         if part.nbytes:
@@ -380,7 +381,7 @@ def _buffers(parts: Iterable[np.ndarray]) -> list[Any]:
 
 
 def _fill(room: np.ndarray, parts: Iterable[np.ndarray]) -> None:
-    """Copies arrays to where the other end looks for them."""
+    """Copies arrays to where the peer reads them."""
     start = 0
     for part in parts:
         room[start : start + part.nbytes].view(part.dtype).reshape(part.shape)[...] = part
@@ -388,7 +389,7 @@ def _fill(room: np.ndarray, parts: Iterable[np.ndarray]) -> None:
 
 
 def _described(header: bytes) -> tuple[str, dict[str, Any], list[_Kind]]:
-    """Returns what a message is about, its fields, and the dtypes and shapes of its arrays.
+    """Returns a message's type, its fields, and the dtypes and shapes of its arrays.
 
     Raises:
         ValueError, TypeError, RecursionError: It is not the header of a message.
@@ -404,10 +405,10 @@ def _described(header: bytes) -> tuple[str, dict[str, Any], list[_Kind]]:
 
 
 def _dtype(name: str) -> np.dtype:
-    """Returns the dtype of a name, those that JAX adds to NumPy's (bfloat16) included.
+    """Returns the dtype with a name, including those that JAX adds to NumPy's (bfloat16).
 
     Raises:
-        TypeError: Arrays of it are not only bytes.
+        TypeError: Arrays of it are not plain bytes.
     """
     dtype = np.dtype(jax.numpy.dtype(name))
     if dtype.hasobject or dtype.fields is not None or not dtype.itemsize:
@@ -416,18 +417,18 @@ def _dtype(name: str) -> np.dtype:
 
 
 def connect(address: str, within: float, what: str, **introduction: Any) -> Connection:
-    """Returns a connection to the process that listens at `address`, which may be still to come.
+    """Connects to the process that listens at `address`, which may not have started yet.
 
     Args:
         address: Host and port.
-        within: Seconds.
-        what: What it is called in messages.
-        introduction: What it is told; see `accept`.
+        within: The timeout in seconds.
+        what: Its name in messages.
+        introduction: The fields of the introduction; see `accept`.
 
     Raises:
-        DeadlineExceededError: Nobody listens there in time.
-        UnauthenticatedError: It has another key.
-        FailedPreconditionError: It runs another version.
+        DeadlineExceededError: No process listens there in time.
+        UnauthenticatedError: The process has another key.
+        FailedPreconditionError: The process runs another version.
     """
     end = time.monotonic() + within
     secret = key()
@@ -458,11 +459,11 @@ def connect(address: str, within: float, what: str, **introduction: Any) -> Conn
 
 
 def _local_name(address: str) -> str | None:
-    """Returns the name of the socket by which processes of this machine reach an address of it.
+    """Returns the name of the local socket that stands for an address of this machine.
 
-    It takes half the time of a socket of the network. Names like this (Linux has them) belong to
-    the network that a process sees, as addresses do. Any user can take one: so both ends look whose
-    process the other one is, and take the network if it is another user's.
+    It takes half the time of a network socket. Abstract names like this (on Linux) belong to a
+    network namespace, as addresses do. Any user can claim one: so both ends check which user the
+    peer's process belongs to, and use the network if it is another user's.
     """
     host, port = split_address(address)
     own = own_address(host) if sys.platform == "linux" else None
@@ -475,26 +476,26 @@ def versions() -> dict[str, str]:
 
 
 def listen(address: str) -> list[socket.socket]:
-    """Returns sockets that listen at a host and port, and at none other of the machine's.
+    """Returns sockets that listen at a host and port only, and at no other address of the machine.
 
     Raises:
-        OSError: Another process listens there, or the host is not this machine.
+        OSError: Another process listens there, or the host is not an address of this machine.
     """
     host, port = split_address(address)
     listening = [listen_at(host, port)]
     local = _local_name(address)
     if local is not None:
-        with contextlib.suppress(OSError):  # somebody else has the name: there is the other one
+        with contextlib.suppress(OSError):  # the name is taken: the network socket remains
             listening.append(listen_locally(local))
     return listening
 
 
 def accept(connection: Connection) -> Message:
-    """Returns how the other end introduces itself.
+    """Returns the peer's introduction.
 
     Raises:
-        RuntimeError: It runs another version of Unison or JAX, or does not say what it is; it is
-            told so as well.
+        RuntimeError: It runs another version of Unison or JAX, or does not state its role; it is
+            sent the error, too.
     """
     hello = connection.receive()
     theirs = {name: hello.fields.get(name) for name in versions()}
@@ -509,7 +510,7 @@ def accept(connection: Connection) -> Message:
         connection.send("error", text=text)
         raise RuntimeError(text)
     if hello.fields.get("has_64_bits"):
-        # What the other end traces has the dtypes that it says.
+        # Programs that the peer traces may have 64-bit dtypes.
         jax.config.update("jax_explicit_x64_dtypes", "allow")
     connection.send("welcome")
     connection.begin()
@@ -517,5 +518,5 @@ def accept(connection: Connection) -> Message:
 
 
 def operand(array: np.ndarray) -> Any:
-    """Returns an array as a program takes it: of 64 bits, JAX would make 32."""
+    """Returns an array as a program's operand: JAX would convert 64 bits to 32."""
     return device_array(array) if array.dtype.itemsize == 8 else array

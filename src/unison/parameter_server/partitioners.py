@@ -1,4 +1,4 @@
-"""Partitioners: into how many shards a variable is divided, along its first axis."""
+"""Partitioners: the number of shards into which a variable is divided, along its first axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 class Partitioner(abc.ABC):
-    """Says how a variable is divided between parameter servers.
+    """Determines how a variable is divided between parameter servers.
 
     TF: `tf.distribute.experimental.partitioners.Partitioner`.
     """
@@ -22,7 +22,7 @@ class Partitioner(abc.ABC):
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Divides every variable into a number of shards, or as many as it has rows.
+    """Divides every variable into a fixed number of shards, or as many as it has rows.
 
     Examples:
         >>> FixedShardsPartitioner(num_shards=2)([10, 3], "float32")
@@ -40,12 +40,12 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Divides a variable into as many shards as have a size, up to a number of them.
+    """Divides a variable into shards of a minimum size, up to a maximum number.
 
     Args:
-        min_shard_bytes: What every shard has at least.
-        max_shards: How many there are at most.
-        bytes_per_string: Accepted for TensorFlow's sake: there are no variables of text.
+        min_shard_bytes: The minimum size of a shard.
+        max_shards: The maximum number of shards.
+        bytes_per_string: Accepted for compatibility with TensorFlow: there are no string variables.
 
     Examples:
         >>> MinSizePartitioner(min_shard_bytes=4, max_shards=2)([6, 1], "float32")
@@ -62,18 +62,18 @@ class MinSizePartitioner(Partitioner):
         _positive("bytes_per_string", bytes_per_string)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        # As TensorFlow counts: the last shard's worth may be begun.
+        # As in TensorFlow, the last shard may be smaller.
         count = math.ceil(_size(shape, dtype) / self._min_shard_bytes)
         return _along(axis, shape, min(self._max_shards, count))
 
 
 class MaxSizePartitioner(Partitioner):
-    """Divides a variable into as few shards as keep below a size, up to a number of them.
+    """Divides a variable into as few shards of a maximum size as possible, up to a maximum number.
 
     Args:
-        max_shard_bytes: What every shard has at most.
-        max_shards: How many there are at most; shards may then be larger. Default: no limit.
-        bytes_per_string: Accepted for TensorFlow's sake: there are no variables of text.
+        max_shard_bytes: The maximum size of a shard.
+        max_shards: The maximum number of shards, which may then be larger. Default: no limit.
+        bytes_per_string: Accepted for compatibility with TensorFlow: there are no string variables.
 
     Examples:
         >>> MaxSizePartitioner(max_shard_bytes=8)([6, 1], "float32")
@@ -92,7 +92,7 @@ class MaxSizePartitioner(Partitioner):
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         rows = shape[axis] if shape else 1
         row_bytes = max(1, _size(shape, dtype) // max(1, rows))
-        # Whole rows: a shard holds as many as fit, at least one.
+        # A shard holds as many whole rows as fit, at least one.
         count = math.ceil(rows / max(1, self._max_shard_bytes // row_bytes))
         if self._max_shards is not None:
             count = min(count, self._max_shards)

@@ -1,7 +1,7 @@
 """A scheduled function as programs: what a worker runs, and the updates that servers run.
 
 The coordinator traces a function once for each shape of what it gets, as `strategy.run` does, and
-divides it (see `division`). What travels is compiled code (StableHLO, by `jax.export`) with a
+divides it (see `splitting`). What travels is compiled code (StableHLO, by `jax.export`) with a
 description in numbers and text: no Python, nothing that is unpickled.
 """
 
@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,13 +22,13 @@ import numpy as np
 from jax import export
 
 from unison.cells import Cell, Layout, VariableAggregation, has_cell, live_cells
-from unison.equations import evaluate
+from unison.jaxprs import evaluate
 from unison.lifting import Lift
 from unison.parameter_server.cells import RemoteCell, RemotePlacement
 from unison.parameter_server.compressed import Encoding, encoded, encoding_for
-from unison.parameter_server.division import (
-    Divider,
-    Division,
+from unison.parameter_server.splitting import (
+    SplitProgram,
+    Splitter,
     Table,
     Update,
     Writing,
@@ -43,11 +42,11 @@ from unison.program import tracing_contexts
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError
 from unison.runtime.placement import REPLICA_AXIS
 from unison.runtime.precision import array_type, device_dtype
+from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
 
 _numbers = itertools.count()
-_thread = threading.local()
 
 #: Odd, so that distinct workers get distinct seeds modulo 2**32.
 _STREAM_STRIDE = 0x85EBCA6B
@@ -109,6 +108,11 @@ class _Batches:
             raise self.wanted()
 
 
+#: Of the scheduled function that a thread traces: its batches, and the worker's index.
+_batches: ThreadLocal[_Batches | None] = ThreadLocal(None)
+_worker: ThreadLocal[Any] = ThreadLocal(None)
+
+
 def next_batch(iterator: int) -> Any:
     """Returns what stands for the next batch of an iterator, in a scheduled function.
 
@@ -118,7 +122,7 @@ def next_batch(iterator: int) -> Any:
     Raises:
         RuntimeError: No scheduled function is being traced.
     """
-    batches = getattr(_thread, "batches", None)
+    batches = _batches.value
     if batches is None:
         raise on_workers_only()
     return batches.take(iterator)
@@ -134,7 +138,7 @@ def on_workers_only() -> RuntimeError:
 
 def is_tracing() -> bool:
     """Whether this thread traces a scheduled function."""
-    return getattr(_thread, "batches", None) is not None
+    return _batches.value is not None
 
 
 @dataclasses.dataclass
@@ -246,7 +250,7 @@ class Tracer:
         self.trace_count += 1
         jaxpr, calls = without_host_calls(trace.jaxpr, in_sync, trace.structure.num_leaves)
         trace = dataclasses.replace(trace, jaxpr=jaxpr, host_calls=calls)
-        divider = Divider(
+        splitter = Splitter(
             trace.jaxpr,
             [_bounds(cell) for cell in trace.cells],
             [trace.cells.index(cell) for cell in trace.written],
@@ -254,16 +258,16 @@ class Tracer:
             None if in_sync == 1 else [_writing(cell) for cell in trace.cells],
             in_sync,
         )
-        division = divider.divide()
-        self._check_owned(trace, division)
-        for cell in division.dense_lookups:
+        split = splitter.split()
+        self._check_owned(trace, split)
+        for cell in split.dense_lookups:
             logger.warning(
                 "Rows are looked up in variable %r, but the function or its optimizer needs all "
                 "of it: whole tables travel. Keep norms and other uses of whole tables out of the "
                 "step, or take an optimizer that updates every element for itself.",
                 trace.cells[cell].name,
             )
-        return self._exported(divider, division, trace, len(arguments), batches)
+        return self._exported(splitter, split, trace, len(arguments), batches)
 
     # -- tracing --------------------------------------------------------------------------------
 
@@ -337,8 +341,8 @@ class Tracer:
             return self._trace(call, arguments, batches, may_create=False)
         return _Trace(jaxpr, cells, structure, list(lift.written))
 
-    def _check_owned(self, trace: _Trace, division: Division) -> None:
-        touched = {*division.pulled, *(cell for u in division.updates for cell in u.cells)}
+    def _check_owned(self, trace: _Trace, split: SplitProgram) -> None:
+        touched = {*split.pulled, *(cell for u in split.updates for cell in u.cells)}
         cells = [*(trace.cells[index] for index in touched), *trace.written]
         for cell in cells:
             if not isinstance(cell, RemoteCell) or cell.remote is not self._placement:
@@ -352,28 +356,28 @@ class Tracer:
 
     def _exported(
         self,
-        divider: Divider,
-        division: Division,
+        splitter: Splitter,
+        split: SplitProgram,
         trace: _Trace,
         num_arguments: int,
         batches: dict[int, list[BatchSpec]],
     ) -> WorkerProgram:
-        jaxpr = division.jaxpr.jaxpr
-        consts = dict(zip(jaxpr.constvars, division.jaxpr.consts, strict=True))
-        pulled = [jaxpr.invars[cell] for cell in division.pulled]
+        jaxpr = split.jaxpr.jaxpr
+        consts = dict(zip(jaxpr.constvars, split.jaxpr.consts, strict=True))
+        pulled = [jaxpr.invars[cell] for cell in split.pulled]
         inputs = jaxpr.invars[len(trace.cells) :]
-        updates = [self._server_program(update, trace, division) for update in division.updates]
+        updates = [self._server_program(update, trace, split) for update in split.updates]
         for program in updates:
             self._install(program)
-        equations, _ = divider.worker_equations(division.remaining, division.updates)
-        results = [jaxpr.outvars[output] for output in division.remaining]
-        wanted = [*results, *(v for update in division.updates for v in update.pushed)]
-        encodings_of = [self._encodings(update, trace, division) for update in division.updates]
+        equations, _ = splitter.worker_equations(split.remaining, split.updates)
+        results = [jaxpr.outvars[output] for output in split.remaining]
+        wanted = [*results, *(v for update in split.updates for v in update.pushed)]
+        encodings_of = [self._encodings(update, trace, split) for update in split.updates]
         encodings = [*(None for _ in results), *itertools.chain.from_iterable(encodings_of)]
         compression = self._placement.compression
         is_stochastic = compression is not None and compression.stochastic
         # A table's values have the rows that are looked up, one for each lookup at most.
-        rows_of = [divider.row_values(table, equations) or set() for table in division.tables]
+        rows_of = [splitter.row_values(table, equations) or set() for table in split.tables]
 
         def values_for(arrays: Sequence[Any], whole: Sequence[Any]) -> dict[Any, Any]:
             return {
@@ -386,7 +390,7 @@ class Tracer:
             values = values_for(arrays, whole)
             has_rows: dict[Any, int] = {}
             found = iter(places)
-            for table, own, held in zip(division.tables, rows_of, rows, strict=True):
+            for table, own, held in zip(split.tables, rows_of, rows, strict=True):
                 values[jaxpr.invars[table.cell]] = held
                 has_rows.update(dict.fromkeys(own, table.count))
                 for variable in table.lookups:
@@ -397,7 +401,7 @@ class Tracer:
                 for value, own in zip(outputs, encodings, strict=True)
             ]
 
-        indices = [variable for table in division.tables for variable in table.lookups]
+        indices = [variable for table in split.tables for variable in table.lookups]
         need_values = not equations_for(jaxpr.eqns, indices)[1].isdisjoint(pulled)
 
         def lookups(arrays: list, whole: list) -> list:
@@ -405,19 +409,19 @@ class Tracer:
             values.update(zip(pulled if need_values else (), whole, strict=True))
             needed, _ = equations_for(jaxpr.eqns, indices)
             found = evaluated(needed, values, indices)
-            return _clipped(division.tables, found, jaxpr)
+            return _clipped(split.tables, found, jaxpr)
 
         array_avals = [variable.aval for variable in inputs]
         whole_avals = [variable.aval for variable in pulled]
         row_avals = []
         place_avals = []
-        for table in division.tables:
+        for table in split.tables:
             aval: Any = jaxpr.invars[table.cell].aval
             row_avals.append(array_type((table.count, *aval.shape[1:]), aval.dtype))
             place_avals += [_like(variable.aval) for variable in table.lookups]
         data = _serialized(main, _likes(array_avals), _likes(whole_avals), row_avals, place_avals)
         find = b""
-        if division.tables:
+        if split.tables:
             seen = whole_avals if need_values else []
             find = _serialized(lookups, _likes(array_avals), _likes(seen))
         description = {
@@ -426,15 +430,15 @@ class Tracer:
             "batches": [[iterator, len(own)] for iterator, own in batches.items()],
             "results": len(results),
             "host_operands": sum(len(call.invars) for call in trace.host_calls),
-            "pulled": [_described(trace.cells[cell]) for cell in division.pulled],
-            "encodings": self._encodings_of_pulls(trace, division),
+            "pulled": [_described(trace.cells[cell]) for cell in split.pulled],
+            "encodings": self._encodings_of_pulls(trace, split),
             "tables": [
                 {
                     "shards": _described(trace.cells[table.cell]),
                     "rows": table.count,
                     "lookups": [list(variable.aval.shape) for variable in table.lookups],
                 }
-                for table in division.tables
+                for table in split.tables
             ],
             "updates": [
                 {
@@ -444,11 +448,9 @@ class Tracer:
                     "encodings": own,
                     "sums": update.sums,
                     "writing": update.writing.name,
-                    "table": None if update.table is None else division.tables.index(update.table),
+                    "table": None if update.table is None else split.tables.index(update.table),
                 }
-                for update, program, own in zip(
-                    division.updates, updates, encodings_of, strict=True
-                )
+                for update, program, own in zip(split.updates, updates, encodings_of, strict=True)
             ],
         }
         return WorkerProgram(
@@ -456,21 +458,21 @@ class Tracer:
         )
 
     def _encodings(
-        self, update: Update, trace: _Trace, division: Division
+        self, update: Update, trace: _Trace, split: SplitProgram
     ) -> list[Encoding | None]:
         """Returns how what is pushed for an update travels."""
-        first = len(division.jaxpr.jaxpr.outvars) - len(trace.written)
+        first = len(split.jaxpr.jaxpr.outvars) - len(trace.written)
         name = trace.written[update.outputs[0] - first].name
         return [
             encoding_for(self._placement.compression, name, variable.aval, by_rows)
             for variable, by_rows in zip(update.crossing, update.rows, strict=True)
         ]
 
-    def _encodings_of_pulls(self, trace: _Trace, division: Division) -> dict[str, Encoding]:
+    def _encodings_of_pulls(self, trace: _Trace, split: SplitProgram) -> dict[str, Encoding]:
         """Returns how what is pulled travels, by the shards' keys."""
         found: dict[str, Encoding] = {}
-        tables = [table.cell for table in division.tables]
-        for index in (*division.pulled, *tables):
+        tables = [table.cell for table in split.tables]
+        for index in (*split.pulled, *tables):
             cell = trace.cells[index]
             assert isinstance(cell, RemoteCell)
             by_rows = index in tables or len(cell.shards) > 1
@@ -479,9 +481,9 @@ class Tracer:
                 found |= dict.fromkeys((shard.key for shard in cell.shards), own)
         return found
 
-    def _server_program(self, update: Update, trace: _Trace, division: Division) -> ServerProgram:
-        jaxpr = division.jaxpr.jaxpr
-        consts = dict(zip(jaxpr.constvars, division.jaxpr.consts, strict=True))
+    def _server_program(self, update: Update, trace: _Trace, split: SplitProgram) -> ServerProgram:
+        jaxpr = split.jaxpr.jaxpr
+        consts = dict(zip(jaxpr.constvars, split.jaxpr.consts, strict=True))
         outputs = [jaxpr.outvars[output] for output in update.outputs]
         homes = [jaxpr.invars[cell] for cell in update.cells]
         first = len(jaxpr.outvars) - len(trace.written)
@@ -566,17 +568,13 @@ def _clipped(tables: Sequence[Table], found: Sequence[Any], jaxpr: Any) -> list[
 
 @contextlib.contextmanager
 def _tracing(batches: _Batches, worker: Any) -> Iterator[None]:
-    outer = getattr(_thread, "batches", None), getattr(_thread, "worker", None)
-    _thread.batches, _thread.worker = batches, worker
-    try:
+    with _batches.bound_to(batches), _worker.bound_to(worker):
         yield
-    finally:
-        _thread.batches, _thread.worker = outer
 
 
 def traced_worker_index() -> Any:
     """Returns what stands for the worker's index in a scheduled function; None outside."""
-    return getattr(_thread, "worker", None)
+    return _worker.value
 
 
 def _stream_shift(worker: Any, aval: Any) -> Any:

@@ -1,6 +1,6 @@
-"""`Pulse`: notices that a process has stopped, or is cut off, where nothing says so.
+"""`Pulse`: heartbeats that detect a stopped or unreachable process.
 
-Where this process lets others watch the job, it also asks what the other one does.
+If this process serves monitoring of the job, it also requests the other process's reports.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from unison.errors import UnavailableError
 from unison.monitoring import first_worker
 from unison.parameter_server.messages import Connection, connect
 
-#: Seconds between two signs of life.
+#: Seconds between two heartbeats.
 _EVERY = 1.0
 
 
 class Pulse:
-    """Asks a process for signs of life, and closes a connection to it when there are none.
+    """Sends heartbeats to a process, and closes a connection to it if there is no reply.
 
-    Whoever waits for an answer by that connection then gets an `UnavailableError`.
+    A wait for a reply on that connection then raises an `UnavailableError`.
 
     Args:
-        name: What the process is called: "worker 0", "ps 1".
-        address: Where it listens.
-        connection: What is closed.
-        patience: Returns for how many seconds there may be no sign.
-        on_silence: Called once there has been none for so long, before the connection is closed.
+        name: The name of the process: "worker 0", "ps 1".
+        address: The address at which it listens.
+        connection: The connection to close.
+        patience: Returns the timeout in seconds.
+        on_silence: Called once after the timeout, before the connection is closed.
 
     Raises:
-        OpError: The process does not answer now.
+        OpError: The process does not reply at the start.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Pulse:
         self._on_silence = on_silence
         self._heard = time.monotonic()
         self._is_ended = threading.Event()
-        #: Why the process was given up; None: it was not.
+        #: Why the process was given up; None if it was not.
         self.verdict: str | None = None
         for part in (self._listen, self._ask):
             threading.Thread(target=part, name="unison-pulse", daemon=True).start()
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stops the heartbeats."""
         self._is_ended.set()
         self._pulse.close()
 
@@ -66,7 +66,7 @@ class Pulse:
                 if answer.fields.get("report") is not None:
                     first_worker.hear(self._name, answer["report"])
         except UnavailableError:
-            if not self._is_ended.is_set():  # the process has gone
+            if not self._is_ended.is_set():  # the process has ended
                 self._connection.close()
             self._is_ended.set()
 

@@ -1,8 +1,8 @@
-"""`VariableServer`: what a parameter server keeps and does.
+"""`VariableServer`: the state and the operations of a parameter server.
 
-It keeps shards of variables, and programs that compute an update: of what a worker pushes, and of
-the variables here. An update of dense gradients gives new arrays, so that who reads gets a value
-that nobody changes. One of some rows changes those rows where they are.
+It keeps shards of variables, and programs that compute updates from the values that a worker pushes
+and the local variables. An update by dense gradients creates new arrays, so that a reader's value
+does not change. An update of some rows changes these rows in place.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Program:
     """An update.
 
     Attributes:
-        run: Maps what is pushed and the values of `inputs` to those of `outputs`.
-        inputs: For every shard, the keys of the variables that it looks at.
-        outputs: For every shard, those of the variables that it writes.
-        whole_inputs: Which of the inputs have no rows: every shard has all of them.
+        run: Maps the pushed values and the values of `inputs` to those of `outputs`.
+        inputs: For every shard, the keys of the variables that it reads.
+        outputs: For every shard, the keys of the variables that it writes.
+        whole_inputs: The indices of the inputs that are not divided by rows: every shard uses all
+            of them.
     """
 
     run: Any
@@ -43,11 +44,11 @@ class Program:
     whole_inputs: frozenset[int]
 
 
-#: What one worker pushes for one update: what it is, the numbers of the shard's rows that it is
-#: about, in order (None: all), and the arrays.
+#: One worker's push for one update: its description, the indices of the shard's rows that it
+#: updates, in order (None: all), and the arrays.
 Push = tuple[dict[str, Any], np.ndarray | None, list[np.ndarray]]
 
-#: What a server answers: the kind of the message, its arrays and its fields.
+#: A server's answer: the kind of the message, its arrays and its fields.
 Answer = tuple[str, Sequence[Any], dict[str, Any]]
 
 
@@ -55,9 +56,9 @@ class VariableServer:
     """The variables and programs of one job on one server.
 
     Args:
-        shared: What jobs share on this server.
-        keeps_snapshots: Whether the server comes back from snapshots.
-        wants_snapshot: Is set when one should be written soon.
+        shared: The variables that jobs share on this server.
+        keeps_snapshots: Whether the server writes and restores snapshots.
+        wants_snapshot: Set when a snapshot should be written soon.
     """
 
     def __init__(
@@ -67,27 +68,27 @@ class VariableServer:
         self._variables = JobVariables(shared)
         self._programs: dict[int, Program] = {}
         self._installed: dict[int, tuple[np.ndarray, dict[str, Any]]] = {}
-        #: Updates that come together, as one program; see `_joined`.
+        #: Updates that are pushed together, as one program; see `_joined`.
         self._joined: dict[tuple[tuple[int, int], ...], tuple[Any, list[str], list[str]]] = {}
         self._applied: set[int] = set()
-        #: What workers have pushed for a step that is not over, in synchronous mode.
+        #: The workers' pushes for unfinished steps, in synchronous mode.
         self._held: dict[int, dict[int, list[Push]]] = {}
         self._settled = 0
         #: The job's name; empty until it begins.
         self.job = ""
         self._lock = shared.lock
-        #: Who has been answered.
+        #: The connections that have been served.
         self.connections: list[Connection] = []
-        #: How many pushes have been applied, and how many had been applied before.
+        #: The number of applied pushes, and of repeated pushes that had been applied before.
         self.applied = self.repeated = 0
-        #: How long answers have taken, those of several workers at once added up.
+        #: The total time for answers, summed over concurrent workers.
         self.busy_seconds = 0.0
         self._restored = 0
         self._keeps_snapshots = keeps_snapshots
         self._wants_snapshot = wants_snapshot
 
     def _on_begin(self, message: Message) -> Answer:
-        """Begins the job, unless it goes on."""
+        """Begins the job, unless it is continued."""
         with self._lock:
             has_state = self.job == message["job"]
             if message["is_new"]:
@@ -105,7 +106,7 @@ class VariableServer:
     # -- snapshots ------------------------------------------------------------------------------
 
     def part(self) -> Part:
-        """Returns what the job needs to come back; its lock is held."""
+        """Returns the job's state for a snapshot; the lock must be held."""
         arrays = {f"variable {key}": seen_whole(value) for key, value in self._variables.items()}
         arrays |= {f"program {n}": data for n, (data, _) in self._installed.items()}
         facts = {
@@ -118,10 +119,10 @@ class VariableServer:
         return Part(facts, arrays)
 
     def restore(self, job: str, part: Part) -> None:
-        """Takes what a snapshot has of a job.
+        """Restores a job's state from a snapshot.
 
         Raises:
-            ValueError, KeyError, OpError: It cannot have written that.
+            ValueError, KeyError, OpError: The snapshot's content is invalid.
         """
         self.job = job
         facts = part.facts
@@ -138,10 +139,10 @@ class VariableServer:
         self.applied = self._restored = whole_number(facts["applied"])
 
     def answer(self, message: Message) -> Answer:
-        """Does what a message asks for.
+        """Handles a message.
 
         Raises:
-            NotFoundError: It names a variable or program that is not here.
+            NotFoundError: It names a variable or program that is not on this server.
         """
         handler = getattr(self, f"_on_{message.kind}", None)
         if handler is None:
@@ -157,7 +158,7 @@ class VariableServer:
     def _on_create(self, message: Message) -> Answer:
         with self._lock:
             for key in message["keys"]:
-                # What is shared is there only where a job has ended while it created it.
+                # A shared variable can exist already only if a job ended while creating it.
                 if store_of(key) is None and key in self._variables:
                     raise AlreadyExistsError(message=f"There is a variable {key!r} already.")
             self._variables.update(zip(message["keys"], message.arrays, strict=True))
@@ -184,7 +185,7 @@ class VariableServer:
             return "values", [self._seen(key) for key in message["keys"]], {}
 
     def _on_pull(self, message: Message) -> Answer:
-        """Answers with whole shards, and with rows of others."""
+        """Returns whole shards, and rows of other ones."""
         return "values", self._pulled(message, message.arrays), {}
 
     def _pulled(self, message: Message, numbers: Iterable[np.ndarray]) -> list[np.ndarray]:
@@ -205,7 +206,7 @@ class VariableServer:
             raise NotFoundError(message=f"There is no variable {key!r} on this server.") from None
 
     def _seen(self, key: str) -> np.ndarray:
-        """Returns a value to send: of what other jobs change, whole updates only."""
+        """Returns a value to send; a shared one only with complete updates."""
         value = self._value(key)
         return value if store_of(key) is None else seen_whole(value)
 
@@ -245,7 +246,7 @@ class VariableServer:
                 self._variables.check_may_update(key)
             self._install(message["program"], message.arrays[0], message.fields)
             self._shared.has_changed = True
-        self._wants_snapshot.set()  # without its programs and variables, it could not come back
+        self._wants_snapshot.set()  # without its programs and variables, it could not be restored
         return "done", (), {}
 
     def _install(self, number: int, data: np.ndarray, fields: dict[str, Any]) -> None:
@@ -264,9 +265,9 @@ class VariableServer:
             raise NotFoundError(message=f"There is no program {number} on this server.") from None
 
     def _on_push(self, message: Message) -> Answer:
-        """Applies the updates of one scheduled call, unless they have been.
+        """Applies the updates of one scheduled call, unless they have been applied already.
 
-        It answers with what the worker's next call wants to see, if it says so.
+        The answer contains the values that the worker's next call reads, if the message lists them.
         """
         closure = message["closure"]
         arrays = iter(message.arrays)
@@ -281,7 +282,7 @@ class VariableServer:
         return "values", values, {"is_repeated": is_repeated}
 
     def _on_hold(self, message: Message) -> Answer:
-        """Keeps what one of several workers pushes for a step, unless the step is over."""
+        """Keeps the push of one of several workers for a step, unless the step is over."""
         closure = message["closure"]
         pushes = _pushes(message, iter(message.arrays))
         with self._lock:
@@ -293,9 +294,9 @@ class VariableServer:
         return "held", (), {"is_repeated": is_over}
 
     def _on_commit(self, message: Message) -> Answer:
-        """Ends a step: applies what some workers have pushed for it, all together, once.
+        """Ends a step: applies the pushes of some workers for it, combined, once.
 
-        It answers with the workers of whom nothing is here: then nothing is applied.
+        The answer lists the workers whose pushes are missing: if there are any, nothing is applied.
 
         Raises:
             ValueError: The workers have pushed for different programs.
@@ -308,7 +309,7 @@ class VariableServer:
             missing = [worker for worker in message["workers"] if worker not in held]
             if missing:
                 return "committed", (), {"missing": missing}
-            # Always in the same order, so that sums are the same to the bit.
+            # Always in the same order, so that sums are bitwise reproducible.
             of_workers = [held[worker] for worker in sorted(message["workers"])]
             kinds = [[about for about, _, _ in pushes] for pushes in of_workers]
             if any(kind != kinds[0] for kind in kinds):
@@ -322,14 +323,14 @@ class VariableServer:
         return "committed", (), {"missing": []}
 
     def _is_over(self, closure: int, settled: int) -> bool:
-        """Whether a call has been applied; forgets which ones were that nobody sends again."""
+        """Returns whether a call has been applied; discards records that are no longer needed."""
         if settled > self._settled:
             self._settled = settled
             self._applied = {closure for closure in self._applied if closure >= settled}
         return closure < self._settled or closure in self._applied
 
     def _apply_all(self, closure: int, pushes: Iterable[Push]) -> None:
-        """Applies what is pushed for a call."""
+        """Applies the pushes of a call."""
         whole: list[tuple[dict[str, Any], list[np.ndarray]]] = []
         for update, rows, pushed in pushes:
             if rows is None:
@@ -344,7 +345,7 @@ class VariableServer:
         self._shared.has_changed = True
 
     def _apply(self, updates: list[tuple[dict[str, Any], list[np.ndarray]]]) -> None:
-        """Applies updates of whole shards, one after the other, in one program."""
+        """Applies updates of whole shards, in order, in one program."""
         if not updates:
             return
         which = tuple((update["program"], update["shard"]) for update, _ in updates)
@@ -360,14 +361,14 @@ class VariableServer:
     def _apply_to_rows(
         self, update: dict[str, Any], rows: np.ndarray, pushed: list[np.ndarray]
     ) -> None:
-        """Applies an update of some rows, where they are."""
+        """Applies an update of some rows, in place."""
         program = self._program(update["program"])
         inputs = program.inputs[update["shard"]]
         outputs = program.outputs[update["shard"]]
         values = [self._value(key) for key in inputs]
         if not len(rows):
             return
-        # A program is compiled for some numbers of rows; what is filled up goes nowhere.
+        # Programs are compiled only for powers of two of rows; the padding is discarded.
         size = 1 << (len(rows) - 1).bit_length()
         pushed = [
             _filled(array, size) if has_rows else array
@@ -402,7 +403,7 @@ class VariableServer:
 
 
 def _pushes(message: Message, arrays: Iterator[np.ndarray]) -> list[Push]:
-    """Returns what a worker pushes; other arrays of the message are left in `arrays`."""
+    """Returns a worker's pushes; further arrays of the message are left in `arrays`."""
     return [
         (
             update,
@@ -417,7 +418,7 @@ def _pushes(message: Message, arrays: Iterator[np.ndarray]) -> list[Push]:
 
 
 def _combined(pushes: Sequence[Push]) -> list[Push]:
-    """Returns what is to be applied of several workers' pushes for one update; see `Writing`."""
+    """Returns the pushes to apply for several workers' pushes for one update; see `Writing`."""
     about, first_rows, first = pushes[0]
     if about["writing"] == "FIRST":
         return [pushes[0]]
@@ -440,25 +441,25 @@ def _combined(pushes: Sequence[Push]) -> list[Push]:
 def _sum(
     pushed: Sequence[tuple[np.ndarray | None, np.ndarray]], rows: np.ndarray | None
 ) -> np.ndarray:
-    """Returns the sum of what workers have pushed, in that order.
+    """Returns the sum of the workers' arrays, added in their order.
 
     Args:
-        pushed: The numbers of rows, and the array, of each worker.
-        rows: The numbers of the rows of the result. None: the arrays have one shape.
+        pushed: Each worker's row indices and array.
+        rows: The row indices of the result. None: all arrays have the same shape.
     """
     like = pushed[0][1]
     is_half = like.dtype.itemsize == 2 and like.dtype.kind not in "iu"
     shape = like.shape if rows is None else (len(rows), *like.shape[1:])
     total = np.zeros(shape, np.float32 if is_half else like.dtype)
     for own, array in pushed:
-        # Each worker has every row once.
+        # A worker has each row at most once.
         where = ... if rows is None or own is None else np.searchsorted(rows, own)
         total[where] += array
     return total.astype(like.dtype, copy=False)
 
 
 def _joined(programs: Sequence[tuple[Program, int]]) -> tuple[Any, list[str], list[str]]:
-    """Returns updates of shards as one program: what it runs, looks at, and writes."""
+    """Returns updates of shards as one program, with the keys that it reads and writes."""
     inputs: dict[str, None] = {}
     outputs: dict[str, None] = {}
     for program, shard in programs:
@@ -476,7 +477,7 @@ def _joined(programs: Sequence[tuple[Program, int]]) -> tuple[Any, list[str], li
 
 
 def _filled(array: np.ndarray, size: int) -> np.ndarray:
-    """Returns `array` with rows of zeros after it, `size` rows in all."""
+    """Returns `array` padded with rows of zeros to `size` rows."""
     if len(array) == size:
         return array
     filled = np.zeros((size, *array.shape[1:]), array.dtype)
@@ -486,6 +487,6 @@ def _filled(array: np.ndarray, size: int) -> np.ndarray:
 
 def _taken(value: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
     taken = np.zeros((size, *value.shape[1:]), value.dtype)
-    # "clip" writes to the result at once; the rows are known to be there.
+    # "clip" writes directly to the result; the rows are known to exist.
     np.take(value, rows, axis=0, out=taken[: len(rows)], mode="clip")
     return taken

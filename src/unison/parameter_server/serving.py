@@ -1,7 +1,6 @@
 """`Server`: a worker or parameter server of a cluster, in this process.
 
-`python -m unison.parameter_server` is one that finds its place in `TF_CONFIG`; it is what `unison
-run --ps` starts.
+`python -m unison.parameter_server` serves the task of `TF_CONFIG`; `unison run --ps` starts it.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from unison.runtime import logs
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 from unison.runtime.memory import keep_freed_memory
+from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
 
@@ -45,35 +45,36 @@ logger = logging.getLogger("unison")
 CHECKPOINTS_VARIABLE = "UNISON_PS_CHECKPOINTS"
 CHECKPOINT_SECONDS_VARIABLE = "UNISON_PS_CHECKPOINT_SECONDS"
 
-_thread = threading.local()
+#: The index of the worker whose functions the thread runs.
+_worker: ThreadLocal[int | None] = ThreadLocal(None)
 
 
 def current_worker_index() -> Any:
-    """Returns the index of the worker that a scheduled function, or a dataset's, runs on.
+    """Returns the index of the worker that runs a scheduled function, or a dataset function.
 
-    In a scheduled function it is an array of the program; outside of both it is None.
+    In a scheduled function it is a traced array; outside of both it is None.
 
     TF: `tf.distribute.coordinator.experimental_get_current_worker_index`.
     """
     traced = traced_worker_index()
-    return getattr(_thread, "worker", None) if traced is None else traced
+    return _worker.value if traced is None else traced
 
 
 class Server:
     """Serves a task of a cluster: keeps variables (`ps`), or runs functions (`worker`).
 
-    It serves in threads of this process, at the task's address only, from when it is made. Who
-    connects must know this user's key (see `unison.net.secret.key`).
+    It serves in threads of this process, at the task's address only, from its creation on. Clients
+    must know this user's key (see `unison.net.secret.key`).
 
     Args:
-        server_or_cluster_def: The cluster: a `ClusterSpec`, or a dictionary as it takes.
-        job_name: The job of the task. Default: as `TF_CONFIG` says.
+        server_or_cluster_def: The cluster: a `ClusterSpec`, or a dictionary as for its constructor.
+        job_name: The job of the task. Default: that of `TF_CONFIG`.
         task_index: Its index.
-        protocol: Accepted for TensorFlow's sake.
+        protocol: Accepted for compatibility with TensorFlow.
         config: Likewise.
-        start: Whether it serves at once.
-        is_lasting: Whether a server of variables outlives the job: it serves several jobs, at once
-            and one after the other, which may share variables (`VariableStore`).
+        start: Whether it starts serving immediately.
+        is_lasting: Whether a server of variables outlives the job: it serves several jobs,
+            concurrently and successively, which may share variables (`VariableStore`).
 
     Raises:
         OSError: It cannot listen at its address.
@@ -113,12 +114,12 @@ class Server:
 
     @property
     def target(self) -> str:
-        """Where it serves, as TensorFlow writes it."""
+        """Its address, in TensorFlow's format."""
         return f"grpc://{self._address}"
 
     @property
     def server_def(self) -> dict[str, Any]:
-        """What it serves."""
+        """The cluster and the task that it serves."""
         return {
             "cluster": self._cluster.as_dict(),
             "job_name": self.job_name,
@@ -126,7 +127,7 @@ class Server:
         }
 
     def start(self) -> None:
-        """Begins to serve."""
+        """Starts serving."""
         if self._accepting is not None or self.job_name not in ("ps", "worker"):
             return
         secret = key()
@@ -145,7 +146,7 @@ class Server:
             threading.Thread(target=self._keep, name="unison-snapshots", daemon=True).start()
 
     def _keep(self) -> None:
-        """Writes snapshots every so often."""
+        """Writes snapshots periodically."""
         every = float(os.environ.get(CHECKPOINT_SECONDS_VARIABLE) or 10.0)
         while not self._ended.is_set():
             self._jobs.wants_snapshot.wait(every)
@@ -159,7 +160,7 @@ class Server:
         """Serves until the coordinator has ended.
 
         Raises:
-            UnavailableError: The coordinator has gone without saying goodbye.
+            UnavailableError: The coordinator has disconnected without a goodbye message.
         """
         self._ended.wait()
         self.stop()
@@ -167,7 +168,7 @@ class Server:
             raise self._failure
 
     def stop(self) -> None:
-        """Serves nobody any more."""
+        """Stops serving."""
         self._ended.set()
         if self._accepting is not None:
             self._accepting.close()
@@ -179,7 +180,7 @@ class Server:
         )
         try:
             thread.start()
-        except RuntimeError:  # there are no threads left
+        except RuntimeError:  # no more threads can be started
             connection.close()
             raise
 
@@ -198,10 +199,10 @@ class Server:
                 self._serve_functions(connection, hello)
                 said_goodbye = True
         except UnavailableError:
-            pass  # the other end has gone; what that means is said below
+            pass  # the peer has disconnected; handled below
         except (OpError, PermissionError, RuntimeError) as error:
             logger.warning("%s %d: %s", self.job_name, self.task_index, error)
-        except Exception as error:  # what another process sends must not end this one's thread
+        except Exception as error:  # a peer's message must not end this thread
             logger.warning(
                 "%s %d: a connection has ended by an invalid message (%s: %s)",
                 self.job_name,
@@ -223,7 +224,7 @@ class Server:
             self._ended.set()
 
     def _serve_variables(self, connection: Connection) -> bool:
-        """Answers until the other end goes; returns whether it says goodbye."""
+        """Answers requests until the peer disconnects; returns whether it sent a goodbye."""
         variables: VariableServer | None = None
         while True:
             try:
@@ -246,18 +247,18 @@ class Server:
                 )
                 connection.send("error", text=text, kind_of_error=kind)
             else:
-                del message  # the memory that it came by can be used for the next one
+                del message  # its shared memory can be used for the next message
                 connection.send(kind, arrays, **fields)
 
     def _serve_functions(self, connection: Connection, hello: Message) -> None:
-        _thread.worker = hello["worker"]
+        _worker.value = hello["worker"]
         store = Store(hello["servers"], hello["patience"], "worker", hello["job"])
         with contextlib.closing(store):
             ClosureWorker(connection, store, hello["worker"], batches_of).serve()
 
 
 def batches_of(pickled: bytes) -> Any:
-    """Returns an iterator over the batches of the dataset that a pickled function makes.
+    """Returns an iterator over the batches of the dataset that a pickled function creates.
 
     Args:
         pickled: Bytes whose signature has been checked.
@@ -266,8 +267,8 @@ def batches_of(pickled: bytes) -> Any:
 
 
 def dataset_of(maker: Any) -> Any:
-    """Returns the dataset that a function makes; a dataset is returned as it is."""
-    # A `tf.function` would be compiled on trial; a dataset is made by Python.
+    """Returns the dataset that a function creates; a dataset is returned as is."""
+    # A `tf.function` would be traced; datasets are created by the Python function.
     maker = getattr(maker, "python_function", maker)
     return maker() if callable(maker) and not hasattr(maker, "__iter__") else maker
 
@@ -279,11 +280,11 @@ def _task_in_environment() -> Mapping[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serves the task of `TF_CONFIG` until the coordinator has ended; or jobs, until it is ended.
+    """Serves the task of `TF_CONFIG` until the coordinator has ended, or jobs until terminated.
 
     Args:
-        arguments: `--serve HOST:PORT`: where a server listens that outlives jobs; `--checkpoints
-            FOLDER`: where it writes its variables. Default: this process's.
+        arguments: `--serve HOST:PORT`: the address of a server that outlives jobs; `--checkpoints
+            FOLDER`: the folder to which it writes its variables. Default: this process's arguments.
     """
     parser = argparse.ArgumentParser(prog="python -m unison.parameter_server")
     parser.add_argument("--serve", metavar="HOST:PORT", help="keep variables of several jobs")
@@ -291,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logs.show_what_is_asked_for()
     start_if_asked()
-    keep_freed_memory()  # every update and every gradient is a new array
+    keep_freed_memory()  # every update and every gradient creates an array
     try:
         if options.serve is None:
             config = json.loads(os.environ["TF_CONFIG"])
@@ -302,12 +303,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.checkpoints is not None:
                 os.environ[CHECKPOINTS_VARIABLE] = options.checkpoints
             if not os.environ.get("JAX_PLATFORMS"):
-                jax.config.update("jax_platforms", "cpu")  # where there is most memory
+                jax.config.update("jax_platforms", "cpu")  # the host has the most memory
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             Server({"ps": [options.serve]}, "ps", 0, is_lasting=True).join()
     except KeyboardInterrupt:
         sys.exit(130)
     except OpError as error:
-        # What `unison run` takes for a process that only misses another one.
+        # `unison run` recognizes this as a process that has only lost another one.
         print(f"UnavailableError: {error}", file=sys.stderr)
         sys.exit(LOST_ANOTHER_EXIT_CODE)

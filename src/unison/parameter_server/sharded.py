@@ -1,4 +1,4 @@
-"""The shards of a variable, one by one."""
+"""Access to the single shards of a variable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class VariableShard:
     """Rows of a variable that are on one server.
 
     Attributes:
-        name: The variable's, with the number of the shard.
-        shape: That of the rows.
-        dtype: That of the variable.
+        name: The variable's name, with the index of the shard.
+        shape: The shape of the rows.
+        dtype: The dtype of the variable.
         offset: The first row.
-        device: The server, as TensorFlow writes it.
+        device: The server's device, in TensorFlow's format.
     """
 
     def __init__(self, cell: RemoteCell, part: int):
@@ -64,7 +64,7 @@ def shards_of(variable: Any) -> list[VariableShard]:
         variable: A `unison.Variable` or Keras variable.
 
     Raises:
-        ValueError: It is on no parameter server.
+        ValueError: It is not on parameter servers.
 
     TF: `ShardedVariable.variables`.
     """
@@ -73,7 +73,7 @@ def shards_of(variable: Any) -> list[VariableShard]:
 
 
 def read_rows(variable: Any, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns rows of a variable; only they are fetched.
+    """Returns rows of a variable; only these rows are fetched.
 
     Args:
         variable: A variable of a `ParameterServerStrategy`.
@@ -83,7 +83,7 @@ def read_rows(variable: Any, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         An array of shape `indices.shape + variable.shape[1:]`.
 
     Raises:
-        ValueError: It is on no parameter server, or an index is beyond it.
+        ValueError: It is not on parameter servers, or an index is out of bounds.
 
     TF: `ShardedVariable.sparse_read`.
     """
@@ -101,7 +101,7 @@ def read_rows(variable: Any, indices: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def is_sharded(variable: Any) -> bool:
-    """Whether a variable is divided between servers."""
+    """Returns whether a variable is divided between servers."""
     cell = variable.cell if has_cell(variable) else None
     return isinstance(cell, RemoteCell) and len(cell.shards) > 1
 

@@ -1,9 +1,9 @@
 """`VariableStore`: variables that several jobs share, by name.
 
-Servers keep a job's own variables as long as the job lasts, and those of stores for as long as they
-last themselves. A key of a shared variable begins with `@` and the store's name. One of the servers
-knows which variables a store has, and where: who comes first creates, and the others get what is
-there.
+Servers keep a job's own variables until the job ends, and those of stores until the servers end.
+The key of a shared variable begins with `@` and the store's name. One of the servers has the
+directory of a store's variables and their shards: the first job creates a variable, and the others
+use the existing one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from unison.errors import (
 from unison.parameter_server.snapshots import Part
 from unison.parameter_server.store import Shard, Store
 from unison.storage.decoding import plain_dict, plain_list, plain_text, shape_of, whole_number
+from unison.thread_local import ThreadLocal
 
 _RIGHTS = ("read", "update")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
-#: Seconds between two looks for a variable that another job is creating.
+#: Seconds between two polls for a variable that another job is creating.
 _PAUSE = 0.05
-
-_thread = threading.local()
 
 
 class SharesVariables(Protocol):
-    """What a `VariableStore` has to know of where a job's variables are."""
+    """The part of a job's placement that a `VariableStore` needs."""
 
     @property
     def store(self) -> Store:
@@ -46,24 +45,24 @@ class SharesVariables(Protocol):
         ...
 
     def bounds_for(self, name: str, shape: tuple[int, ...], dtype: Any) -> list[tuple]:
-        """Returns the server, the first row, and the row behind the last, of each shard."""
+        """Returns the server, the first row, and the end row (exclusive) of each shard."""
 
 
 class VariableStore:
     """Variables that several jobs share, on servers that outlive these jobs.
 
-    What is created inside, in the scope of a `ParameterServerStrategy`, has its name in the store:
-    the job that comes first creates it, with its initial value; for the others it is there, with
-    the value that it has. Names are those of variables (of Keras' layers, name the layers), and a
-    number where one comes again.
+    Variables that are created inside the context, in the scope of a `ParameterServerStrategy`, are
+    identified by their names in the store: the first job creates a variable, with its initial
+    value; the others use the existing one, with its current value. The names are those of the
+    variables (for Keras, name the layers), with a number appended to repeated ones.
 
     Args:
         name: The store's name: letters, digits, `_`, `.` and `-`.
-        rights: "update", or "read": the servers then refuse what would change a variable, and a
-            variable that is not there yet is waited for.
+        rights: "update", or "read": the servers then reject changes of variables, and the job waits
+            for variables that do not exist yet.
 
     Raises:
-        ValueError: The name or the rights are none.
+        ValueError: The name or the rights are invalid.
 
     Examples:
         >>> VariableStore("embeddings", rights="read")
@@ -89,15 +88,15 @@ class VariableStore:
         return f"VariableStore({self.name!r}, rights={self.rights!r})"
 
     def __enter__(self) -> VariableStore:
-        self._outer.append(current_store())
-        _thread.store = self
+        self._outer.append(_current.value)
+        _current.value = self
         return self
 
     def __exit__(self, *failure: object) -> None:
-        _thread.store = self._outer.pop()
+        _current.value = self._outer.pop()
 
     def delete(self, where: Any) -> None:
-        """Frees the store's variables on the servers of a strategy; no job should use them.
+        """Frees the store's variables on the servers of a strategy; no job should be using them.
 
         Args:
             where: The strategy.
@@ -110,11 +109,11 @@ class VariableStore:
         store.ask_all("drop", store=self.name)
 
     def shards(self, where: SharesVariables, name: str, value: np.ndarray) -> tuple[Shard, ...]:
-        """Returns where a variable is, which is created with `value` if it is not there.
+        """Returns the shards of a variable, and creates it with `value` if it does not exist.
 
         Raises:
-            InvalidArgumentError: It has another shape or dtype there.
-            DeadlineExceededError: It is not there, and nobody creates it in time.
+            InvalidArgumentError: The existing variable has another shape or dtype.
+            DeadlineExceededError: It does not exist, and no job creates it in time.
         """
         store = where.store
         store.attach(self.name, self.rights)
@@ -150,18 +149,21 @@ class VariableStore:
             time.sleep(_PAUSE)
 
 
+_current: ThreadLocal[VariableStore | None] = ThreadLocal(None)
+
+
 def current_store() -> VariableStore | None:
-    """Returns the store in which this thread creates variables; None: they are the job's own."""
-    return getattr(_thread, "store", None)
+    """Returns the store in which this thread creates variables; None for the job's own ones."""
+    return _current.value
 
 
 def store_of(key: str) -> str | None:
-    """Returns the store that a key of a variable names; None: it is a job's own."""
+    """Returns the store that a variable's key names; None if the variable is a job's own."""
     return key[1:].partition("/")[0] if key.startswith("@") else None
 
 
 def seen_whole(value: np.ndarray) -> np.ndarray:
-    """Returns `value`, or a copy if its rows are changed where they are."""
+    """Returns `value`, or a copy if its rows are changed in place."""
     return np.array(value) if value.flags.writeable else value
 
 
@@ -175,8 +177,8 @@ class _Entry:
     Attributes:
         shape: Its shape.
         dtype: The name of its dtype.
-        bounds: Its shards: the server, the first row, and the row behind the last.
-        creator: The job that creates it, until it is there.
+        bounds: Its shards: the server, the first row, and the end row (exclusive).
+        creator: The job that is creating it; None once it exists.
     """
 
     shape: list[int]
@@ -186,24 +188,24 @@ class _Entry:
 
 
 class SharedVariables:
-    """What jobs share on one server: the values of its shards, and a part of the directory."""
+    """The shared variables on one server: the values of its shards, and a part of the directory."""
 
     def __init__(self) -> None:
-        #: Held while variables are looked at or changed, of whichever job.
+        #: Held while variables of any job are read or changed.
         self.lock = threading.Lock()
         #: The shards, by key.
         self.values: dict[str, np.ndarray] = {}
-        #: Whether something has changed on this server since the last snapshot, of any job.
+        #: Whether anything of any job has changed on this server since the last snapshot.
         self.has_changed = False
         self._entries: dict[tuple[str, str], _Entry] = {}
-        #: How many servers each store is on, and the index of this one.
+        #: The number of servers of each store, and the index of this one.
         self._places: dict[str, tuple[int, int]] = {}
 
     def attach(self, store: str, place: tuple[int, int]) -> None:
-        """Notes a job that uses a store.
+        """Registers a job's use of a store.
 
         Raises:
-            FailedPreconditionError: It names the servers otherwise than others do.
+            FailedPreconditionError: It lists the servers differently than other jobs do.
         """
         known = self._places.setdefault(store, place)
         if known != place:
@@ -214,10 +216,10 @@ class SharedVariables:
             )
 
     def enter(self, job: str, may_create: bool, about: dict[str, Any]) -> tuple[str, list]:
-        """Looks for a variable in the directory, and enters it where it is missing.
+        """Looks up a variable in the directory, and adds it if it is missing.
 
         Returns:
-            "there", "coming" or, where the job has to create it, "yours"; and its bounds.
+            "there", "coming" or, if the job has to create it, "yours"; and its bounds.
 
         Raises:
             InvalidArgumentError: It has another shape or dtype.
@@ -240,31 +242,31 @@ class SharedVariables:
         return ("yours" if entry.creator == job else "coming"), entry.bounds
 
     def note_created(self, store: str, variable: str) -> None:
-        """Lets others have a variable."""
+        """Makes a created variable available to other jobs."""
         self._entries[store, variable].creator = None
         self.has_changed = True
 
     def drop(self, store: str) -> None:
-        """Frees what a store has on this server."""
+        """Frees a store's variables on this server."""
         self.values = {key: v for key, v in self.values.items() if store_of(key) != store}
         self._entries = {key: entry for key, entry in self._entries.items() if key[0] != store}
         self.has_changed = True
 
     def leave(self, job: str) -> None:
-        """Forgets what a job that has ended did not create to the end: another one may."""
+        """Deletes entries that an ended job did not finish creating: another job may do so."""
         self._entries = {k: entry for k, entry in self._entries.items() if entry.creator != job}
 
     def part(self) -> Part:
-        """Returns what a snapshot needs; the lock is held."""
+        """Returns the state for a snapshot; the lock must be held."""
         entries = [[*key, dataclasses.astuple(entry)] for key, entry in self._entries.items()]
         values = {key: seen_whole(value) for key, value in self.values.items()}
         return Part({"entries": entries, "places": dict(self._places)}, values)
 
     def restore(self, part: Part) -> None:
-        """Takes what a snapshot has.
+        """Restores the state from a snapshot.
 
         Raises:
-            ValueError, KeyError: It cannot have written that.
+            ValueError, KeyError: The snapshot's content is invalid.
         """
         self.values = part.arrays
         for entry in plain_list(part.facts["entries"]):
@@ -282,15 +284,15 @@ class SharedVariables:
 
 
 class JobVariables(MutableMapping[str, np.ndarray]):
-    """The shards that a job sees on one server: its own, and those of stores by its rights.
+    """The shards that a job can access on one server: its own, and those of stores by its rights.
 
-    Iterating over them gives its own.
+    Iteration yields only its own.
     """
 
     def __init__(self, shared: SharedVariables):
         self._own: dict[str, np.ndarray] = {}
         self._shared = shared
-        #: What it may do with the stores that it has attached to.
+        #: Its rights on the stores that it has attached to.
         self.rights: dict[str, str] = {}
 
     def __getitem__(self, key: str) -> np.ndarray:
@@ -309,7 +311,7 @@ class JobVariables(MutableMapping[str, np.ndarray]):
             self._shared.values[key] = value
 
     def __delitem__(self, key: str) -> None:
-        del self._own[key]  # what is shared stays
+        del self._own[key]  # shared variables are not deleted
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own)

@@ -1,8 +1,8 @@
-"""Memory that the two ends of a connection on one machine share.
+"""Shared memory between the two ends of a connection on one machine.
 
-Who sends puts arrays into a slot and names it in the message; who receives uses them where they
-lie. The slot is free again when nobody at the receiving end refers to them any more: its first byte
-says so. Where no slot is free, arrays go through the socket.
+The sender puts arrays into a slot and names it in the message; the receiver uses them in place. The
+slot is free again when the receiver has no references to them any more, which its first byte shows.
+If no slot is free, arrays are sent through the socket.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import weakref
 
 import numpy as np
 
-#: The first byte says whether the slot is taken; arrays begin behind, where programs can take them
-#: as they lie.
+#: The first byte shows whether the slot is taken; arrays start after this many bytes, aligned so
+#: that programs can use them in place.
 _HEAD_BYTES = 64
 
-#: What is sent with fewer bytes costs less through the socket, and with more takes too much memory.
+#: Fewer bytes are cheaper to send through the socket, and more would take too much memory.
 _FEWEST_BYTES = 1 << 14
 _MOST_BYTES = 1 << 26
 
-#: One that is written, one whose arrays a program still uses, and one whose arrays wait for theirs.
+#: One slot being written, one whose arrays a program is using, and one that waits for its program.
 _MOST_SLOTS = 3
 
 
 class Slot:
-    """A piece of memory that two processes share.
+    """A block of memory that two processes share.
 
     Args:
-        number: Its number.
-        file: Its memory as an open file, which is not needed later.
+        number: Its index.
+        file: The file descriptor of its memory, which is not needed later.
     """
 
     def __init__(self, number: int, file: int):
@@ -41,41 +41,42 @@ class Slot:
 
     @property
     def capacity(self) -> int:
-        """For how many bytes there is room."""
+        """The number of bytes that fit."""
         return len(self._memory) - _HEAD_BYTES
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody uses what it holds."""
+        """Whether its content is no longer used."""
         return self._memory[0] == 0
 
     def taken(self) -> np.ndarray:
-        """Returns its room, for who sends; it is not free from now on."""
+        """Returns its memory for the sender, and marks it as taken."""
         self._memory[0] = 1
         return np.frombuffer(self._memory, np.uint8, offset=_HEAD_BYTES)
 
     def free(self) -> None:
-        """Lets it be used again."""
+        """Marks it as free."""
         self._memory[0] = 0
 
     def lent(self) -> np.ndarray:
-        """Returns its room, for who receives; it is free when nobody refers to that any more."""
+        """Returns its memory for the receiver; it is freed when no references to that are left."""
         room = (ctypes.c_ubyte * self.capacity).from_buffer(self._memory, _HEAD_BYTES)
         weakref.finalize(room, self.free).atexit = False
         return np.frombuffer(memoryview(room), np.uint8)
 
 
 class Outbox:
-    """The slots of who sends."""
+    """The slots of the sender."""
 
     def __init__(self) -> None:
         self._slots: list[Slot] = []
         self._is_possible = hasattr(os, "memfd_create")
 
     def slot(self, size: int) -> tuple[Slot, int | None] | None:
-        """Returns a slot for `size` bytes, and its file if the other end does not know it yet.
+        """Returns a slot for `size` bytes, and its file descriptor if it is new to the receiver.
 
-        None: there is none, or it is better to do without. Who gets the file closes it.
+        None if there is no free slot, or the socket is better. The caller must close the file
+        descriptor.
         """
         if not self._is_possible or not _FEWEST_BYTES <= size <= _MOST_BYTES:
             return None
@@ -88,7 +89,7 @@ class Outbox:
         return self._made(free[0].number, size) if free else None
 
     def _made(self, number: int, size: int) -> tuple[Slot, int | None] | None:
-        """Returns a new slot, which takes the place of that with its number."""
+        """Returns a new slot, which replaces the one with its index."""
         try:
             file = os.memfd_create("unison")
         except OSError:
@@ -97,7 +98,7 @@ class Outbox:
         try:
             os.ftruncate(file, _HEAD_BYTES + (1 << (size - 1).bit_length()))
             slot = Slot(number, file)
-        except (OSError, ValueError):  # no memory for it: there are sockets
+        except (OSError, ValueError):  # no memory for it: use the socket
             os.close(file)
             return None
         self._slots[number : number + 1] = [slot]
@@ -105,19 +106,19 @@ class Outbox:
 
 
 class Inbox:
-    """The slots of the other end."""
+    """The slots of the receiver."""
 
     def __init__(self) -> None:
         self._slots: dict[int, Slot] = {}
 
     def add(self, number: int, file: int) -> None:
-        """Takes a slot that is new."""
+        """Adds a new slot."""
         with contextlib.ExitStack() as closing:
             closing.callback(os.close, file)
             self._slots[number] = Slot(number, file)
 
     def lent(self, number: int) -> np.ndarray:
-        """Returns what the other end has put into a slot.
+        """Returns what the sender has put into a slot.
 
         Raises:
             KeyError: There is no such slot.

@@ -1,9 +1,9 @@
-"""A server's snapshots: what it needs to come back, in one file each, written every so often.
+"""A server's snapshots: its state in a file, written periodically, from which it can be restored.
 
-A snapshot has everything on the server as it is at one instant: an update is in it with all that it
-has changed, and with the note that it was applied, or it is not in it at all. It appears whole:
-`ps-0.8.snapshot` after `ps-0.7.snapshot`, which stays until there is a ninth one, as a later one
-may be found to be corrupt.
+A snapshot is a consistent copy of the server's state: it contains an update with all its changes,
+and with the record that it was applied, or not at all. It is published atomically:
+`ps-0.8.snapshot` after `ps-0.7.snapshot`, which is kept until there is a ninth one, in case the
+later one is corrupt.
 
 The file has the form of `unison.storage.checksummed`: its header describes the arrays whose bytes
 follow. Nothing in it is unpickled.
@@ -36,11 +36,11 @@ logger = logging.getLogger("unison")
 
 
 class Part(NamedTuple):
-    """What belongs together in a snapshot.
+    """A part of a snapshot.
 
     Attributes:
-        facts: What JSON can say.
-        arrays: By name.
+        facts: Values that JSON can represent.
+        arrays: The arrays, by name.
     """
 
     facts: dict[str, Any]
@@ -51,22 +51,22 @@ class Snapshots:
     """The snapshots of one server.
 
     Args:
-        folder: Where they are.
-        name: What their names begin with, which is no other server's.
+        folder: Their folder.
+        name: The prefix of their names, unique to this server.
     """
 
     def __init__(self, folder: pathlib.Path, name: str):
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._name = name
-        #: The latest one that is known to be whole.
+        #: The number of the latest one that is known to be intact.
         self._latest: int | None = None
 
     def write(self, parts: Mapping[str, Part]) -> None:
-        """Writes a snapshot; the one before stays, and older ones go.
+        """Writes a snapshot; keeps the previous one, and deletes older ones.
 
         Raises:
-            OSError: It could not be written. Those that are there stay.
+            OSError: It could not be written. The existing ones are kept.
         """
         before = self._numbers()
         latest = before[-1] + 1 if before else 1
@@ -82,12 +82,12 @@ class Snapshots:
     def latest(
         self, take: Callable[[dict[str, Part]], None] = lambda parts: None
     ) -> dict[str, Part] | None:
-        """Returns the parts of the latest snapshot that is whole; None if there is none.
+        """Returns the parts of the latest intact snapshot; None if there is none.
 
-        Warnings name those that are corrupt.
+        Corrupt ones are skipped with a warning.
 
         Args:
-            take: Is given the parts. Where it raises an error, the snapshot counts as corrupt.
+            take: Called with the parts. If it raises an error, the snapshot counts as corrupt.
         """
         for number in reversed(self._numbers()):
             path = str(self._path(number))
@@ -103,7 +103,7 @@ class Snapshots:
         return None
 
     def _numbers(self) -> list[int]:
-        """Returns the numbers of those that are there, in order."""
+        """Returns the numbers of the existing snapshots, in order."""
         pattern = re.compile(re.escape(self._name) + r"\.(\d+)\.snapshot")
         found = map(pattern.fullmatch, os.listdir(self._folder))
         return sorted(int(match[1]) for match in found if match)

@@ -1,4 +1,4 @@
-"""`Store`: the variables on all servers, as a worker or the coordinator sees them."""
+"""`Store`: access to the variables on all servers, for a worker or the coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unison.parameter_server.messages import Connection, Message, NoRoomError, c
 from unison.parameter_server.pulse import Pulse
 from unison.runtime.interrupts import signals_held
 
-#: Seconds after which a main thread that waits for an answer delivers signals that have arrived.
+#: Seconds after which a main thread that waits for an answer delivers pending signals.
 _SECONDS_OF_A_WAIT = 0.05
 
 
@@ -28,9 +28,9 @@ class Shard:
 
     Attributes:
         server: The server's index.
-        key: By what the server knows them.
+        key: The rows' key on the server.
         start: The first row.
-        stop: The row behind the last one.
+        stop: The end row (exclusive).
     """
 
     server: int
@@ -43,18 +43,18 @@ class Shard:
         return self.stop - self.start
 
 
-#: What one server is asked: the kind of a message, its arrays and its fields.
+#: A request to one server: the kind of a message, its arrays and its fields.
 Request = tuple[str, Sequence[Any], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What somebody wants to see of the variables.
+    """The variables, and rows of variables, to read.
 
     Attributes:
-        variables: The shards of variables, all of whose rows are wanted.
-        tables: The shards of others, with the numbers of the rows that are wanted, in order.
-        encodings: How shards travel, by key; others travel as they are.
+        variables: The shards of the variables of which all rows are read.
+        tables: The shards of other variables, with the indices of the rows to read, in order.
+        encodings: The encodings of shards, by key; other shards are not encoded.
     """
 
     variables: Sequence[Sequence[Shard]]
@@ -62,7 +62,7 @@ class Wanted:
     encodings: Mapping[str, Encoding] = dataclasses.field(default_factory=dict)
 
     def parts(self) -> dict[int, tuple[list[np.ndarray], dict[str, Any]]]:
-        """Returns what each server is asked for: the numbers of rows, and the keys."""
+        """Returns the request to each server: the row indices, and the keys."""
         keys: dict[int, list[str]] = {}
         rows: dict[int, list[tuple[str, np.ndarray]]] = {}
         for shards in self.variables:
@@ -83,7 +83,7 @@ class Wanted:
         return parts
 
     def found(self, answers: Mapping[int, Message]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns the variables and the rows that are in the servers' answers."""
+        """Returns the variables and the rows from the servers' answers."""
         left = {server: iter(message.arrays) for server, message in answers.items()}
 
         def piece(shard: Shard) -> np.ndarray:
@@ -92,18 +92,18 @@ class Wanted:
             return array if encoding is None else received(array, encoding)
 
         dense = [whole([piece(shard) for shard in shards]) for shards in self.variables]
-        # The rows' numbers are in order, and so are the shards.
+        # The row indices are sorted, and so are the shards.
         rows = [whole([piece(shard) for shard in shards]) for shards, _ in self.tables]
         return dense, rows
 
 
 class ServerLostError(UnavailableError):
-    """A parameter server does not answer any more.
+    """A parameter server does not respond any more.
 
     Attributes:
         server: Its index.
-        address: Where it was.
-        why: What it was noticed by.
+        address: Its address.
+        why: How the loss was detected.
     """
 
     def __init__(self, server: int, address: str, why: object):
@@ -123,23 +123,23 @@ class ServerLostError(UnavailableError):
 class Store:
     """Connections to all servers.
 
-    A server that is lost may come back with what it had at its last snapshot. Whoever has asked it
-    gets an error all the same, and asks again.
+    A lost server may restart with the state of its last snapshot. Pending requests to it still
+    raise an error, and have to be repeated.
 
     Args:
-        addresses: Where the servers listen, by index.
-        within: Seconds for them to come, also when they come back.
-        role: Who asks: "coordinator", which begins the job, or "worker".
+        addresses: The servers' addresses, by index.
+        within: Seconds to wait for the servers to start or restart.
+        role: The role of this process: "coordinator", which begins the job, or "worker".
         job: The job's name.
 
     Raises:
-        DeadlineExceededError: A server does not come.
+        DeadlineExceededError: A server does not start in time.
     """
 
     def __init__(self, addresses: Sequence[str], within: float, role: str, job: str):
         self.addresses = list(addresses)
         self.job = job
-        #: Seconds to wait for a server, for a sign of life of it, and for shared variables.
+        #: Timeout in seconds for servers, for their heartbeats, and for shared variables.
         self.patience = within
         #: The stores whose variables this job uses, and its rights.
         self._attached: dict[str, str] = {}
@@ -148,11 +148,11 @@ class Store:
         self._connections: list[Connection] = []
         self._pulses: list[Pulse] = []
         self._returns: list[bool] = []
-        #: How many answers of each server are to come, to requests that were interrupted.
+        #: The number of outstanding answers of each server, to interrupted requests.
         self._unheard = [0] * len(self.addresses)
-        #: How long the servers have been waited for.
+        #: The total time spent waiting for the servers.
         self.waited_seconds = 0.0
-        #: How many pushes each server had applied when it began, or came back.
+        #: The number of pushes that each server had applied when it started or restarted.
         self.restored: list[int] = []
         with contextlib.ExitStack() as undoing:
             for server in range(len(self.addresses)):
@@ -180,14 +180,14 @@ class Store:
         return connection, pulse, begun
 
     def reconnect(self, server: int, why: str) -> None:
-        """Waits for a lost server to come back from its snapshot.
+        """Waits for a lost server to restart from its snapshot.
 
         Args:
             server: The server's index.
-            why: What it was noticed by that it is lost.
+            why: How the loss was detected.
 
         Raises:
-            ServerLostError: It keeps none, or does not come.
+            ServerLostError: It does not write snapshots, or does not restart in time.
         """
         self._connections[server].close()
         self._pulses[server].close()
@@ -206,7 +206,7 @@ class Store:
         self.restored[server] = begun["restored"]
 
     def is_alive(self, server: int) -> bool:
-        """Whether the server answers."""
+        """Returns whether the server answers."""
         try:
             self.ask({server: ("status", (), {})})
         except ServerLostError:
@@ -214,7 +214,7 @@ class Store:
         return True
 
     def farewell(self) -> None:
-        """Lets the servers end."""
+        """Tells the servers that they may end."""
         with self._lock:
             for connection in self._connections:
                 with contextlib.suppress(UnavailableError):
@@ -222,20 +222,21 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         for pulse in self._pulses:
             pulse.close()
         for connection in self._connections:
             connection.close()
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Message]:
-        """Asks several servers at once, and returns their answers.
+        """Sends requests to several servers concurrently, and returns their answers.
 
         Raises:
-            ServerLostError: One of them has gone.
-            ResourceExhaustedError: One of them, or this process, has no memory for an array.
-            OpError: One of them answers with such an error.
-            RuntimeError: One of them answers with another one.
+            ServerLostError: One of them is lost.
+            ResourceExhaustedError: One of them, or this process, has not enough memory for an
+                array.
+            OpError: One of them answers with an error of this type.
+            RuntimeError: One of them answers with another error.
         """
         answers: dict[int, Message] = {}
         lost: list[ServerLostError] = []
@@ -245,16 +246,18 @@ class Store:
             for server in requests:
                 self._receive_unheard(server)
             asked = []
-            # All servers get their part of a request, or none of them.
+            # Either all servers receive their part of a request, or none.
             with signals_held:
                 for server, (kind, arrays, fields) in requests.items():
                     with self._noting(server, lost):
                         self._connections[server].send(kind, arrays, **fields)
                         asked.append(server)
                         self._unheard[server] += 1
-                # Signals are held once for most requests: that takes as long as a short answer.
+                # For most requests, signals are held only once, which takes as long as a short
+                # answer.
                 asked = self._receive_soon(asked, answers, lost, refused)
-            # All are heard, also if one is lost: an answer left behind would be the next one's.
+            # All answers are received, even if a server is lost: a leftover would be taken for the
+            # next answer.
             while asked:
                 with signals_held:
                     asked = self._receive_soon(asked, answers, lost, refused)
@@ -277,11 +280,11 @@ class Store:
         lost: list[ServerLostError],
         refused: list[NoRoomError],
     ) -> list[int]:
-        """Receives the answers of servers while signals are held.
+        """Receives servers' answers while signals are held.
 
         Returns:
-            The servers whose answers have not come within a short time: in the main thread, signals
-            are to be delivered before they are waited for again.
+            The servers that have not answered within a short time: in the main thread, signals must
+            be delivered before waiting for them again.
         """
         seconds = None
         if threading.current_thread() is threading.main_thread():
@@ -304,12 +307,12 @@ class Store:
             lost: list[ServerLostError] = []
             with signals_held:
                 self._receive_soon([server], {}, lost, [])
-                if lost:  # the request that follows is told of it
+                if lost:  # the next request raises the error
                     self._unheard[server] = 0
 
     @contextlib.contextmanager
     def _noting(self, server: int, lost: list[ServerLostError]) -> Any:
-        """Adds a server that is lost meanwhile to `lost`."""
+        """Adds the server to `lost` if it is lost inside the context."""
         try:
             yield
         except UnavailableError as error:
@@ -317,7 +320,7 @@ class Store:
             lost.append(ServerLostError(server, self.addresses[server], why))
 
     def ask_all(self, kind: str, **fields: Any) -> dict[int, Message]:
-        """Asks all servers the same."""
+        """Sends the same request to all servers."""
         return self.ask(dict.fromkeys(range(len(self.addresses)), (kind, (), fields)))
 
     def attach(self, store: str, rights: str) -> None:
@@ -331,7 +334,7 @@ class Store:
         self._attached[store] = rights
 
     def create(self, shards: Sequence[Shard], value: np.ndarray) -> None:
-        """Makes a variable of `value`, whose rows are divided into `shards`."""
+        """Creates a variable with `value`, whose rows are divided into `shards`."""
         self._put("create", shards, value)
 
     def assign(self, shards: Sequence[Shard], value: np.ndarray) -> None:
@@ -350,7 +353,7 @@ class Store:
         self.ask(requests)
 
     def read(self, variables: Sequence[Sequence[Shard]]) -> list[np.ndarray]:
-        """Returns the values of variables, each given by its shards; one request a server."""
+        """Returns the values of variables, given by their shards; one request per server."""
         pieces = by_server([shard for shards in variables for shard in shards])
         answers = self.ask(
             {
@@ -366,7 +369,7 @@ class Store:
         return [whole([of_key[shard.key] for shard in shards]) for shards in variables]
 
     def pull(self, wanted: Wanted) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns whole variables, and rows of others; one request a server."""
+        """Returns whole variables, and rows of others; one request per server."""
         requests: dict[int, Request] = {
             server: ("pull", arrays, fields) for server, (arrays, fields) in wanted.parts().items()
         }
@@ -375,11 +378,11 @@ class Store:
     def push(
         self, pushes: Mapping[int, Request], then: Wanted | None
     ) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-        """Pushes, and returns what is wanted after it, by the same requests.
+        """Pushes, and returns the values to read afterwards, with the same requests.
 
         Args:
             pushes: The pushes, by server.
-            then: What is wanted. None: nothing.
+            then: The values to read. None: nothing.
         """
         if then is None:
             self.ask(pushes)
@@ -396,7 +399,7 @@ class Store:
         return then.found(self.ask(requests))
 
     def forget(self, shards: Sequence[Shard]) -> None:
-        """Frees what a variable takes."""
+        """Frees a variable's memory."""
         self.ask(
             {
                 server: ("forget", (), {"keys": [shard.key for shard in own]})
@@ -406,7 +409,7 @@ class Store:
 
 
 def by_server(shards: Sequence[Shard]) -> dict[int, list[Shard]]:
-    """Returns the shards that each server has."""
+    """Groups shards by server."""
     found: dict[int, list[Shard]] = {}
     for shard in shards:
         found.setdefault(shard.server, []).append(shard)

@@ -27,40 +27,41 @@ from unison.values import PerReplica, is_distributed
 
 
 class ParameterServerStrategy(Strategy):
-    """Keeps variables on parameter servers; a `ClusterCoordinator` has workers run functions.
+    """Keeps variables on parameter servers; a `ClusterCoordinator` runs functions on workers.
 
-    It is made in one process, the coordinator. Variables that are created in its scope lie on the
-    servers: whole ones on that which has least, divided ones on several. Every worker computes
-    gradients with what it finds there, and the servers update the variables by them, as they come.
+    It is created in one process, the coordinator. Variables that are created in its scope are on
+    the servers: undivided ones on the server that holds the fewest bytes, divided ones on several.
+    Every worker computes gradients with the current values, and the servers update the variables
+    with them in the order of arrival.
 
     Args:
-        cluster_resolver: Names the cluster: its servers (`ps`) and workers (`worker`). Default:
-            `TF_CONFIG`, as `unison run --ps` sets it.
-        variable_partitioner: Says into how many shards a variable is divided.
-        timeout_seconds: How long the servers may take to come; also for how long the coordinator
-            waits for a worker while none is there, and for a sign of life.
-        max_staleness: How many scheduled functions a worker may have begun that the slowest has
-            not: faster ones wait (bounded staleness; Ho et al., 2013, "More effective distributed
-            ML via a stale synchronous parallel parameter server"). Default: any number.
+        cluster_resolver: The resolver of the cluster, with servers (`ps`) and workers (`worker`).
+            Default: `TF_CONFIG`, which `unison run --ps` sets.
+        variable_partitioner: Determines the number of shards of each variable.
+        timeout_seconds: The timeout for the servers to start; also for workers to connect while
+            none is connected, and for heartbeats.
+        max_staleness: The maximum number of scheduled functions that a worker may be ahead of the
+            slowest one: faster ones wait (bounded staleness; Ho et al., 2013, "More effective
+            distributed ML via a stale synchronous parallel parameter server"). Default: no limit.
         synchronous: Whether each scheduled function is a step of all workers together: every
-            worker runs it, on a batch of its own, and the servers update the variables once, by
-            the sum of what the workers push. A replica function is then that of one of
+            worker runs it, on its own batch, and the servers update the variables once, with the
+            sum of the workers' pushes. A replica function then runs as one of
             `num_replicas_in_sync` replicas, as under `MirroredStrategy`: `optimizer.apply` sums
-            gradients, `all_reduce` sums what it is given, and nobody reads the new values before
-            the step is over.
-        backup_workers: With `synchronous`, how many workers a step does not wait for: it takes the
-            first that have pushed, and what the others push for it later is dropped, with the
-            batches that it was made of (Chen et al., 2016, "Revisiting Distributed Synchronous
-            SGD"; TF: `SyncReplicasOptimizer(replicas_to_aggregate=workers - backup_workers,
+            gradients, `all_reduce` sums its argument, and the new values cannot be read before the
+            step is over.
+        backup_workers: With `synchronous`, the number of workers that a step does not wait for: it
+            uses the first pushes, and later pushes for the same step are dropped, together with
+            their batches (Chen et al., 2016, "Revisiting Distributed Synchronous SGD"; TF:
+            `SyncReplicasOptimizer(replicas_to_aggregate=workers - backup_workers,
             total_num_replicas=workers)`).
-        compression: What gradients, and variables that workers look at, travel in: `bfloat16()`,
-            `float16()`, `int8()` or `int4()` of `unison.compression`, whose rule says for which.
-            Variables are rounded on their way only. Default: as they are.
+        compression: The encoding of gradients, and of variables that workers pull: `bfloat16()`,
+            `float16()`, `int8()` or `int4()` of `unison.compression`, whose rule selects the
+            variables. Variables are rounded only for the transfer. Default: no compression.
 
     Raises:
         ValueError: The cluster has no servers or no workers, or this process is one of them; or
             there are not more workers than `backup_workers`.
-        DeadlineExceededError: A server does not come in time.
+        DeadlineExceededError: A server does not start in time.
 
     TF: `tf.distribute.ParameterServerStrategy`.
     """
@@ -93,7 +94,7 @@ class ParameterServerStrategy(Strategy):
         _check_mode(workers, max_staleness, synchronous, backup_workers)
         (device,) = select_devices(None)[:1]
         self.cluster_resolver = cluster_resolver
-        super().__init__([device], may_be_alone=True)  # the cluster names the others
+        super().__init__([device], may_be_alone=True)  # the cluster has the others
         self.synchronous = synchronous
         self.timeout_seconds = timeout_seconds
         self.max_staleness = max_staleness
@@ -108,7 +109,7 @@ class ParameterServerStrategy(Strategy):
             device, self.store, variable_partitioner, in_sync, compression
         )
         self._programs.placement = self._placement
-        #: Guards against making two coordinators; see `ClusterCoordinator`.
+        #: Prevents the creation of two coordinators; see `ClusterCoordinator`.
         self.coordinator_lock = threading.Lock()
         self.coordinator: Any = None
 
@@ -117,17 +118,17 @@ class ParameterServerStrategy(Strategy):
         return f"ParameterServerStrategy({workers} workers, {servers} servers)"
 
     def __reduce__(self) -> Any:
-        """On a worker, where a dataset's function is, this is the strategy of one replica."""
+        """Pickles as the default strategy, which a dataset function then uses on a worker."""
         return default_strategy, ()
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many workers' gradients make one update: in asynchronous training, 1."""
+        """The number of workers whose gradients form an update: 1 in asynchronous training."""
         return getattr(self._placement, "in_sync", 1)
 
     @property
     def remote_placement(self) -> RemotePlacement:
-        """Where the variables are."""
+        """The placement of the variables."""
         assert isinstance(self._placement, RemotePlacement)
         return self._placement
 
@@ -144,10 +145,10 @@ class ParameterServerStrategy(Strategy):
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Calls `fn` on one replica: in a scheduled function, that of the worker.
+        """Calls `fn` on one replica: in a scheduled function, the worker's replica.
 
         See `Strategy.run`. Outside of scheduled functions it runs in the coordinator's process:
-        the variables come here, and go back.
+        the variables are fetched, and written back.
         """
         if not is_tracing():
             return super().run(fn, args, kwargs, options)
@@ -158,7 +159,7 @@ class ParameterServerStrategy(Strategy):
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
     ) -> Any:
-        """Combines the results of the workers that made a step; see `Strategy.reduce`."""
+        """Combines the results of the workers of a step; see `Strategy.reduce`."""
         op = ReduceOp.parse(reduce_op)
         reduce_one = super().reduce
 

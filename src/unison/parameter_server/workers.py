@@ -1,9 +1,9 @@
-"""`ClosureWorker`: runs scheduled functions, on batches of its own.
+"""`ClosureWorker`: runs scheduled functions on a worker's own batches.
 
-For each call it takes the batches, pulls what the program looks at from the servers, runs it, and
-pushes what the servers' updates need. It reports a call as done only when all servers have applied
-its push; a call that is run again elsewhere has the same number, by which servers know that they
-have applied it already.
+For each call it takes the batches, pulls the values that the program reads from the servers, runs
+it, and pushes the inputs of the servers' updates. It reports a call as done only when all servers
+have applied its push; a call that is run again elsewhere has the same number, by which servers know
+that they have already applied it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from unison.parameter_server.programs import described
 from unison.parameter_server.store import Request, ServerLostError, Shard, Store, Wanted
 from unison.program.recently_used import RecentlyUsed
 
-#: The dtype of rows' numbers.
+#: The dtype of row indices.
 _INDEX = np.dtype(np.int64)
 
-#: What the coordinator asks a worker for; all else that it sends are answers.
+#: The coordinator's requests to a worker; all its other messages are answers.
 _ASKED = ("run", "dataset", "streamed dataset", "goodbye")
 
 
@@ -44,11 +44,12 @@ class _Program:
         self.number: int = message["program"]
         self.run = _loaded(message.arrays[0])
         self.lookups = _loaded(message.arrays[1]) if about["tables"] else None
-        #: How many batches it takes of which of the call's iterators.
+        #: The number of batches that it takes from each of the call's iterators.
         self.batches: list[tuple[int, int]] = [(place, n) for place, n in about["batches"]]
-        #: Whether which rows are looked up depends on the values of variables.
+        #: Whether the rows to look up depend on the values of variables.
         self.lookups_need_values: bool = about["lookups_need_values"]
-        #: How many outputs are results and operands of host calls, and how many of them the latter.
+        #: The number of outputs that are results or operands of host calls, and that of the
+        #: operands.
         self.num_results: int = about["results"]
         self.num_host_operands: int = about["host_operands"]
         self.pulled = [_shards(shards) for shards in about["pulled"]]
@@ -56,12 +57,12 @@ class _Program:
             (_shards(table["shards"]), table["rows"], table["lookups"]) for table in about["tables"]
         ]
         self.updates = [(update, _shards(update["shards"])) for update in about["updates"]]
-        #: How what is pulled travels.
+        #: The encodings of pulled values.
         self.encodings = {key: Encoding.of_message(own) for key, own in about["encodings"].items()}
 
 
 class _Input:
-    """The batches of an iterator; it looks as far ahead as a function needs."""
+    """The batches of an iterator, with as much lookahead as a function needs."""
 
     def __init__(self, batches: Iterator[Any]):
         self._batches = batches
@@ -69,10 +70,10 @@ class _Input:
         self._failure: Exception | None = None
 
     def peek(self, count: int) -> list[tuple[str, list[np.ndarray]]]:
-        """Returns the next batches, and keeps them.
+        """Returns the next batches without consuming them.
 
         Raises:
-            StopIteration: There are not as many.
+            StopIteration: Fewer batches are left.
         """
         while len(self._ahead) < count:
             if self._failure is not None:
@@ -80,7 +81,7 @@ class _Input:
             try:
                 batch = next(self._batches)
             except Exception as error:
-                self._failure = error  # it may have been raised to a look ahead
+                self._failure = error  # lookahead may have hidden it
                 raise
             if isinstance(batch, _Streamed):
                 self._ahead.append((batch.structure, batch.leaves))
@@ -95,13 +96,14 @@ class _Input:
 
 
 class ClosureWorker:
-    """Runs what the coordinator schedules here.
+    """Runs the functions that the coordinator schedules on this worker.
 
     Args:
-        connection: To the coordinator.
+        connection: The connection to the coordinator.
         store: The servers.
-        index: This worker's.
-        make_batches: Makes the batches of a dataset's function that has come as signed bytes.
+        index: The index of this worker.
+        make_batches: Returns the batches of a pickled dataset function, whose signature has been
+            verified.
     """
 
     def __init__(self, connection: Connection, store: Store, index: int, make_batches: Any):
@@ -113,16 +115,17 @@ class ClosureWorker:
         self._programs: RecentlyUsed[str, _Program] = RecentlyUsed()
         self._asked: queue.Queue[Message | Exception] = queue.Queue()
         self._answers: queue.Queue[Message | Exception] = queue.Queue()
-        #: The next call, if what it wants to see has come with the answer to the last push.
+        #: The next call, if its values were returned with the answer to the last push.
         self._ready: _Call | None = None
-        #: How many batches a function takes of each of its iterators, as far as is known.
+        #: The number of batches that a function takes from each of its iterators, as far as is
+        #: known.
         self._takes: dict[int, dict[int, int]] = {}
 
     def serve(self) -> None:
-        """Does what the coordinator asks for until it says goodbye or goes.
+        """Serves the coordinator's requests until it sends a goodbye or disconnects.
 
         Raises:
-            UnavailableError: It has gone without saying so.
+            UnavailableError: It has disconnected without a goodbye.
         """
         threading.Thread(target=self._listen, name="unison-listener", daemon=True).start()
         while True:
@@ -147,7 +150,7 @@ class ClosureWorker:
                 self._fail(error)
 
     def _listen(self) -> None:
-        """Sorts what comes into what is asked for, and answers to what this worker has asked."""
+        """Sorts messages into requests, and answers to this worker's requests."""
         while True:
             try:
                 message = self._connection.receive()
@@ -161,7 +164,7 @@ class ClosureWorker:
             (self._asked if message.kind in _ASKED else self._answers).put(message)
 
     def _ask(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Message:
-        """Asks the coordinator, and returns its answer."""
+        """Sends a request to the coordinator, and returns the answer."""
         self._connection.send(kind, arrays, **fields)
         answer = self._answers.get()
         if isinstance(answer, Exception):
@@ -171,7 +174,7 @@ class ClosureWorker:
         return answer
 
     def _on_lost_server(self, error: ServerLostError) -> None:
-        """Tells the coordinator, after waiting for the server if it may come back."""
+        """Reports a lost server to the coordinator, after waiting for a possible restart."""
         with contextlib.suppress(ServerLostError):
             self._store.reconnect(error.server, error.why)
         self._connection.send("server lost", server=error.server, why=error.why)
@@ -229,7 +232,7 @@ class ClosureWorker:
         if program.num_host_operands:
             self._call_host(program, outputs[end : program.num_results])
         if following is None and not is_step:
-            following = self._following(message)  # it may have come meanwhile
+            following = self._following(message)  # it may have arrived in the meantime
         call.forget()
         pushes = self._pushes(call, outputs[program.num_results :])
         wanted = None if following is None else following.wanted
@@ -246,7 +249,7 @@ class ClosureWorker:
         )
 
     def _call_host(self, program: _Program, operands: Sequence[np.ndarray]) -> None:
-        """Has the coordinator call host functions; if one raises, nothing has been pushed."""
+        """Makes the coordinator call host functions; if one raises, nothing has been pushed."""
         answer = self._ask("host", operands, program=program.number)
         if answer.kind == "cancel":
             raise RuntimeError("A host function of this call has failed.")
@@ -261,7 +264,7 @@ class ClosureWorker:
         return call
 
     def _see(self, call: _Call) -> None:
-        """Pulls what a call wants to see."""
+        """Pulls the values that a call reads."""
         if call.program.lookups_need_values:
             dense, _ = self._store.pull(
                 Wanted(call.program.pulled, encodings=call.program.encodings)
@@ -270,7 +273,7 @@ class ClosureWorker:
         call.take(self._store.pull(call.wanted))
 
     def _following(self, message: Message) -> _Call | None:
-        """Returns the next call, if it is there and may see the variables after this one's push."""
+        """Returns the next call, if it has arrived and can use the values after this one's push."""
         if not self._asked.queue:
             return None
         following = self._asked.queue[0]
@@ -279,7 +282,7 @@ class ClosureWorker:
             return None
         try:
             specs, leaves, _ = self._upcoming(following["function"], following["iterators"])
-        except Exception:  # it will come again when it is run
+        except Exception:  # it will be raised again when the call runs
             return None
         program = self._programs.get(specs)
         if program is None or program.lookups_need_values:
@@ -290,13 +293,13 @@ class ClosureWorker:
         return call
 
     def _operands(self, message: Message, leaves: list[np.ndarray]) -> list[Any]:
-        """Returns what a program gets: arguments, this worker's index, batches."""
+        """Returns a program's operands: arguments, this worker's index, batches."""
         return [operand(a) for a in (*message.arrays, np.asarray(self._index, np.int32), *leaves)]
 
     def _upcoming(
         self, function: int, iterators: Sequence[int]
     ) -> tuple[str, list[np.ndarray], list[Any]]:
-        """Returns by what the program for the next batches is found, their leaves, and kinds."""
+        """Returns the program's key for the next batches, their leaves, and their specs."""
         takes = self._takes.setdefault(function, dict.fromkeys(range(len(iterators)), 1))
         specs = []
         leaves: list[np.ndarray] = []
@@ -309,7 +312,7 @@ class ClosureWorker:
     def _program_for(
         self, function: int, iterators: Sequence[int]
     ) -> tuple[_Program, list[np.ndarray]]:
-        """Returns the program for the batches that come next, and their leaves."""
+        """Returns the program for the next batches, and their leaves."""
         while True:
             key, leaves, specs = self._upcoming(function, iterators)
             program = self._programs.get(key)
@@ -325,7 +328,7 @@ class ClosureWorker:
                 self._programs.keep(key, _Program(answer))
 
     def _pushes(self, call: _Call, crossing: Sequence[np.ndarray]) -> dict[int, Request]:
-        """Returns what is pushed to each server."""
+        """Returns the push to each server."""
         left = iter(crossing)
         about: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
         arrays: dict[int, list[np.ndarray]] = collections.defaultdict(list)
@@ -369,11 +372,11 @@ class ClosureWorker:
 
 
 class _Call:
-    """A call, and what it sees.
+    """A call, and the values that it reads.
 
     Args:
-        message: What asks for it.
-        program: What it runs.
+        message: The coordinator's request.
+        program: Its program.
         arrays: Its arguments and batches.
     """
 
@@ -381,16 +384,16 @@ class _Call:
         self.message = message
         self.program = program
         self.arrays = arrays
-        #: For every table, the rows that it touches, in order.
+        #: For every table, the rows that it uses, in order.
         self.touched: list[np.ndarray] = []
-        #: For every lookup, the places of its rows among these.
+        #: For every lookup, the positions of its rows among these.
         self.places: list[Any] = []
         self.dense: list[Any] = []
         self.rows: list[np.ndarray] = []
 
     @property
     def wanted(self) -> Wanted:
-        """What it wants to see of the variables."""
+        """The variables and rows to pull."""
         program = self.program
         tables = zip(program.tables, self.touched, strict=True)
         return Wanted(
@@ -400,10 +403,10 @@ class _Call:
         )
 
     def look_up(self, dense: list[Any]) -> None:
-        """Finds the rows that it looks up.
+        """Computes the rows that it looks up.
 
         Args:
-            dense: The variables that it sees whole, if the rows depend on them.
+            dense: The values of the variables that are not tables, if the rows depend on them.
         """
         program = self.program
         if program.lookups is None:
@@ -416,11 +419,11 @@ class _Call:
             self.places += [operand(place) for place in where]
 
     def forget(self) -> None:
-        """Lets go of what it saw: the memory that it came by can be used again."""
+        """Drops the values that it read, so that their shared memory can be reused."""
         self.dense, self.rows = [], []
 
     def take(self, found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
-        """Takes what it wanted to see."""
+        """Stores the pulled values."""
         dense, looked_up = found
         self.dense = self.dense or [operand(array) for array in dense]
         for (_, count, _), held in zip(self.program.tables, looked_up, strict=True):
@@ -431,16 +434,16 @@ class _Call:
 
 @dataclasses.dataclass
 class _Streamed:
-    """A batch that has come from the coordinator; see `described`."""
+    """A batch from the coordinator; see `described`."""
 
     structure: str
     leaves: list[np.ndarray]
 
 
 def _unique(indices: Sequence[np.ndarray], rows: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the distinct rows that are looked up, and for each lookup its places among them.
+    """Returns the distinct rows that are looked up, and each lookup's positions among them.
 
-    What is beyond the table is beyond the places, too: the program's lookups know what to do.
+    Out-of-bounds indices get out-of-bounds positions: the program's lookups handle them.
     """
     flat = np.concatenate([array.reshape(-1) for array in indices]).astype(_INDEX)
     inside = (flat >= 0) & (flat < rows)
@@ -461,7 +464,7 @@ def _shards(described_shards: Sequence[Sequence[Any]]) -> list[Shard]:
 
 def _on_host(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
     if jax.default_backend() == "cpu":
-        return [np.asarray(array) for array in arrays]  # as they lie: a tenth of the calls
+        return [np.asarray(array) for array in arrays]  # without a copy, in a tenth of the calls
     fetched: list[np.ndarray] = jax.device_get(arrays)
     return fetched
 

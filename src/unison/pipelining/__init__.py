@@ -1,4 +1,4 @@
-"""A pipeline of stages: devices compute one stage each, on one micro-batch after the other."""
+"""Pipeline parallelism: devices compute one stage each, on one micro-batch after the other."""
 
 from unison.pipelining.packing import PACKED, pack_stages, unpack_stage
 from unison.pipelining.schedules import SCHEDULES, STAGE_AXIS, bubble, check_schedule

@@ -13,7 +13,7 @@ from jax import lax
 #: The name of a variable with the packed parameters of stages.
 PACKED = "pipeline_stages"
 
-#: Rows of packed parameters have a multiple of so many elements, so that others can divide them.
+#: The size of a row of packed parameters is a multiple of this, so that other axes can divide it.
 _MULTIPLE = 64
 
 
@@ -24,7 +24,8 @@ def pack_stages(parameters: Sequence[Any]) -> jax.Array:
         parameters: A pytree of arrays of one dtype for each stage.
 
     Returns:
-        An array of shape (stages, elements of the largest one); the others' rows end in zeros.
+        An array of shape (stages, elements of the largest one, rounded up); rows are padded with
+        zeros.
 
     Raises:
         ValueError: The dtypes differ.
@@ -47,7 +48,7 @@ def pack_stages(parameters: Sequence[Any]) -> jax.Array:
 
 
 def unpack_stage(row: jax.Array, like: Any) -> Any:
-    """Returns the parameters in a row of `pack_stages`, as a tree of arrays of the shapes `like`.
+    """Returns the parameters in a row of `pack_stages`, as a tree of arrays shaped like `like`.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -1,18 +1,19 @@
-"""Which micro-batch each device of a pipeline computes at which time.
+"""Schedules of a pipeline: which micro-batch each device computes at which time.
 
-It is GPipe's schedule (Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using
-Pipeline Parallelism"): in tick t, stage s computes micro-batch t - s and hands the result on. Of M
-micro-batches and S devices, M + S - 1 ticks, a device is idle in S - 1: the bubble, a share of
-(S - 1) / (M + S - 1). The gradient runs the same ticks backwards; each stage keeps its inputs only,
-and computes the rest again.
+One is GPipe's schedule (Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks
+using Pipeline Parallelism"): in tick t, stage s computes micro-batch t - s and sends the result to
+the next stage. With M micro-batches and S devices there are M + S - 1 ticks, of which a device is
+idle in S - 1: the bubble, a fraction of (S - 1) / (M + S - 1). The gradient runs the same ticks
+backwards; each stage keeps only its inputs, and recomputes the rest.
 
-Or it is 1F1B's ("one forward, one backward": Narayanan et al. 2019, "PipeDream: Generalized
+The other is 1F1B's ("one forward, one backward": Narayanan et al. 2019, "PipeDream: Generalized
 Pipeline Parallelism for DNN Training"): in every tick a device computes one micro-batch, and the
-gradient of one whose input it has kept. The inputs of 2 S - 1 micro-batches at most wait on a
-device, however many there are: a tick for each stage forward, and one for each back. A pipeline
-that knows the loss runs so once: the last device begins with the gradient of a micro-batch when its
-result is there. One that is a part of a model learns the gradient of its results only when all
-micro-batches have gone through it: they go through it once more.
+gradient of one whose input it has kept. A device keeps the inputs of at most 2 S - 1 micro-batches,
+however many there are: one tick for each stage forward, and one for each back. A pipeline that
+computes the loss itself needs one such run: the last device begins with the gradient of a
+micro-batch as soon as its result is available. A pipeline that is only a part of a model gets the
+gradient of its results after all micro-batches have passed through it, so they pass through it a
+second time.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from jax.sharding import PartitionSpec
 
-#: The name of the mesh axis along which the stages lie.
+#: The name of the mesh axis of the stages.
 STAGE_AXIS = "stage"
 
-#: In which order the devices compute.
+#: The schedules, which differ in the order in which the devices compute.
 SCHEDULES = ("gpipe", "1f1b")
 
 #: Maps the parameters of a stage, a micro-batch, and the latter's seed or index, to its result.
@@ -40,13 +41,13 @@ Stage = Callable[[Any, jax.Array, jax.Array], jax.Array]
 #: Maps the result of a micro-batch and its targets to a scalar.
 Loss = Callable[[jax.Array, Any], jax.Array]
 
-#: What goes from tick to tick in the gradient by 1F1B: what arrives from the device before, and
-#: from the one behind; the inputs that wait; and the gradient of the device's rows so far.
+#: What 1F1B's gradient carries from tick to tick: what arrives from the previous device and from
+#: the next one, the inputs that are kept, and the gradient of the device's rows so far.
 _Carry = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def bubble(microbatches: int, devices: int) -> float:
-    """Returns the share of ticks in which a device of a pipeline is idle.
+    """Returns the fraction of ticks in which a device of a pipeline is idle.
 
     Examples:
         >>> bubble(microbatches=12, devices=4)
@@ -56,19 +57,19 @@ def bubble(microbatches: int, devices: int) -> float:
 
 
 def check_schedule(schedule: str) -> None:
-    """Raises a ValueError where there is no such schedule."""
+    """Raises a ValueError if there is no such schedule."""
     if schedule not in SCHEDULES:
         raise ValueError(f"Expected a schedule of {SCHEDULES}. Received: {schedule!r}")
 
 
 class Schedule:
-    """What each device along the stage axis does with the micro-batches.
+    """The computation of each device along the stage axis on the micro-batches.
 
     Args:
-        stages: What each device computes; two or more.
-        packed: The parameters of all.
+        stages: The functions of the devices, one for each; two or more.
+        packed: The packed parameters of all stages.
         parts: The micro-batches, along the first axis.
-        seeds: What the stages get for each, likewise.
+        seeds: The seed of each micro-batch, likewise.
 
     Raises:
         ValueError: The stages' results differ in their dtypes.
@@ -81,7 +82,7 @@ class Schedule:
             (packed.shape[0] // len(stages), *packed.shape[1:]), packed.dtype
         )
         seed = jax.ShapeDtypeStruct(seeds.shape[1:], seeds.dtype)
-        #: The micro-batch that each device gets, and the last one's result.
+        #: The shape and dtype of each device's input, and of the last one's result.
         self._values = [jax.ShapeDtypeStruct(parts.shape[1:], parts.dtype)]
         for stage in stages:
             self._values.append(jax.eval_shape(stage, rows, self._values[-1], seed))
@@ -92,9 +93,9 @@ class Schedule:
                 f"{[str(value.dtype) for value in sent]}"
             )
         self._stages = stages
-        #: Whether the micro-batches are such that a gradient of them exists.
+        #: Whether the micro-batches are differentiable.
         self._has_gradient = jnp.issubdtype(parts.dtype, jnp.inexact)
-        #: How many elements go from device to device.
+        #: How many elements are sent from device to device.
         self._width = max(math.prod(value.shape) for value in sent[:-1])
         self._dtype = sent[0].dtype
 
@@ -117,8 +118,8 @@ class Schedule:
         return pipelined
 
     def with_loss(self, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array]]:
-        """Returns what also takes targets, along the first axis, and returns the mean loss before
-        the results. The gradient of that loss is found with it, by 1F1B.
+        """Returns a function that also takes targets, along the first axis, and returns the mean
+        loss and the results. The gradient of that loss is computed together with it, by 1F1B.
         """
 
         def evaluated(
@@ -150,9 +151,9 @@ class Schedule:
         return pipelined
 
     def _on_all(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function` of a device's number, its rows and what all have, on all devices.
+        """Returns `function` of a device's index, its rows and shared arguments, on all devices.
 
-        What the devices return lies along the first axis.
+        The devices' results are concatenated along the first axis.
         """
         of_stages = PartitionSpec(STAGE_AXIS)
 
@@ -170,7 +171,7 @@ class Schedule:
     def _forward(
         self, device: jax.Array, rows: jax.Array, parts: jax.Array, seeds: jax.Array
     ) -> jax.Array:
-        """Returns the results, behind an axis of size 1: those of the last device count."""
+        """Returns the results, with a leading axis of size 1; only the last device's are used."""
         count = len(self._stages)
         last = self._values[-1]
         size = math.prod(last.shape)
@@ -180,14 +181,15 @@ class Schedule:
 
         def tick(wire: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             index, is_busy = _due(time - device[0], len(parts))
-            # A device that is idle computes nothing: of nothing, a gradient may be no number.
+            # An idle device computes nothing: a gradient of its placeholder input might be NaN.
             choice = jnp.where(is_busy, device[0], count)
             result = lax.switch(choice, branches, rows, parts[index], wire, seeds[index])
             sent = lax.ppermute(result[: self._width], STAGE_AXIS, _to_next(count))
             return sent, result[:size]
 
         start = jnp.zeros(self._width, self._dtype)
-        # Of a tick, what arrived is kept. (Of stages that are checkpoints, their weights would be.)
+        # Each tick keeps what arrived. (If the stages were checkpointed, it would keep their
+        # weights.)
         in_turn = jax.checkpoint(tick, prevent_cse=False)
         _, results = lax.scan(in_turn, start, jnp.arange(len(parts) + count - 1))
         return results[count - 1 :].reshape(1, len(parts), *last.shape)
@@ -201,24 +203,24 @@ class Schedule:
         ends: Any,
         loss: Loss | None = None,
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Returns the gradient of a device's rows, and, behind an axis of size 1, that of the
-        micro-batches, of which the first device's counts, and what the last device tells.
+        """Returns the gradient of a device's rows, and, with a leading axis of size 1, that of the
+        micro-batches, of which only the first device's is used, and the outputs of the last device.
 
-        In tick t, device s computes micro-batch t - s, and the gradient of t - 2 (S - 1) + s: the
-        last one of the micro-batch that has just arrived.
+        In tick t, device s computes micro-batch t - s, and the gradient of t - 2 (S - 1) + s: on
+        the last device, that is the micro-batch that has just arrived.
 
         Args:
-            device: Its number.
-            rows: Its rows.
+            device: The device's index.
+            rows: The device's rows of the parameters.
             parts: The micro-batches.
-            seeds: As ever.
+            seeds: The seeds of the micro-batches.
             ends: For each micro-batch, its targets; without a `loss`, the gradient of its result.
-            loss: Of a micro-batch. The last device then tells the losses and the results, along the
-                axis behind; otherwise nothing.
+            loss: The loss of a micro-batch. If given, the last device outputs the losses and the
+                results, along the second axis; otherwise it outputs nothing.
         """
         count = len(self._stages)
         delay = 2 * (count - 1)
-        # What the last device computes forward, it computes with the gradient.
+        # The last device does its forward computation together with the gradient.
         ahead = [self._flat(place, self._width) for place in range(count - 1)]
         ahead.append(lambda rows, part, wire, seed: jnp.zeros_like(wire))
         nothing = self._nothing_told(ends, loss)
@@ -260,12 +262,13 @@ class Schedule:
         start = wire, wire, jnp.zeros((delay + 1, self._width), self._dtype), jnp.zeros_like(rows)
         times = jnp.arange(len(parts) + delay)
         (*_, total), (of_parts, told) = lax.scan(tick, start, times)
-        # The first device's gradients come last, the last one's losses when results arrive there.
+        # The first device's gradients are in the last ticks, the last device's losses in those in
+        # which results arrive there.
         of_last = jax.tree.map(lambda leaf: leaf[None, count - 1 :][:, : len(parts)], told)
         return total, of_parts[None, delay:], of_last
 
     def _nothing_told(self, ends: Any, loss: Loss | None) -> Any:
-        """Returns what a device tells of a micro-batch that is not the last one or is idle."""
+        """Returns the outputs of a device that is not the last one or is idle."""
         if loss is None:
             return ()
         end = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), ends)
@@ -274,12 +277,13 @@ class Schedule:
         return tuple(jnp.zeros(each.shape, each.dtype) for each in (value, result))
 
     def _no_gradient(self, part: jax.Array) -> jax.Array:
-        """Returns what stands for a micro-batch's gradient where there is none."""
+        """Returns a placeholder for a micro-batch's gradient where there is none."""
         return jnp.zeros_like(part) if self._has_gradient else jnp.zeros(())
 
     def _pullback(self, place: int, nothing: Any) -> Callable[..., Any]:
-        """Returns what a device but the last makes of the gradient of its result, which is flat:
-        those of its rows, of what arrived (likewise), and of the micro-batch; it tells nothing.
+        """Returns the pullback of a device other than the last: it maps the flat gradient of its
+        result to those of its rows, of what arrived (also flat) and of the micro-batch, and outputs
+        `nothing`.
         """
         compute = self._flat(place, self._width)
 
@@ -301,8 +305,8 @@ class Schedule:
         return pull
 
     def _pullback_of_last(self, weight: float, loss: Loss | None) -> Callable[..., Any]:
-        """Returns the same of the last device: of the gradient of its result; or, with targets, of
-        its loss, which counts by `weight`.
+        """Returns the pullback of the last device: of the gradient of its result or, if there is a
+        `loss`, of its loss, weighted by `weight`.
         """
         compute = self._computed(len(self._stages) - 1)
 
@@ -328,7 +332,7 @@ class Schedule:
         return pull
 
     def _flat(self, place: int, width: int) -> Callable[..., jax.Array]:
-        """Returns what one device computes of what arrives: both flat and padded."""
+        """Returns the computation of one device, with its input and result flat and padded."""
         compute = self._computed(place)
 
         def flat(*given: jax.Array) -> jax.Array:
@@ -338,7 +342,7 @@ class Schedule:
         return flat
 
     def _computed(self, place: int) -> Callable[..., jax.Array]:
-        """Returns what one device computes of what arrives, which is flat and padded."""
+        """Returns the computation of one device, with its input flat and padded."""
         arriving = self._values[place]
 
         def compute(
@@ -360,5 +364,5 @@ def _to_previous(count: int) -> list[tuple[int, int]]:
 
 
 def _due(index: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the micro-batch that is due, of so many, and whether there is one."""
+    """Returns which of `count` micro-batches is due, and whether there is one."""
     return jnp.clip(index, 0, count - 1), (index >= 0) & (index < count)

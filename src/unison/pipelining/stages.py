@@ -1,4 +1,4 @@
-"""What stages make of a batch, and the loss of that, in micro-batches."""
+"""Applies stages to a batch in micro-batches, and computes the loss of the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pipeline(
     seeds: jax.Array | None = None,
     schedule: str = "gpipe",
 ) -> jax.Array:
-    """Returns what the stages, one after the other, make of a replica's batch.
+    """Applies the stages, one after the other, to a replica's batch.
 
     In a function that `ModelParallelStrategy.run` calls, with a mesh axis `"stage"`, the devices
     along it compute an equal number of stages each; elsewhere, all stages are computed in turn.
@@ -32,18 +32,20 @@ def pipeline(
         stages: The stages; each maps (its parameters, a micro-batch, the micro-batch's seed) to a
             result with the examples along the first axis. Results have one dtype. A stage must not
             close over traced values.
-        packed: Their parameters: `pack_stages`, of which each device along the axis has its rows.
+        packed: Their parameters, from `pack_stages`, of which each device along the axis has its
+            rows.
         batch: The replica's batch.
         like: For each stage, a tree of arrays (or `jax.ShapeDtypeStruct`s) like its parameters.
-        microbatches: Into how many parts the batch is divided.
-        seeds: For each micro-batch what its stages get, along the first axis. Default: its index.
-            There is no gradient of them.
-        schedule: `"gpipe"`, under which the inputs of all micro-batches wait for the gradient; or
-            `"1f1b"`, under which those of twice as many as devices do, for the price of another
-            forward pass, which `pipeline_loss` saves. The results are the same.
+        microbatches: The number of parts into which the batch is divided.
+        seeds: The seed of each micro-batch, along the first axis. Default: its index. Seeds are not
+            differentiated.
+        schedule: `"gpipe"`, which keeps the inputs of all micro-batches for the gradient; or
+            `"1f1b"`, which keeps those of at most twice as many as there are devices, at the cost
+            of another forward pass, which `pipeline_loss` avoids. The results are the same.
 
     Raises:
-        ValueError: The batch, or the stages, cannot be divided so; or there is no such schedule.
+        ValueError: The batch, or the stages, cannot be divided evenly; or there is no such
+            schedule.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -77,13 +79,13 @@ def pipeline_loss(
     microbatches: int,
     seeds: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the mean loss of the micro-batches, and what the stages make of the batch.
+    """Returns the mean loss of the micro-batches, and the result of the stages on the batch.
 
-    The gradient of the loss is found by 1F1B while the loss is: the last device computes a
-    micro-batch's loss as soon as its result, and begins with the gradient at once. Nothing is
-    computed twice, but what each device but the last makes of its kept inputs, as under GPipe's
-    schedule. A gradient of the results, where they are used otherwise, is exact, and takes another
-    run. See `pipeline` for the devices.
+    The gradient of the loss is computed by 1F1B together with the loss: the last device computes a
+    micro-batch's loss as soon as its result is available, and begins with the gradient immediately.
+    Nothing is computed twice, except that each device but the last recomputes its results from the
+    inputs it keeps, as in GPipe's schedule. If the results are used otherwise, their gradient is
+    exact, but takes another run. See `pipeline` for the devices.
 
     Args:
         stages: As for `pipeline`.
@@ -91,17 +93,17 @@ def pipeline_loss(
         batch: Likewise.
         loss: Maps (the result of a micro-batch, its targets) to a scalar: the mean over its
             examples, if the mean over the batch is to be returned. It must not close over traced
-            values. It is differentiated as it is, and the gradient multiplied by whatever the
-            caller multiplies the loss by: a scale against underflow belongs inside.
-        targets: A tree of arrays with the examples along the first axis. There is no gradient of
-            them.
+            values. It is differentiated unchanged, and the gradient is then multiplied by whatever
+            the caller multiplies the loss by: a scale against underflow belongs inside `loss`.
+        targets: A tree of arrays with the examples along the first axis. They are not
+            differentiated.
         like: As for `pipeline`.
         microbatches: Likewise.
         seeds: Likewise.
 
     Raises:
-        ValueError: As for `pipeline`; or the targets are of another number of examples; or a
-            micro-batch's loss is no scalar.
+        ValueError: As for `pipeline`; or the targets have a different number of examples; or a
+            micro-batch's loss is not a scalar.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -165,7 +167,7 @@ def _parts(batch: jax.Array, microbatches: int) -> jax.Array:
 
 
 def _on_devices(stages: Sequence[Stage], like: Sequence[Any]) -> list[Stage]:
-    """Returns what each device along the stage axis computes: an equal number of stages in turn."""
+    """Returns the function of each device on the stage axis: an equal number of stages in turn."""
     devices = dict(jax.sharding.get_abstract_mesh().shape).get(STAGE_AXIS, 1)
     if len(stages) % devices:
         raise ValueError(

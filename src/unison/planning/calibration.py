@@ -26,7 +26,7 @@ from unison.storage.decoding import (
     whole_number,
 )
 from unison.strategies import MultiWorkerMirroredStrategy
-from unison.strategies.context import get_replica_context
+from unison.strategies.current import get_replica_context
 
 
 class Calibration(NamedTuple):
@@ -108,8 +108,8 @@ def _positive(value: Any) -> float:
     return real_number(value, least=_LEAST_RATE)
 
 
-def calibrate(timeout: float = 120.0) -> Calibration:
-    """Measures this machine for some seconds.
+def calibrate(timeout: float = 300.0) -> Calibration:
+    """Measures this machine for some seconds; for minutes where others use its cores, too.
 
     Two processes compute and exchange at once; then twice as many as there are cores exchange.
 

@@ -1,12 +1,13 @@
 """The replica program: one XLA program that runs a function on all replicas.
 
-`compile_replicas` is the mechanism: a function of one replica's values becomes one compiled
-program over the placement's mesh. `ProgramCache` is what `strategy.run` uses: it finds the
-variables that the function touches, compiles once a signature, and runs.
+`compile_replicas` compiles a function of one replica's values into one program over the placement's
+mesh. `ProgramCache` implements `strategy.run`: it finds the variables that the function uses,
+compiles once per signature, and runs the program.
 """
 
 from unison.program.arguments import Arguments, Static, describe_for_function
 from unison.program.cache import ProgramCache, tracing_contexts
+from unison.program.central_storage import HomeUpdate, split_off_update
 from unison.program.compiling import (
     MIRRORED,
     PER_REPLICA,
@@ -15,7 +16,6 @@ from unison.program.compiling import (
     compile_replicas,
 )
 from unison.program.control_flow import ControlFlowError
-from unison.program.home_update import HomeUpdate, divide
 
 __all__ = [
     "MIRRORED",
@@ -29,6 +29,6 @@ __all__ = [
     "cell_spec",
     "compile_replicas",
     "describe_for_function",
-    "divide",
+    "split_off_update",
     "tracing_contexts",
 ]

@@ -1,4 +1,4 @@
-"""What a program is called with: each leaf's description, and what the program gets for it."""
+"""The arguments of a program: each leaf's description, and the value passed for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from unison.cells import has_cell
+from unison.eager_fallback import NeedsPythonError
 from unison.program.compiling import MIRRORED, PER_REPLICA
 from unison.program.identity import ById, key_of
 from unison.runtime.placement import Placement
 from unison.runtime.precision import array_type, device_array
-from unison.stepping import NeedsPythonError
 from unison.values import Mirrored, PerReplica, is_distributed, is_numeric
 
 
@@ -51,7 +51,7 @@ class Whole:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stacked:
-    """One array a replica, all of one shape, stacked along a leading axis."""
+    """One array per replica, all of one shape, stacked along a leading axis."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -69,7 +69,7 @@ class Stacked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ragged:
-    """One array a replica, of different shapes; stored padded to the largest."""
+    """One array per replica, of different shapes; stored padded to a common shape."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtype: Any
@@ -89,8 +89,8 @@ class Arguments:
 
     Attributes:
         structure: The structure of `(args, kwargs)`.
-        descriptions: A description of every leaf; equal ones share a program.
-        operands: What the program gets for every leaf (None if static).
+        descriptions: A description of every leaf; calls with equal descriptions share a program.
+        operands: The value passed to the program for every leaf (None if static).
     """
 
     structure: Any
@@ -116,10 +116,10 @@ class Arguments:
 
 
 def describe_for_function(leaf: Any, placement: Placement) -> tuple[Any, Any]:
-    """Returns what `describe` does, by the rules of `unison.functions`.
+    """Describes a leaf like `describe`, by the rules of `unison.functions`.
 
-    What is no array is part of the program, compared by value (numbers, text) or by identity. A
-    `jax.ShapeDtypeStruct` stands for an array where nothing is run.
+    A leaf that is not an array is part of the program, compared by value (numbers, strings) or by
+    identity. A `jax.ShapeDtypeStruct` stands for an array if nothing is run.
 
     Raises:
         NeedsPythonError: The leaf has a component for each of several replicas.
@@ -140,7 +140,7 @@ def describe(leaf: Any, placement: Placement) -> tuple[Any, Any]:
     """Returns the leaf's description and what is passed to the program (None if static).
 
     Raises:
-        TypeError: The leaf is nothing that a program can take.
+        TypeError: The leaf is not a valid argument of a program.
         RuntimeError: The leaf is traced: this call is inside a function that JAX transforms.
     """
     if isinstance(leaf, Mirrored):

@@ -1,4 +1,4 @@
-"""`ProgramCache`: finds the variables a function touches, compiles once a signature, and runs."""
+"""`ProgramCache`: finds a function's variables, compiles once per signature, and runs programs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jax.sharding import PartitionSpec
 from unison.cells import Cell, Layout, has_cell, live_cells, unfinished_steps
 from unison.collectives.presence import Presence, from_the_first_operation
 from unison.collectives.uneven import GatherSizes, SizeWanted
-from unison.equations import calls_host
+from unison.eager_fallback import needs_python
+from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
 from unison.lowering import has_shard_map, lower_for_cpu, lowered_trace
 from unison.program import numerics
-from unison.program.alone import alone, compile_alone, enter_alone, piece_on
 from unison.program.arguments import (
     INSIDE_A_TRANSFORMATION,
     Arguments,
@@ -32,6 +32,7 @@ from unison.program.arguments import (
     classes_of,
     describe,
 )
+from unison.program.central_storage import HomeUpdate, SplitTrace, split_off_update
 from unison.program.compiling import (
     MIRRORED,
     PER_REPLICA,
@@ -40,28 +41,28 @@ from unison.program.compiling import (
     compile_replicas,
 )
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError
-from unison.program.home_update import Division, HomeUpdate, divide
 from unison.program.host_errors import errors_of_callbacks
 from unison.program.identity import identity
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
+from unison.program.single_replica import alone, compile_alone, enter_alone, piece_on
 from unison.program.smaller_group import described_for, shapes_of
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS, Placement
-from unison.stepping import needs_python
 from unison.values import PerReplica
 
 logger = logging.getLogger("unison")
 
-#: Contexts that other rooms want around every trace (Keras' lifting scope is one).
+#: Contexts that other modules add around every trace (such as Keras' lifting scope).
 tracing_contexts: list[Callable[[Lift], AbstractContextManager[Any]]] = []
 
-#: So many runs of a program may be more than a call of JAX's compiled code: it is compiled, and its
-#: results, which lie otherwise than what variables were given, are met for the first time.
+#: How many first runs of a program may do more than call JAX's compiled code: one compiles it, and
+#: in one its results, whose placement differs from that of the variables' initial values, are
+#: passed in for the first time.
 _SLOW_RUNS = 2
 
-#: A function that was traced this often without ever being reused is warned about.
+#: The number of traces of a function at which a warning is logged.
 _RETRACES_TO_WARN = 8
 
 
@@ -99,7 +100,7 @@ class _Trace:
         """
         inputs = [0 if cell is None else values[cell] for cell in self.cells]
         outputs = [
-            # Of a constant, the jaxpr may return the bare number.
+            # For a constant, the jaxpr may return a plain number.
             output if isinstance(output, jax.Array) else jnp.asarray(output, aval.dtype)
             for output, aval in zip(
                 jaxpr_as_fun(self.jaxpr)(*inputs, *leaves), self.jaxpr.out_avals, strict=True
@@ -109,16 +110,16 @@ class _Trace:
         new = dict(zip(self.written, outputs[self.count : end], strict=True))
         return outputs[: self.count], new, outputs[end:]
 
-    def divided(self, division: Division) -> _Trace:
-        """Returns the replica's part of the division of this trace."""
-        written = [self.written[i - self.count] for i in division.remaining[self.count :]]
-        touched = _touched(division.replica, self.cells)
+    def replica_part(self, split: SplitTrace) -> _Trace:
+        """Returns the part of this trace that replicas compute, given the split."""
+        written = [self.written[i - self.count] for i in split.remaining[self.count :]]
+        touched = _touched(split.replica, self.cells)
         return dataclasses.replace(
             self,
-            jaxpr=division.replica,
+            jaxpr=split.replica,
             cells=touched,
             written=written,
-            crossing=division.crossing,
+            crossing=split.crossing,
         )
 
 
@@ -132,14 +133,14 @@ class _Program:
         execute: Maps the stored arrays of `written` and `read`, and the arguments, to the
             results, the new stored arrays of `written` and what `update` needs.
         structure: The structure of the function's result.
-        results: Where its leaves are; known once the program has been executed.
-        forms: The forms of `cells` when it was compiled, and `Cell.layout_changes` then.
-        update: Writes further cells, at home.
-        runs: How often it has run.
-        taken: What a run that has not ended has taken from `written`.
-        returned: What XLA has returned in it, at most one value.
-        may_fail: Whether a function of the host that it calls may raise while it runs. It leaves
-            the old values alone, which are kept until it has ended.
+        results: Where the leaves of the result are; known once the program has been executed.
+        forms: The forms of `cells` when it was compiled, and `Cell.layout_changes` at that time.
+        update: Updates further cells, at home.
+        runs: The number of runs.
+        taken: The arrays that an unfinished run has taken from `written`.
+        returned: The results that XLA has returned in that run: at most one element.
+        may_fail: Whether it has host callbacks, which may raise while it runs. Then it does not
+            overwrite the old values, which are kept until it has ended.
     """
 
     read: list[Cell]
@@ -155,11 +156,11 @@ class _Program:
     may_fail: bool = False
 
     def give_back(self) -> None:
-        """Ends a run that was interrupted: puts what XLA has returned into the cells."""
+        """Ends a run that was interrupted: puts the arrays that XLA has returned into the cells."""
         if self.returned:
             _, new_values, _ = self.returned[0]
             for cell, old, new in zip(self.written, self.taken, new_values, strict=True):
-                if cell.array is old:  # neither put before nor assigned since
+                if cell.array is old:  # not put yet, and not assigned since
                     cell.put(new)
         unfinished_steps.clear()
         self.taken, self.returned = [], []
@@ -194,14 +195,15 @@ class _Results:
 class ProgramCache:
     """Traces, compiles, caches and runs the functions given to `strategy.run`.
 
-    It may be used by several threads; they compile one after the other, and the programs that
-    they launch see the variables as if one followed the other.
+    It is thread-safe: threads compile one after the other, and the programs that they launch access
+    the variables as if run one after the other.
 
     Args:
         placement: The replicas' devices.
-        replica_context: Makes the context manager in which functions are traced.
-        capacity: How many compiled programs are kept; the least recently used one goes first.
-        variant: Returns what else a program is made for.
+        replica_context: Creates the context manager in which functions are traced.
+        capacity: The maximum number of compiled programs; the least recently used one is evicted
+            first.
+        variant: Returns a further part of the key of a program.
     """
 
     def __init__(
@@ -217,7 +219,7 @@ class ProgramCache:
         self._variant = variant
         self._programs: RecentlyUsed[Any, _Program] = RecentlyUsed(capacity)
         self._retraces: collections.Counter[Any] = collections.Counter()
-        #: How many programs have been traced; a steady state does not change it.
+        #: The number of programs traced so far; it does not change in a steady state.
         self.trace_count = 0
 
     def __len__(self) -> int:
@@ -243,7 +245,7 @@ class ProgramCache:
             may_create: Whether tracing the function may create variables.
         """
         key = self._key(function, arguments)
-        # The lock guards the cache, and that what one program takes no other one takes.
+        # The lock guards the cache, and keeps two programs from taking the same arrays.
         with LAUNCH_LOCK:
             program = self._programs.get(key)
             if program is None or not program.fits():
@@ -262,7 +264,7 @@ class ProgramCache:
         return identity(function), arguments.structure, arguments.descriptions, *made_for
 
     def forget_other_variants(self) -> None:
-        """Drops the programs that were made for something else than what `variant` now returns."""
+        """Drops the programs compiled for a variant other than the current one."""
         variant = self._variant()
         with LAUNCH_LOCK:
             for key in [key for key in self._programs if key[-1] != variant]:
@@ -271,7 +273,7 @@ class ProgramCache:
     def _prepare_for_fewer(
         self, function: Callable[..., Any], arguments: Arguments, placement: ElasticPlacement
     ) -> None:
-        """Has a program that is run again compiled, meanwhile, for the group without a worker."""
+        """Compiles, in the background, a program that is run again for one worker less."""
         fewer = placement.num_without_a_worker
         described = described_for(fewer, arguments.descriptions, placement) if fewer else None
         if described is None:
@@ -283,7 +285,7 @@ class ProgramCache:
                 return
             try:
                 program = self._compile(function, expected, may_create=False)
-            except Exception:  # which is raised there, if it comes to that
+            except Exception:  # which is raised again if that group runs it
                 logger.debug("A program was not traced ahead.", exc_info=True)
                 return
         self._programs.keep(key, program)
@@ -310,10 +312,10 @@ class ProgramCache:
     def parts_alone(
         self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> list[Callable[[], Any]]:
-        """Returns for each of this process's replicas what computes `function`, alone, and waits.
+        """Returns, for each of this process's replicas, a call of `function` on it alone.
 
-        Nothing is assigned; see `unison.program.alone`. The arguments must have one shape on all
-        replicas.
+        Each call waits for its results. No variable is assigned; see
+        `unison.program.single_replica`. The arguments must have the same shapes on all replicas.
         """
         arguments = Arguments.of(args, kwargs, self.placement, describe)
         trace = self._trace(function, arguments, 0, None, may_create=True, is_known=False)
@@ -351,7 +353,8 @@ class ProgramCache:
         unfinished_steps.append(program)
         try:
             # Not by an assignment: after a call, Python may run a signal handler before it assigns.
-            # What `extend` calls it has stored when it returns, and JAX's call is no Python code.
+            # When `extend` returns, it has stored the result of the call, and JAX's call is not
+            # Python code.
             returned.extend(map(jitted, (donated,), (kept,), (operands,)))
             outputs, new_values, _ = returned[0]
             if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
@@ -369,7 +372,7 @@ class ProgramCache:
         return outputs
 
     def _execute_held(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
-        """Executes a program while signal handlers wait: more Python code runs than the call."""
+        """Executes a program with signal handlers deferred: more Python code runs than the call."""
         kept = self.placement.lend([self._lend(cell) for cell in program.read])
         donated = self.placement.lend([cell.take() for cell in program.written])
         with errors_of_callbacks() if program.may_fail else nullcontext():
@@ -434,7 +437,7 @@ class ProgramCache:
         except VALUE_WANTED as error:
             if placement.num_replicas == 1:
                 raise ControlFlowError(error) from error
-            # Python may want to know which replica this is: then each has a trace of its own.
+            # Python code may depend on the replica's index: then trace each replica separately.
             class_of_replica = first_of_class = list(range(placement.num_replicas))
             try:
                 traces = self._trace_all(
@@ -470,7 +473,7 @@ class ProgramCache:
         def body(
             position: int, donated: list, kept: list, operands: list
         ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-            """Computes what a replica of the class at `position` does."""
+            """Computes the part of a replica of the class at `position`."""
             pieces = zip([*written, *read], [*donated, *kept], strict=True)
             values = {cell: self._enter(cell, piece) for cell, piece in pieces}
             leaves = [
@@ -494,7 +497,8 @@ class ProgramCache:
                 results.holders.append(tuple(of_class[index] for index in class_of_replica))
                 outputs.extend(arrays)
             if not outputs and not new:
-                # Of a program without outputs, XLA runs the effects (printing) on one device only.
+                # In a program without outputs, XLA runs effects (such as printing) on only one
+                # device.
                 outputs.append(jnp.zeros((), bool))
             return [output if is_alone else output[None] for output in outputs], new, crossing
 
@@ -526,36 +530,36 @@ class ProgramCache:
     def _with_update_at_home(
         self, traces: list[_Trace], descriptions: Sequence[Any]
     ) -> tuple[list[_Trace], HomeUpdate[Cell] | None]:
-        """Divides off what can be updated at home, where variables have their one copy.
+        """Splits off the update that can be computed at home, where variables have their only copy.
 
-        It is the first replica's: that of all others is the same.
+        It is that of the first trace; in all others it is the same.
         """
         if self.placement.home is None:
             return traces, None
         operands = [d for d in descriptions if not isinstance(d, Static)]
-        divisions = [self._division(trace, operands) for trace in traces]
-        divided = [t.divided(d) for t, d in zip(traces, divisions, strict=True)]
-        first = divided[0]
+        splits = [self._split(trace, operands) for trace in traces]
+        parts = [t.replica_part(s) for t, s in zip(traces, splits, strict=True)]
+        first = parts[0]
         stays = set(first.written)
         moved = [cell for cell in traces[0].written if cell not in stays]
         if not moved or any(
             part.crossing != first.crossing or set(trace.written) - set(part.written) != set(moved)
-            for trace, part in zip(traces, divided, strict=True)
+            for trace, part in zip(traces, parts, strict=True)
         ):
             return traces, None
         inputs = [*traces[0].cells, *operands]
         outputs = [*(None for _ in range(first.count)), *traces[0].written]
-        update = HomeUpdate(self.placement, divisions[0], inputs, outputs)
-        # What it is to see as it was before must not be overwritten by the replicas.
-        return (divided, update) if stays.isdisjoint(update.read) else (traces, None)
+        update = HomeUpdate(self.placement, splits[0], inputs, outputs)
+        # The replicas must not overwrite variables that the update reads.
+        return (parts, update) if stays.isdisjoint(update.read) else (traces, None)
 
-    def _division(self, trace: _Trace, operands: Sequence[Any]) -> Division:
-        """Divides off the update of the cells that are kept at home."""
+    def _split(self, trace: _Trace, operands: Sequence[Any]) -> SplitTrace:
+        """Splits off the update of the cells that are kept at home."""
 
         def is_at_home(cell: Cell | None) -> bool:
             return cell is not None and self._is_own(cell) and cell.layout is Layout.MIRRORED
 
-        return divide(
+        return split_off_update(
             trace.jaxpr,
             at_home={i for i, cell in enumerate(trace.cells) if is_at_home(cell)},
             arriving={
@@ -577,8 +581,8 @@ class ProgramCache:
     ) -> list[_Trace]:
         """Traces the function for every class of replicas; see `_trace`.
 
-        Where classes differ, the sizes that they all-gather are found one after the other: a
-        trace ends where it needs the next.
+        If there are several classes, the sizes of their all-gathers are determined one after the
+        other: a trace ends where it needs a size that is not known yet.
         """
         if len(first_of_class) == 1:
             return [self._trace(function, arguments, first_of_class[0], None, may_create, is_known)]
@@ -620,11 +624,11 @@ class ProgramCache:
         """Traces the function once, as `replica` runs it.
 
         With `is_known`, Python code in the function sees the replica's index as a number. If the
-        replicas' shapes differ, `gathered` has the sizes that all-gathers meet; see `SizeWanted`.
+        replicas' shapes differ, `gathered` has the known sizes of all-gathers; see `SizeWanted`.
 
-        Every variable that the function might touch is an input of the trace; which of them it
-        did touch is read off the result. If it created one (an optimizer's first step makes its
-        slots), it is traced again, with that one among the inputs.
+        Every variable that the function might use is an input of the trace; which of them it uses
+        is determined from the jaxpr. If it creates variables (an optimizer's first step creates its
+        slots), it is traced again, with these among the inputs.
         """
         placement = self.placement
         cells = live_cells(placement)
@@ -651,7 +655,7 @@ class ProgramCache:
                     stack.enter_context(GatherSizes(gathered).met())
                     stack.enter_context(from_the_first_operation())
                 stack.enter_context(lift.active())
-                # First the scope: it may bring the room that wants a context.
+                # First the scope: entering it may import the module that adds a context.
                 stack.enter_context(self._replica_context())
                 for context in tracing_contexts:
                     stack.enter_context(context(lift))

@@ -1,4 +1,4 @@
-"""A function of one replica's values as one XLA program for all replicas."""
+"""Compiles a function of one replica's values into one XLA program for all replicas."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def compile_replicas(
 
     Args:
         placement: The replicas' devices.
-        function: Maps this replica's values to this replica's results. Per-replica values come
-            and go with their leading axis, here of size 1, still on.
+        function: Maps this replica's values to this replica's results. Per-replica values are
+            passed and returned with their leading axis, which has size 1 here.
         in_specs: The arguments' partition specs, as for `jax.shard_map`.
         out_specs: Those of the results.
         donate: The arguments whose buffers the program may reuse.
-        name: What the program is called in messages.
-        unchanged: What the results are of a program without effect; see `Placement.program`.
+        name: The name of the program in messages.
+        unchanged: The results of a program that has no effect; see `Placement.program`.
 
     Returns:
         The compiled function.
@@ -51,7 +51,7 @@ def compile_replicas(
 class Executable:
     """A compiled function of all replicas.
 
-    It passes on XLA's errors; where memory was exhausted, with the sizes of the arguments.
+    It propagates XLA's errors; if memory was exhausted, with the sizes of the arguments added.
 
     Args:
         program: The program.
@@ -70,12 +70,12 @@ class Executable:
         self._launch = program.launch
         self._placement = placement
         self._function, self._in_specs = function, in_specs
-        #: See `PlacedProgram`. What calls it passes errors to `explain`.
+        #: See `PlacedProgram`. Code that calls it passes errors to `explain`.
         self.jitted = program.jitted
 
     def __call__(self, *args: Any) -> Any:
         try:
-            # Where several processes launch it, JAX checks: they could not all look for the cause.
+            # With several processes, JAX does the check: they could not all search for the cause.
             if self.jitted is not None and numerics.are_checked():
                 return numerics.launch_checked(
                     self._launch, args, self._function, self._in_specs, self._placement
@@ -86,8 +86,8 @@ class Executable:
             raise
 
     def explain(self, error: jax.errors.JaxRuntimeError, args: Any) -> None:
-        """Raises an error that says by what memory was exhausted, if `error` says that it was."""
-        # The second is how the CPU client says it, under the status INTERNAL.
+        """Raises an error with the sizes of the arguments, if `error` reports exhausted memory."""
+        # The second is the CPU client's wording, under the status INTERNAL.
         if any(sign in str(error) for sign in ("RESOURCE_EXHAUSTED", "Out of memory")):
             raise jax.errors.JaxRuntimeError(
                 f"{error}\nThe program runs on {self._placement.num_replicas} replicas. "
@@ -95,13 +95,13 @@ class Executable:
             ) from error
 
     def prepare(self, num_replicas: int, *args: Any) -> None:
-        """Compiles it for a group of another size; see `ElasticProgram.prepare`."""
+        """Compiles it for a group of a different size; see `ElasticProgram.prepare`."""
         assert isinstance(self._launch, ElasticProgram)
         self._launch.prepare(num_replicas, *args)
 
 
 def _sizes(args: Any) -> str:
-    """Says how much memory the arguments of a program take, and which take most."""
+    """Describes how much memory the arguments of a program take, and which take the most."""
     arrays = [leaf for leaf in jax.tree.leaves(args) if hasattr(leaf, "nbytes")]
     largest = sorted(arrays, key=lambda array: -array.nbytes)[:5]
     total = sum(array.nbytes for array in arrays)
@@ -115,5 +115,5 @@ def _sizes(args: Any) -> str:
 
 
 def cell_spec(cell: Cell) -> PartitionSpec:
-    """How the cell's stored array is partitioned."""
+    """Returns the partition spec of the cell's stored array."""
     return PER_REPLICA if cell.layout is Layout.LOCAL else cell.division

@@ -1,4 +1,4 @@
-"""Python's control flow in functions that are compiled, where it cannot follow an array."""
+"""Errors for Python control flow in compiled functions that depends on an array."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 
 import jax
 
-#: What JAX raises where Python wants to know a value that exists only when the program runs.
+#: The errors that JAX raises if Python needs a value that exists only when the program runs.
 VALUE_WANTED = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -18,7 +18,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class ControlFlowError(TypeError):
-    """Python's `if`, `while`, `range()` or indexing met an array of a compiled function."""
+    """Python's `if`, `while`, `range()` or indexing depends on an array of a compiled function."""
 
     def __init__(self, error: BaseException):
         super().__init__(
@@ -31,7 +31,7 @@ class ControlFlowError(TypeError):
 
 
 def _place_of(error: BaseException) -> str:
-    """Returns file, line and text of the innermost line of the user's own."""
+    """Returns file, line number and text of the innermost line of user code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]
     if not own:

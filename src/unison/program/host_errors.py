@@ -1,8 +1,9 @@
-"""Errors of functions that a program calls on the host, as they were raised.
+"""The original errors of host callbacks in programs.
 
-XLA makes text of what such a function raises (of `jax.pure_callback`, `io_callback`,
-`jax.debug.callback`, an assertion), and JAX raises a JaxRuntimeError with that text. The error
-itself is known in this process: JAX logs it, with its traceback, before it hands it to XLA.
+XLA converts the exception that a callback raises (of `jax.pure_callback`, `io_callback`,
+`jax.debug.callback`, an assertion) to text, and JAX raises a JaxRuntimeError with that text. The
+exception itself is available in this process: JAX logs it, with its traceback, before passing it to
+XLA.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from unison.runtime.private_jax import CALLBACK_LOGGERS, finish_effects
 
 @contextlib.contextmanager
 def errors_of_callbacks() -> Iterator[None]:
-    """Inside, what a function of the host raises is raised by the program that calls it.
+    """Context manager in which a program raises the original exceptions of its host callbacks.
 
-    The program must end inside. Of functions that fail on several replicas, the first counts. What
-    JAX logs of errors that are not raised here is logged at the end.
+    The program must finish inside it. If callbacks fail on several replicas, the first exception is
+    raised. JAX's log records of exceptions that are not raised here are logged at the end.
     """
     logged = _Logged()
     for logger in CALLBACK_LOGGERS:
@@ -40,18 +41,18 @@ def errors_of_callbacks() -> Iterator[None]:
             for record in logged.records:
                 logging.getLogger(record.name).handle(record)
     if failed is not None:
-        # Else JAX would raise it again when the process ends.
+        # Otherwise JAX would raise it again when the process ends.
         finish_effects()
         first = logged.errors[0]
         own = first.__context__
         try:
             raise first
         finally:
-            first.__context__ = own  # rather than JAX's account of it
+            first.__context__ = own  # rather than JAX's error for it
 
 
 class _Logged(logging.Filter):
-    """Keeps what is logged of errors, instead of letting it through."""
+    """Withholds and keeps the log records of exceptions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""By what a compiled program of a function is found again."""
+"""Cache keys for the compiled programs of functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ById:
-    """Compares an object by identity, and keeps it alive so that its identity stays its own."""
+    """Compares an object by identity, and keeps it alive so that its id is not reused."""
 
     target: Any
 
@@ -24,10 +24,10 @@ class ById:
 
 
 def identity(function: Callable[..., Any]) -> Any:
-    """Returns what a compiled program of `function` may be found by.
+    """Returns the cache key for compiled programs of `function`.
 
-    Two functions made by the same code that see the same objects are the same function: a lambda
-    written inside a loop is compiled once. What they see is what they close over, their defaults
+    Two functions with the same code that refer to the same objects have equal keys: a lambda
+    written inside a loop is compiled once. The objects are those in their closures and defaults,
     and the globals that they name.
     """
     if hasattr(function, "__func__") and hasattr(function, "__self__"):  # a method
@@ -74,9 +74,9 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def key_of(value: Any) -> Any:
-    """Returns what `value` is compared by: itself if it is constant, else its identity."""
+    """Returns the key of `value`: itself if it is a constant, otherwise its identity."""
     if isinstance(value, float):
-        return float, value.hex()  # tells 0.0 from -0.0, and knows a NaN again
+        return float, value.hex()  # distinguishes 0.0 from -0.0, and a NaN equals itself
     if isinstance(value, bool | int | str | bytes | None):
         return type(value), value
     return ById(value)

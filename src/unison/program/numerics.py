@@ -1,8 +1,9 @@
-"""Finds the operation that gives NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` asks.
+"""Finds the operation that produces NaN or infinity, if `jax_debug_nans` or `jax_debug_infs` is
+set.
 
-JAX itself would call the function again without compiling it. It cannot: the replicas' part of a
-program has collectives in it. So the program is traced again, and says of each operation whether
-its results have such a value and its operands have none.
+JAX itself would call the function again without compiling it, which is impossible here: a replica's
+part of a program contains collectives. So the program is traced again, and returns for each
+operation whether its results contain such a value while its operands do not.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import PartitionSpec
 
-from unison.equations import calls_host, evaluate, inlined_body
+from unison.jaxprs import calls_host, evaluate, inlined_body
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.private_jax import traceback_of
 from unison.tracebacks import last_user_frame
 
-_config: Any = jax.config  # whose options have no types
+_config: Any = jax.config  # whose options are untyped
 
 
 def are_checked() -> bool:
@@ -40,7 +41,8 @@ def launch_checked(
     """Launches a program and checks its results.
 
     Args:
-        launch: Launches it. It gets copies, so that what it overwrites is still there if it fails.
+        launch: Launches it. It gets copies of the arguments, so that the originals survive a
+            failure.
         args: The arguments.
         function: One replica's part of the program.
         in_specs: The arguments' partition specs.
@@ -69,9 +71,9 @@ def launch_checked(
 
 
 def _has_bad(nans: bool, infs: bool, value: Any) -> Any:
-    """Returns whether an array has a value that is looked for."""
+    """Returns whether an array contains a value of the kinds that are checked for."""
     value = jnp.asarray(value)
-    if not jnp.issubdtype(value.dtype, jnp.inexact):  # nor are keys of random numbers
+    if not jnp.issubdtype(value.dtype, jnp.inexact):  # nor are random keys
         return False
     if nans and infs:
         return ~jnp.isfinite(value).all()
@@ -85,12 +87,12 @@ def _culprit(
     in_specs: Any,
     placement: Placement,
 ) -> tuple[str, JaxprEqn | None]:
-    """Returns what has such a value, in words, and the operation that gives it, if it is known."""
+    """Returns where such a value is, in words, and the operation that produced it, if known."""
     equations: list[JaxprEqn] = []
 
     def watched(*own: Any) -> jax.Array:
         traced = jax.make_jaxpr(function)(*own)
-        if calls_host(traced.jaxpr):  # once is enough
+        if calls_host(traced.jaxpr):  # callbacks must not run twice
             return jnp.zeros((1, 0), bool)
         flags: list[jax.Array] = []
         _evaluate(traced, jax.tree.leaves(own), is_bad, flags, equations)
@@ -115,7 +117,7 @@ def _evaluate(
 ) -> list[Any]:
     """Returns the results of a traced function.
 
-    Adds its operations to `equations`, and to `flags`, whether such values begin in them.
+    Appends its operations to `equations`, and to `flags` whether such values first occur in them.
     """
     jaxpr = traced.jaxpr
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*traced.consts, *inputs), strict=True))

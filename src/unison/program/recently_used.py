@@ -1,4 +1,4 @@
-"""A bounded cache of compiled programs, from which the least recently used one is removed first."""
+"""A bounded cache of compiled programs, which evicts the least recently used one first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-#: How many compiled programs are kept. Of a small Keras model, each takes about 3 MB.
+#: The maximum number of compiled programs. Each one of a small Keras model takes about 3 MB.
 MOST_PROGRAMS = 256
 
 
@@ -46,14 +46,14 @@ class RecentlyUsed(Generic[K, V]):
         return list(self._entries.values())
 
     def get(self, key: K) -> V | None:
-        """Returns the value of `key`, which has been used now; None if there is none."""
+        """Returns the value of `key` and marks it as used; None if there is none."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def keep(self, key: K, value: V) -> None:
-        """Adds an entry, or replaces it; removes the least recently used one of too many."""
+        """Adds or replaces an entry; evicts the least recently used ones beyond the capacity."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         while len(self._entries) > self._capacity:

@@ -1,4 +1,4 @@
-"""What a program will be called with when one of the workers is lost, as far as can be foreseen."""
+"""Predicts the arguments that a program will get when one of the workers is lost."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from unison.runtime.elastic.options import PER_REPLICA_BATCH
 def described_for(
     num_replicas: int, descriptions: Sequence[Any], placement: ElasticPlacement
 ) -> tuple[Any, ...] | None:
-    """Returns what arguments like these will be in a group of another size.
+    """Returns the descriptions that such arguments will have in a group of a different size.
 
-    What has rows on each replica is taken for a part of a batch, which is divided between those
-    that there will be; or as many rows stay on each, if the batches of replicas are to stay.
+    An argument with rows on each replica is assumed to be part of a batch, which is divided among
+    the replicas of that group; or the rows per replica are kept, if the per-replica batch size is.
 
     Args:
-        num_replicas: How many replicas there will be.
+        num_replicas: The number of replicas of that group.
         descriptions: The arguments.
-        placement: The replicas that there are.
+        placement: The current replicas.
 
     Returns:
-        Their descriptions; None where nobody can know.
+        Their descriptions; None if they cannot be predicted.
     """
     found = [_described(num_replicas, description, placement) for description in descriptions]
     return None if None in found else tuple(found)
@@ -57,11 +57,11 @@ def _described(num_replicas: int, description: Any, placement: ElasticPlacement)
 
 
 def shapes_of(descriptions: Sequence[Any], count: int) -> list[jax.ShapeDtypeStruct | None]:
-    """Returns what a program gets for each of its arguments; None for those that are part of it.
+    """Returns the shape and dtype of each argument of a program; None for static ones.
 
     Args:
         descriptions: The arguments.
-        count: How many of the replicas are this worker's.
+        count: The number of this worker's replicas.
     """
 
     def shape_of(described: Any) -> jax.ShapeDtypeStruct | None:

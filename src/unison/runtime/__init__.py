@@ -1,8 +1,8 @@
-"""The ground floor: devices, threads and the names people give to devices.
+"""The lowest layer: devices, threads, device names, and the processes of a job.
 
 Importing it starts no backend and changes no configuration. `devices` makes logical CPU devices and
-sizes XLA's thread pool before the backend starts; `device_strings` turns what people write
-("GPU:1", a `jax.Device`, a count) into `jax.Device`s; `private_jax` is the only file that touches
+sizes XLA's thread pool before the backend starts; `device_strings` turns the ways to name a device
+("GPU:1", a `jax.Device`, a count) into `jax.Device`s; `private_jax` is the only file that uses
 JAX's private names. `launching` starts the workers of a job.
 """
 

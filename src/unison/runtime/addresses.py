@@ -1,4 +1,4 @@
-"""At which of this machine's addresses the collectives of a process listen."""
+"""The choice of the local address at which the collectives of a process listen."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from unison.runtime.private_jax import backend_is_started, listen_for_collective
 
 
 def listen_at_own_address(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
-    """Has the collectives of this process, a task of a cluster, listen at its address only.
+    """Makes the collectives of this process, a task of a cluster, listen at its address only.
 
-    Otherwise they listen where the machine's own name leads: at an address that others can reach,
-    for workers that share a machine, or at one that they cannot, for workers that do not (Debian
-    has the name lead to 127.0.1.1). Where the cluster has a name or address for the task that is
-    none of this machine's, as behind a router, it is the one from which the first task is reached.
+    By default they listen at the address that the machine's host name resolves to. That address may
+    be reachable from the network even if all workers share the machine, or unreachable for workers
+    on other machines (Debian resolves the host name to 127.0.1.1). If the cluster's address for the
+    task does not belong to this machine, as behind a router, the local address from which the first
+    task is reached is used.
 
     Args:
         cluster: The cluster.

@@ -1,7 +1,7 @@
-"""Workers that run the same program, and how they agree about what only one of them knows.
+"""Agreement between workers that run the same program, on what only one of them knows.
 
-Each worker says what it has, and learns what all have said. It says it under a key that all of
-them compute from what they do, so programs must be the same on every worker: they ask the same
+Each worker publishes its value and reads the values of all others. All workers compute the same
+keys from the order of their calls, so every worker must run the same program: they ask the same
 questions in the same order.
 """
 
@@ -18,47 +18,47 @@ from unison.errors import AbortedError, DeadlineExceededError
 #: Seconds that a worker waits for the others.
 PATIENCE = 600.0
 
-#: How many answers of a worker are forgotten at once.
+#: The number of a worker's answers that are deleted together.
 _QUESTIONS_A_FOLDER = 64
 
-#: Seconds after which a waiting worker looks whether it is still to wait.
+#: Seconds between a waiting worker's checks of whether to keep waiting.
 _LOOK_AFTER = 0.5
 
 
 class Codec(NamedTuple):
-    """How answers are written and read."""
+    """How answers are serialized and deserialized."""
 
     pack: Callable[[Any], bytes]
     unpack: Callable[[bytes], Any]
 
 
-#: What JSON can say; a tuple comes back as a list.
+#: Values that JSON can represent; a tuple is read back as a list.
 AS_JSON = Codec(lambda answer: json.dumps(answer).encode(), json.loads)
 
 
 class Workers:
-    """A worker's place among all; by itself, the only one."""
+    """A worker's position among all workers; this base class is that of a single worker."""
 
     def __init__(self) -> None:
-        #: How many there are.
+        #: The number of workers.
         self.num_workers = 1
-        #: Which of them this is.
+        #: The index of this worker.
         self.index = 0
 
     def talk(self, matter: str) -> Talk:
-        """Returns where the workers agree about `matter`, one question after the other.
+        """Returns the `Talk` in which the workers agree on `matter`, one question at a time.
 
-        The first talk about a matter of one worker is that of the first of the others, and so on.
+        The n-th talk about a matter on one worker is matched with the n-th on the others.
         """
         del matter
         return Talk()
 
 
 class Talk:
-    """Questions that all workers answer, in one order; by itself, those of one worker."""
+    """Questions that all workers answer in the same order; here, those of a single worker."""
 
     def ask(self, answer: Any) -> Sequence[Any]:
-        """Gives this worker's answer to the next question, and returns those of all, in order.
+        """Gives this worker's answer to the next question, and returns everyone's, in order.
 
         Raises:
             DeadlineExceededError: A worker has not answered.
@@ -68,22 +68,22 @@ class Talk:
         return [answer]
 
     def fail(self, reason: str) -> None:
-        """Answers the next question by the word that this worker cannot go on.
+        """Answers the next question with the message that this worker cannot continue.
 
         Args:
-            reason: Where, and what happened, as others are told it: "in its input: ...".
+            reason: Where and why, as the other workers report it: "in its input: ...".
         """
         del reason
 
     def leave(self) -> None:
-        """Ends the waiting for the others, in whichever thread: nobody wants the answers."""
+        """Ends the wait for the others, in any thread: the answers are no longer needed."""
 
 
 class Store(Protocol):
-    """Values that all workers see; see `unison.runtime.coordination.CoordinationStore`."""
+    """A store that all workers share; see `unison.runtime.coordination.CoordinationStore`."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a value under a key that has none."""
+        """Stores a value under a key that has none."""
         ...
 
     def get(self, key: str, seconds: float) -> bytes | None:
@@ -91,11 +91,11 @@ class Store(Protocol):
         ...
 
     def remove_all(self, folder: str) -> None:
-        """Forgets the values of all keys that begin with `folder` and a slash."""
+        """Deletes the values of all keys that begin with `folder` and a slash."""
         ...
 
     def lost(self, worker: int) -> Exception | None:
-        """Returns the error of waiting for a worker, if it will put nothing more."""
+        """Returns the error to raise for a worker that will put nothing more, else None."""
         ...
 
 
@@ -122,7 +122,7 @@ class MemoryStore:
                 del self._values[key]
 
     def lost(self, worker: int) -> Exception | None:
-        """Returns None: threads end with their process."""
+        """Returns None: a thread is not lost as long as its process runs."""
         del worker
         return None
 
@@ -131,15 +131,16 @@ class MemoryStore:
 
 
 class ConnectedWorkers(Workers):
-    """A worker's place among those that see one store.
+    """A worker's position among those that share a store.
 
     Args:
-        num_workers: How many there are.
-        index: Which of them this is.
-        store: What they see. Two groups of workers that share one need different names.
-        name: The group's name in it.
+        num_workers: The number of workers.
+        index: The index of this worker.
+        store: The store that they share. Two groups of workers that use the same store need
+            different names.
+        name: The group's name in the store.
         patience: Seconds that a worker waits for the others.
-        codec: How answers are written.
+        codec: How answers are serialized.
 
     Raises:
         ValueError: There is no such worker.
@@ -213,7 +214,7 @@ class _ConnectedTalk(Talk):
     def _answer_of(self, worker: int, deadline: float) -> Any:
         key = self._key(self._question, worker)
         while True:
-            # Before the look: what it has put before it was lost is there to be seen.
+            # Checked before reading: what the worker put before it was lost can still be read.
             error = self._store.lost(worker)
             if (said := self._store.get(key, _LOOK_AFTER)) is not None:
                 break

@@ -1,4 +1,4 @@
-"""`ClusterSpec`: which tasks a job has, and at which addresses they are."""
+"""`ClusterSpec`: the tasks of a cluster's jobs, and their addresses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: The jobs that TensorFlow's strategies know.
+#: The job names that TensorFlow's strategies accept.
 JOBS = ("chief", "worker", "ps", "evaluator")
 
-#: Those of at most one task.
+#: The jobs with at most one task.
 _SINGLE_JOBS = ("chief", "evaluator")
 
 #: A host's name or address, an IPv6 address in brackets, and its port.
@@ -20,13 +20,12 @@ class ClusterSpec:
     """The jobs of a cluster, and the network address of each of their tasks.
 
     Args:
-        cluster: For every job its addresses: a list, whose places are the tasks' indices, or a
-            dictionary from index to address where some indices are not used. Or another
-            `ClusterSpec`.
+        cluster: The addresses of each job: a list, ordered by task index, or a dictionary from
+            index to address if some indices are not used. Or another `ClusterSpec`.
 
     Raises:
         TypeError: Something in `cluster` is neither.
-        ValueError: A task's index is no integer.
+        ValueError: A task's index is not an integer.
 
     Examples:
         >>> cluster = ClusterSpec({"worker": ["one:2222", "two:2222"], "ps": {1: "three:2222"}})
@@ -54,7 +53,7 @@ class ClusterSpec:
         return list(self._tasks)
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns the cluster as the constructor takes it.
+        """Returns the cluster in the form that the constructor accepts.
 
         A job whose indices run from 0 without a gap is a list.
         """
@@ -95,7 +94,7 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Returns the address at every index of the job, None where there is no task.
+        """Returns the address at every index of the job, or None if there is no such task.
 
         Raises:
             ValueError: There is no such job.
@@ -121,7 +120,7 @@ class ClusterSpec:
 
 
 def check_cluster(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
-    """Raises an error if processes could not come together by this description.
+    """Raises an error if processes could not form a cluster from this description.
 
     Args:
         cluster: The cluster.
@@ -129,9 +128,9 @@ def check_cluster(cluster: ClusterSpec, task_type: str | None, task_id: int | No
         task_id: Its index in the job.
 
     Raises:
-        ValueError: A job is unknown, has no task or too many, an address is none or occurs twice,
-            or this process is no task of the cluster. An evaluator need not be: it trains with
-            nobody.
+        ValueError: A job is unknown, has no task or too many, an address is invalid or occurs
+            twice, or this process is not a task of the cluster. An evaluator need not be: it does
+            not train with the other tasks.
 
     Examples:
         >>> check_cluster(ClusterSpec({"worker": ["one:2222", "two:2222"]}), "worker", 1)
@@ -167,7 +166,7 @@ def check_cluster(cluster: ClusterSpec, task_type: str | None, task_id: int | No
         )
 
 
-#: What the errors of `check_cluster` end with.
+#: The final sentences of the errors of `check_cluster`.
 _MEND = "Mend `cluster` in TF_CONFIG, or the resolver's cluster."
 _MEND_TASK = "Mend `task` in TF_CONFIG, or the resolver's task_type and task_id."
 

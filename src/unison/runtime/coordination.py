@@ -1,4 +1,4 @@
-"""What the processes of `jax.distributed` tell each other: texts by key, which all of them see."""
+"""The key-value store that the processes of `jax.distributed` share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax
 from unison.runtime import liveness
 from unison.runtime.private_jax import coordination_client
 
-#: The coordination service passes messages of a few megabytes; longer values go in pieces.
+#: The coordination service accepts messages of a few megabytes; longer values are split.
 _BYTES_A_PIECE = 1 << 20
 
 
@@ -26,14 +26,14 @@ class CoordinationStore:
                 "in each of them first."
             )
         self._client = client
-        #: Tells one joining of a job from the next.
+        #: Distinguishes this job of `jax.distributed` from one that the process joins later.
         self.service = id(client)
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a value under a key that has none.
 
         Raises:
-            UnavailableError: A process of the job is lost, perhaps the one that keeps the values.
+            UnavailableError: A process of the job is lost, possibly the one that hosts the values.
         """
         liveness.check()
         pieces = [
@@ -42,7 +42,7 @@ class CoordinationStore:
         ]
         for number, piece in enumerate(pieces):
             self._client.key_value_set_bytes(f"{key}.{number}", piece)
-        # Last, so that who sees it finds all pieces.
+        # Written last, so that a reader that finds it also finds all pieces.
         head = len(pieces).to_bytes(4, "big") + value[:_BYTES_A_PIECE]
         self._client.key_value_set_bytes(key, head)
 
@@ -50,7 +50,7 @@ class CoordinationStore:
         """Returns the value of a key; None if there is none within `seconds`.
 
         Raises:
-            UnavailableError: A process of the job is lost, perhaps the one that keeps the values.
+            UnavailableError: A process of the job is lost, possibly the one that hosts the values.
             jax.errors.JaxRuntimeError: The service cannot be reached.
         """
         liveness.check()
@@ -66,10 +66,10 @@ class CoordinationStore:
         return b"".join([head[4:], *(get(name, milliseconds) for name in keys)])
 
     def remove_all(self, folder: str) -> None:
-        """Forgets the values of all keys that begin with `folder` and a slash."""
+        """Deletes the values of all keys that begin with `folder` and a slash."""
         liveness.check()
         self._client.key_value_delete(folder + "/")
 
     def lost(self, worker: int) -> Exception | None:
-        """Returns the error of waiting for a process, if it will put nothing more."""
+        """Returns the error to raise for a process that will put nothing more, else None."""
         return liveness.lost(worker)

@@ -1,4 +1,4 @@
-"""What people write for devices, and the `jax.Device`s that they mean.
+"""The ways to name a device, and the `jax.Device`s that they stand for.
 
 TensorFlow's device strings ("CPU:0", "/gpu:1", "/job:worker/replica:0/task:1/device:GPU:0"), a
 `jax.Device`, an object with a TF-like `name` (`tf.config.LogicalDevice`), or a count of devices.
@@ -18,7 +18,7 @@ from unison.runtime.tpu.slices import description_of
 
 
 class NamedDevice(Protocol):
-    """A thing with a TF device name, such as `tf.config.LogicalDevice`."""
+    """An object with a TF device name, such as `tf.config.LogicalDevice`."""
 
     @property
     def name(self) -> str: ...
@@ -28,7 +28,7 @@ DeviceLike: TypeAlias = str | jax.Device | NamedDevice
 
 
 class UnknownDeviceError(ValueError):
-    """A device name that means no device of this job."""
+    """A device name that does not match a device of this job."""
 
 
 class ParsedDevice(NamedTuple):
@@ -51,7 +51,7 @@ _TYPES = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"
 
 
 def parse(name: str) -> ParsedDevice:
-    """Takes a device string apart. Starts no backend.
+    """Parses a device string. Does not start a backend.
 
     Raises:
         UnknownDeviceError: it is not a device string.
@@ -77,18 +77,18 @@ def parse(name: str) -> ParsedDevice:
 
 
 def resolve(device: DeviceLike, *, soft: bool = False) -> jax.Device:
-    """The `jax.Device` that is meant. Prepares the backend first.
+    """Returns the `jax.Device` that is meant. Prepares the backend first.
 
-    A string without a task means this process; `/job:worker/task:1` means process 1 of the job.
+    A string without a task refers to this process; `/job:worker/task:1` means process 1 of the job.
 
     Args:
         device: a device string, a `jax.Device`, or an object whose `name` is a device string.
-        soft: where the string names no device of this job, take this process's first CPU device
+        soft: if the string does not name a device of this job, use this process's first CPU device
           (TF's soft device placement).
 
     Raises:
-        UnknownDeviceError: no such device; the message lists those that there are.
-        TypeError: `device` is nothing of these kinds.
+        UnknownDeviceError: no such device; the message lists the available ones.
+        TypeError: `device` is none of these.
     """
     if isinstance(device, jax.Device):
         return device
@@ -108,14 +108,15 @@ def resolve(device: DeviceLike, *, soft: bool = False) -> jax.Device:
 def select_devices(
     devices: int | DeviceLike | Iterable[DeviceLike] | None = None,
 ) -> list[jax.Device]:
-    """The devices for a strategy, in the order asked for, checked so that nothing deadlocks.
+    """Returns the devices for a strategy, in the order asked for, checked against deadlocks.
 
     Args:
-        devices: None for all accelerators of this process, else all its logical CPU devices; an
-          integer for the first so many of these; or one or several of what `resolve` takes.
+        devices: None for all accelerators of this process, or all its logical CPU devices if it has
+          none; an integer for that many of these; or one or several of what `resolve` accepts.
 
     Raises:
-        DeviceCountError: a count below 1 or above what there is, no device, or one device twice.
+        DeviceCountError: a count below 1 or above the number of devices, no device, or one device
+            twice.
         UnknownDeviceError, TypeError: see `resolve`.
         ThreadPoolTooSmallError: see `devices.check_thread_pool`.
     """
@@ -138,7 +139,7 @@ def select_devices(
 
 
 def canonical_name(device: jax.Device) -> str:
-    """TF's full name of a device.
+    """Returns TF's full name of a device.
 
     In a single process "/job:localhost/replica:0/task:0/device:CPU:0"; in a job of several
     processes "/job:worker/replica:0/task:<process>/device:<type>:<index in that process>".
@@ -158,7 +159,7 @@ def canonical_name(device: jax.Device) -> str:
 
 
 def device_type(device: jax.Device) -> str:
-    """TF's word for the kind of a device: "CPU", "GPU" (CUDA and ROCm) or "TPU"."""
+    """Returns TF's name of a device's type: "CPU", "GPU" (CUDA and ROCm) or "TPU"."""
     described = description_of(device)
     platform = device.platform if described is None else described.platform
     return _TYPES.get(platform, platform.upper())

@@ -1,17 +1,18 @@
-"""Logical CPU devices, and a thread pool with which they cannot deadlock.
+"""Logical CPU devices, and a thread pool that is large enough for them not to deadlock.
 
 Every strategy must run on a laptop, so the CPU can be split into logical devices: with
 `set_logical_cpu_devices(4)`, `UNISON_CPU_DEVICES=4`, JAX's own `jax_num_cpu_devices`, or
-`XLA_FLAGS=--xla_force_host_platform_device_count=4`. Whoever states a count, they must agree.
-Nothing happens until a strategy asks for devices: then `prepare_backend` starts the backend.
+`XLA_FLAGS=--xla_force_host_platform_device_count=4`. If several of these state a count, the counts
+must agree. Nothing happens until a strategy asks for devices: then `prepare_backend` starts the
+backend.
 
-**Why threads are this file's business.** XLA's CPU client has a pool of max(NPROC, devices) threads
+**Why this file sizes the thread pool.** XLA's CPU client has a pool of max(NPROC, devices) threads
 (NPROC: environment variable, else the cores of this process). A collective inside one process
-blocks a pool thread per device until the last device arrives. A device takes at most 32 programs
-in flight, and the launch of one more parks a pool thread per device, for every Python thread that
-launches, until one has finished. When these take the whole pool, the work that the last device
-still has to do finds no thread: the program hangs until XLA aborts the process. That is how we
-explain these runs (JAX 0.10.2, 2 cores, steps fed from host memory without waiting for the previous
+blocks a pool thread per device until the last device arrives. A device takes at most 32 programs in
+flight, and the launch of one more parks a pool thread per device, for every Python thread that
+launches, until one has finished. When these occupy the whole pool, the last device has no thread
+left for its work: the program hangs until XLA aborts the process. This is our explanation of the
+following runs (JAX 0.10.2, 2 cores, steps fed from host memory without waiting for the previous
 step; 32 to 34 steps pass with any pool, 36 get stuck). With D devices and T Python threads that
 launch at the same time, a pool of (T + 1) x D threads never got stuck:
 
@@ -28,19 +29,20 @@ D     T                        gets stuck with        runs with
 2-8   4, under `LAUNCH_LOCK`                          2 x D
 ====  =======================  =====================  =============
 
-So the backend gets `POOL_THREADS_PER_DEVICE` = 2 threads per device, and who launches programs
-over several CPU devices holds `LAUNCH_LOCK` while doing so, which keeps T at 1 however many threads
-there are. Without the lock, eight threads that launch at once get stuck. A backend that somebody
-else started is refused with a smaller pool. More threads cost time, because XLA cuts its work into
-as many pieces: a step of an MNIST network on two devices takes 1.00 / 1.16 / 1.32 ms (global batch
-64) and 7.2 / 8.2 / 8.5 ms (1024) with 2 / 3 / 4 threads per device. A program that itself launches
-computations over several CPU devices from several threads can ask for more with NPROC.
+So the backend gets `POOL_THREADS_PER_DEVICE` = 2 threads per device, and a thread that launches
+programs over several CPU devices holds `LAUNCH_LOCK` while doing so, which keeps T at 1 however
+many threads there are. Without the lock, eight threads that launch simultaneously get stuck. A
+backend that was started elsewhere, with a smaller pool, is rejected. More threads cost time,
+because XLA cuts its work into as many pieces: a step of an MNIST network on two devices takes 1.00
+/ 1.16 / 1.32 ms (global batch 64) and 7.2 / 8.2 / 8.5 ms (1024) with 2 / 3 / 4 threads per device.
+A program that itself launches computations over several CPU devices from several threads can ask
+for more with NPROC.
 
-NPROC is set while the backend starts, which is when XLA sizes the pool, and then put back: child
+NPROC is set while the backend starts, which is when XLA sizes the pool, and then restored: child
 processes (Ray workers, launchers, data loaders) size their own pools.
 
-XLA's own bounds on a stuck collective stay as they are: lower ones would abort healthy programs
-whose replicas are merely slow, since many logical devices share few cores.
+XLA's own timeouts for a stuck collective are left unchanged: lower ones would abort healthy
+programs whose replicas are merely slow, since many logical devices share few cores.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ _ACCELERATOR_PLATFORMS = frozenset({"gpu", "cuda", "rocm"})
 
 
 class DeviceCountError(ValueError):
-    """A number or list of devices that cannot be had."""
+    """A number or list of devices that is not available."""
 
 
 class DeviceCountConflictError(DeviceCountError):
@@ -81,7 +83,7 @@ class DeviceCountConflictError(DeviceCountError):
 
 
 class BackendStartedError(RuntimeError):
-    """Something was asked for that had to be said before the backend started."""
+    """A setting was requested that can only be made before the backend starts."""
 
 
 class ThreadPoolTooSmallError(BackendStartedError):
@@ -90,7 +92,7 @@ class ThreadPoolTooSmallError(BackendStartedError):
 
 @dataclasses.dataclass
 class _Wishes:
-    """What was asked for through this module; applied by `prepare_backend`."""
+    """The settings made through this module; applied by `prepare_backend`."""
 
     cpu_devices: int | None = None
     pool_threads: int = 0
@@ -105,7 +107,7 @@ _planned_devices: tuple[jax.Device, ...] = ()
 def set_logical_cpu_devices(count: int) -> None:
     """Splits the CPU into `count` logical devices.
 
-    To be called before the first JAX computation; the backend is not started by this call.
+    Must be called before the first JAX computation. Does not start the backend.
 
     Args:
         count: number of logical devices, at least 1.
@@ -113,7 +115,7 @@ def set_logical_cpu_devices(count: int) -> None:
     Raises:
         DeviceCountError: `count` is not a positive integer.
         DeviceCountConflictError: the environment or JAX's configuration states another number.
-        BackendStartedError: the backend already runs with another number.
+        BackendStartedError: the backend is already running with another number.
 
     Examples:
         ```
@@ -131,9 +133,9 @@ def set_logical_cpu_devices(count: int) -> None:
 
 
 def stated_cpu_devices() -> int | None:
-    """The number of logical CPU devices that someone stated, None if nobody did.
+    """Returns the number of logical CPU devices that was configured, None if none was.
 
-    Looks at `set_logical_cpu_devices`, `UNISON_CPU_DEVICES`, JAX's `jax_num_cpu_devices` and
+    Reads `set_logical_cpu_devices`, `UNISON_CPU_DEVICES`, JAX's `jax_num_cpu_devices` and
     `XLA_FLAGS`. Does not start the backend.
 
     Raises:
@@ -143,13 +145,13 @@ def stated_cpu_devices() -> int | None:
 
 
 def set_pool_threads(count: int) -> None:
-    """Asks for `count` threads in XLA's intra-op pool; 0 leaves the choice to Unison.
+    """Requests `count` threads in XLA's intra-op pool; 0 leaves the choice to Unison.
 
-    The pool never gets smaller than what is needed to run without deadlock.
+    The pool is never smaller than needed to run without deadlock.
 
     Raises:
         ValueError: `count` is not an integer of at least 0.
-        BackendStartedError: the backend already runs.
+        BackendStartedError: the backend is already running.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"Expected a number of threads, 0 or more. Received: {count!r}.")
@@ -164,15 +166,15 @@ def set_pool_threads(count: int) -> None:
 
 
 def pool_threads_wished() -> int:
-    """What `set_pool_threads` was given; 0 if nothing."""
+    """Returns the argument of the last `set_pool_threads`; 0 if it was not called."""
     return _wishes.pool_threads
 
 
 def set_visible_gpus(indices: Sequence[int] | None) -> None:
-    """Lets JAX see only these GPUs of this machine; none with `()`, all with None.
+    """Makes only these GPUs of this machine visible to JAX; none with `()`, all with None.
 
     Raises:
-        BackendStartedError: the backend already runs.
+        BackendStartedError: the backend is already running.
     """
     wished = None if indices is None else tuple(indices)
     if wished == _wishes.visible_gpus:
@@ -186,15 +188,15 @@ def set_visible_gpus(indices: Sequence[int] | None) -> None:
 
 
 def visible_gpus() -> tuple[int, ...] | None:
-    """What `set_visible_gpus` was given; None means all."""
+    """Returns the argument of the last `set_visible_gpus`; None means all."""
     return _wishes.visible_gpus
 
 
 def set_gpu_preallocation(enabled: bool) -> None:
-    """Whether JAX takes most of a GPU's memory when it starts, as it does by default.
+    """Sets whether JAX preallocates most of a GPU's memory at startup, as it does by default.
 
     Raises:
-        BackendStartedError: the backend already runs.
+        BackendStartedError: the backend is already running.
     """
     if enabled == _wishes.preallocate_gpu_memory:
         return
@@ -207,20 +209,20 @@ def set_gpu_preallocation(enabled: bool) -> None:
 
 
 def gpu_preallocation() -> bool | None:
-    """What `set_gpu_preallocation` was given; None means JAX's default."""
+    """Returns the argument of the last `set_gpu_preallocation`; None means JAX's default."""
     return _wishes.preallocate_gpu_memory
 
 
 def prepare_backend() -> None:
-    """Starts JAX's backend with the logical CPU devices asked for and enough threads.
+    """Starts JAX's backend with the requested logical CPU devices and enough threads.
 
     May be called any number of times, also after `jax.extend.backend.clear_backends()`: if a
-    backend runs, it only checks that it has the devices asked for. In a multi-process job, call it
-    after `jax.distributed.initialize`.
+    backend is running, it only checks that the backend has the requested devices. In a
+    multi-process job, call it after `jax.distributed.initialize`.
 
     Raises:
-        DeviceCountConflictError: places that state the number of logical CPU devices disagree.
-        BackendStartedError: the backend already runs with another number.
+        DeviceCountConflictError: the settings of the number of logical CPU devices disagree.
+        BackendStartedError: the backend is already running with another number.
     """
     with _PREPARE_LOCK:
         count = stated_cpu_devices()
@@ -235,7 +237,7 @@ def prepare_backend() -> None:
 
 
 def local_devices() -> list[jax.Device]:
-    """This process's devices: all accelerators, else all logical CPU devices.
+    """Returns this process's devices: all accelerators, else all logical CPU devices.
 
     Prepares the backend first (`prepare_backend`).
     """
@@ -244,7 +246,7 @@ def local_devices() -> list[jax.Device]:
 
 
 def default_devices() -> list[jax.Device]:
-    """The devices that a strategy takes when it is told none: `local_devices`, checked.
+    """Returns a strategy's default devices: `local_devices`, checked.
 
     Raises:
         ThreadPoolTooSmallError: see `check_thread_pool`.
@@ -258,7 +260,7 @@ def default_devices() -> list[jax.Device]:
 
 @contextlib.contextmanager
 def planned_for(described: Sequence[jax.Device]) -> Iterator[None]:
-    """Inside, a strategy gets devices that are only described, whichever it asks for."""
+    """Makes strategies inside the context use described devices, whichever they ask for."""
     global _planned_devices
     before = _planned_devices
     _planned_devices = tuple(described)
@@ -269,18 +271,18 @@ def planned_for(described: Sequence[jax.Device]) -> Iterator[None]:
 
 
 def planned_devices() -> tuple[jax.Device, ...]:
-    """Returns the devices that strategies get in `planned_for`; none outside of it."""
+    """Returns the devices that strategies use inside `planned_for`; outside, none."""
     return _planned_devices
 
 
 def check_thread_pool(devices: Sequence[jax.Device]) -> None:
-    """Refuses devices whose collectives could deadlock in the backend that runs.
+    """Rejects devices whose collectives could deadlock in the running backend.
 
     Args:
         devices: those of a mesh; only the CPU devices of this process count.
 
     Raises:
-        ThreadPoolTooSmallError: the backend was started by someone else, with too few threads.
+        ThreadPoolTooSmallError: the backend was not started by Unison, and has too few threads.
     """
     process = jax.process_index()
     count = sum(d.platform == "cpu" and d.process_index == process for d in devices)
@@ -297,9 +299,9 @@ def check_thread_pool(devices: Sequence[jax.Device]) -> None:
 
 
 def started_pool_threads() -> int:
-    """Number of threads in the CPU pool of the backend that runs.
+    """Returns the number of threads in the CPU pool of the running backend.
 
-    Counted by name where the system lists threads (Linux). Elsewhere what XLA computes when it
+    Counted by name where the system lists threads (Linux). Elsewhere, computed as XLA does when it
     starts: the larger of NPROC (else the cores) and the number of CPU devices.
     """
     return _named_threads(_POOL_THREAD_NAME) or max(
@@ -316,7 +318,7 @@ def _check_count(count: object, said_by: str) -> None:
 
 
 def _stated_counts(wishes: _Wishes) -> dict[str, int]:
-    """Who states how many logical CPU devices, by the words to name them in an error."""
+    """Returns the configured numbers of logical CPU devices, by the setting's name in errors."""
     counts = {}
     if wishes.cpu_devices is not None:
         counts["set_logical_cpu_devices (or tf.config)"] = wishes.cpu_devices
@@ -366,7 +368,7 @@ def _too_late_for(count: int, said_by: str) -> BackendStartedError:
 def _started_cpu_devices() -> list[jax.Device]:
     try:
         return jax.local_devices(backend="cpu")
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    except RuntimeError:  # JAX_PLATFORMS excludes the CPU
         return []
 
 

@@ -1,4 +1,4 @@
-"""Environment variables that are set for a while."""
+"""Environment variables that are set temporarily."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, the process has these environment variables; then what it had before."""
+    """Sets these environment variables inside the context, and restores the old ones after it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,13 +1,13 @@
-"""Signal handlers that wait while state is between two places.
+"""Deferral of signal handlers while state is inconsistent.
 
-A program takes the arrays of variables, XLA overwrites them, and the new ones are put back. A
-signal handler that raises in between (Ctrl-C, an alarm that ends a cell of a notebook) would lose
-what was taken. Python runs handlers in the main thread, between any two instructions; inside
-`signals_held`, it runs them at the end.
+A program takes the arrays of variables, XLA overwrites their buffers, and the new arrays are
+stored. A signal handler that raises in between (Ctrl-C, an alarm that ends a notebook cell) would
+lose the variables' values. Python runs handlers in the main thread, between any two instructions;
+inside `signals_held`, they run at the end.
 
-Where the main thread waits for another one, neither will do: Ctrl-C must end the waiting, but a
-handler that raises inside `threading.Condition` can leave its lock acquired, and every other thread
-then waits for ever. `wait_until` and `wait_for_event` deliver signals between two waits.
+Where the main thread waits for another thread, neither is acceptable: Ctrl-C must end the wait, but
+a handler that raises inside `threading.Condition` can leave its lock acquired, and every other
+thread then waits forever. `wait_until` and `wait_for_event` deliver signals between two waits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import os
 import signal
 import threading
 
-# The functions behind `signal.signal` and `signal.getsignal`, which make enumerations of numbers
-# and take a hundred times as long: they are called in every step.
+# The functions behind `signal.signal` and `signal.getsignal`. Those convert numbers to enumerations
+# and take a hundred times as long, and these are called in every step.
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from _signal import signal as _set_handler
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds after which a waiting main thread delivers the signals that have arrived.
+#: Seconds after which a waiting main thread delivers pending signals.
 _SECONDS_OF_A_WAIT = 0.05
 
-#: The signals that may have a handler. Real-time signals have none in practice; asking for all of
-#: them would take twice as long.
+#: The signals that may have a handler. Real-time signals have none in practice; querying them as
+#: well would take twice as long.
 _SIGNALS = tuple(
     sorted(
         number
@@ -41,22 +41,22 @@ _SIGNALS = tuple(
 
 
 class SignalsHeld:
-    """A context inside which no signal handler of Python runs.
+    """A context in which no Python signal handler runs.
 
-    Signals that arrive are delivered at the end, to the handlers that were there before. It may be
-    entered again inside. In another thread than the main one, where handlers never run, it does
-    nothing. The C library's handlers, and the default action of a signal, are as ever.
+    Signals that arrive are delivered at the end, to the handlers that were installed before. The
+    context is reentrant. In threads other than the main thread, where handlers never run, it does
+    nothing. Handlers installed in C and the default actions of signals are not affected.
     """
 
     def __init__(self) -> None:
         self._depth = 0
-        #: The handlers that were replaced, with their signals.
+        #: The replaced handlers, with their signals.
         self._replaced: list[tuple[int, Any]] = []
-        #: The signals that have arrived meanwhile.
+        #: The pending signals.
         self._arrived: list[int] = []
         self._known: tuple[Any, ...] = ()
         self._with_handler: list[tuple[int, Any]] = []
-        self._note = self._arrived_at  # one object, that can be recognized
+        self._note = self._arrived_at  # one object, so that it can be recognized
         self._note_main_thread()
         os.register_at_fork(after_in_child=self._note_main_thread)
 
@@ -95,7 +95,7 @@ class SignalsHeld:
             self._release()
 
     def handlers(self) -> list[Callable[..., Any]]:
-        """Returns the handlers of all signals, those that wait included."""
+        """Returns the handlers of all signals, including those that are held."""
         known = [_handler_of(number) for number in _SIGNALS]
         known += [handler for _, handler in self._replaced]
         return [each for each in known if callable(each) and each is not self._note]
@@ -104,7 +104,7 @@ class SignalsHeld:
         self._arrived.append(number)
 
     def _release(self) -> None:
-        """Puts the handlers back, and delivers what has arrived; each handler may raise."""
+        """Restores the handlers, and delivers the pending signals; each handler may raise."""
         try:
             while self._replaced:
                 _set_handler(*self._replaced[-1])
@@ -116,12 +116,12 @@ class SignalsHeld:
             raise
 
 
-#: The context, for all that must not be torn by a signal handler.
+#: The context, for whatever a signal handler must not interrupt.
 signals_held = SignalsHeld()
 
 
 def without_signals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function`, during which signal handlers wait."""
+    """Returns `function`, wrapped so that signal handlers are held while it runs."""
 
     @functools.wraps(function)
     def held(*args: Any, **kwargs: Any) -> Any:
@@ -134,14 +134,14 @@ def without_signals(function: Callable[..., Any]) -> Callable[..., Any]:
 def wait_until(
     condition: threading.Condition, predicate: Callable[[], Any], then: Callable[[], T]
 ) -> T:
-    """Waits for a predicate, and returns what `then` returns; both run with the lock acquired.
+    """Waits for a predicate, and returns the result of `then`; both run with the lock acquired.
 
-    A signal handler that raises ends the waiting. It runs without the lock, before or after `then`.
+    A signal handler that raises ends the wait. It runs without the lock, before or after `then`.
 
     Args:
-        condition: Whose lock guards the predicate. Its threads notify it of changes.
-        predicate: What is waited for.
-        then: What is done once it holds.
+        condition: The condition whose lock guards the predicate. Threads notify it of changes.
+        predicate: The condition to wait for.
+        then: The function to call once the predicate holds.
     """
     while True:
         with signals_held, condition:
@@ -150,7 +150,7 @@ def wait_until(
 
 
 def wait_for_event(event: threading.Event) -> None:
-    """Waits for an event. A signal handler that raises ends the waiting."""
+    """Waits for an event. A signal handler that raises ends the wait."""
     is_set = False
     while not is_set:
         with signals_held:
@@ -158,7 +158,7 @@ def wait_for_event(event: threading.Event) -> None:
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
-    """Whether an error was raised by a signal handler of Python: at any place, by chance.
+    """Returns whether an error was raised by a Python signal handler, at an arbitrary place.
 
     Examples:
         >>> is_of_a_signal_handler(KeyboardInterrupt()), is_of_a_signal_handler(ValueError())
@@ -176,7 +176,7 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> Any:
-    """Returns the code of a handler: a function, a method, or an object that can be called."""
+    """Returns the code of a handler: a function, a method, or a callable object."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__code__", None) or getattr(handler.__call__, "__code__", None)

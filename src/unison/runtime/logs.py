@@ -1,10 +1,10 @@
-"""`UNISON_LOG`: lets a program show what happens in it.
+"""`UNISON_LOG`: the level of log messages that a program shows.
 
-Everything that the package has to say goes to the logger "unison" of Python's `logging`: warnings;
-at INFO one line for each event that matters (somebody joins, leaves or is late, groups form again,
-checkpoints are written and restored); at DEBUG decisions (what runs step by step, how collectives
-travel), and all frames of tracebacks (`unison.tracebacks`). A program may configure that logger as
-any other. Where it does not, Python shows the warnings.
+The package logs to the logger "unison" of Python's `logging`: warnings; at INFO, one line for each
+important event (a worker joins, leaves or is late, a group is re-formed, a checkpoint is written or
+restored); at DEBUG, decisions (what runs step by step, which transport collectives use), and all
+frames of tracebacks (`unison.tracebacks`). A program may configure that logger like any other. If
+it does not, Python shows the warnings.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 
 import jax
 
-#: The environment variable that names the level from which on messages are shown.
+#: The environment variable that sets the lowest level of the messages shown.
 VARIABLE = "UNISON_LOG"
 
-#: By which JAX is told whether to filter tracebacks; its option has the name in small letters.
+#: JAX's environment variable for filtering tracebacks; its option is the name in lower case.
 _FILTERING_OF_JAX = "JAX_TRACEBACK_FILTERING"
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -28,11 +28,11 @@ logger = logging.getLogger("unison")
 
 
 def show_what_is_asked_for() -> None:
-    """Shows the messages of the level that `UNISON_LOG` names, each with time and worker.
+    """Shows the messages from the level `UNISON_LOG` on, each with the time and the worker.
 
-    `import unison` calls it; strategies do when they are made, since a program may have set the
-    variable meanwhile. It changes nothing but the logger "unison"; at `debug`, JAX's filtering of
-    tracebacks is switched off, too. Without the variable nothing is changed.
+    Called by `import unison`, and again when a strategy is created, since the program may have set
+    the variable in the meantime. It changes only the logger "unison"; at `debug`, JAX's filtering
+    of tracebacks is switched off, too. Without the variable nothing is changed.
 
     Raises:
         ValueError: There is no such level.
@@ -49,15 +49,15 @@ def show_what_is_asked_for() -> None:
         jax.config.update(_FILTERING_OF_JAX.lower(), "off")
     if not any(isinstance(handler, _ToStandardError) for handler in logger.handlers):
         logger.addHandler(_ToStandardError())
-        logger.propagate = False  # else a program that shows everything would show these twice
+        logger.propagate = False  # else a program with a root handler would show them twice
 
 
 def say_who(name: str) -> None:
-    """Has the messages of this process begin with its name from now on, if they are shown.
+    """Prefixes the messages of this process with its name from now on, if they are shown.
 
     Args:
-        name: The worker, by what stays as it is while groups change; with its index in the present
-            group, where that may change.
+        name: The worker's name, which does not change when groups do; followed by its index in the
+            present group, where that may change.
     """
     global _name
     _name = name
@@ -70,12 +70,12 @@ class _ToStandardError(logging.StreamHandler):
         self.setFormatter(_Formatter())
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr  # which a program may have changed since
+        self.stream = sys.stderr  # which the program may have replaced since
         super().emit(record)
 
 
 class _Formatter(logging.Formatter):
-    """The time to a millisecond, the level unless it is INFO, who says it, and what."""
+    """Formats the time to a millisecond, the level unless it is INFO, the worker, and the text."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))

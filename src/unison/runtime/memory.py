@@ -1,14 +1,14 @@
-"""The C allocator keeps what XLA frees, so that a step does not pay for its buffers again.
+"""Keeps memory that XLA frees in the C allocator, so that steps do not page-fault it in again.
 
 XLA's CPU client takes the buffers of a program from `malloc` and frees them after the step. By
-default glibc gets large blocks from the kernel and gives them back at once, and the next step
-faults every page in anew: a third of the CPU time of a small CNN's step. With `keep_freed_memory`
-they stay with the process. The price: memory that has been used once is not returned to the system
-before the process ends.
+default glibc gets large blocks from the kernel and returns them as soon as they are freed, and the
+next step faults every page in again: a third of the CPU time of a small CNN's step. With
+`keep_freed_memory` they stay with the process. The cost: memory that was used once is not returned
+to the system before the process ends.
 
-It is done where several logical CPU devices or several processes train, before their backend
-starts, and in the processes of parameter servers. The environment variable
-`UNISON_KEEP_MEMORY=0` turns it off.
+This is done if several logical CPU devices or several processes train, before their backend starts,
+and in the processes of parameter servers. The environment variable `UNISON_KEEP_MEMORY=0` turns it
+off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to keep freed memory; returns whether it will.
+    """Configures glibc to keep freed memory; returns whether it will.
 
     Other C libraries are left alone, and so is a process whose user set one of glibc's own
     `MALLOC_` variables.
@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     # Everything from one heap (blocks mapped one by one would be unmapped when freed, and a
-    # thread's own arena cannot hold large ones), whose end is never given back.
+    # thread's own arena cannot hold large ones), whose end is never returned to the system.
     options = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _NEVER, _M_ARENA_MAX: 1}
     accepted = [mallopt(option, value) for option, value in options.items()]
     return all(answer == 1 for answer in accepted)

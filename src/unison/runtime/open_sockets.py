@@ -1,4 +1,4 @@
-"""The TCP sockets that this process has open, whoever in it has opened them."""
+"""The TCP sockets that this process has open, whichever library opened them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """Yields a copy of each TCP connection and listener of this process; it is closed afterwards.
+    """Yields a duplicate of each TCP socket of this process, and closes it afterwards.
 
-    Whoever uses the socket itself notices nothing, unless the copy is shut down.
+    The socket's owner is not affected, unless the duplicate is shut down.
 
     Raises:
-        OSError: The system does not say which files are open.
+        OSError: The system does not list the open files.
 
     Examples:
         >>> with socket.create_server(("127.0.0.1", 0)) as server:
@@ -22,7 +22,7 @@ def tcp_sockets() -> Iterator[socket.socket]:
         True
     """
     for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError), _copy(number) as copy:  # a file, or closed by now
+        with contextlib.suppress(OSError), _copy(number) as copy:  # not a socket, or already closed
             if copy.proto == socket.IPPROTO_TCP:
                 yield copy
 
@@ -30,8 +30,9 @@ def tcp_sockets() -> Iterator[socket.socket]:
 def _copy(number: int) -> socket.socket:
     copy = os.dup(number)
     try:
-        # Where the program has called socket.setdefaulttimeout, Python makes what it opens
-        # non-blocking, and with it all copies; not what it is told to be so already.
+        # If the program has called socket.setdefaulttimeout, Python makes a socket that it creates
+        # non-blocking, and with it all duplicates; not one whose type says that it is non-blocking
+        # already.
         return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
     except OSError:
         os.close(copy)

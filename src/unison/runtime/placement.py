@@ -1,4 +1,4 @@
-"""Where the copies of a value live: the replicas' devices as a one-axis mesh.
+"""Where the copies of a value are placed: the replicas' devices as a mesh.
 
 A strategy owns one `Placement`; variables, programs and input all place their arrays by it.
 """
@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -21,66 +20,70 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 
 from unison.runtime import devices
 from unison.runtime.liveness import watched
+from unison.runtime.private_jax import shard_map
 from unison.runtime.shared_memory import shared_memory_of
+from unison.thread_local import ThreadLocal
 
 REPLICA_AXIS = "replica"
 
-#: The prefix of the mesh axes along which the cores of one replica lie, if nobody named them.
+#: The prefix of the mesh axes of the cores of one replica, if they were not named.
 CORE_AXIS = "core"
 
-#: The stages of ZeRO from which the replicas divide an optimizer's state, and the weights.
+#: The ZeRO stages from which on the replicas divide the optimizer's state, and the weights.
 OPTIMIZER, WEIGHTS = 1, 3
 
-#: What has fewer elements, replicas do not divide so: to gather it costs more than it takes.
+#: Replicas do not divide arrays with fewer elements: gathering costs more than it saves.
 _SMALLEST_DIVIDED = 2**10
 
-#: How a whole copy lies: on every device.
+#: The spec of an array with a whole copy on every device.
 WHOLE = PartitionSpec()
 
 
 class StepsInALoop:
-    """Says of a program that it is a loop of steps, each of which takes effect or does not."""
+    """Marks a program as a loop of steps, each of which either takes effect or does not."""
 
 
-#: What a program does that has no effect; see `Placement.program`.
+#: How to compute the results of a program that has no effect; see `Placement.program`.
 Unchanged = Callable[[Sequence[Any], Any], Any] | StepsInALoop
 
-_scope = threading.local()
+_in_scope: ThreadLocal[Placement | None] = ThreadLocal(None)
 
 
 class PartitionRules(Protocol):
-    """Says how the cores of a replica divide variables; see `unison.partitioning`."""
+    """Rules for how the cores of a replica divide variables; see `unison.partitioning`."""
 
     def division_of(self, name: str, shape: tuple[int, ...]) -> PartitionSpec:
-        """Returns the mesh axes that divide the axes of a variable."""
+        """Returns the mesh axes along which the axes of a variable are divided."""
 
     def warn_of_unmatched(self) -> None:
-        """Warns, once, of rules that no variable has matched so far."""
+        """Warns once about rules that no variable has matched so far."""
 
 
 class Placement:
-    """The devices of the replicas, in order, and the two ways an array can lie on them.
+    """The devices of the replicas, in order, and the two ways to place an array on them.
 
     * mirrored: every device holds the whole array;
-    * per-replica: the array has a leading axis of size `num_replicas`, one slice a device.
+    * per-replica: the array has a leading axis of size `num_replicas`, one slice per device.
 
     Between programs, a mirrored value may be kept as one copy at `home` instead (central storage):
-    `lend` brings it to the devices for a program, `keep` takes it back.
+    `lend` copies it to the devices for a program, and `keep` moves it back.
 
-    Placements of the same devices and home are equal. The devices may be those of several
-    processes: then each process gives and sees the parts of its own replicas, and all of them must
-    do the same.
+    Placements of the same devices and home are equal. The devices may belong to several processes:
+    then each process provides and sees the parts of its own replicas, and all processes must make
+    the same calls.
 
     Args:
-        replica_devices: One device a replica, without repetition; those of a process together.
-        home: Where the one copy of a mirrored value is kept. Default: every device keeps one.
+        replica_devices: One device per replica, without repetition; the devices of a process are
+            contiguous.
+        home: Where the single copy of a mirrored value is kept. Default: every device keeps one.
         core_axes: The sizes, by name, of the mesh of devices that compute a replica together.
-            There are that many for each in `replica_devices`, one after the other, all of one
-            process. XLA divides what a replica computes between them as the variables are divided
-            (`division_of`), and as the program says (`lax.with_sharding_constraint`).
+            `replica_devices` then lists that many devices for each replica, one after the other,
+            all of one process. XLA divides a replica's computation between them according to the
+            division of the variables (`division_of`) and the program's own constraints
+            (`lax.with_sharding_constraint`).
     """
 
-    #: The class of the variables' cells, where they are kept in a way of their own.
+    #: The class of the variables' cells, if this placement needs a special one.
     cell_kind: type | None = None
 
     def __init__(
@@ -91,14 +94,14 @@ class Placement:
     ):
         core_axes = dict(core_axes or {})
         cores_per_replica = math.prod(core_axes.values())
-        #: The replicas' devices: of a replica of several cores, the first.
+        #: The replicas' devices: for a replica of several cores, the first.
         self.devices = tuple(replica_devices[::cores_per_replica])
-        #: What they are, as JAX calls it: `"cpu"`, `"gpu"`, `"tpu"`.
+        #: Their platform in JAX's terms: `"cpu"`, `"gpu"`, `"tpu"`.
         self.platform = self.devices[0].platform
         self.home = home
         self.num_replicas = len(self.devices)
         self.cores_per_replica = cores_per_replica
-        #: All devices of the replicas; those of a replica together.
+        #: All devices of the replicas; those of one replica are contiguous.
         self.cores = tuple(replica_devices)
         self._device_set = set(self.cores)
         process = jax.process_index()
@@ -107,12 +110,13 @@ class Placement:
             replica for replica, d in enumerate(self.devices) if d.process_index == process
         )
         #: Whether replicas update parts of large weights, as `unison.keras.sharded_update` does;
-        #: None: where it was measured to win.
+        #: None: only where it was measured to be faster.
         self.shards_update: bool | None = None
-        #: What of a model's state the replicas divide: see `ModelParallelStrategy`.
+        #: The ZeRO stage, which parts of a model's state the replicas divide: see
+        #: `ModelParallelStrategy`.
         self.zero = 0
-        #: Says how the cores of a replica divide a variable, by its name and shape. Default: each
-        #: has a copy.
+        #: How the cores of a replica divide a variable, by its name and shape. Default: each has a
+        #: copy.
         self.rules: PartitionRules | None = None
         #: This process's devices.
         self.local_devices = tuple(self.devices[replica] for replica in self.local_replicas)
@@ -122,7 +126,7 @@ class Placement:
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
         self._gatherings: dict[PartitionSpec, Callable[[jax.Array], jax.Array]] = {}
-        #: Whether what `first_copy` returns shares its buffer with the kept array.
+        #: Whether the result of `first_copy` shares its buffer with the kept array.
         self.shares_first_copy = home in (None, memory_of(self.devices[0]))
         several_cpus = len(self._local_cores) > 1 and self.platform == "cpu"
         needs_lock = several_cpus or self.spans_processes
@@ -148,22 +152,22 @@ class Placement:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the replicas are those of a group of workers that may change."""
+        """Whether the replicas belong to a group of workers that may change."""
         return False
 
     def division_of(self, name: str, shape: tuple[int, ...]) -> PartitionSpec:
-        """Returns how the cores of a replica divide the variable `name`.
+        """Returns the spec by which the cores of a replica divide the variable `name`.
 
         Raises:
-            ValueError: They cannot.
+            ValueError: They cannot divide it.
         """
         return WHOLE if self.rules is None else self.rules.division_of(name, shape)
 
     def division_at(self, stage: int, name: str, shape: tuple[int, ...]) -> PartitionSpec:
-        """Returns how all devices divide what is kept of the weight `name`, or of its slots.
+        """Returns the spec by which all devices divide the weight `name`, or its slots.
 
         Args:
-            stage: The stage of ZeRO from which the replicas divide it: `OPTIMIZER`, `WEIGHTS`.
+            stage: The ZeRO stage from which on the replicas divide it: `OPTIMIZER`, `WEIGHTS`.
             name: The weight's.
             shape: Its shape.
         """
@@ -177,8 +181,9 @@ class Placement:
     def axis_for_replicas(self, name: str, shape: tuple[int, ...]) -> int | None:
         """Returns the first axis of a variable that the replicas can divide, None if none.
 
-        It is one that the cores of a replica do not divide. Of divided weights with more than two
-        axes, the first comes last: layers may be stacked along it, to be gathered one by one.
+        The cores of a replica do not divide that axis already. For divided weights with more than
+        two axes, the first axis is tried last: layers may be stacked along it, to be gathered one
+        by one.
         """
         division = self.division_of(name, shape)
         entries = (*division, *(None,) * (len(shape) - len(division)))
@@ -191,14 +196,14 @@ class Placement:
         return None
 
     def mirror(self, value: Any, division: PartitionSpec = WHOLE) -> jax.Array:
-        """Returns `value` with a whole copy on every device, or with the one at home.
+        """Returns `value` with a whole copy on every device, or with a single copy at home.
 
         The copies are the placement's own: the result never shares a buffer with `value`, so a
         program may donate it.
 
         Args:
-            value: An array; on several processes, the same on each.
-            division: How the devices divide the copy instead, if they do.
+            value: An array; with several processes, the same on each.
+            division: How the devices divide the value instead, if they do.
         """
         if isinstance(value, jax.Array):
             value = jnp.copy(value)
@@ -213,9 +218,9 @@ class Placement:
         return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
     def lend(self, kept: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns arrays for a program: those that are kept at home with a copy on every device.
+        """Returns the arrays for a program: those kept at home get a copy on every device.
 
-        Where the home is one of the devices, its copy is the kept one.
+        If the home is one of the devices, its copy is the kept array.
         """
         lent = list(kept)
         if self.home is None:
@@ -227,7 +232,7 @@ class Placement:
         return lent
 
     def keep(self, mirrored: jax.Array) -> jax.Array:
-        """Returns an array that a program left on every device as it is kept between programs."""
+        """Returns a program's mirrored result in the form in which it is kept between programs."""
         if self.home is None:
             return mirrored
         return jax.device_put(mirrored.addressable_data(0), self.home)
@@ -236,14 +241,14 @@ class Placement:
         """Returns an array that `mirror` or `keep` made, on the first of this process's devices."""
         if self.home is None:
             return kept.addressable_data(0)
-        with jax.ensure_compile_time_eval():  # also where somebody else's function is traced
+        with jax.ensure_compile_time_eval():  # also inside a function that the caller traces
             return jax.device_put(kept, memory_of(self.devices[0]))
 
     def bring(self, value: Any) -> jax.Array:
-        """Returns `value` on every device; where it lies already, it is not copied.
+        """Returns `value` on every device; it is not copied to devices that already have it.
 
         Args:
-            value: An array; on several processes, the same on each.
+            value: An array; with several processes, the same on each.
         """
         if not self.spans_processes:
             return jax.device_put(value, self.mirrored)
@@ -254,7 +259,7 @@ class Placement:
 
     @property
     def _local_cores(self) -> list[jax.Device]:
-        """This process's devices, those of a replica together."""
+        """This process's devices; those of one replica are contiguous."""
         count = self.cores_per_replica
         starts = [replica * count for replica in self.local_replicas]
         return [core for start in starts for core in self.cores[start : start + count]]
@@ -270,8 +275,8 @@ class Placement:
         ]
 
     def holds(self, array: jax.Array) -> bool:
-        """Whether a program on this placement can take `array` as it lies: it is here, or it is
-        on no device by anybody's wish, so that the call may move it.
+        """Returns whether a program on this placement accepts `array` where it is: it is on these
+        devices, or it is not committed to any device, so that the call may move it.
         """
         sharding = array.sharding
         if not array.committed:
@@ -284,9 +289,9 @@ class Placement:
         """Returns an array of shape `(num_replicas, ...)` with slice r on device r.
 
         Args:
-            stacked: The slices of this process's replicas: where there is no other process, all.
-                An array that lies like this already is returned as it is. Or a tree of such
-                arrays: one call takes less time than several.
+            stacked: The slices of this process's replicas; with a single process, all. An array
+                that is already placed like this is returned as is. Or a tree of such arrays: one
+                call takes less time than several.
         """
         if not self.spans_processes:
             return jax.device_put(stacked, self.per_replica)
@@ -308,7 +313,8 @@ class Placement:
         """Returns the array of the replicas' slices.
 
         Args:
-            slices: Those of this process's replicas, each of shape `(1, ...)` and on its device.
+            slices: The slices of this process's replicas, each of shape `(1, ...)` and on its
+                device.
         """
         shape = (self.num_replicas, *slices[0].shape[1:])
         return jax.make_array_from_single_device_arrays(
@@ -321,10 +327,11 @@ class Placement:
         return self.spread(jnp.broadcast_to(value, (len(self.local_replicas), *value.shape)))
 
     def divide(self, whole: Any) -> Any:
-        """Returns an array whose rows, divisible by the number of replicas, lie on them in turn.
+        """Returns an array whose rows are divided evenly among the replicas, in order.
 
         Args:
-            whole: All rows; on several processes, the same on each. Or a tree of such arrays.
+            whole: All rows, a multiple of the number of replicas; with several processes, the same
+                on each. Or a tree of such arrays.
         """
         if not self.spans_processes:
             return jax.device_put(whole, self.per_replica)
@@ -341,7 +348,7 @@ class Placement:
         )
 
     def slices(self, stacked: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns the values of this process's replicas, each on its device, of an array placed by
+        """Returns the slices of this process's replicas, each on its device, of an array placed by
         `spread`.
         """
         return tuple(shard[0] for shard in shards_in_order(stacked, self.cores_per_replica))
@@ -349,25 +356,25 @@ class Placement:
     def whole(self, divided: jax.Array) -> np.ndarray:
         """Returns all slices, or rows, of an array placed by `spread` or `divide`.
 
-        On several processes, they are gathered: each must ask.
+        With several processes, they are gathered: each process must call this.
         """
         return self.whole_of(lambda: divided)
 
     def whole_of(self, divided: Callable[[], jax.Array]) -> np.ndarray:
-        """Returns the whole of what `divided` returns, which may be asked again; see `whole`."""
+        """Returns the whole array of `divided`, which may be called again; see `whole`."""
         array = divided()
         if not self.spans_processes:
             return np.asarray(array)
         assert isinstance(array.sharding, NamedSharding)
         division = array.sharding.spec
         if REPLICA_AXIS in division:
-            # At once, also where somebody else's function is traced.
+            # Evaluated eagerly, also inside a function that the caller traces.
             with jax.ensure_compile_time_eval():
                 array = self._gathering(division)(array)
         return _of_local_parts(array)
 
     def _gathering(self, division: PartitionSpec) -> Callable[[jax.Array], jax.Array]:
-        """Returns a program that brings together what the replicas divide, and not their cores."""
+        """Returns a program that gathers over the replicas, and not over their cores."""
         if division not in self._gatherings:
             axis = division.index(REPLICA_AXIS)
             self._gatherings[division] = self.program(
@@ -392,13 +399,13 @@ class Placement:
         Args:
             function: Maps this replica's values to this replica's results.
             in_specs: The arguments' partition specs, as for `jax.shard_map`.
-            out_specs: Those of the results.
+            out_specs: The partition specs of the results.
             donate: The arguments whose buffers the program may reuse.
-            name: What the program is called in messages.
-            unchanged: Maps a replica's arguments and results to the results of a program that was
-                to have no effect; or says that the function is a loop of steps. A group of workers
-                that may change needs it (see `unison.runtime.elastic`); elsewhere, a program has
-                its effect or raises.
+            name: The program's name in messages.
+            unchanged: Maps a replica's arguments and results to the results of the program if it
+                must have no effect; or a `StepsInALoop`, if the function is a loop of steps. A
+                group of workers that may change needs it (see `unison.runtime.elastic`); elsewhere,
+                a program takes effect or raises.
         """
         del unchanged
         if self.rules is not None:
@@ -417,7 +424,7 @@ class Placement:
                 if memory is None:
                     return compiled(*args)
                 ticket, results = compiled(memory.ticket, *args)
-                if not isinstance(ticket, jax.core.Tracer):  # else the caller refuses
+                if not isinstance(ticket, jax.core.Tracer):  # else the caller raises an error
                     memory.ticket = ticket
                 return results
 
@@ -431,8 +438,8 @@ class Placement:
         out_specs: Any,
         donate: Sequence[int] = (),
     ) -> jax.stages.Wrapped:
-        """Returns what `program` compiles; see there for the arguments."""
-        mapped = jax.shard_map(
+        """Returns the jitted function that `program` runs; see there for the arguments."""
+        mapped = shard_map(
             function,
             mesh=self.mesh,
             in_specs=jax.tree.map(_over_replicas, in_specs),
@@ -440,11 +447,12 @@ class Placement:
             axis_names={REPLICA_AXIS},
             check_vma=False,
         )
-        # Named, so that arrays which are not on the mesh yet need no program of their own.
+        # Given explicitly, so that arrays that are not on the mesh yet do not need a separate
+        # program.
         shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), in_specs)
         out_shardings = None
         if self.cores_per_replica > 1:
-            # What leaves a program lies as it says, however the program divided it.
+            # The results are placed as specified, however XLA divided them inside the program.
             out_shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), out_specs)
         return jax.jit(
             mapped,
@@ -454,7 +462,7 @@ class Placement:
         )
 
     def tracing(self) -> AbstractContextManager[Any]:
-        """Inside, a function may be traced that says how the cores of a replica divide a value."""
+        """Lets a function traced inside state how the cores of a replica divide a value."""
         if self.mesh.axis_names == (REPLICA_AXIS,):
             return contextlib.nullcontext()
         of_replica = self.mesh.abstract_mesh.update_axis_types({REPLICA_AXIS: AxisType.Manual})
@@ -464,7 +472,7 @@ class Placement:
         """Returns the first process's `value`, an array of one shape and dtype on all of them."""
         if not self.spans_processes:
             return value
-        with jax.ensure_compile_time_eval():  # also where a variable is made in a traced program
+        with jax.ensure_compile_time_eval():  # also if a variable is created in a traced program
             return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
 
 
@@ -474,8 +482,8 @@ class PlacedProgram:
 
     Attributes:
         launch: Runs it.
-        jitted: The jitted function behind it, where launching is no more than calling that, under
-            the launch lock.
+        jitted: The underlying jitted function, if launching the program is only calling that
+            function under the launch lock.
     """
 
     launch: Callable[..., Any]
@@ -486,10 +494,10 @@ class PlacedProgram:
 
 
 def _mesh_of(cores: Sequence[jax.Device], core_axes: Mapping[str, int]) -> Mesh:
-    """Returns the devices as a mesh: an axis of replicas, and those of the cores of a replica.
+    """Returns the devices as a mesh: an axis of replicas, and the axes of a replica's cores.
 
-    The axes are automatic: inside `shard_map`, that of the replicas is manual anyway, and outside,
-    ordinary jnp operations on mirrored arrays then need no sharding annotations.
+    The axes are automatic: inside `shard_map`, the axis of the replicas is manual anyway, and
+    outside, ordinary jnp operations on mirrored arrays then need no sharding annotations.
     """
     names = (REPLICA_AXIS, *core_axes)
     grid = np.array(cores).reshape(-1, *core_axes.values())
@@ -497,12 +505,12 @@ def _mesh_of(cores: Sequence[jax.Device], core_axes: Mapping[str, int]) -> Mesh:
 
 
 def _over_replicas(spec: PartitionSpec) -> PartitionSpec:
-    """Returns how the replicas divide what they and their cores divide by `spec`."""
+    """Returns the part of `spec` that concerns the replicas, without the axes of their cores."""
     return PartitionSpec(*(REPLICA_AXIS if entry == REPLICA_AXIS else None for entry in spec))
 
 
 def with_replicas_at(axis: int, division: PartitionSpec) -> PartitionSpec:
-    """Returns `division` with the replicas dividing an axis that nobody else does.
+    """Returns `division` with the replicas dividing an axis that is not divided otherwise.
 
     Examples:
         >>> with_replicas_at(1, PartitionSpec("model"))
@@ -514,7 +522,7 @@ def with_replicas_at(axis: int, division: PartitionSpec) -> PartitionSpec:
 
 
 def _of_local_parts(divided: jax.Array) -> np.ndarray:
-    """Returns the whole of what the cores of each replica divide, if they do: it is all here."""
+    """Returns the whole of an array that only a replica's cores may divide: all parts are local."""
     if divided.is_fully_replicated:
         return np.asarray(divided.addressable_data(0))
     whole = np.empty(divided.shape, divided.dtype)
@@ -552,19 +560,19 @@ def prime_factors(number: int) -> list[int]:
 
 
 def specs_of_each(in_specs: Any) -> tuple[Any, ...]:
-    """Returns the specs of the arguments; one that stands for all has one argument."""
+    """Returns the specs of the arguments; a single spec stands for a single argument."""
     return (in_specs,) if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
 
 
 def memory_of(device: jax.Device) -> SingleDeviceSharding:
-    """Returns how an array lies in the device's own memory."""
+    """Returns the sharding of an array in the device's own memory."""
     return SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
 
 
 def shards_in_order(array: jax.Array, cores_per_replica: int = 1) -> list[jax.Array]:
     """Returns the local single-device pieces of `array`, ordered by their leading index.
 
-    Of the equal pieces on the cores of a replica, there is one.
+    Only one of the equal pieces on the cores of a replica is returned.
     """
 
     def start(shard: Any) -> int:
@@ -576,18 +584,14 @@ def shards_in_order(array: jax.Array, cores_per_replica: int = 1) -> list[jax.Ar
 
 @contextlib.contextmanager
 def scoped_placement(placement: Placement) -> Iterator[None]:
-    """Makes `placement` the one that the thread's new variables live on."""
-    previous = getattr(_scope, "placement", None)
-    _scope.placement = placement
-    try:
+    """Places the thread's new variables on `placement` inside the context."""
+    with _in_scope.bound_to(placement):
         yield
-    finally:
-        _scope.placement = previous
 
 
 def placement_in_scope() -> Placement:
     """Returns the placement of the innermost scope; outside any, the default device's."""
-    placement = getattr(_scope, "placement", None)
+    placement = _in_scope.value
     return _default_placement() if placement is None else placement
 
 

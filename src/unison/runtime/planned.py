@@ -1,8 +1,8 @@
-"""A placement on devices that are described but not there: it compiles programs, and runs none.
+"""A placement on devices that are described but not present: it compiles programs, but runs none.
 
-Everything up to the compiled program goes as it does on real devices: variables are made, a
-global batch is divided, a step is traced and lowered for the replicas. What would lie on the
-devices is only described (`PlannedArray`).
+Everything up to the compiled program happens as on real devices: variables are created, a global
+batch is divided, a step is traced and lowered for the replicas. The arrays on the devices are only
+described (`PlannedArray`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,28 +22,28 @@ from unison.runtime import devices
 from unison.runtime.placement import WHOLE, PlacedProgram, Placement, Unchanged, specs_of_each
 from unison.runtime.precision import device_dtype
 from unison.runtime.tpu.slices import Described, description_of
+from unison.thread_local import ThreadLocal
 
-#: Arrays of at most so many bytes keep their values, so that a program can look at its learning
+#: Arrays of at most this many bytes keep their values, so that a program can read its learning
 #: rate; larger ones take no memory, and read as zeros.
 _LARGEST_KEPT = 2**16
 
-_thread = threading.local()
+_is_planning = ThreadLocal(False)
 
 
 class NotRunHereError(RuntimeError):
-    """A program was to run on devices that are not there."""
+    """A program was called for devices that are not present."""
 
 
 class PlannedProgram(NamedTuple):
     """A program that has been lowered for the devices of a `PlannedPlacement`.
 
     Attributes:
-        name: What it is called in messages.
-        lowered: What can be compiled.
-        arguments: What it is called with: a tuple of trees of `jax.ShapeDtypeStruct`s with their
-            shardings.
+        name: Its name in messages.
+        lowered: The lowered program, ready to be compiled.
+        arguments: Its arguments: a tuple of trees of `jax.ShapeDtypeStruct`s with their shardings.
         target: The name of the devices.
-        placement: The replicas that they are.
+        placement: The placement of the replicas on them.
     """
 
     name: str
@@ -58,14 +57,13 @@ class PlannedProgram(NamedTuple):
         return self.placement.num_replicas
 
 
-class ProgramPlanned(BaseException):  # no error, and no `except Exception` takes it
-    """Leaves a program where a step would run for the first time.
+class ProgramPlanned(BaseException):  # not an error: `except Exception` does not catch it
+    """Raised to leave a program where a step would run for the first time.
 
     Attributes:
-        program: That step.
-        state: The bytes on each device of what stays between steps, by what it is; empty if
-            nobody said.
-        examples: The examples of the global batch; None if nobody said.
+        program: The program of that step.
+        state: The bytes on each device that are kept between steps, by kind; empty if unknown.
+        examples: The number of examples of the global batch; None if unknown.
     """
 
     def __init__(self, program: PlannedProgram):
@@ -76,12 +74,12 @@ class ProgramPlanned(BaseException):  # no error, and no `except Exception` take
 
 
 class PlannedArray:
-    """An array as it would lie on the devices.
+    """An array as it would be placed on the devices.
 
     Args:
         value: Any array; its values are kept if it is small.
-        sharding: How it would lie.
-        shape: Its shape, if that is another than the value's, which is then repeated.
+        sharding: Its sharding on the devices.
+        shape: Its shape, if that differs from the value's; the value is then broadcast to it.
     """
 
     def __init__(self, value: Any, sharding: NamedSharding, shape: tuple[int, ...] | None = None):
@@ -107,13 +105,13 @@ class PlannedArray:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
 
     def addressable_data(self, index: int) -> np.ndarray:
-        """Returns the whole array: a copy of one that is mirrored."""
+        """Returns the whole array, as for a mirrored array."""
         del index
         return np.asarray(self)
 
     @property
     def addressable_shards(self) -> Sequence[Any]:
-        """Returns the slices of one that is spread."""
+        """Returns the slices, as for an array placed by `spread`."""
         whole = np.asarray(self)
         slices = [(slice(start, start + 1),) for start in range(len(whole))]
         return [_Shard(index, whole[index]) for index in slices]
@@ -129,14 +127,14 @@ class _Shard:
 
 
 class PlannedPlacement(Placement):
-    """The replicas of devices that are described but not there.
+    """The placement of replicas on devices that are described but not present.
 
-    Values are kept by this process, for all replicas; a program is lowered where it would run,
-    and then `NotRunHereError` raised, or, inside `planning`, `ProgramPlanned`.
+    This process keeps the values, for all replicas. Calling a program raises `NotRunHereError`;
+    inside `planning`, the program is lowered and `ProgramPlanned` is raised.
 
     Args:
         replica_devices: As for `Placement`.
-        described: What they belong to.
+        described: The topology that they belong to.
         core_axes: As for `Placement`.
     """
 
@@ -171,7 +169,7 @@ class PlannedPlacement(Placement):
 
     def holds(self, array: jax.Array) -> bool:
         del array
-        return True  # whatever is an argument is only described
+        return True  # arguments are only described
 
     def spread(self, stacked: Any) -> Any:
         return jax.tree.map(self._sharded, stacked)
@@ -217,7 +215,7 @@ class PlannedPlacement(Placement):
         )
 
         def launch(*args: Any) -> Any:
-            if not getattr(_thread, "is_planning", False):
+            if not _is_planning.value:
                 raise NotRunHereError(
                     f"Expected the devices of {self.target} to run {name}. Received: a process "
                     "without them, whose strategy only compiles. Ask unison.planning.plan_fit or "
@@ -251,13 +249,9 @@ def _described(sharding: NamedSharding, leaf: Any) -> jax.ShapeDtypeStruct:
 
 @contextlib.contextmanager
 def planning() -> Iterator[None]:
-    """Inside, a program that would run on a `PlannedPlacement` raises `ProgramPlanned`."""
-    before = getattr(_thread, "is_planning", False)
-    _thread.is_planning = True
-    try:
+    """Makes a program that would run on a `PlannedPlacement` raise `ProgramPlanned`."""
+    with _is_planning.bound_to(True):
         yield
-    finally:
-        _thread.is_planning = before
 
 
 def placement_on(
@@ -265,7 +259,7 @@ def placement_on(
     home: SingleDeviceSharding | None = None,
     core_axes: Mapping[str, int] | None = None,
 ) -> Placement:
-    """Returns a placement on devices: a `PlannedPlacement` where they are only described.
+    """Returns a placement on devices: a `PlannedPlacement` if they are only described.
 
     Args:
         replica_devices: As for `Placement`.

@@ -1,8 +1,8 @@
-"""Which dtypes arrays have where 64 bits are asked for.
+"""The dtypes of arrays for which 64 bits are requested.
 
 JAX makes 32-bit arrays unless told otherwise. With its option `jax_explicit_x64_dtypes` set to
-"allow", as the face `unison.tf` sets it, an explicitly named 64-bit dtype is kept, while Python
-numbers still become 32 bits: TensorFlow's rule.
+"allow", as `unison.tf` sets it, an explicitly named 64-bit dtype is kept, while Python numbers
+still become 32 bits: TensorFlow's rule.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 
 
 def keeps_explicit_64_bits() -> bool:
-    """Whether an explicitly named 64-bit dtype is kept."""
+    """Returns whether an explicitly named 64-bit dtype is kept."""
     options: Any = jax.config  # its options are attributes that JAX does not declare
     return options.jax_enable_x64 or options.jax_explicit_x64_dtypes.name == "ALLOW"
 
 
 def device_dtype(dtype: Any) -> np.dtype:
-    """Returns the dtype that an array on a device has where `dtype` is asked for by name."""
+    """Returns the dtype of a device array for which `dtype` is requested by name."""
     wanted = jnp.dtype(dtype)
     return wanted if keeps_explicit_64_bits() else jnp.dtype(jax.dtypes.canonicalize_dtype(wanted))
 
 
 def device_array(value: Any) -> jax.Array:
-    """Returns a NumPy value as an array on the default device, of its dtype if JAX keeps that."""
+    """Returns a NumPy value as an array on the default device, with its dtype if JAX keeps that."""
     return jnp.asarray(np.asarray(value), dtype=device_dtype(value.dtype))
 
 
 def array_type(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> Any:
-    """Returns what stands for an array where a function is traced (a `jax.ShapeDtypeStruct` would
-    lose 64 bits).
+    """Returns an abstract array for tracing a function (a `jax.ShapeDtypeStruct` would lose 64
+    bits).
     """
     return jax.core.ShapedArray(tuple(shape), dtype, weak_type=weak_type)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +80,63 @@ from jax.extend.core import (
 )
 from jax.interpreters import ad, mlir
 from jax.interpreters.partial_eval import dce_jaxpr
+from jax.sharding import PartitionSpec
 from jaxlib import _jax, xla_client
+from jaxlib.version import __version__ as jaxlib_version
+
+#: Compiling a program ends the process (SIGSEGV, in Shardy) if a `shard_map` in it has an input
+#: without elements and one with some. It does not with jaxlib 0.11.1 and 0.12.
+_EMPTY_INPUTS_CRASH = jaxlib_version == "0.11.2"
+
+
+def shard_map(
+    function: Callable[..., Any], *, mesh: jax.sharding.Mesh, in_specs: Any, **options: Any
+) -> Callable[..., Any]:
+    """`jax.shard_map`, without inputs that have no elements where jaxlib cannot compile these.
+
+    Args:
+        function: What each device computes.
+        mesh: The devices.
+        in_specs: A spec for each argument, or a tree of them; or one for all arguments.
+        **options: The other arguments of `jax.shard_map`.
+    """
+    if not _EMPTY_INPUTS_CRASH:
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, **options)
+
+    @functools.wraps(function)
+    def mapped(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        is_empty = [0 in jnp.shape(leaf) for leaf in leaves]
+        if all(is_empty) or not any(is_empty):
+            return jax.shard_map(function, mesh=mesh, in_specs=in_specs, **options)(*args)
+        prefix = in_specs if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
+        specs = jax.tree.leaves(jax.tree.broadcast(prefix, args))
+        axes = options.get("axis_names") or set(mesh.axis_names)
+
+        def with_empty_ones(*others: Any) -> Any:
+            remaining = iter(others)
+            pieces = [
+                _empty_piece(leaf, spec, mesh, axes) if empty else next(remaining)
+                for leaf, spec, empty in zip(leaves, specs, is_empty, strict=True)
+            ]
+            return function(*jax.tree.unflatten(structure, pieces))
+
+        def others(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(v for v, empty in zip(values, is_empty, strict=True) if not empty)
+
+        of_others = jax.shard_map(with_empty_ones, mesh=mesh, in_specs=others(specs), **options)
+        return of_others(*others(leaves))
+
+    return mapped
+
+
+def _empty_piece(array: Any, spec: PartitionSpec, mesh: Any, axes: set[str]) -> jax.Array:
+    """Returns what a device has of an array without elements, which `axes` of a mesh divide."""
+    shape = list(jnp.shape(array))
+    for place, entry in enumerate(spec):
+        for axis in jax.tree.leaves(entry):
+            shape[place] //= mesh.shape[axis] if axis in axes else 1
+    return jnp.zeros(shape, jnp.result_type(array))
 
 
 def backend_is_started() -> bool:

@@ -1,8 +1,8 @@
-"""The processes of a cluster: how they come together, and what they tell each other.
+"""The processes of a cluster: how they join it, and how they exchange values.
 
 `join_cluster` makes this process one of a job of `jax.distributed`, in which every process sees the
-devices of all. What the processes have to tell each other besides arrays goes through JAX's
-coordination service, which the first process hosts.
+devices of all. Values other than arrays are exchanged through JAX's coordination service, which the
+first process hosts.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from unison.tracebacks import show_instead
 
 logger = logging.getLogger("unison")
 
-#: The jobs whose tasks train, in the order of their processes.
+#: The jobs whose tasks train together, in the order of their processes.
 TRAINING_JOBS = ("chief", "worker")
 
-#: Seconds after which JAX's own heartbeats count as missed: whoever is lost is found otherwise, and
-#: JAX ends the processes that are left.
+#: Timeout in seconds of JAX's own heartbeats: lost processes are detected otherwise, and JAX would
+#: terminate the remaining processes.
 _NEVER = 10**6
 
-#: How a process ends after Ctrl-C.
+#: The exit code of a process after Ctrl-C.
 _INTERRUPTED_EXIT_CODE = 130
 
-#: Seconds that a process waits for the others, at the start and whenever they agree on something.
+#: Seconds that a process waits for the others, at startup and whenever they agree on a value.
 TIMEOUT = 300.0
 
 
@@ -64,8 +64,9 @@ def join_cluster(
 ) -> None:
     """Makes this process the given task of a cluster, and waits for the others.
 
-    The first task listens at its address, and hosts the coordination service behind it. Of one
-    task, and where the process has joined already, nothing is done.
+    The first task listens at its address, and relays connections there to the coordination service,
+    which it hosts. Does nothing if the cluster has a single task, or if the process has joined
+    already.
 
     Args:
         cluster: The cluster.
@@ -74,12 +75,12 @@ def join_cluster(
         timeout: Seconds to wait for the others.
 
     Raises:
-        ValueError: The cluster has no such training task, or this process belongs to a job of
-            another size.
-        RuntimeError: JAX's backend runs already, with the devices of this process only.
-        UnavailableError: Not all came, two came as the same task, their software or clusters
-            differ, or the first one's address cannot be listened at.
-        UnauthenticatedError: The first one has another key (`UNISON_KEY`).
+        ValueError: The cluster has no such training task, or this process has joined a job of
+            another size or as another task.
+        RuntimeError: JAX's backend is already running, with the devices of this process only.
+        UnavailableError: Not all processes joined, two joined as the same task, their software or
+            clusters differ, or the first process cannot listen at its address.
+        UnauthenticatedError: The first process has another key (`UNISON_KEY`).
     """
     tasks = training_tasks(cluster)
     if len(tasks) < 2:
@@ -105,7 +106,7 @@ def join_cluster(
     names = [f"{job} {index} ({cluster.task_address(job, index)})" for job, index in tasks]
     about = software() | {"cluster": str(cluster.as_dict())}
     met = meet(address, Place(place, names), about, timeout)
-    # JAX's preemption service would keep SIGTERM from ending the process.
+    # JAX's preemption service would keep SIGTERM from terminating the process.
     jax.config.update("jax_enable_preemption_service", False)
     global _relay, _timeout
     if met.entrance is None:
@@ -144,7 +145,7 @@ def _initialize(address: str, count: int, place: int, timeout: float) -> None:
 
 
 def _release_collectives(watcher: liveness.Liveness) -> None:
-    """Has the waits of collectives on CPUs end when a worker is lost."""
+    """Makes CPU collectives stop waiting when a worker is lost."""
     before = listening()
     devices.default_devices()
     own = sorted(listening() - before)
@@ -153,7 +154,7 @@ def _release_collectives(watcher: liveness.Liveness) -> None:
 
 
 def _leave() -> None:
-    """Ends this process's part in the job, without JAX's waiting for all others to end."""
+    """Leaves the job, without JAX's wait for all other processes to exit."""
     global _relay, _has_joined
     atexit.unregister(_leave)
     _has_joined = False
@@ -166,7 +167,7 @@ def _leave() -> None:
 
 
 def _tell_of_errors() -> None:
-    """Has the others hear of an error that ends this process's program."""
+    """Reports an uncaught error of this process's program to the others."""
     global _show_error
     if _show_error is None:
         uncaught.install()
@@ -175,7 +176,7 @@ def _tell_of_errors() -> None:
 
 def _stop_telling_of_errors() -> None:
     global _show_error
-    # A hook that was set since goes on to call this one, which then only shows the error.
+    # A hook that was installed since still calls this one, which then only shows the error.
     if sys.excepthook is _end_by_error and _show_error is not None:
         sys.excepthook, _show_error = _show_error, None
 
@@ -183,10 +184,10 @@ def _stop_telling_of_errors() -> None:
 def _end_by_error(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """Shows an error that nobody has caught, and ends the process; the others hear of it.
+    """Shows an uncaught error, reports it to the others, and ends the process.
 
-    An error of JAX that comes of the loss of another worker is shown with its cause. Where somebody
-    types the program, and where this process has no job (any more), the error is only shown.
+    An error of JAX that is due to the loss of another worker is shown with its cause. In an
+    interactive interpreter, and if this process has no job (any more), the error is only shown.
     """
     assert _show_error is not None
     cause = liveness.cause_of(error)
@@ -204,7 +205,7 @@ def _end_by_error(
         exit_code = liveness.LOST_ANOTHER_EXIT_CODE
     else:
         exit_code = 1
-    try:  # also where the output cannot be written
+    try:  # also if the output cannot be written
         with contextlib.suppress(Exception):
             _show_error(type(cause), cause, traceback)
         for stream in (sys.stdout, sys.stderr):
@@ -217,7 +218,7 @@ def _end_by_error(
 
 
 def software() -> dict[str, str]:
-    """Returns what all processes must have in common."""
+    """Returns the versions that all processes must have in common."""
     return {name: importlib.metadata.version(name) for name in ("unison", "jax", "jaxlib")}
 
 
@@ -231,16 +232,16 @@ def _check_joined(count: int, place: int) -> None:
 
 
 def all_gather_json(value: Any, what: str) -> list[Any]:
-    """Returns the values of all processes, in order; each must call.
+    """Returns the values of all processes, in order; each process must call this.
 
     Args:
-        value: What JSON can say; a tuple comes back as a list.
-        what: What the value is, for messages.
+        value: A value that JSON can represent; a tuple is returned as a list.
+        what: A description of the value, for messages.
 
     Raises:
-        DeadlineExceededError: A process did not come in time; the message names it.
+        DeadlineExceededError: A process did not answer in time; the message names it.
         UnavailableError: A process is lost.
-        RuntimeError: The processes are at different places of their programs.
+        RuntimeError: The processes are at different points of their programs.
     """
     if _elastic is not None:
         return _elastic.all_gather_json(value, what)
@@ -258,56 +259,56 @@ def all_gather_json(value: Any, what: str) -> list[Any]:
 
 
 class ElasticProcesses(Protocol):
-    """The processes of a job that may change, which are not those of one `jax.distributed`."""
+    """The processes of a job that may change, and that does not use `jax.distributed`."""
 
     @property
     def num_members(self) -> int:
-        """How many there are now."""
+        """The current number of processes."""
         ...
 
     @property
     def index(self) -> int:
-        """Which of them this is."""
+        """The index of this process."""
         ...
 
     @property
     def is_joining(self) -> bool:
-        """Whether this one has come to others, and is alone until it takes part."""
+        """Whether this process is joining other ones, and is alone until it takes part."""
         ...
 
     def all_gather_json(self, value: Any, what: str) -> list[Any]:
-        """See the function of this name."""
+        """See the module's function of this name."""
         ...
 
 
 def agree_through(processes: ElasticProcesses) -> None:
-    """Makes this process one of a job that may change."""
+    """Makes this process part of a job whose processes may change."""
     global _elastic
     _elastic = processes
 
 
 def is_elastic() -> bool:
-    """Whether the processes of this one's job may change."""
+    """Returns whether the processes of this job may change."""
     return _elastic is not None
 
 
 def has_joined() -> bool:
-    """Whether this process has come together with the others of its cluster (`join_cluster`)."""
+    """Returns whether this process has joined the others of its cluster (`join_cluster`)."""
     return _has_joined
 
 
 def count() -> int:
-    """Returns the number of processes of this one's job."""
+    """Returns the number of processes of this job."""
     return jax.process_count() if _elastic is None else _elastic.num_members
 
 
 def index() -> int:
-    """Returns which process of its job this is: its number, from 0."""
+    """Returns this process's index in its job, from 0."""
     return jax.process_index() if _elastic is None else _elastic.index
 
 
 def is_first() -> bool:
-    """Whether this process does what one of its job is to do: save, write summaries."""
+    """Returns whether this process does what only one should do: save, write summaries."""
     return index() == 0 and (_elastic is None or not _elastic.is_joining)
 
 
@@ -320,14 +321,14 @@ _timeout = TIMEOUT
 _elastic: ElasticProcesses | None = None
 _has_joined = False
 _relay: ClientRelay | ServiceRelay | None = None
-#: How errors that nobody catches were shown before this process joined its job.
+#: The hook for uncaught errors before this process joined its job.
 _show_error: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
 _lock = threading.Lock()
 _talks: dict[int, Talk] = {}
 
 
 def _talk() -> Talk:
-    """Returns where the processes of the job that this one has joined talk."""
+    """Returns the talk between the processes of the job that this one has joined."""
     store = CoordinationStore()
     with _lock:
         if store.service not in _talks:

@@ -2,13 +2,14 @@
 
 `jax.distributed.initialize` ends the process if one of the others is missing. So the first process
 listens at its address until all others have registered, and then sends each a confirmation or an
-error. A process that is missing, registered twice, or has other software is named on all processes.
-Both ends of a connection prove that they know the job's key first (`unison.net`).
+error. If a process is missing, has registered twice, or has different software, the error on all
+processes names it. Both ends of a connection prove that they know the job's key first
+(`unison.net`).
 
-The connections stay open (`unison.runtime.liveness.star`), and the first process goes on listening
+The connections stay open (`unison.runtime.liveness.star`), and the first process keeps listening
 for connections to JAX's coordination service (`unison.runtime.liveness.relay`).
 
-A message is a JSON line. Nothing that is received is executed or kept.
+A message is a JSON line. Received data is never executed or stored.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from unison.net.secret import KEY_VARIABLE, key
 CHANNEL = b"rendezvous-1"
 COORDINATION_CHANNEL = b"coordination-1"
 
-#: Seconds between two attempts to connect, and for a registration or an answer on a connection.
+#: Seconds between two connection attempts; timeout for a registration or an answer.
 _RETRY_AFTER = 0.1
 _SECONDS_TO_SPEAK = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A process's place among those that meet.
+    """A process's position among those of the rendezvous.
 
     Attributes:
-        index: Its number.
-        names: What each process is called, in order.
+        index: Its index.
+        names: The names of all processes, in order.
     """
 
     index: int
@@ -53,7 +54,7 @@ class Place:
 
 
 class Entrance(NamedTuple):
-    """Where the first process listens.
+    """The listening socket of the first process, and its acceptor.
 
     Attributes:
         listener: The listening socket.
@@ -75,7 +76,7 @@ class Met(NamedTuple):
     Attributes:
         lines: The open connections to other processes by their index: the first has one to each,
             the others have one to the first.
-        entrance: Where the first process listens from now on; None on the others.
+        entrance: The socket at which the first process keeps listening; None on the others.
     """
 
     lines: dict[int, Line]
@@ -87,15 +88,15 @@ def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -
 
     Args:
         address: The address at which the first process listens, as host:port.
-        place: The place of this process.
-        about: What must be the same on all processes.
+        place: The position of this process.
+        about: The values that must be the same on all processes.
         timeout: The timeout in seconds.
 
     Raises:
-        UnavailableError: Processes are missing, two have registered for the same place, or they
+        UnavailableError: Processes are missing, two have registered with the same index, or they
             differ in `about`.
         UnauthenticatedError: The first process has another key.
-        FailedPreconditionError: The processes do not agree about TLS.
+        FailedPreconditionError: Some processes use TLS and others do not.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -116,7 +117,7 @@ def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -
 def _receive(
     where: tuple[str, int], secret: bytes, place: Place, own: Message, last: float
 ) -> Met | str:
-    """What the first process does; returns what is wrong, if something is."""
+    """Runs the rendezvous on the first process; returns the connections, or an error message."""
     try:
         listener = listen(*where, backlog=max(len(place.names), 128))
     except OSError as error:
@@ -140,13 +141,14 @@ def _receive(
 
 
 class _Guests:
-    """Who has come to the first process."""
+    """The processes that have connected to the first process."""
 
     def __init__(self, place: Place, own: Message, acceptor: Acceptor[Accepted]):
         self._names = place.names
         self._acceptor = acceptor
         self._said: dict[int, Message] = {0: own}
-        #: Those that have said who they are, in their order; and when the others have to have.
+        #: Connections that have registered, in order; and those that have not, with their
+        #: deadlines.
         self._lines: list[tuple[int, Line]] = []
         self._silent: dict[Line, float] = {}
         self._twice: set[int] = set()
@@ -162,13 +164,13 @@ class _Guests:
             line.close()
 
     def are_complete(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Returns whether there is nothing left to wait for."""
         if len(self._said) == len(self._names):
             self._forget_who_has_gone()
         return len(self._said) == len(self._names) or bool(self._twice)
 
     def hear(self, seconds: float) -> None:
-        """Notes what connections say, and accepts new ones; waits for so long."""
+        """Receives registrations and accepts connections; waits for at most `seconds`."""
         for key_, _ in self._selector.select(seconds):
             if key_.data is not None:
                 self._hear(key_.data)
@@ -177,7 +179,7 @@ class _Guests:
                 line = Line(accepted.stream, most_waiting=None)
                 self._silent[line] = time.monotonic() + _SECONDS_TO_SPEAK
                 self._selector.register(line.stream, selectors.EVENT_READ, line)
-            else:  # of a job that this is not
+            else:  # of another job
                 accepted.stream.close()
         for line in [each for each, until in self._silent.items() if until < time.monotonic()]:
             self._turn_away(line)
@@ -197,7 +199,7 @@ class _Guests:
                 return
             del self._silent[line]
             if index in self._said:
-                self._forget_who_has_gone()  # perhaps this one, which comes again
+                self._forget_who_has_gone()  # possibly this process, which reconnects
             if index in self._said:
                 self._twice.add(index)
             self._said.setdefault(index, said)
@@ -212,7 +214,7 @@ class _Guests:
         line.close()
 
     def _forget_who_has_gone(self) -> None:
-        """Counts those as not come that have come and given up."""
+        """Drops the registrations of processes that have closed their connections."""
         for guest in list(self._lines):
             index, line = guest
             line.receive(most=0)
@@ -224,12 +226,12 @@ class _Guests:
                     del self._said[index]
 
     def keep_lines(self) -> dict[int, Line]:
-        """Returns the connections to those who have come, by their index; they stay open."""
+        """Returns the connections to the registered processes, by their index; they stay open."""
         kept, self._lines = dict(self._lines), []
         return kept
 
     def complaint(self) -> str | None:
-        """Returns what is wrong; None if all have come and agree."""
+        """Returns an error message; None if all have registered and agree."""
         if self._twice:
             names = [self._names[index] for index in sorted(self._twice)]
             return f"Duplicate registration for {names}. Give each task one process"
@@ -251,7 +253,7 @@ class _Guests:
         return None
 
     def answer(self, complaint: str | None) -> None:
-        """Tells everybody."""
+        """Sends the result to all registered processes."""
         for _, line in self._lines:
             line.send({"complaint": complaint})
             if line.num_waiting:
@@ -261,12 +263,12 @@ class _Guests:
 def _call(
     where: tuple[str, int], secret: bytes, place: Place, own: Message, last: float
 ) -> Met | str:
-    """What the other processes do; returns what is wrong, if something is."""
+    """Runs the rendezvous on the other processes; returns the connection, or an error message."""
     failure: Exception | None = None
     while (left := last - time.monotonic()) > 0:
         try:
             stream = connect(where, secret, CHANNEL, seconds=min(left, HANDSHAKE_SECONDS))
-        except PermissionError:  # another key: it would be so again
+        except PermissionError:  # another key: a retry would fail again
             raise
         except OSError as error:
             failure = error
@@ -275,7 +277,7 @@ def _call(
                 line = Line(stream, most_waiting=None)
                 undoing.callback(line.close)
                 line.send(own)
-                # The first process may take as long as it waits for the others.
+                # The first process answers once it no longer waits for the others.
                 answer = _answer(line, last + _SECONDS_TO_SPEAK)
                 if answer is not None:
                     complaint = answer.get("complaint")
@@ -292,7 +294,7 @@ def _call(
 
 
 def _answer(line: Line, last: float) -> dict[str, Any] | None:
-    """Returns the first message that comes; None if the connection ends before."""
+    """Returns the first message; None if the connection is closed or the time is over before."""
     with selectors.DefaultSelector() as selector:
         selector.register(line.stream, selectors.EVENT_READ)
         while line.is_open and (left := last - time.monotonic()) > 0:

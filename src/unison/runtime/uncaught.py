@@ -1,7 +1,7 @@
-"""What Python prints of an error that nobody has caught: the user's frames, or one line of Ctrl-C.
+"""What Python prints for an uncaught error: the user's frames, or one line after Ctrl-C.
 
-Strategies and datasets install the hook when they are made or read first. It takes the place of
-Python's own only: a hook of the program's (or of a notebook's) stays.
+Strategies install the hook when they are created, and datasets when they are first read. It only
+replaces Python's default hook: one that the program (or a notebook) has set is kept.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from unison.tracebacks import is_filtering, own_frames, shorten, user_frames
 
 
 def install() -> None:
-    """Has uncaught errors shown by `show`, unless the program has a hook of its own."""
+    """Makes `show` print uncaught errors, unless the program has set its own hook."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = show
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints an error that nobody has caught: `sys.excepthook`.
+    """Prints an uncaught error: the `sys.excepthook`.
 
-    The frames of libraries are left out, unless there are no others. Of a KeyboardInterrupt, one
-    line says where the program was.
+    The frames of libraries are left out, unless there are no others. For a KeyboardInterrupt, one
+    line states where the program was.
     """
     is_typed = hasattr(sys, "ps1") or sys.flags.inspect
     if isinstance(error, KeyboardInterrupt) and is_filtering() and not is_typed:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import logging
 import os
-from collections.abc import Callable
 from typing import Any
-
-import jax
 
 import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
 from unison.errors import NotFoundError
 from unison.saving import directory as folder
-from unison.saving import keras_files
 from unison.saving.functions import DEFAULT_SIGNATURE
-from unison.saving.specs import ArraySpec
+from unison.saving.keras_models import inference_of
+from unison.saving.save import save, write_object
 from unison.storage.names import path_inside
 
 import keras  # isort: skip
-from keras.src.export import export_utils  # isort: skip
-
-logger = logging.getLogger("unison")
 
 
 def save_model(model: keras.Model, directory: str | os.PathLike, signatures: Any = None) -> None:
@@ -35,8 +26,6 @@ def save_model(model: keras.Model, directory: str | os.PathLike, signatures: Any
 
     TF: `tf.keras.Model.save` with a folder.
     """
-    from unison.saving.save import save
-
     save(model, directory, signatures)
 
 
@@ -84,8 +73,6 @@ def export_model(
 
     TF: `tf.keras.Model.export`.
     """
-    from unison.saving.save import write_object
-
     function, inputs = inference_of(model, input_signature, keep_names=True)
 
     def gather(saved: Any) -> None:
@@ -94,56 +81,3 @@ def export_model(
             saved.add_signature(name, function, inputs)
 
     write_object(model, os.fspath(directory), gather)
-
-
-def inference_of(
-    model: keras.Model, input_signature: Any = None, keep_names: bool = False
-) -> tuple[Callable[..., Any], tuple[tuple, dict[str, Any]]]:
-    """Returns the function that a model computes in inference, and its arguments.
-
-    Args:
-        model: The model.
-        input_signature: The specs of its inputs. Default: those that it was built for.
-        keep_names: Whether the arguments have the names of the specs; they are `inputs`,
-            `inputs_1`, ... otherwise.
-
-    Raises:
-        ValueError: The model is not built, so that its inputs are not known.
-    """
-    specs = export_utils.get_input_signature(model) if input_signature is None else input_signature
-    args = tuple(specs) if isinstance(specs, list | tuple) else (specs,)
-
-    def plain(spec: Any) -> ArraySpec:
-        described = ArraySpec.of(spec)
-        return described if keep_names else dataclasses.replace(described, name="inputs")
-
-    def infer(*inputs: Any) -> Any:
-        return model(*inputs, training=False)
-
-    return infer, (jax.tree.map(plain, args, is_leaf=lambda leaf: hasattr(leaf, "dtype")), {})
-
-
-def keras_archive_of(model: keras.Model) -> Callable[[str], None]:
-    """Returns what writes Keras' archive of a model into a folder, with its values as they are now.
-
-    It writes none if the model's class does not say how to rebuild it. All processes that have
-    parts of the values must call this.
-    """
-    held = keras_files.held_values(model)
-
-    def write(path: str) -> None:
-        archive = os.path.join(path, folder.KERAS_MODEL)
-        try:
-            with held():
-                keras.saving.save_model(model, archive)
-        except (NotImplementedError, TypeError, ValueError) as error:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(archive)
-            logger.warning(
-                "Model %r is saved with its functions and variables, but load_model cannot "
-                "rebuild it. %s",
-                model.name,
-                " ".join(str(error).partition("Example:")[0].split()),
-            )
-
-    return write

@@ -20,7 +20,7 @@ import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
 from unison.cells import Cell, Layout
 from unison.keras.trainer import trainer_of
 from unison.keras.variables import ReplicatedVariable
-from unison.runtime.elastic.happenings import happened
+from unison.runtime.elastic.lifecycle import happened
 from unison.storage import atomic
 from unison.train.graph import parts_of, reachable
 from unison.train.shared_path import begin_writing

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unison.cells import has_cell
-from unison.runtime.elastic.happenings import happened
+from unison.runtime.elastic.lifecycle import happened
 from unison.saving import directory as folder
 from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.functions import (
@@ -82,16 +82,16 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
             "What is saved must be a module, a Keras model, or an object like them. Received: "
             f"{obj!r} of type {type(obj).__name__}"
         )
-    keras_directory = _keras_directory_for(obj)
+    keras_models = _keras_models_for(obj)
 
     def gather(saved: SavedObject) -> None:
         saved.add_own_functions()
-        if signatures is None and keras_directory is not None and obj.built:
-            saved.add_signature(DEFAULT_SIGNATURE, *keras_directory.inference_of(obj))
+        if signatures is None and keras_models is not None and obj.built:
+            saved.add_signature(DEFAULT_SIGNATURE, *keras_models.inference_of(obj))
         for name, function in _wanted_signatures(obj, signatures).items():
             saved.add_known_signature(name, function)
-        if keras_directory is not None:
-            saved.also_write(keras_directory.keras_archive_of(obj))
+        if keras_models is not None:
+            saved.also_write(keras_models.keras_archive_of(obj))
 
     write_object(obj, os.fspath(export_dir), gather)
 
@@ -122,12 +122,12 @@ def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> 
     writing.finish(write)
 
 
-def _keras_directory_for(obj: Any) -> Any:
-    """Returns the module that knows how Keras models are saved, if `obj` is one."""
+def _keras_models_for(obj: Any) -> Any:
+    """Returns the module that knows what is saved of a Keras model, if `obj` is one."""
     if "keras" in sys.modules and isinstance(obj, sys.modules["keras"].Model):
-        from unison.saving import keras_directory
+        from unison.saving import keras_models
 
-        return keras_directory
+        return keras_models
     return None
 
 

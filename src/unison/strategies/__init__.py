@@ -1,4 +1,4 @@
-"""Strategies and the contexts that say where a thread is."""
+"""Strategies, and the contexts that record which strategy and replica a thread is in."""
 
 from unison.lazy_loader import attach_stub
 

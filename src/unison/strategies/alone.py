@@ -1,7 +1,7 @@
-"""A process that belongs to a job of several trains alone only where it was told to.
+"""Refuses to train alone in a process of a multi-process job, unless that is requested.
 
-Otherwise each process would train one more copy of the model, on all of the data, and all would
-write to one checkpoint.
+Otherwise each process would train its own copy of the model on all of the data, and all would write
+to the same checkpoint.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from unison.runtime.cluster_resolvers.launchers import Launch, launched_among_ot
 from unison.runtime.elastic.environment import VARIABLE as ELASTIC
 from unison.runtime.private_jax import initialized_processes
 
-#: The environment variable that says that this process trains alone, whatever has started it.
+#: The environment variable that makes this process train alone, however it was started.
 VARIABLE = "UNISON_ALONE"
 
-#: The launchers whose processes the strategy for several finds by itself, and by a resolver.
+#: The launchers whose processes the multi-worker strategy finds by itself, or with a resolver.
 _FOUND = ("TF_CONFIG", "unison run --min-workers")
 _FOUND_BY_RESOLVER = ("Open MPI", "srun", "a Cloud TPU slice", "an indexed Kubernetes job")
 
 
 def require_no_others(strategy: str) -> None:
-    """Raises an error in a process of a job of several, for a strategy that would ignore the rest.
+    """Raises an error in a process of a multi-process job, for a strategy that ignores the others.
 
-    Call it when JAX has started. Where this process has come together with the others already, by
-    another strategy, there is no error.
+    Call it after JAX has started. If this process has already joined the others, through another
+    strategy, there is no error.
 
     Args:
         strategy: The name of its class.
 
     Raises:
-        RuntimeError: There are others, and nobody has said that this process trains alone.
+        RuntimeError: There are other processes, and this one was not configured to train alone.
         ValueError: `UNISON_ALONE` is neither 0 nor 1.
     """
     if _is_said() or process_group.is_elastic() or process_group.has_joined():
@@ -73,7 +73,7 @@ def _is_said() -> bool:
 
 
 def _launch() -> Launch | None:
-    """Returns how this process was started as one of several; None if nothing says that it was."""
+    """Returns how this process was started as one of several; None if there is no sign of that."""
     initialized = initialized_processes()
     if initialized is not None and initialized[0] > 1:
         return Launch("jax.distributed.initialize", {}, *initialized)

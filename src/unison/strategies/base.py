@@ -1,4 +1,4 @@
-"""`Strategy`: what all strategies share. A strategy itself only chooses the devices."""
+"""`Strategy`: the base class of all strategies. A subclass only chooses the devices."""
 
 from __future__ import annotations
 
@@ -60,30 +60,30 @@ class Strategy:
         devices: The replicas' devices.
         cross_device_ops: How the values of the devices are combined. Default: XLA chooses.
         home: Where the one copy of each variable is kept. Default: each device keeps one.
-        batch_shares: What the replicas' parts of a global batch are in proportion to; see
+        batch_shares: The proportions in which a global batch is divided among the replicas; see
             `MirroredStrategy`.
-        core_axes: The mesh of devices that compute a replica together; see `Placement`.
-        group: The workers to which these replicas belong, where they may change.
+        core_axes: The mesh of the devices of one replica; see `Placement`.
+        group: The group of workers that these replicas belong to, if its members may change.
         input_workers: This process's place among the workers that share datasets. Default: it is
-            alone.
-        may_be_alone: Whether these may be all replicas in a process that belongs to a job of
-            several: somebody has said so. Otherwise that is an error.
+            the only worker.
+        may_be_alone: Whether these may be all replicas even if the process belongs to a
+            multi-process job, because that was requested. Otherwise it is an error.
 
     Raises:
-        RuntimeError: There are other processes, which would train models of their own.
+        RuntimeError: There are other processes, which would each train their own model.
 
     Attributes:
-        cluster_resolver: What names the cluster of a strategy for several workers; else None.
+        cluster_resolver: Describes the cluster of a multi-worker strategy; otherwise None.
         input_workers: This process's place among the workers that share datasets.
-        replica_shares: What all replicas get of a global batch.
+        replica_shares: The shares of a global batch that all replicas get.
     """
 
     cluster_resolver: Any = None
     #: The workers that share the input.
     input_workers = InputWorkers()
-    #: Compares the workers' variables after steps, if that is wanted.
+    #: Compares the workers' variables after steps, if requested.
     equal_copies: EqualCopies | None = None
-    #: Chooses how gradients travel by what the first steps show, if that is wanted.
+    #: Chooses how gradients are communicated, by measuring the first steps, if requested.
     tuning: Tuning | None = None
 
     def __init__(
@@ -99,7 +99,7 @@ class Strategy:
     ):
         logs.show_what_is_asked_for()
         uncaught.install()
-        #: The workers whose replicas these are, where they may change while the program runs.
+        #: The group of workers of these replicas, if it may change while the program runs.
         self.group = group
         if group is None:
             self._placement = placement_on(devices, home, core_axes)
@@ -123,17 +123,17 @@ class Strategy:
             observe(self)
 
     def keras_trainer(self) -> Callable[[Any, Strategy], Any] | None:
-        """Returns what trains the Keras models of this strategy; None: its replicas do."""
+        """Returns a factory of trainers for Keras models; None: the replicas train them."""
         return None
 
     @property
     def placement(self) -> Placement:
-        """The replicas' devices, and how arrays lie on them."""
+        """The replicas' devices, and how arrays are placed on them."""
         return self._placement
 
     @property
     def communication_options(self) -> CommunicationOptions:
-        """By what gradients travel at present; with `auto_tune`, what it has chosen so far."""
+        """The current communication options of gradients; with `auto_tune`, those chosen so far."""
         return self._communication.options
 
     def _communicate_by(self, options: CommunicationOptions) -> None:
@@ -145,7 +145,8 @@ class Strategy:
     def num_replicas_in_sync(self) -> int:
         """The number of replicas whose gradients are combined.
 
-        A worker that comes to a running job says, until it takes part, what the job began with.
+        On a worker that joins a running job, it is the number at the job's start until the worker
+        takes part.
         """
         if self.group is not None and self.group.is_joining:
             return self.group.replicas_at_start
@@ -153,18 +154,18 @@ class Strategy:
 
     @property
     def batch_shares(self) -> tuple[float, ...]:
-        """The part of a global batch that each replica gets at present; together, 1."""
+        """The fraction of a global batch that each replica currently gets; they sum to 1."""
         proportions = self.replica_shares.proportions or (1,) * self.num_replicas_in_sync
         return tuple(share / sum(proportions) for share in proportions)
 
     @property
     def extended(self) -> StrategyExtended:
-        """What is seldom needed: `worker_devices`, `reduce_to`, ..."""
+        """The less frequently used methods: `worker_devices`, `reduce_to`, ..."""
         return self._extended
 
     @property
     def trace_count(self) -> int:
-        """How many replica programs `run` has traced; a steady state does not change it."""
+        """How many replica programs `run` has traced; it does not change in a steady state."""
         return self._programs.trace_count
 
     def __repr__(self) -> str:
@@ -174,14 +175,14 @@ class Strategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Makes this the current strategy: variables and Keras models created inside are its own.
+        """Makes this the current strategy: variables and Keras models created inside belong to it.
 
         Raises:
             RuntimeError: Inside another strategy's scope, or inside a replica program.
         """
         context.require_cross_replica_context("strategy.scope()")
-        current = context.get_strategy()
-        if current is not self and context.in_cross_replica_context():
+        current = context.strategy_in_scope()
+        if current is not None and current is not self:
             raise RuntimeError(
                 f"The scope of {self!r} cannot be entered inside the scope of another strategy, "
                 f"{current!r}. Leave the outer scope first, or use one strategy for both."
@@ -194,7 +195,7 @@ class Strategy:
         replica_context = ReplicaContext(self)
         ops = self._cross_device_ops
         adding = contextlib.nullcontext() if ops is None else adding_by(ops.sum_over_replicas)
-        # What is made while a program is traced (an optimizer's slots) is made in the scope.
+        # Objects created while a program is traced (an optimizer's slots) are created in the scope.
         tracing = self._placement.tracing()
         by = communicating(self._communication)
         with context.entered(self, replica_context), observed_scope(), adding, by, tracing:
@@ -211,7 +212,7 @@ class Strategy:
     ) -> Any:
         """Calls `fn` on every replica, as one compiled program.
 
-        `fn` is traced once a signature; its Python side effects happen then. A new program is
+        `fn` is traced once per signature; its Python side effects happen then. A new program is
         made for new shapes, dtypes, strings or Booleans among the arguments, and for new objects
         that `fn` closes over.
 
@@ -221,15 +222,16 @@ class Strategy:
             args: Positional arguments: pytrees of arrays and numbers, which every replica gets,
                 and of `PerReplica` values, of which each gets its component.
             kwargs: Keyword arguments, likewise.
-            options: Accepted for TensorFlow's sake (`tf.distribute.RunOptions`); tracing is
-                always on.
+            options: Accepted for compatibility with TensorFlow (`tf.distribute.RunOptions`);
+                tracing is always on.
 
         Returns:
-            What `fn` returned, with a `PerReplica` for every leaf; with one replica, the leaf.
+            The result of `fn`, with a `PerReplica` for every leaf; with one replica, the leaf
+            itself.
 
         Raises:
             RuntimeError: Inside a replica program.
-            TypeError: An argument is neither array, number, string nor distributed value.
+            TypeError: An argument is not an array, number, string, variable or distributed value.
 
         Examples:
             >>> import unison
@@ -271,17 +273,17 @@ class Strategy:
     def measure_batch_shares(
         self, fn: Callable[..., Any], args: tuple | list = (), kwargs: dict[str, Any] | None = None
     ) -> tuple[float, ...]:
-        """Measures how long the replicas need for `fn`, and changes `batch_shares` if worth while.
+        """Measures how long the replicas need for `fn`, and changes `batch_shares` if worthwhile.
 
-        For a loop of your own under `batch_shares="measured"`; Keras' `fit` does it by itself.
-        Each replica computes `fn` for two sizes of its part of the batch, some tenths of a second
-        long, without waiting for the others; nothing is assigned. What an iterator over a
-        distributed dataset has read ahead is divided already. All workers must call this after
+        For custom loops with `batch_shares="measured"`; Keras' `fit` does this automatically. Each
+        replica computes `fn` for two sizes of its part of the batch, for some tenths of a second,
+        without waiting for the others; variables are not assigned. Batches that an iterator over a
+        distributed dataset has prefetched keep their old division. All workers must call this after
         the same step.
 
         Args:
-            fn: What `run` runs in a step.
-            args: Its arguments, with a batch of a distributed dataset among them.
+            fn: The function that `run` runs in a step.
+            args: Its arguments, including a batch of a distributed dataset.
             kwargs: Likewise.
 
         Returns:
@@ -317,10 +319,10 @@ class Strategy:
         Args:
             reduce_op: A `ReduceOp` or its name.
             value: A tree of `PerReplica` values, of variables that were written without
-                aggregation, of `IndexedSlices`, or of what `merge_call` got.
-            axis: None: component by component. Otherwise each component is reduced along this
-                axis (or these) as well; `MEAN` divides by the true number of elements on all
-                replicas.
+                aggregation, of `IndexedSlices`, or of the values that `merge_call` passes.
+            axis: If None, the components are combined elementwise. Otherwise each component is
+                reduced along this axis (or these) as well; `MEAN` divides by the true number of
+                elements on all replicas.
 
         Returns:
             The tree, with one array for each distributed value.
@@ -364,8 +366,8 @@ class Strategy:
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value` on this process, `(value,)` if it has none.
 
-        Those of a variable are its copies. Of a tree with distributed values in it, each component
-        is a tree.
+        The components of a variable are its copies. If `value` is a tree with distributed values,
+        each component is a tree.
         """
         components = reduction.components_of(value)
         if components is not None:
@@ -399,24 +401,24 @@ class Strategy:
     def experimental_distribute_dataset(
         self, dataset: Iterable[Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Returns the global batches of `dataset`, each divided between the replicas.
+        """Returns the global batches of `dataset`, each divided among the replicas.
 
-        Replica r gets the r-th contiguous chunk of ceil(n / replicas) examples of a batch of n;
-        the last replicas may get fewer, or none; under `batch_shares`, the chunks have their
-        proportions. With one replica batches stay as they are.
+        Replica r gets the r-th contiguous chunk of ceil(n / replicas) examples of a batch of n; the
+        last replicas may get fewer, or none; with `batch_shares`, the chunks have those
+        proportions. With one replica, batches are not divided.
 
         Args:
             dataset: A `unison.data.Dataset`, or any iterable of batches (a list, a generator, a
                 Keras `PyDataset`): pytrees of arrays with the examples along their first axes.
-            options: How batches get to the devices. Those of datasets are put there by a thread,
-                one batch ahead, unless they say otherwise.
+            options: How batches are transferred to the devices. Unless specified otherwise, a
+                thread transfers those of datasets, one batch ahead.
 
         Returns:
             An iterable of the same trees with a `PerReplica` for every array, for
             `run(fn, args=(batch,))`. It can be iterated again, and has a length, if `dataset` does.
 
         Raises:
-            TypeError: `dataset` is no iterable of batches.
+            TypeError: `dataset` is not an iterable of batches.
             RuntimeError: Inside a replica program.
 
         Examples:
@@ -439,17 +441,17 @@ class Strategy:
         dataset_fn: Callable[[InputContext], Dataset],
         options: InputOptions | None = None,
     ) -> DistributedDataset:
-        """Returns the batches of the dataset that a function makes; each replica gets whole ones.
+        """Returns the batches of a dataset that a function creates; each replica gets whole ones.
 
         Args:
             dataset_fn: Takes an `InputContext`; returns a `unison.data.Dataset` in batches of a
-                replica's size (`context.get_per_replica_batch_size(global_size)`, which knows
+                replica's size (`context.get_per_replica_batch_size(global_size)`, which respects
                 the strategy's `batch_shares`). The replicas take its batches in turn.
-            options: How batches get to the devices. `InputReplicationMode.PER_REPLICA` calls the
-                function once for each replica.
+            options: How batches are transferred to the devices. `InputReplicationMode.PER_REPLICA`
+                calls the function once for each replica.
 
         Raises:
-            TypeError: The function returns no dataset.
+            TypeError: The function does not return a dataset.
             RuntimeError: Inside a replica program.
 
         Examples:
@@ -495,7 +497,7 @@ class Strategy:
 
 
 class ValueContext:
-    """Which replica's value a function is to make.
+    """The replica for which a function creates a value.
 
     TF: `tf.distribute.experimental.ValueContext`.
     """

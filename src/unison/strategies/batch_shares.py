@@ -1,9 +1,9 @@
-"""How much of a global batch each replica gets: what was given, or what was measured.
+"""The share of a global batch that each replica gets, either given or measured.
 
-A step takes as long as its slowest replica. How long a replica needs for n examples is taken to
-be a line, a + b n, which is measured: each replica computes its part of a step for two numbers of
-examples, without waiting for the others (see `unison.program.alone`). Then every example goes to
-the replica that would be done with it first.
+A step takes as long as its slowest replica. The time that a replica needs for n examples is modeled
+as a line, a + b n, and measured: each replica computes its part of a step for two numbers of
+examples, without waiting for the others (see `unison.program.single_replica`). Then every example
+is assigned to the replica that would finish it first.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from unison.values import PerReplica, is_distributed
 
 logger = logging.getLogger("unison")
 
-#: A word in the place of numbers: the replicas' speed is measured.
+#: The value that replaces numbers if the replicas' speed is to be measured.
 MEASURED = "measured"
 
 #: Steps that run before the first measurement: the first one compiles.
 _FIRST_STEPS = 3
 
-#: The time between two measurements, in times that one takes; doubled by each change of shares.
+#: The time between two measurements, as a multiple of one's duration; each change doubles it.
 _TIME_BETWEEN = 50
 
-#: Seconds that a replica repeats its parts for, and how often at least.
+#: For how many seconds, and at least how many times, a replica repeats its parts.
 _SECONDS = 0.4
 _RUNS = 3
 
-#: Shares are changed if a step is expected to save this part of its time, and so many seconds:
-#: smaller differences are noise.
+#: Shares are changed if a step is expected to save at least this fraction of its time and this many
+#: seconds: smaller differences are considered noise.
 _LEAST_PART_GAINED = 0.1
 _LEAST_SECONDS_GAINED = 0.3e-3
 
-#: Measured shares are multiples of an equal share divided by this, so that what was compiled for
-#: a division is met again.
+#: Measured shares are multiples of an equal share divided by this, so that programs compiled for a
+#: division can be reused.
 _GRAINS = 16
 
 
 def replica_shares(
     batch_shares: Sequence[float] | str | None, num_replicas: int, workers: InputWorkers
 ) -> ReplicaShares:
-    """Returns what a strategy's replicas get of global batches.
+    """Returns the shares of global batches that a strategy's replicas get.
 
     Args:
-        batch_shares: Numbers that the parts are in proportion to, one a replica or one a worker;
+        batch_shares: The proportions of the parts, one number per replica or per worker;
             `"measured"`; None for equal parts.
         num_replicas: The number of replicas on all workers.
-        workers: This worker's place; all of them must say the same.
+        workers: This worker's place; all workers must pass the same shares.
 
     Raises:
-        ValueError: It is nothing of that.
-        InvalidArgumentError: Another worker says something else.
+        ValueError: `batch_shares` is none of these.
+        InvalidArgumentError: Another worker was given different shares.
     """
     given = batch_shares if isinstance(batch_shares, str | None) else list(batch_shares)
     for worker, said in enumerate(workers.talk("batch shares").ask(given)):
@@ -98,8 +98,8 @@ class Pace(NamedTuple):
     """The time that a replica needs for its part of a step.
 
     Attributes:
-        fixed: Seconds whatever the number of examples.
-        per_example: Seconds that each adds.
+        fixed: Seconds, independent of the number of examples.
+        per_example: Seconds for each example.
     """
 
     fixed: float
@@ -110,9 +110,9 @@ class Pace(NamedTuple):
 
     @classmethod
     def through(cls, few: tuple[int, float], many: tuple[int, float]) -> Pace:
-        """Returns the line through two measurements: examples, and seconds.
+        """Returns the line through two measurements, each a number of examples and seconds.
 
-        As both have noise, what is fixed is taken to be at least nothing, and at most half.
+        Since both are noisy, the fixed time is limited to between zero and half the second time.
 
         Examples:
             >>> Pace.through((8, 1.5), (16, 2.5))
@@ -131,11 +131,11 @@ class Pace(NamedTuple):
 
 
 def balanced(paces: Sequence[Pace], examples: int) -> tuple[int, ...]:
-    """Returns the numbers of examples by which the slowest replica is done first.
+    """Returns the numbers of examples that minimize the time of the slowest replica.
 
     Args:
         paces: Those of the replicas.
-        examples: How many there are, in any unit.
+        examples: Their total number, in any unit.
 
     Examples:
         >>> balanced([Pace(0.0, 1.0), Pace(0.0, 3.0)], 8)
@@ -154,7 +154,7 @@ def balanced(paces: Sequence[Pace], examples: int) -> tuple[int, ...]:
 
 
 class MeasuredShares(ReplicaShares):
-    """Shares by measured speed: equal ones at first.
+    """Shares by measured speed, initially equal.
 
     Args:
         num_replicas: The number of replicas on all workers.
@@ -173,19 +173,19 @@ class MeasuredShares(ReplicaShares):
         self._step_seconds = 0.0
 
     def is_due(self) -> bool:
-        """Counts a step, on all workers; whether it is time to measure before it."""
+        """Counts a step, on all workers; returns whether to measure before it."""
         self._steps += 1
         return self._steps > self._next
 
     def measure(self, examples: int, parts: Callable[[int], Sequence[Callable[[], Any]]]) -> None:
-        """Measures the replicas' paces, and changes the shares if that is worth while.
+        """Measures the replicas' paces, and changes the shares if that is worthwhile.
 
-        All workers must call this at the same place of the program.
+        All workers must call this at the same point of the program.
 
         Args:
             examples: The size of the global batch.
-            parts: Given a number of examples, returns for each of this process's replicas what
-                computes its part of a step on so many, alone, and waits for it.
+            parts: Given a number of examples, returns for each of this process's replicas a
+                function that computes its part of a step on that many, alone, and waits for it.
         """
         many = -(-examples // len(self.proportions))
         few = max(many // 2, 1)
@@ -193,7 +193,7 @@ class MeasuredShares(ReplicaShares):
             few_parts, many_parts = parts(few), parts(many)
             for part in (*few_parts, *many_parts):
                 part()  # compiles
-        # All at once: where they share a machine, they slow each other down, as in a step.
+        # All at the same time: on a shared machine, they slow each other down, as in a step.
         self._talk.ask(None)
         begin = time.perf_counter()
         with self._failing_together():
@@ -206,7 +206,7 @@ class MeasuredShares(ReplicaShares):
 
     @contextlib.contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """Tells the other workers, who wait for this one, of an error."""
+        """Context manager that reports an error to the other workers, which wait for this one."""
         try:
             yield
         except Exception as error:
@@ -214,7 +214,7 @@ class MeasuredShares(ReplicaShares):
             raise
 
     def choose(self, examples: int, paces: Sequence[Pace]) -> None:
-        """Changes the shares if the replicas' paces make it worth while.
+        """Changes the shares if the replicas' paces make it worthwhile.
 
         Args:
             examples: The size of the global batch.
@@ -243,7 +243,7 @@ class MeasuredShares(ReplicaShares):
 def with_examples(tree: Any, count: int, placement: Placement) -> Any:
     """Returns `tree` with `count` examples for each replica in its `PerReplica` values.
 
-    A replica that has fewer gets them repeatedly; one that has none gets zeros.
+    On a replica that has fewer, they are repeated; one that has none gets zeros.
     """
 
     def resized(leaf: Any) -> Any:
@@ -260,7 +260,7 @@ def examples_of(tree: Any, placement: Placement) -> int:
     """Returns the number of examples that all replicas have in the `PerReplica` values of `tree`.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There are no such values.
     """
     for leaf in jax.tree.leaves(tree, is_leaf=is_distributed):
         if isinstance(leaf, PerReplica) and leaf.shapes(placement)[0]:
@@ -272,7 +272,7 @@ def examples_of(tree: Any, placement: Placement) -> int:
 
 
 def _step_seconds(examples: int, paces: Sequence[Pace], proportions: Sequence[float]) -> float:
-    """Returns how long the slowest replica needs."""
+    """Returns the time that the slowest replica needs."""
     counts = Shares(examples, len(paces), tuple(proportions)).counts
     return max(pace.seconds(count) for pace, count in zip(paces, counts, strict=True))
 
@@ -287,8 +287,8 @@ def _seconds_of(parts: Iterable[Sequence[Callable[[], Any]]]) -> list[Sequence[f
 def _mean_seconds(calls: Sequence[Callable[[], Any]]) -> Sequence[float]:
     """Returns the mean seconds of calls that are repeated in turn.
 
-    In turn, so that what else the machine does slows all of them down; the mean, because it may
-    come and go.
+    In turn, so that other load on the machine slows all of them down; the mean, because that load
+    may vary.
     """
     seconds = np.zeros(len(calls))
     runs = 0

@@ -1,4 +1,4 @@
-"""`CentralStorageStrategy`: one copy of the variables, several devices that compute."""
+"""`CentralStorageStrategy`: one copy of the variables, several compute devices."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from unison.runtime.placement import memory_of
 from unison.strategies.base import Strategy
 from unison.strategies.extended import StrategyExtended
 
-#: The memories of a host that JAX can name, beside the devices' own.
+#: The memories of a host that JAX can name, besides the devices' own.
 _HOST_MEMORIES = ("pinned_host", "unpinned_host")
 
 
 class CentralStorageStrategy(Strategy):
-    """One replica a compute device, and one copy of each variable, on the parameter device.
+    """One replica per compute device, and one copy of each variable, on the parameter device.
 
-    For a step, the variables that it looks at are copied to the compute devices. What they are
-    updated by is added over the replicas and brought to the parameter device, where the update
-    runs once: variables take their memory once, and what only the update looks at (an
-    optimizer's slots) never leaves. Results are those of `MirroredStrategy`.
+    For a step, the variables that it reads are copied to the compute devices. Their updates are
+    summed over the replicas and sent to the parameter device, where the update runs once: variables
+    are stored only once, and those that only the update reads (an optimizer's slots) never leave
+    the device. The results are those of `MirroredStrategy`.
 
-    Copies that differ are no copies: of an `ON_READ` variable (a metric's), and of the moving
-    statistics of a `BatchNormalization`, each compute device has its own. Other variables that
-    the replicas write need an aggregation.
+    Values that differ between replicas are not stored centrally: each compute device has its own
+    copy of an `ON_READ` variable (such as a metric's), and of the moving statistics of a
+    `BatchNormalization`. Other variables that the replicas write need an aggregation.
 
     Args:
         compute_devices: The replicas' devices: strings as TensorFlow writes them (`"GPU:0"`),
             `jax.Device`s, or their number. Default: all accelerators, else all logical CPU
             devices.
-        parameter_device: Where the variables are: a device, or `"pinned_host"` or
-            `"unpinned_host"` for the host's memory of the first compute device (which then runs
-            the update). Default: the compute device if there is one, else the CPU.
+        parameter_device: Where the variables are stored: a device, or `"pinned_host"` or
+            `"unpinned_host"` for the host's memory of the first compute device (which then runs the
+            update). Default: the compute device if there is only one, else the CPU.
 
     Raises:
-        ValueError: No device, the same one twice, or one that is not there.
+        ValueError: No device is given, or one is given twice or does not exist.
 
     Examples:
         >>> import unison
@@ -71,7 +71,7 @@ class _CentralStorageExtended(StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The name of the device that variables lie on, as TensorFlow writes it."""
+        """The name of the device that stores the variables, as TensorFlow writes it."""
         return (self._parameter_device,)
 
 

@@ -1,4 +1,4 @@
-"""Which strategy, and which side of it, the calling thread is in.
+"""The strategy, and the kind of context, that the calling thread is in.
 
 A thread is in *cross-replica context* (it sees all replicas; the default) or in *replica
 context* (inside a function that `run` traces: it is one replica).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +16,15 @@ import numpy as np
 from jax import lax
 
 from unison.collectives import CommunicationOptions, ReduceOp, all_gather, all_reduce
+from unison.eager_fallback import needs_python
 from unison.lifting import current_lift
 from unison.runtime.placement import REPLICA_AXIS, scoped_placement
 from unison.slices import IndexedSlices
-from unison.stepping import needs_python
+from unison.thread_local import ThreadLocal
 from unison.values import ReplicaLocal
 
 if TYPE_CHECKING:
     from unison.strategies.base import Strategy
-
-_thread = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,25 +33,25 @@ class _Frame:
     replica_context: ReplicaContext | None
 
 
-def _stack() -> list[_Frame]:
-    if not hasattr(_thread, "frames"):
-        _thread.frames = []
-    return _thread.frames
+_frames: ThreadLocal[list[_Frame]] = ThreadLocal(default_factory=list)
+_lasting_scope: ThreadLocal[contextlib.ExitStack | None] = ThreadLocal(None)
 
 
 @contextlib.contextmanager
 def entered(strategy: Strategy, replica_context: ReplicaContext | None = None) -> Iterator[None]:
-    """Puts the thread into `strategy`, on the side that `replica_context` says."""
-    _stack().append(_Frame(strategy, replica_context))
+    """Context manager that puts the thread into `strategy`: into `replica_context`, or into
+    cross-replica context if that is None.
+    """
+    _frames.value.append(_Frame(strategy, replica_context))
     try:
         with scoped_placement(strategy.placement):
             yield
     finally:
-        _stack().pop()
+        _frames.value.pop()
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Makes `strategy` the current one from here on, as if the rest stood in its scope.
+    """Makes `strategy` the current one from here on, as if the rest were in its scope.
 
     Args:
         strategy: The strategy; None ends the effect of an earlier call.
@@ -71,48 +69,31 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
     TF: `tf.distribute.experimental_set_strategy`.
     """
-    lasting = _lasting_scope()
-    if len(_stack()) > (lasting is not None):
+    lasting = _lasting_scope.value
+    if len(_frames.value) > (lasting is not None):
         raise RuntimeError(
             "experimental_set_strategy() sets the strategy for the program as a whole, and this is "
             "inside a scope. Call it outside `with strategy.scope():`."
         )
     if lasting is not None:
-        _thread.lasting_scope = None
+        _lasting_scope.value = None
         lasting.close()
     if strategy is not None:
         scope = contextlib.ExitStack()
         scope.enter_context(strategy.scope())
-        _thread.lasting_scope = scope
+        _lasting_scope.value = scope
 
 
-def _lasting_scope() -> contextlib.ExitStack | None:
-    return getattr(_thread, "lasting_scope", None)
+def strategy_in_scope() -> Strategy | None:
+    """Returns the strategy of the innermost scope; None outside any."""
+    frames = _frames.value
+    return frames[-1].strategy if frames else None
 
 
-def get_strategy() -> Strategy:
-    """Returns the strategy of the innermost scope, else the default one.
-
-    The default strategy has one replica, on the default device.
-
-    TF: `tf.distribute.get_strategy`.
-    """
-    frames = _stack()
-    if frames:
-        return frames[-1].strategy
-    from unison.strategies.default import default_strategy
-
-    return default_strategy()
-
-
-def has_strategy() -> bool:
-    """Whether the thread is in a scope of a strategy other than the default one.
-
-    TF: `tf.distribute.has_strategy`.
-    """
-    from unison.strategies.default import DefaultStrategy
-
-    return not isinstance(get_strategy(), DefaultStrategy)
+def replica_context_in_scope() -> ReplicaContext | None:
+    """Returns the context of the replica that is being traced; None if none is."""
+    frames = _frames.value
+    return frames[-1].replica_context if frames else None
 
 
 def in_cross_replica_context() -> bool:
@@ -120,28 +101,13 @@ def in_cross_replica_context() -> bool:
 
     TF: `tf.distribute.in_cross_replica_context`.
     """
-    frames = _stack()
+    frames = _frames.value
     return bool(frames) and frames[-1].replica_context is None
 
 
-def get_replica_context() -> ReplicaContext | None:
-    """Returns the context of the replica that is being traced.
-
-    Outside any scope it is that of the default strategy's only replica; in cross-replica context
-    it is None.
-
-    TF: `tf.distribute.get_replica_context`.
-    """
-    frames = _stack()
-    if frames:
-        return frames[-1].replica_context
-    return ReplicaContext(get_strategy())
-
-
 def require_cross_replica_context(what: str) -> None:
-    """Raises a RuntimeError where the thread is one replica."""
-    frames = _stack()
-    if frames and frames[-1].replica_context is not None:
+    """Raises a RuntimeError if the thread is in replica context."""
+    if replica_context_in_scope() is not None:
         needs_python(what)
         raise RuntimeError(
             f"{what} must be called in cross-replica context, and this is inside a function that "
@@ -151,11 +117,11 @@ def require_cross_replica_context(what: str) -> None:
 
 
 class ReplicaContext:
-    """What a function knows of its replica; from `get_replica_context()`.
+    """A function's view of its replica, returned by `get_replica_context()`.
 
     Args:
         strategy: The strategy.
-        replica_id_in_sync_group: Which replica this is, in a context that is entered by hand
+        replica_id_in_sync_group: Which replica this is, in a context that is entered manually
             (`with ReplicaContext(strategy, 0):`), outside replica programs.
 
     TF: `tf.distribute.ReplicaContext`.
@@ -187,8 +153,8 @@ class ReplicaContext:
     def replica_id_in_sync_group(self) -> jax.Array | int:
         """The replica's index: an int32 scalar, or 0 outside a replica program.
 
-        It is traced, or a number where Python code of the replicas depends on it (`if`, an index
-        into a list): each replica is then traced on its own.
+        It is traced, or a Python number if Python code of the replicas depends on it (`if`, an
+        index into a list): each replica is then traced separately.
         """
         if self._replica_id is not None:
             return self._replica_id
@@ -201,14 +167,13 @@ class ReplicaContext:
     def devices(self) -> tuple[str]:
         """The name of the replica's device, as TensorFlow writes it.
 
-        It is Python that depends on the replica: each replica is then traced on its own.
+        It is a Python value that depends on the replica: each replica is then traced separately.
         """
         return (self._strategy.extended.worker_devices[int(self.replica_id_in_sync_group)],)
 
     @property
     def _is_traced(self) -> bool:
-        is_current = bool(_stack()) and _stack()[-1].replica_context is self
-        return is_current and self._replica_id is None
+        return replica_context_in_scope() is self and self._replica_id is None
 
     def all_reduce(
         self,
@@ -234,7 +199,7 @@ class ReplicaContext:
         Args:
             value: A pytree of arrays.
             axis: The axis to concatenate along.
-            options: For TensorFlow's sake; arrays are gathered one by one.
+            options: Accepted for compatibility with TensorFlow; arrays are gathered one by one.
 
         TF: `tf.distribute.ReplicaContext.all_gather`.
         """
@@ -245,7 +210,7 @@ class ReplicaContext:
         """Whether there are other replicas to combine values with.
 
         Raises:
-            RuntimeError: There are, but this is outside the program that they run.
+            RuntimeError: There are others, but this is outside the program that they run.
         """
         if self._is_traced:
             return True
@@ -260,12 +225,12 @@ class ReplicaContext:
     def merge_call(self, merge_fn: Callable[..., Any], args: tuple = (), kwargs: Any = None) -> Any:
         """Calls `merge_fn(strategy, *args, **kwargs)` in cross-replica context.
 
-        Arrays arrive as `ReplicaLocal` values, which stand for the values of all replicas;
-        `strategy.reduce`, `strategy.gather` and `strategy.extended` take them. What is the same on
-        all replicas (a Python number, say) arrives as it is, and so does everything where there is
-        one replica. Variables are read and assigned as outside of `strategy.run`: assigning to one
-        gives all of its copies the value. What `merge_fn` returns is each replica's result (of a
-        `ReplicaLocal`, the replica's own component).
+        Arrays are passed as `ReplicaLocal` values, which represent the values of all replicas;
+        `strategy.reduce`, `strategy.gather` and `strategy.extended` accept them. Values that are
+        the same on all replicas (such as Python numbers) are passed unchanged, and so is everything
+        if there is only one replica. Variables are read and assigned as outside of `strategy.run`:
+        an assignment sets all copies of a variable. The result of `merge_fn` is returned on each
+        replica (for a `ReplicaLocal`, the replica's own component).
 
         TF: `tf.distribute.ReplicaContext.merge_call`.
         """
@@ -297,7 +262,7 @@ class ReplicaContext:
 
 
 def own_component(value: Any) -> Any:
-    """Returns this replica's component of a `ReplicaLocal`; other values as they are."""
+    """Returns this replica's component of a `ReplicaLocal`; other values unchanged."""
     return value.local if isinstance(value, ReplicaLocal) else value
 
 
@@ -306,7 +271,7 @@ def _is_merged_leaf(value: Any) -> bool:
 
 
 def _of_all_replicas(leaf: Any) -> Any:
-    """Returns an argument of `merge_call` as it is known outside the replicas."""
+    """Returns an argument of `merge_call` in its cross-replica form."""
     lift = current_lift()
     is_traced = isinstance(leaf, jax.core.Tracer | IndexedSlices)
     # Replicas that are traced one by one may have different numbers.

@@ -17,19 +17,19 @@ class DefaultStrategy(Strategy):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Does nothing: outside any scope this strategy already is the current one."""
+        """Does nothing: outside any scope, this strategy is already the current one."""
         yield self
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> Any:
-        """Returns `dataset`: there is nobody to divide it between."""
+        """Returns `dataset` unchanged: there is only one replica."""
         return dataset
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """Returns the dataset that the function makes."""
+        """Returns the dataset that the function creates."""
         return dataset_fn(InputContext())
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function

@@ -17,10 +17,10 @@ _EQUAL = (Layout.MIRRORED, Layout.STREAM)
 
 
 class EqualCopies:
-    """Compares digests of mirrored variables between workers, every so many steps.
+    """Compares digests of mirrored variables between workers at regular intervals.
 
     Args:
-        every: After how many steps; all workers must say the same.
+        every: The number of steps in an interval, the same on all workers.
     """
 
     def __init__(self, every: int):
@@ -30,7 +30,7 @@ class EqualCopies:
         self._steps = 0
 
     def is_due(self) -> bool:
-        """Counts a step; whether the check is due after it."""
+        """Counts a step, and returns whether the check is due after it."""
         self._steps += 1
         return self._steps % self._every == 0
 
@@ -46,7 +46,7 @@ class EqualCopies:
             if cell.layout in _EQUAL
         }
         of_all = all_gather_json(own, f"The digests of variables after step {self._steps}")
-        # What is not used any more may be gone on some workers and not yet on others.
+        # Unused variables may have been deleted on some workers and not yet on others.
         common = [key for key in of_all[0] if all(key in of_worker for of_worker in of_all)]
         if own and not common:
             raise InternalError(

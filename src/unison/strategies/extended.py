@@ -1,4 +1,4 @@
-"""`StrategyExtended`: the part of a strategy that libraries use, such as optimizers."""
+"""`StrategyExtended`: the part of a strategy that libraries (such as optimizers) use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import jax
 
 from unison.cells import has_cell
 from unison.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce, ReduceOp
+from unison.eager_fallback import needs_python
 from unison.lifting import current_lift
 from unison.runtime import process_group
 from unison.runtime.device_strings import canonical_name, resolve
 from unison.runtime.placement import scoped_placement
-from unison.stepping import needs_python
 from unison.strategies import context
 from unison.strategies.context import own_component
 from unison.values import Mirrored, ReplicaLocal, is_distributed
@@ -22,12 +22,12 @@ from unison.values import Mirrored, ReplicaLocal, is_distributed
 if TYPE_CHECKING:
     from unison.strategies.base import Strategy
 
-#: What a result is for: devices (or their names), or a value or variable that lies on them.
+#: Where a result is needed: devices (or their names), or a value or variable on them.
 Destinations = Any
 
 
 class StrategyExtended:
-    """What libraries need of a strategy, from `strategy.extended`.
+    """The interface of a strategy for libraries, available as `strategy.extended`.
 
     Its methods work in cross-replica context: around `strategy.run`, and in the function given to
     `merge_call` inside it.
@@ -48,11 +48,11 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that variables lie on: those of the replicas."""
+        """The names of the devices that store variables: those of the replicas."""
         return self.worker_devices
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
-        """Returns the devices for state that belongs to no single one of the variables."""
+        """Returns the devices for state that does not belong to a single variable."""
         del var_list
         return self.parameter_devices
 
@@ -70,16 +70,16 @@ class StrategyExtended:
         Args:
             reduce_op: A `ReduceOp` or its name.
             value: As for `strategy.reduce`.
-            destinations: What the result is for: devices or their names, a distributed value or
-                a variable. Results are brought to where they are used, so this is only checked.
-            options: For TensorFlow's sake: one value travels at once.
+            destinations: Where the result is needed: devices or their names, a distributed value or
+                a variable. Results are transferred to where they are used, so this is only checked.
+            options: Accepted for compatibility with TensorFlow: values are sent one at a time.
 
         Returns:
             The result: a tree like `value`, with one array for each distributed value.
 
         Raises:
             ValueError: As `strategy.reduce`; or there is no such device.
-            RuntimeError: Inside a replica; use `all_reduce` or `merge_call` there.
+            RuntimeError: In replica context; use `all_reduce` or `merge_call` there.
 
         TF: `tf.distribute.StrategyExtended.reduce_to`.
         """
@@ -131,24 +131,24 @@ class StrategyExtended:
     ) -> Any:
         """Calls `fn(var, *args, **kwargs)` for each copy of a variable, on its device.
 
-        `fn` reads and assigns the copy; nothing is combined. Each call gets the component of its
-        device of distributed values: if there are any, the copies may differ afterwards. It is
-        traced once, as a function given to `strategy.run` is. Inside a replica, the variable and
-        the arguments are first brought together by `merge_call`.
+        `fn` reads and assigns the copy; nothing is combined. For distributed values, each call gets
+        the component of its device; if there are any, the copies may differ afterwards. `fn` is
+        traced once, like a function given to `strategy.run`. In replica context, the variable and
+        the arguments first go through `merge_call`.
 
         Args:
             var: A variable of this strategy.
             fn: The function.
             args: Further arguments: trees of arrays, numbers and distributed values.
             kwargs: Further keyword arguments.
-            group: Whether to return the results as distributed values; else tuples with a
-                component for each device stand in their places.
+            group: Whether to return the results as distributed values; otherwise as tuples with a
+                component for each device.
 
         Returns:
-            What `fn` returned.
+            The result of `fn`.
 
         Raises:
-            ValueError: `var` is no variable of this strategy.
+            ValueError: `var` is not a variable of this strategy.
 
         Examples:
             >>> import unison
@@ -195,7 +195,9 @@ class StrategyExtended:
         self, fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], group: bool
     ) -> Any:
         lift = current_lift()
-        replica = context.get_replica_context()
+        replica = context.replica_context_in_scope()
+        if context.strategy_in_scope() is None:  # the default strategy's only replica
+            replica = context.ReplicaContext(self._strategy)
         if lift is None:
             updating = _Updating(fn, self._strategy, _has_components((args, kwargs)))
             results = self._strategy.run(updating, args, kwargs)
@@ -240,15 +242,15 @@ class StrategyExtended:
         return has_cell(v) and v.cell.placement == self._strategy.placement
 
     def value_container(self, value: Any) -> Any:
-        """Returns the variable that `value` is a copy of: copies are no variables, so itself."""
+        """Returns the variable that `value` is a copy of, which is `value` itself here."""
         return value
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Inside, new variables lie on the devices of `colocate_with_variable`.
+        """Context manager in which new variables are on the devices of `colocate_with_variable`.
 
         Raises:
-            ValueError: That is no variable of this strategy.
+            ValueError: That is not a variable of this strategy.
 
         TF: `tf.distribute.StrategyExtended.colocate_vars_with`.
         """
@@ -274,7 +276,7 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every worker runs a copy of the program: not with a single worker."""
+        """Whether every worker runs a copy of the program: False with a single worker."""
         return process_group.count() > 1
 
     @property
@@ -299,15 +301,15 @@ class StrategyExtended:
 
 
 class _Updating:
-    """A function that is called, by `strategy.run`, outside the replicas for each copy.
+    """A function that `strategy.run` calls for each copy of a variable, outside the replicas.
 
-    A program of it is found again by the function, as that of a bound method is.
+    Its programs are cached by the function, like those of a bound method.
     """
 
     def __init__(self, fn: Callable[..., Any], strategy: Strategy, differently: bool):
         self.__func__ = fn
         self.__self__ = _DIFFERENTLY if differently else _ALIKE
-        # By these a function that is traced again and again is counted and named.
+        # These count and name a function that is retraced repeatedly.
         self.__code__ = getattr(fn, "__code__", type(fn))
         self.__qualname__ = getattr(fn, "__qualname__", repr(fn))
         self._strategy = strategy
@@ -329,7 +331,7 @@ def _has_components(tree: Any) -> bool:
 
 
 def _check_destinations(destinations: Destinations) -> None:
-    """Raises a ValueError if `destinations` names a device that is not there."""
+    """Raises a ValueError if `destinations` names a device that does not exist."""
     if isinstance(destinations, str):
         destinations = [destinations]
     if isinstance(destinations, list | tuple):

@@ -1,7 +1,8 @@
-"""What rooms above `unison.keras` add to Keras.
+"""Additions to Keras by modules in layers above `unison.keras`.
 
-`unison.keras` cannot import them, and may be imported at any time: ahead of the first scope, or by
-the first mention of `tf.keras` inside one. So they are registered here, and called when it is.
+`unison.keras` cannot import these modules, and may be imported at any time: before the first scope,
+or by the first use of `tf.keras` inside one. So they register functions here, which are called when
+it is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _is_imported = False
 
 
 def when_keras_is_imported(add: Callable[[], object]) -> None:
-    """Has `add` called once, when `unison.keras` has been imported; now, if it has."""
+    """Registers `add` to be called once after `unison.keras` is imported; calls it now if it is."""
     if _is_imported:
         add()
     else:
@@ -21,7 +22,7 @@ def when_keras_is_imported(add: Callable[[], object]) -> None:
 
 
 def keras_is_imported() -> None:
-    """Calls what was registered; for `unison.keras`, as the last thing that its import does."""
+    """Calls the registered functions; `unison.keras` calls this at the end of its import."""
     global _is_imported
     _is_imported = True
     while _additions:

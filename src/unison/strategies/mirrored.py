@@ -12,26 +12,26 @@ from unison.strategies.base import Strategy
 
 
 class MirroredStrategy(Strategy):
-    """One replica a device; every variable has an equal copy on each.
+    """One replica per device; every variable has an equal copy on each.
 
     Args:
         devices: The replicas' devices: strings as TensorFlow writes them (`"GPU:0"`),
             `jax.Device`s, or their number. Default: all accelerators, else all logical CPU
             devices.
         cross_device_ops: How the values of the devices are combined: a `NcclAllReduce`, a
-            `HierarchicalCopyAllReduce`, a `ReductionToOneDevice` or one of your own (see
+            `HierarchicalCopyAllReduce`, a `ReductionToOneDevice` or a custom one (see
             `unison.collectives`). Default: XLA chooses.
-        batch_shares: What the replicas' parts of a global batch are in proportion to, where some
-            devices are faster than others: a number for each; or `"measured"`, so that the
-            strategy measures their speed while Keras' `fit` runs (or when
-            `measure_batch_shares` is called), and divides accordingly. Default: equal parts.
+        batch_shares: The proportions in which a global batch is divided among the replicas, if some
+            devices are faster than others: a number for each; or `"measured"`, so that the strategy
+            measures their speed while Keras' `fit` runs (or when `measure_batch_shares` is called),
+            and divides accordingly. Default: equal parts.
 
     Raises:
-        ValueError: No device, the same device twice, or one that is not there; or shares that
-            are none.
-        TypeError: `cross_device_ops` is no `CrossDeviceOps`.
+        ValueError: No device is given, or one is given twice or does not exist; or the shares are
+            invalid.
+        TypeError: `cross_device_ops` is not a `CrossDeviceOps`.
         RuntimeError: This process is one of several (of `unison run`, torchrun, srun, ...), which
-            would each train a model of its own; `UNISON_ALONE=1` says that they are to.
+            would each train their own model; `UNISON_ALONE=1` allows that.
 
     Examples:
         >>> import unison

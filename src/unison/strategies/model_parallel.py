@@ -1,4 +1,4 @@
-"""`ModelParallelStrategy`: replicas that are several devices each, and that divide their state."""
+"""`ModelParallelStrategy`: replicas of several devices each, which can divide their state."""
 
 from __future__ import annotations
 
@@ -23,46 +23,47 @@ from unison.strategies.base import Strategy
 from unison.strategies.multi_worker import devices_of_workers, input_of_workers, says_alone
 from unison.variables import Variable
 
-#: The name of the mesh axis along which the replicas lie.
+#: The name of the mesh axis of the replicas.
 BATCH_AXIS = "batch"
 
 
 class ModelParallelStrategy(Strategy):
-    """Divides variables, and the computation with them, between the devices of each replica.
+    """Divides variables, and the computation with them, among the devices of each replica.
 
     The mesh axis `"batch"` is that of the replicas: each computes its part of the global batch, as
-    under `MirroredStrategy`. The other axes are the devices of one replica. Rules say which of them
-    divides which axis of a variable; XLA divides the computation accordingly, and adds the
-    communication (tensor parallelism).
+    under `MirroredStrategy`. The other axes are those of the devices of one replica. Rules define
+    which of them divides which axis of a variable; XLA partitions the computation accordingly, and
+    inserts the communication (tensor parallelism).
 
-    In a cluster of several workers, each of which runs the same program, the mesh takes all devices
-    of all workers, and the devices of a replica are one worker's; see
-    `MultiWorkerMirroredStrategy`. Create the strategy before the first JAX computation there.
+    In a cluster of several workers, each of which runs the same program, the mesh uses all devices
+    of all workers, and the devices of a replica belong to one worker; see
+    `MultiWorkerMirroredStrategy`. In a cluster, create the strategy before the first JAX
+    computation.
 
     Args:
-        devices: All devices, of this process only: strings as TensorFlow writes them (`"GPU:0"`),
-            `jax.Device`s, or their number. Default: as many as the mesh takes, accelerators if
-            there are any; in a cluster of several workers, all of theirs.
-        mesh: The sizes of the mesh axes, by name, such as `{"batch": 2, "model": 4}`. Of `"batch"`,
-            the default is as many as there are devices for. Neighbours along the last axis are
-            neighbours among the devices.
-        rules: For names of variables, the mesh axes that divide them: see
-            `unison.partitioning.PartitionRules`; or a `keras.distribution.LayoutMap`. What no rule
-            names, each device has whole; but the stages of a `unison.keras.Pipeline` are divided
-            along an axis `"stage"`.
-        zero: What the replicas divide between them, of Keras models (Rajbhandari et al. 2020,
-            "ZeRO"): 0: nothing. 1: the optimizer's state. 2: gradients as well: they are
-            reduce-scattered rather than all-reduced. 3: the weights, too, each of which is gathered
-            where it is used.
-        topology: The name of a TPU slice, such as `"v5e:2x4"`, that is not here: steps are compiled
-            for it (see `unison.planning`), and running one is refused.
-        cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`.
+        devices: All devices, which must belong to this process: strings as TensorFlow writes them
+            (`"GPU:0"`), `jax.Device`s, or their number. Default: as many as the mesh needs,
+            accelerators if there are any; in a cluster of several workers, all of their devices.
+        mesh: The sizes of the mesh axes, by name, such as `{"batch": 2, "model": 4}`. `"batch"`
+            defaults to as many replicas as there are devices for. Neighbors along the last axis are
+            adjacent devices.
+        rules: The mesh axes that divide variables, by name pattern: see
+            `unison.partitioning.PartitionRules`; or a `keras.distribution.LayoutMap`. A variable
+            that no rule matches is replicated on the devices of a replica, except that the stages
+            of a `unison.keras.Pipeline` are divided along an axis `"stage"`.
+        zero: The ZeRO stage, which defines what is divided among the replicas for Keras models
+            (Rajbhandari et al. 2020): 0: nothing. 1: the optimizer's state. 2: gradients as well:
+            they are reduce-scattered rather than all-reduced. 3: the weights as well: each is
+            gathered where it is used.
+        topology: The name of a TPU slice, such as `"v5e:2x4"`, that is not available here: steps
+            are compiled for it (see `unison.planning`), and running one raises an error.
+        cluster_resolver: Describes the cluster. Default: a `TFConfigClusterResolver`.
 
     Raises:
-        ValueError: The mesh takes more devices than there are, or not all; the devices of a replica
-            would be those of several workers; the workers may change; or a rule names an axis that
-            the mesh has not.
-        UnavailableError: The other workers did not come.
+        ValueError: The mesh needs more devices than there are, or does not use all; the devices of
+            a replica would belong to several workers; the workers may change; or a rule names an
+            axis that the mesh does not have.
+        UnavailableError: The other workers did not join in time.
 
     Examples:
         >>> import unison
@@ -120,12 +121,12 @@ class ModelParallelStrategy(Strategy):
         self.placement.shards_update = zero > 0
 
     def predicted_bytes(self, weights: Any, slots: int = 2) -> dict[str, int]:
-        """Returns what weights and an optimizer's state take on each device, by shapes and rules.
+        """Returns the bytes of weights and an optimizer's state on each device, from their shapes.
 
         Args:
             weights: A Keras model's `trainable_variables`; or arrays, or `jax.ShapeDtypeStruct`s,
                 by name.
-            slots: How many values like a weight the optimizer keeps: of Adam, 2.
+            slots: How many slot values the optimizer keeps per weight: 2 for Adam.
 
         Examples:
             >>> import jax, unison
@@ -153,13 +154,13 @@ class ModelParallelStrategy(Strategy):
         return {"weights": total(WEIGHTS), "optimizer": slots * total(OPTIMIZER)}
 
     def create_variables(self, tree: Any, of_optimizer: bool = False, **options: Any) -> Any:
-        """Returns a tree of variables that start with the arrays of `tree`.
+        """Returns a tree of variables initialized with the arrays of `tree`.
 
         Each is named by its path, such as `"encoder/0/kernel"`, which the rules may match.
 
         Args:
             tree: A pytree of arrays: the parameters of a Flax or Equinox model.
-            of_optimizer: Whether they are an optimizer's state, which `zero` 1 divides.
+            of_optimizer: Whether they are an optimizer's state, which `zero=1` divides.
             options: As for `unison.Variable`: `aggregation`, ...
 
         Examples:
@@ -183,7 +184,7 @@ class ModelParallelStrategy(Strategy):
 
 
 def _devices_of_workers(resolver: ClusterResolver) -> list[jax.Device] | None:
-    """Returns the devices of all workers, those of one together; None without other workers."""
+    """Returns the devices of all workers, grouped by worker; None without other workers."""
     if is_elastic_worker():
         raise ValueError(
             "Expected workers that stay, since each keeps parts of the variables that no other "
@@ -194,7 +195,7 @@ def _devices_of_workers(resolver: ClusterResolver) -> list[jax.Device] | None:
 
 
 def _check_in_one_worker(devices: Sequence[jax.Device], core_axes: Mapping[str, int]) -> None:
-    """Raises a ValueError if several workers would compute a replica together."""
+    """Raises a ValueError if a replica would span several workers."""
     cores = math.prod(core_axes.values())
     counts = collections.Counter(device.process_index for device in devices)
     if any(count % cores for count in counts.values()):
@@ -209,7 +210,7 @@ def _completed(mesh: Mapping[str, int], there: int, chooses: bool) -> dict[str, 
     """Returns the mesh with the replicas' axis first, for `there` devices.
 
     Raises:
-        ValueError: It does not take them all, or more; or some may be left where it `chooses`.
+        ValueError: The mesh is invalid, needs more devices, or needs fewer and `chooses` is False.
     """
     if not isinstance(mesh, Mapping) or not all(
         isinstance(size, int) and size > 0 for size in mesh.values()

@@ -29,25 +29,25 @@ from unison.runtime.shared_memory import share_memory
 from unison.strategies.base import Strategy
 from unison.strategies.equal_copies import EqualCopies
 
-#: Tells the strategies of a process apart, which all processes make in the same order.
+#: Numbers the strategies of a process, which all processes create in the same order.
 _strategies = itertools.count()
 
 
 def devices_of_workers(resolver: ClusterResolver, timeout: float) -> list[jax.Device] | None:
-    """Brings the workers of a cluster together, and returns their devices, those of one together.
+    """Connects the workers of a cluster, and returns their devices, grouped by worker.
 
     Args:
-        resolver: Names the cluster.
+        resolver: Describes the cluster.
         timeout: How many seconds this worker waits for the others.
 
     Returns:
-        The devices; None where there are no others, for an evaluator, and where a step is only
+        The devices; None if there are no other workers, for an evaluator, and if a step is only
         planned.
 
     Raises:
-        ValueError: The cluster is none, or this process no training task of it.
+        ValueError: The cluster is invalid, or this process is not a training task of it.
         RuntimeError: JAX has started already.
-        UnavailableError: The other workers did not come.
+        UnavailableError: The other workers did not join in time.
     """
     if devices.planned_devices():
         return None
@@ -62,15 +62,15 @@ def devices_of_workers(resolver: ClusterResolver, timeout: float) -> list[jax.De
 
 
 def says_alone(resolver: ClusterResolver) -> bool:
-    """Whether a resolver says that this process trains alone, and not only that it knows no others.
+    """Whether a resolver states that this process trains alone, rather than knowing no others.
 
-    That is an evaluator's, and one by which the program itself describes a cluster of one.
+    This holds for an evaluator's, and for one by which the program describes a cluster of one.
     """
     return resolver.task_type == "evaluator" or isinstance(resolver, SimpleClusterResolver)
 
 
 def input_of_workers(timeout: float) -> InputWorkers:
-    """Returns this process's place among workers that have come together, for a new strategy."""
+    """Returns this process's place among connected workers, for a new strategy."""
     name = f"strategy {next(_strategies)}"
     return workers_of_cluster(jax.process_count(), jax.process_index(), name, timeout)
 
@@ -78,36 +78,36 @@ def input_of_workers(timeout: float) -> InputWorkers:
 class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on all devices of all workers of a cluster.
 
-    Each worker runs the same program in a process of its own, and has the replicas of its own
-    devices. Variables start with the first worker's values, and their copies stay equal on all
-    workers. Without a cluster (no `TF_CONFIG`), in one of a single worker, and for an evaluator,
-    it is a `MirroredStrategy` on this process's devices. In a process that another launcher has
-    started as one of several, that is an error, unless `UNISON_ALONE=1` is set or the resolver is a
-    `SimpleClusterResolver`.
+    Each worker runs the same program in its own process, with one replica on each of its devices.
+    Variables are initialized with the first worker's values, and their copies stay equal on all
+    workers. Without a cluster (no `TF_CONFIG`), in a cluster of a single worker, and for an
+    evaluator, it behaves like a `MirroredStrategy` on this process's devices. In a process that
+    another launcher has started as one of several, that is an error, unless `UNISON_ALONE=1` is set
+    or the resolver is a `SimpleClusterResolver`.
 
-    Create it before the first JAX computation: that is when the workers come together.
+    Create it before the first JAX computation: the workers connect when it is created.
 
     Args:
-        cluster_resolver: Names the cluster. Default: a `TFConfigClusterResolver`. Under `unison run
-            --min-workers` it is not asked: the workers that train together are the cluster, and the
-            strategy's `cluster_resolver` follows them.
-        communication_options: How gradients travel, and whether the first steps are to find the
-            fastest way (`auto_tune`). `timeout_seconds` is how long this worker waits for the
-            others.
-        check_every: After how many steps (of `run` and of Keras' loops) the workers compare their
-            variables, to find the first that differs; None for never. It costs a pass over all
-            variables.
-        batch_shares: What the replicas' parts of a global batch are in proportion to, where some
+        cluster_resolver: Describes the cluster. Default: a `TFConfigClusterResolver`. Under `unison
+            run --min-workers` it is ignored: the cluster consists of the workers that currently
+            train together, and the strategy's `cluster_resolver` describes those.
+        communication_options: How gradients are communicated, and whether to determine the fastest
+            way in the first steps (`auto_tune`). `timeout_seconds` is how long this worker waits
+            for the others.
+        check_every: The interval, in steps (of `run` and of Keras' loops), at which the workers
+            compare their variables, to find the first that differs; None for never. A comparison
+            reads all variables.
+        batch_shares: The proportions in which a global batch is divided among the replicas, if some
             workers are faster than others: a number for each replica or for each worker, the same
             on all workers; or `"measured"`. See `MirroredStrategy`. Default: equal parts.
-        elastic: What stays as it is when the number of workers changes, under `unison run
-            --min-workers`; elsewhere it does not.
+        elastic: What is kept constant when the number of workers changes, under `unison run
+            --min-workers`; elsewhere the number does not change.
 
     Raises:
-        ValueError: The cluster is none, or this process no training task of it.
+        ValueError: The cluster is invalid, or this process is not a training task of it.
         RuntimeError: JAX has started already; or there is no cluster, and this process is one of
             several.
-        UnavailableError: The other workers did not come.
+        UnavailableError: The other workers did not join in time.
 
     TF: `tf.distribute.MultiWorkerMirroredStrategy`.
     """
@@ -160,7 +160,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         batch_shares: Sequence[float] | str | None,
         check_every: int | None,
     ) -> None:
-        """Makes this the strategy of a job whose workers may change."""
+        """Initializes this as the strategy of a job whose workers may change."""
         if batch_shares is not None:
             raise ValueError(
                 "batch_shares are for workers that stay. Expected None under `unison run "
@@ -168,7 +168,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         self.cluster_resolver = GroupClusterResolver(group)
         super().__init__(group.placement.local_devices, group=group)
-        # Behind the question for batch shares, which a worker that joins would ask alone.
+        # Set after the comparison of batch shares, in which a joining worker would be alone.
         self.input_workers = workers_of_group(group)
         if check_every is not None:
             self.equal_copies = EqualCopies(check_every)

@@ -1,4 +1,4 @@
-"""Who looks at strategies and the steps that they run: nobody, unless somebody measures them."""
+"""Observers of strategies and of the steps that they run; there are none by default."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class StepObserver(Protocol):
-    """Something that runs steps in the place of those who would, and looks at them."""
+    """Runs steps in place of their usual callers, and observes them."""
 
     def running(self, programs: ProgramCache) -> Callable[..., Any]:
-        """Returns what `strategy.run` calls in the place of its programs."""
+        """Returns the function that `strategy.run` calls instead of its programs."""
 
     def training(self, trainer: Any, trains: bool) -> Callable[..., int]:
-        """Returns what a Keras trainer calls in the place of its `run_step`.
+        """Returns the function that a Keras trainer calls instead of its `run_step`.
 
         Args:
             trainer: A `unison.keras.trainer.ReplicaTrainer`.
@@ -24,14 +24,14 @@ class StepObserver(Protocol):
         """
 
 
-#: Called with each strategy that is made.
+#: Called with each strategy that is created.
 strategy_observers: list[Callable[[Any], None]] = []
 
-#: Who looks, if somebody does.
+#: The current observer of steps, if any.
 step_observer: StepObserver | None = None
 
 
 def observe_steps(observer: StepObserver | None) -> None:
-    """Lets `observer` look at all steps from now on; None: nobody."""
+    """Sets the observer of all steps from now on; None for no observer."""
     global step_observer
     step_observer = observer

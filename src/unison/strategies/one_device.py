@@ -9,7 +9,7 @@ from unison.strategies.base import Strategy
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica, on the given device: to test a distributed program, or to place one.
+    """One replica, on the given device: to test a distributed program, or to run it on one device.
 
     Args:
         device: A string as TensorFlow writes it (`"GPU:0"`), or a `jax.Device`.

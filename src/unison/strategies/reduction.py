@@ -1,4 +1,4 @@
-"""From one component a replica to one value: what `Strategy.reduce` and `gather` do to a leaf."""
+"""Combines one component per replica into one value: `Strategy.reduce` and `gather` on a leaf."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_leaf(value: Any) -> bool:
 
 
 def components_of(value: Any) -> tuple[Any, ...] | None:
-    """Returns the components of a leaf, of a variable its copies; None if it has none."""
+    """Returns the components of a leaf (for a variable, its copies); None if it has none."""
     if isinstance(value, DistributedValues):
         return value.values
     if not has_cell(value):
@@ -142,7 +142,7 @@ def _reduced_slices(
 
 @functools.lru_cache
 def _over_replicas(op: ReduceOp, placement: Placement) -> Callable[[jax.Array], jax.Array]:
-    """Returns the program that combines the slices of an array, for every replica to have."""
+    """Returns the program that combines the slices of an array; every replica gets the result."""
     return placement.program(
         lambda own: _OF_SLICES[op](own[0]), PER_REPLICA, MIRRORED, name=f"reduce by {op.name}"
     )

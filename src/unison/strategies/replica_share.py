@@ -1,24 +1,22 @@
-"""A replica's share of the global batch, and what is multiplied by it, while a step is traced.
+"""A replica's share of the global batch, and what is scaled by it, while a step is traced.
 
-In a step of `fit`, what a replica computes as a mean over its examples counts by its share of the
-global batch: the global mean is the sum of the replicas' means, each times its share. Which of
-the step's numbers are multiplied depends on who wrote the step; see `ScaledBy`.
+In a step of `fit`, a mean that a replica computes over its examples is weighted by its share of the
+global batch: the global mean is the sum of the replicas' means, each times its share. Which values
+of the step are scaled depends on how the step is implemented; see `ScaledBy`.
 
-In a function given to `strategy.run` a replica does not know its share. There Keras' losses are
-divided by the number of replicas, as on TensorFlow, and what else it computes the user scales.
+In a function given to `strategy.run` the share is not known. There Keras' losses are divided by the
+number of replicas, as on TensorFlow, and the user scales everything else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import threading
 from collections.abc import Iterator
 
 from unison.lifting import current_lift
-from unison.strategies.context import get_replica_context
-
-_thread = threading.local()
+from unison.strategies.context import replica_context_in_scope
+from unison.thread_local import ThreadLocal
 
 
 class ScaledBy(enum.Enum):
@@ -37,33 +35,31 @@ class ScaledBy(enum.Enum):
     LOSSES = enum.auto()
 
 
+_share: ThreadLocal[tuple[float, ScaledBy] | None] = ThreadLocal(None)
+
+
 @contextlib.contextmanager
 def replica_share(share: float, scaled_by: ScaledBy) -> Iterator[None]:
-    """Inside, the replica has `share` of the examples: 0 where it has none, 1 where it has all."""
-    previous = getattr(_thread, "share", None)
-    _thread.share = share, scaled_by
-    try:
+    """Context manager in which the replica has `share` of the examples: 0 for none, 1 for all."""
+    with _share.bound_to((share, scaled_by)):
         yield
-    finally:
-        _thread.share = previous
 
 
 def current_share(scaled_by: ScaledBy | None = None) -> float | None:
     """Returns the replica's share; None outside the steps of a Keras model.
 
     Args:
-        scaled_by: If given, None is returned also where something else is multiplied by the share.
+        scaled_by: If given, None is also returned if something else is scaled by the share.
     """
-    share, scaled = getattr(_thread, "share", None) or (None, None)
+    share, scaled = _share.value or (None, None)
     return share if scaled_by in (None, scaled) else None
 
 
 def scale_of_losses() -> float | None:
-    """Returns what a Keras loss that is computed here is multiplied by; None where by nothing."""
-    if getattr(_thread, "share", None) is not None:
+    """Returns the factor for a Keras loss that is computed here; None if it is not scaled."""
+    if _share.value is not None:
         return current_share(ScaledBy.LOSSES)
-    # Outside of all programs, no strategy is looked for: it would be made.
-    context = None if current_lift() is None else get_replica_context()
+    context = None if current_lift() is None else replica_context_in_scope()
     if context is None or context.num_replicas_in_sync == 1:
         return None
     return 1 / context.num_replicas_in_sync

@@ -1,4 +1,4 @@
-"""Observers of scopes: what acts while the scope of any strategy is open."""
+"""Observers that act while the scope of any strategy is open."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class ScopeObserver(Protocol):
     """Something that acts while scopes are open, in any thread."""
 
     def opened(self) -> None:
-        """The first scope has been opened."""
+        """Called when the first scope has been opened."""
 
     def closed(self) -> None:
-        """The last scope has been closed."""
+        """Called when the last scope has been closed."""
 
 
 _observers: list[ScopeObserver] = []
@@ -24,7 +24,7 @@ _scopes_lock = threading.RLock()
 
 
 def observe_scopes(observer: ScopeObserver) -> None:
-    """Tells `observer` when the first scope opens (or that one is), and when the last closes."""
+    """Notifies `observer` when the first scope opens (now, if one is), and when the last closes."""
     with _scopes_lock:
         _observers.append(observer)
         if _open_scopes:
@@ -38,7 +38,7 @@ def observed_scope() -> Iterator[None]:
     with _scopes_lock:
         _open_scopes += 1
         if _open_scopes == 1:
-            # Over a copy: an observer may bring another one, which is told at once.
+            # Over a copy: an observer may add another one, which is notified immediately.
             for observer in _observers.copy():
                 observer.opened()
     try:

@@ -1,4 +1,4 @@
-"""`TPUStrategy`: synchronous training on the cores of a TPU, or a plan of it without one."""
+"""`TPUStrategy`: synchronous training on the cores of a TPU, or planning it without one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from unison.strategies.multi_worker import input_of_workers
 
 
 class TPUStrategy(Strategy):
-    """One replica a TPU core, or a block of cores; every variable has an equal copy on each.
+    """One replica per TPU core or block of cores; every variable has an equal copy on each.
 
     Args:
-        tpu_cluster_resolver: Names the TPU. Default: a `TPUClusterResolver`, this machine's.
-        experimental_device_assignment: Which cores compute which replica. Default: each core one.
-        experimental_spmd_xla_partitioning: Accepted for TensorFlow's sake: what the cores of a
-            replica divide is always one program.
-        topology: The name of a slice, such as `"v5e:2x4"`, that is not here: steps are compiled
-            for it (see `unison.planning`), and running one is refused.
-        sharded_update: Whether each replica updates its part of large weights, and keeps that part
-            of the optimizer's state, in Keras' training. The same bytes travel, in two collectives.
+        tpu_cluster_resolver: Describes the TPU. Default: a `TPUClusterResolver` for this machine's.
+        experimental_device_assignment: Which cores compute which replica. Default: one core per
+            replica.
+        experimental_spmd_xla_partitioning: Accepted for compatibility with TensorFlow: the cores of
+            a replica always share one program.
+        topology: The name of a slice, such as `"v5e:2x4"`, that is not available here: steps are
+            compiled for it (see `unison.planning`), and running one raises an error.
+        sharded_update: Whether, in Keras training, each replica updates only its part of large
+            weights and keeps only that part of the optimizer's state. The same number of bytes is
+            sent, in two collectives.
 
     Raises:
-        NoTPUError: There is no TPU here, and no topology was named.
-        UnknownSliceError: There is no slice of that name; the message lists those that there are.
+        NoTPUError: No TPU is available here, and no topology was given.
+        UnknownSliceError: There is no slice of that name; the message lists the known ones.
         MissingTPULibraryError: libtpu, which compiles for TPUs, is not installed.
         ValueError: A topology and a resolver were given; or the cores of a replica are not all on
             one machine.
@@ -91,7 +93,7 @@ class TPUStrategy(Strategy):
     def experimental_split_to_logical_devices(
         self, tensor: jax.Array, partition_dimensions: Sequence[int]
     ) -> jax.Array:
-        """Divides an array, and what is computed from it, between the cores of its replica.
+        """Divides an array, and the computation on it, among the cores of its replica.
 
         Args:
             tensor: An array in a function that `run` calls.
@@ -99,7 +101,7 @@ class TPUStrategy(Strategy):
                 number of cores of a replica.
 
         Raises:
-            ValueError: That is no division of this array between these cores.
+            ValueError: The array cannot be divided among the cores in this way.
 
         TF: `tf.distribute.TPUStrategy.experimental_split_to_logical_devices`.
         """
@@ -126,7 +128,7 @@ class TPUStrategy(Strategy):
         return _constrained(tensor, _spec(parts, self.placement), self.placement)
 
     def experimental_replicate_to_logical_devices(self, tensor: jax.Array) -> jax.Array:
-        """Gives every core of a replica a whole copy of an array.
+        """Replicates an array on all cores of a replica.
 
         TF: `tf.distribute.TPUStrategy.experimental_replicate_to_logical_devices`.
         """
@@ -135,11 +137,11 @@ class TPUStrategy(Strategy):
     def experimental_assign_to_logical_device(
         self, tensor: jax.Array, logical_device_id: int
     ) -> jax.Array:
-        """Returns the array: XLA's programs are the same on all cores of a replica.
+        """Returns the array unchanged: all cores of a replica run the same XLA program.
 
         Args:
             tensor: An array.
-            logical_device_id: One of the cores.
+            logical_device_id: The index of one of the cores.
 
         Raises:
             ValueError: There is no such core.
@@ -157,7 +159,7 @@ class TPUStrategy(Strategy):
 
 
 def _assigned(cores: Sequence[jax.Device], assignment: DeviceAssignment) -> list[jax.Device]:
-    """Returns the cores of the replicas, those of a replica, and of a machine, together.
+    """Returns the cores of the replicas, grouped by machine and by replica.
 
     Raises:
         ValueError: A replica's cores are on several machines, or one is not in the TPU.
@@ -185,7 +187,7 @@ def _assigned(cores: Sequence[jax.Device], assignment: DeviceAssignment) -> list
 
 
 def _spec(parts: Sequence[int], placement: Placement) -> PartitionSpec:
-    """Returns the mesh axes along which an array is divided: those with the right product."""
+    """Returns a spec that divides an array into `parts`, by mesh axes with the right products."""
     axes = list(zip(placement.mesh.axis_names[1:], placement.mesh.devices.shape[1:], strict=True))
     entries = []
     for count in parts:

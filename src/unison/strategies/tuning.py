@@ -1,9 +1,9 @@
-"""`CommunicationOptions(auto_tune=True)`: the first steps of training find the fastest way.
+"""`CommunicationOptions(auto_tune=True)`: measures the first steps to find the fastest options.
 
-Each of several `CommunicationOptions` runs some of the first steps, in turn, and all workers settle
-for the fastest. These are steps like any other: whatever the way, the gradients' sums are the same
-up to round-off. The options of the user are the first of the ways, and what is not clearly faster
-does not replace them. What is never tried is a compression that the user has not given.
+Some of the first steps run with each of several `CommunicationOptions` in turn, and all workers
+choose the fastest. These are ordinary training steps: with all options, the gradients' sums are the
+same up to round-off. The user's options are the first candidate, and only clearly faster ones
+replace them. A compression that the user has not configured is never tried.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger("unison")
 
 Result = TypeVar("Result")
 
-#: How many steps of each way are measured, after one that compiles it.
+#: How many steps of each candidate are measured, after one that compiles it.
 _ROUNDS = 8
 
-#: What replaces the options of the user is faster by this part of a step, at least.
+#: The user's options are replaced only if a step gets faster by at least this fraction.
 _LEAST_GAIN = 0.03
 
-#: Sizes of buffers that are tried.
+#: Sizes of buffers that are tried, in bytes.
 _PACKS = (2**20, 2**22, 25 * 2**20)
 
 
@@ -44,14 +44,15 @@ class Tuning:
     All workers must run the same steps in the same order.
 
     Args:
-        communication: What the programs communicate by, and what is changed.
-        forget_other_ways: Drops programs that go by other options than the present ones.
+        communication: Holds the options that the programs communicate with; they are changed.
+        forget_other_ways: Drops programs that were compiled for other options than the current
+            ones.
     """
 
     def __init__(self, communication: Communication, forget_other_ways: Callable[[], None]):
         self._communication = communication
         self._forget_other_ways = forget_other_ways
-        #: The trials by what they are of; None for a program that sums no gradients.
+        #: The trials by key of the step; None for a program that does not sum gradients.
         self._trials: dict[Hashable, _Trial | None] = {}
         communication.options = dataclasses.replace(communication.options, auto_tune=False)
         #: Whether the choice has been made.
@@ -60,12 +61,12 @@ class Tuning:
     def step(
         self, key: Hashable, run: Callable[[], Result], outputs: Callable[[Result], Any]
     ) -> Result:
-        """Runs a step, and measures it if that tells anything.
+        """Runs a step, and measures it if it is part of a trial.
 
         Args:
-            key: The same for steps of one program on batches of one shape.
+            key: Equal for steps of the same program on batches of the same shape.
             run: Runs the step.
-            outputs: Given what it returned, returns arrays that are there when the step is done.
+            outputs: Given its result, returns arrays that are available when the step is done.
         """
         if key not in self._trials:
             return self._first_step(key, run)
@@ -86,7 +87,7 @@ class Tuning:
         return result
 
     def _first_step(self, key: Hashable, run: Callable[[], Result]) -> Result:
-        """Runs the first step of a program, which is traced by it, and sees what it asks for."""
+        """Runs the first step of a program, which traces it, and records what it requests."""
         communication = self._communication
         communication.was_asked, communication.warmup_steps = False, None
         result = run()
@@ -100,7 +101,7 @@ class Tuning:
         of_workers = process_group.all_gather_json(
             trial.seconds, "The times of ways to communicate"
         )
-        # Of a step, the time of the worker that came last counts: the others waited for it.
+        # The shortest time of a step counts, that of the worker that arrived last: others waited.
         seconds = np.min(np.asarray(of_workers), axis=0)
         place = fastest(seconds)
         chosen = trial.ways[place]
@@ -109,7 +110,7 @@ class Tuning:
             for way, median in zip(trial.ways, np.median(seconds, axis=1), strict=True)
         )
         why = f"no other way takes {_LEAST_GAIN:.0%} less" if place == 0 else "measured fastest"
-        # `auto_tune` is asked to say it: so it is seen without UNISON_LOG, once.
+        # The user of `auto_tune` wants to see this: it is shown without UNISON_LOG, once.
         level = logging.WARNING if process_group.is_first() else logging.INFO
         logger.log(
             level,
@@ -130,11 +131,11 @@ class Tuning:
 
 
 class _Trial:
-    """The steps of one program, by several ways in turn.
+    """The steps of one program, with several options in turn.
 
     Args:
-        ways: The ways; the first is what there is without tuning.
-        steps_to_skip: How many steps are not typical, at first.
+        ways: The candidate options; the first are those used without tuning.
+        steps_to_skip: The number of first steps, which are not typical.
     """
 
     def __init__(self, ways: Sequence[CommunicationOptions], steps_to_skip: int):
@@ -145,7 +146,7 @@ class _Trial:
 
     @property
     def way(self) -> CommunicationOptions:
-        """The way of the next step."""
+        """The options for the next step."""
         return self.ways[max(self._steps, 0) % len(self.ways)]
 
     @property
@@ -153,18 +154,18 @@ class _Trial:
         return len(self.seconds[-1]) == _ROUNDS
 
     def note(self, seconds: float) -> None:
-        """Takes note of the time of a step by `way`, but of the first, which compiles it."""
+        """Records the time of a step with the options `way`, except for the compiling one."""
         if self._steps >= len(self.ways):
             self.seconds[self._steps % len(self.ways)].append(seconds)
         self._steps += 1
 
 
 def ways_to_try(given: CommunicationOptions, compresses: bool) -> list[CommunicationOptions]:
-    """Returns the ways that are compared; the first is that of the options as they are given.
+    """Returns the options that are compared; the first are the given ones.
 
     Args:
-        given: The options of the user. What they say that is no default is kept.
-        compresses: Whether the program compresses gradients, so that it can do without.
+        given: The options of the user. Those that differ from the defaults are kept.
+        compresses: Whether the program compresses gradients, so that not compressing can be tried.
 
     Examples:
         >>> from unison import CommunicationOptions
@@ -189,11 +190,11 @@ of 512 bytes', 'by ACCUMULATE_N in packs of 512 bytes']
 
 
 def fastest(seconds: np.ndarray) -> int:
-    """Returns the place of the fastest way; 0 unless another is faster beyond the noise.
+    """Returns the index of the fastest options; 0 unless others are faster beyond the noise.
 
     Args:
-        seconds: The time of each step, `[ways, rounds]`. The ways took turns: what else happened
-            in a round slowed all of them down.
+        seconds: The time of each step, `[ways, rounds]`. The options took turns: other load in a
+            round slowed all of them down.
 
     Examples:
         >>> fastest(np.array([[1.0, 1.1, 1.0, 5.0], [0.5, 0.6, 0.5, 4.0]]))
@@ -209,7 +210,7 @@ def fastest(seconds: np.ndarray) -> int:
 
 
 def describe(way: CommunicationOptions) -> str:
-    """Says how gradients travel by `way`, but for who moves the bytes."""
+    """Describes how gradients are communicated with `way`, except for the implementation."""
     size = way.bytes_per_pack
     if size and size % 2**20 == 0:
         packs = f" in packs of {size // 2**20} MiB"
@@ -221,11 +222,11 @@ def describe(way: CommunicationOptions) -> str:
 def key_of_run(
     function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], placement: Placement
 ) -> Hashable:
-    """Returns what calls of `strategy.run` have in common that run one program."""
+    """Returns a key that is equal for calls of `strategy.run` that run the same program."""
 
     def shape(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            return tuple(leaf.shapes(placement))  # of all workers: what they have may differ
+            return tuple(leaf.shapes(placement))  # of all workers, whose shapes may differ
         return np.shape(leaf) if isinstance(leaf, np.ndarray | jax.Array) else type(leaf)
 
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
@@ -233,7 +234,7 @@ def key_of_run(
 
 
 def arrays_of_run(result: Any, placement: Placement) -> list[Any]:
-    """Returns what is computed when a call of `strategy.run` is done, which returned `result`."""
+    """Returns the arrays that are available when a call of `strategy.run` with `result` is done."""
     stored = [cell.array for cell in live_cells(placement)]
     leaves = jax.tree.leaves(result, is_leaf=is_distributed)
     components = [leaf.values if isinstance(leaf, PerReplica) else leaf for leaf in leaves]

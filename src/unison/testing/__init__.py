@@ -1,5 +1,5 @@
-"""Tests of jobs whose workers may be lost: `run` lets something go wrong in them, and `check` looks
-through what the workers have done.
+"""Tests of jobs whose workers may be lost: `run` injects faults into them, and `check` verifies
+what the workers have done.
 
     outcome = unison.testing.run("train.py", workers=3, faults=[Fault("kill", worker=0, step=20)])
     outcome.assert_fired()

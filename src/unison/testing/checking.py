@@ -1,8 +1,8 @@
-"""Looks through what the workers of a job have written down for what must never happen.
+"""Checks the history that the workers of a job have recorded for violations of invariants.
 
 A step of a view is complete when all its members have committed it. The next view begins at the
-greatest step that one of its members has; what only some of the others have committed is void then.
-That is one program at most, the one on its way; it may have been several steps.
+greatest step of its members; steps that only some of the other members have committed are then
+discarded. This is at most one program, the one that was running; it may contain several steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: What one process has written down, in order.
+#: The records of one process, in order.
 Records = Sequence[Mapping[str, Any]]
 
 TWICE = "a step committed twice"
@@ -26,12 +26,12 @@ STATES = "unequal states"
 
 
 class Finding(NamedTuple):
-    """Something that must not happen, and has.
+    """A violation of an invariant.
 
     Attributes:
         kind: "a step committed twice", "a step committed by half a group", "a committed step lost",
             "two groups at once", "examples lost or repeated" or "unequal states".
-        what: What it is about.
+        what: A description.
     """
 
     kind: str
@@ -42,23 +42,23 @@ class Finding(NamedTuple):
 
 
 def read_history(folder: str | os.PathLike[str]) -> list[list[dict[str, Any]]]:
-    """Returns what the workers of a job have written down, one list a process.
+    """Returns the records of a job's workers, one list per process.
 
     Args:
-        folder: The one that they were told by the environment variable `UNISON_HISTORY`.
+        folder: The folder in their environment variable `UNISON_HISTORY`.
     """
     processes = []
     for path in sorted(Path(folder).glob("*.jsonl")):
         lines = path.read_text().split("\n")
-        processes.append([json.loads(line) for line in lines[:-1]])  # the last one may be torn
+        processes.append([json.loads(line) for line in lines[:-1]])  # the last may be incomplete
     return processes
 
 
 def check(history: str | os.PathLike[str] | Iterable[Records]) -> list[Finding]:
-    """Returns what must never happen in an elastic job, and has happened in this one.
+    """Returns the violations of the invariants of elastic jobs in this job.
 
     Args:
-        history: The folder that the workers were told, or what `read_history` returns.
+        history: The folder with the workers' records, or the result of `read_history`.
 
     Examples:
         >>> view = {"is": "view", "view": 1, "members": ["a", "b"], "step": 0}
@@ -84,15 +84,15 @@ def check(history: str | os.PathLike[str] | Iterable[Records]) -> list[Finding]:
 
 
 class _View:
-    """What was written down about a view.
+    """The records of a view.
 
     Attributes:
         number: Its number.
         members: The members' ids.
-        begins: The step with which each member began it; not all may have lived to say so.
+        begins: The step with which each member began it; members that were lost may be missing.
         commits: The steps that each has committed in it.
         left: The step with which each has left it.
-        digests: What each said its state was, by step and number of variables.
+        digests: The digests of each member's state, by step and number of variables.
     """
 
     def __init__(self, number: int):
@@ -118,7 +118,7 @@ class _View:
 
 
 class _Job:
-    """What the processes of a job have written down."""
+    """The records of all processes of a job."""
 
     def __init__(self, processes: Sequence[Records]):
         self._processes = processes
@@ -172,7 +172,8 @@ class _Job:
         yield from self._found
         for view, following in self._pairs():
             for member, steps in view.commits.items():
-                # One program may have been on its way to some; two were computed by a group.
+                # A single program may have been in flight for some; two show that the group went
+                # on.
                 if len([step for step in steps if step > following.base]) > 1:
                     yield Finding(
                         TWO_GROUPS,
@@ -237,7 +238,7 @@ class _Job:
         for view in self._in_order:
             for (step, _), digests in sorted(view.digests.items()):
                 if step > limits.get(view.number, step):
-                    continue  # it is void
+                    continue  # it was discarded
                 first, *others = sorted(digests)
                 for other in others:
                     if digests[other].isdisjoint(digests[first]):

@@ -1,4 +1,4 @@
-"""Runs a job in which something goes wrong, and returns what has become of it."""
+"""Runs a job with injected faults, and returns the outcome."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from unison.runtime.launching import Failure
 from unison.storage.temporary_folders import temporary_folder
 from unison.testing.checking import Finding, check, read_history
 
-#: Seconds, beyond its own limit, after which a job is ended from outside.
+#: Seconds, beyond its own timeout, after which a job is terminated from outside.
 _MORE = 20.0
 
-#: Seconds that workers have to end when a job is stopped.
+#: Seconds for workers to end when a job is stopped.
 _GRACE = 5.0
 
 _LINE = re.compile(r"\[worker (\d+)\] ?(.*)")
@@ -37,17 +37,17 @@ _LINE = re.compile(r"\[worker (\d+)\] ?(.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What has become of a job.
+    """The outcome of a job.
 
     Attributes:
-        exit_code: That of `unison run`.
-        lines: What was printed: by which worker (None: by `unison run`), and the line.
-        events: What happened to the group and its processes, in order: see `events.jsonl` in the
-            job's folder.
-        faults: What was to go wrong.
-        fired: What was written down when it did, by the fault's place in `faults`.
-        history: What the workers have written down; see `check`.
-        seconds: How long it took.
+        exit_code: The exit code of `unison run`.
+        lines: The output: the worker that printed it (None: `unison run`), and the line.
+        events: The events of the group and its processes, in order: see `events.jsonl` in the job's
+            folder.
+        faults: The configured faults.
+        fired: The records of the faults that happened, by the fault's index in `faults`.
+        history: The workers' records; see `check`.
+        seconds: The duration of the job.
     """
 
     exit_code: int
@@ -59,12 +59,12 @@ class Outcome:
     seconds: float
 
     def output(self, worker: int | None) -> list[str]:
-        """Returns what a worker has printed; of None: what `unison run` has."""
+        """Returns the output of a worker; with None, that of `unison run` itself."""
         return [line for who, line in self.lines if who == worker]
 
     @property
     def exit_codes(self) -> dict[int, list[str]]:
-        """How each worker's processes ended: an exit code, or a signal's name."""
+        """The ends of each worker's processes: exit codes, or signal names."""
         found: dict[int, list[str]] = {}
         for event in self.events:
             if event["event"] == "process lost":
@@ -76,14 +76,14 @@ class Outcome:
 
     @property
     def findings(self) -> list[Finding]:
-        """What must never happen, and has; see `check`."""
+        """The violations of invariants; see `check`."""
         return check(self.history)
 
     def assert_fired(self) -> None:
         """Asserts that each fault has happened.
 
         Raises:
-            AssertionError: One has not: the job never came to that point.
+            AssertionError: A fault has not happened: the job never reached that point.
         """
         missing = [fault for place, fault in enumerate(self.faults) if place not in self.fired]
         if missing:
@@ -91,10 +91,10 @@ class Outcome:
             raise AssertionError(f"These faults have not happened:\n{words}\n{self._shown()}")
 
     def assert_sound(self) -> None:
-        """Asserts that nothing has happened that must not.
+        """Asserts that no invariant was violated.
 
         Raises:
-            AssertionError: It names what has.
+            AssertionError: The violations.
         """
         if findings := self.findings:
             raise AssertionError("\n".join(map(str, findings)) + "\n" + self._shown())
@@ -132,34 +132,35 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout: float = 120.0,
 ) -> Outcome:
-    """Runs a program by `unison run --min-workers`, with faults, and returns what has become of it.
+    """Runs a program with `unison run --min-workers` and faults, and returns the outcome.
 
-    The program needs no change. All processes have ended when this returns.
+    The program does not have to be changed. All processes have ended when this returns.
 
     Args:
         script: The program.
         arguments: Its arguments.
-        workers: How many workers are started.
+        workers: The number of workers to start.
         min_workers: With fewer, the job waits, and stops.
         max_workers: With more, some wait. Default: `workers`.
-        faults: What is to go wrong; each fault happens once.
-        restarts: How often, in the whole job, a lost worker is started again.
+        faults: The faults to inject; each one happens once.
+        restarts: The maximum number of restarts of lost workers in the whole job.
         heartbeat_timeout: Seconds of silence after which a worker counts as lost.
-        wait: Seconds for which too few workers wait for others, and a worker that is cut off for
-            the job.
-        options: More of `unison run`.
-        hosts: For `unison run` itself and for each worker, the command before its own that starts
-            it elsewhere: `["ip", "netns", "exec", "one"]`. Faults of the kind "cut" need networks
-            of their own.
-        listen: With `hosts`: the address of the first one that the others reach.
+        wait: Seconds for which too few workers wait for others, and a disconnected worker for the
+            job.
+        options: Further options of `unison run`.
+        hosts: For `unison run` itself and for each worker, the command prefix that starts it
+            elsewhere: `["ip", "netns", "exec", "one"]`. Faults of the kind "cut" need separate
+            network namespaces.
+        listen: With `hosts`: the address at which the others reach the first one.
         folder: The job's folder. Default: a temporary one. A job that is run again in its folder
-            goes on from what it has saved there.
-        environment: What is added to this process's environment.
-        timeout: Seconds after which the job is ended.
+            resumes from the state saved there.
+        environment: Additions to this process's environment.
+        timeout: Seconds after which the job is terminated.
 
     Raises:
-        InvalidArgumentError: A fault is none of these workers', or needs a network of its own.
-        TimeoutError: Processes are left that cannot be ended.
+        InvalidArgumentError: A fault is not for one of these workers, or needs a separate network
+            namespace.
+        TimeoutError: Some processes cannot be terminated.
     """
     if hosts is not None and len(hosts) != workers + 1:
         raise InvalidArgumentError(
@@ -205,12 +206,12 @@ def run(
 
 
 class _Job:
-    """The commands that make up a job.
+    """The commands of a job.
 
     Args:
-        place: Where its faults and its history are written down.
+        place: The folder for the records of its faults and its history.
         folder: Its folder.
-        timeout: Seconds after which it ends itself.
+        timeout: Seconds after which it ends by itself.
     """
 
     def __init__(self, place: Path, folder: Path, timeout: float):
@@ -230,14 +231,14 @@ class _Job:
         environment: Mapping[str, str],
         worker: int | None,
     ) -> None:
-        """Starts one of the commands; `worker` is the one that it runs, if it runs only that."""
+        """Starts one of the commands; `worker` is its worker, if it runs a single one."""
         command = [*host, sys.executable, "-m", "unison", "run", "--no-color"]
         process = subprocess.Popen(
             [*command, *map(str, arguments)],
             env={**os.environ, **environment, HISTORY_VARIABLE: str(self._place / "history")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,  # apart: in one pipe, the lines of both could be mixed
+            stderr=subprocess.PIPE,  # separate, as lines could be mixed in one pipe
             text=True,
             errors="replace",
             start_new_session=True,
@@ -257,7 +258,7 @@ class _Job:
                 self._lines.append((int(told[1]) if worker is None else worker, told[2]))
 
     def published(self, name: str) -> str:
-        """Returns what the job has written into a file of its folder, as soon as it has."""
+        """Waits until the job has written a file of its folder, and returns the content."""
         path = self.folder / name
         while not (path.exists() and path.read_text().strip()):
             if time.monotonic() > self._last or self._commands[0].poll() is not None:
@@ -266,7 +267,7 @@ class _Job:
         return path.read_text().strip()
 
     def outcome(self, faults: Sequence[Fault]) -> Outcome:
-        """Waits for the end."""
+        """Waits for the end, and returns the outcome."""
         for process in self._commands:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(self._last - time.monotonic(), 0.1))
@@ -285,7 +286,7 @@ class _Job:
         )
 
     def end(self) -> None:
-        """Ends the commands that still run, and waits for the end of the workers."""
+        """Terminates the running commands, and waits for the end of the workers."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             running = [process for process in self._commands if process.poll() is None]
             for process in running:
@@ -297,7 +298,7 @@ class _Job:
         self._wait_for_workers()
 
     def _wait_for_workers(self) -> None:
-        """Waits until the lock is free that each worker holds as long as it lives."""
+        """Waits until the lock that every living worker holds is free."""
         path = self.folder / "workers.lock"
         last = time.monotonic() + 4 * _GRACE
         while path.exists():

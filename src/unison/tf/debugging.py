@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison.errors import InvalidArgumentError
-from unison.references import Reference
+from unison.identity_key import Reference
 from unison.tf import dtypes
 from unison.tf.dtypes import DType, as_dtype, named
 from unison.tf.missing import names_missing_from

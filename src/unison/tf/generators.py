@@ -13,7 +13,9 @@ from unison.cells import Cell
 from unison.lifting import current_lift, outside_the_program
 from unison.module import Tracked
 from unison.runtime.placement import placement_in_scope
-from unison.tf import dtypes, random
+from unison.tf import dtypes
+from unison.tf.random_draws import draw_normal, draw_truncated_normal, draw_uniform
+from unison.tf.random_keys import stream_cell
 from unison.tf.tensors import convert_to_tensor, sizes, start_devices, tensor_dtype
 
 
@@ -62,7 +64,7 @@ class Generator(Tracked):
         if given.shape != (2,):
             raise ValueError(f"A generator's state has the shape (2,). Received: {given.shape}")
         with outside_the_program():
-            self._cell = random.stream_cell(
+            self._cell = stream_cell(
                 placement_in_scope(), np.asarray(given).astype(np.uint32), "tf.random.Generator"
             )
         self._state_var = StreamState(self._cell)  # by TensorFlow's name
@@ -154,7 +156,7 @@ class Generator(Tracked):
         dtype: Any = dtypes.float32,
         name: str | None = None,
     ) -> jax.Array:
-        return random.draw_normal(self._next_key(), shape, mean, stddev, dtype)
+        return draw_normal(self._next_key(), shape, mean, stddev, dtype)
 
     def truncated_normal(
         self,
@@ -164,7 +166,7 @@ class Generator(Tracked):
         dtype: Any = dtypes.float32,
         name: str | None = None,
     ) -> jax.Array:
-        return random.draw_truncated_normal(self._next_key(), shape, mean, stddev, dtype)
+        return draw_truncated_normal(self._next_key(), shape, mean, stddev, dtype)
 
     def uniform(
         self,
@@ -174,7 +176,7 @@ class Generator(Tracked):
         dtype: Any = dtypes.float32,
         name: str | None = None,
     ) -> jax.Array:
-        return random.draw_uniform(self._next_key(), shape, minval, maxval, dtype)
+        return draw_uniform(self._next_key(), shape, minval, maxval, dtype)
 
     def uniform_full_int(
         self, shape: Any, dtype: Any = dtypes.uint64, name: str | None = None

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from unison.errors import InvalidArgumentError
-from unison.tf import dtypes, random
+from unison.tf import dtypes
 from unison.tf.image_files import (
     decode_and_crop_jpeg,
     decode_bmp,
@@ -31,6 +31,7 @@ from unison.tf.image_files import (
     is_jpeg,
 )
 from unison.tf.missing import names_missing_from
+from unison.tf.random_keys import key_of, next_key
 from unison.tf.tensors import cast, convert_to_tensor, saturate_cast, sizes
 
 __all__ = [
@@ -579,32 +580,32 @@ def _flipped(flip: Callable[[Any], jax.Array], image: Any, key: jax.Array) -> ja
 
 def random_flip_left_right(image: Any, seed: int | None = None) -> jax.Array:
     """TF: `tf.image.random_flip_left_right`."""
-    return _flipped(flip_left_right, image, random.next_key(seed))
+    return _flipped(flip_left_right, image, next_key(seed))
 
 
 def stateless_random_flip_left_right(image: Any, seed: Any) -> jax.Array:
     """TF: `tf.image.stateless_random_flip_left_right`."""
-    return _flipped(flip_left_right, image, random.key_of(seed))
+    return _flipped(flip_left_right, image, key_of(seed))
 
 
 def random_flip_up_down(image: Any, seed: int | None = None) -> jax.Array:
     """TF: `tf.image.random_flip_up_down`."""
-    return _flipped(flip_up_down, image, random.next_key(seed))
+    return _flipped(flip_up_down, image, next_key(seed))
 
 
 def stateless_random_flip_up_down(image: Any, seed: Any) -> jax.Array:
     """TF: `tf.image.stateless_random_flip_up_down`."""
-    return _flipped(flip_up_down, image, random.key_of(seed))
+    return _flipped(flip_up_down, image, key_of(seed))
 
 
 def random_brightness(image: Any, max_delta: float, seed: int | None = None) -> jax.Array:
     """TF: `tf.image.random_brightness`."""
-    return _brightened(image, max_delta, random.next_key(seed))
+    return _brightened(image, max_delta, next_key(seed))
 
 
 def stateless_random_brightness(image: Any, max_delta: float, seed: Any) -> jax.Array:
     """TF: `tf.image.stateless_random_brightness`."""
-    return _brightened(image, max_delta, random.key_of(seed))
+    return _brightened(image, max_delta, key_of(seed))
 
 
 def _brightened(image: Any, max_delta: float, key: jax.Array) -> jax.Array:
@@ -615,24 +616,24 @@ def _brightened(image: Any, max_delta: float, key: jax.Array) -> jax.Array:
 
 def random_contrast(image: Any, lower: float, upper: float, seed: int | None = None) -> jax.Array:
     """TF: `tf.image.random_contrast`."""
-    return adjust_contrast(image, _between(lower, upper, random.next_key(seed)))
+    return adjust_contrast(image, _between(lower, upper, next_key(seed)))
 
 
 def stateless_random_contrast(image: Any, lower: float, upper: float, seed: Any) -> jax.Array:
     """TF: `tf.image.stateless_random_contrast`."""
-    return adjust_contrast(image, _between(lower, upper, random.key_of(seed)))
+    return adjust_contrast(image, _between(lower, upper, key_of(seed)))
 
 
 def random_saturation(image: Any, lower: float, upper: float, seed: int | None = None) -> jax.Array:
     """TF: `tf.image.random_saturation`."""
-    return adjust_saturation(image, _between(lower, upper, random.next_key(seed)))
+    return adjust_saturation(image, _between(lower, upper, next_key(seed)))
 
 
 def stateless_random_saturation(
     image: Any, lower: float, upper: float, seed: Any = None
 ) -> jax.Array:
     """TF: `tf.image.stateless_random_saturation`."""
-    return adjust_saturation(image, _between(lower, upper, random.key_of(seed)))
+    return adjust_saturation(image, _between(lower, upper, key_of(seed)))
 
 
 def _between(lower: float, upper: float, key: jax.Array) -> jax.Array:
@@ -643,12 +644,12 @@ def _between(lower: float, upper: float, key: jax.Array) -> jax.Array:
 
 def random_hue(image: Any, max_delta: float, seed: int | None = None) -> jax.Array:
     """TF: `tf.image.random_hue`."""
-    return _hued(image, max_delta, random.next_key(seed))
+    return _hued(image, max_delta, next_key(seed))
 
 
 def stateless_random_hue(image: Any, max_delta: float, seed: Any) -> jax.Array:
     """TF: `tf.image.stateless_random_hue`."""
-    return _hued(image, max_delta, random.key_of(seed))
+    return _hued(image, max_delta, key_of(seed))
 
 
 def _hued(image: Any, max_delta: float, key: jax.Array) -> jax.Array:
@@ -659,12 +660,12 @@ def _hued(image: Any, max_delta: float, key: jax.Array) -> jax.Array:
 
 def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Any:
     """Returns a part of a tensor with the shape `size`. TF: `tf.image.random_crop`."""
-    return _cropped(value, size, random.next_key(seed))
+    return _cropped(value, size, next_key(seed))
 
 
 def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = None) -> jax.Array:
     """TF: `tf.image.stateless_random_crop`."""
-    return _cropped(value, size, random.key_of(seed))
+    return _cropped(value, size, key_of(seed))
 
 
 def _cropped(value: Any, size: Any, key: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from unison.references import Reference
+from unison.identity_key import Reference
 from unison.tf.tensor_spec import TensorShape
 
 

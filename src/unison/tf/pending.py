@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from unison.data.structure import Structure, flatten
-from unison.stepping import NeedsPythonError
+from unison.eager_fallback import NeedsPythonError
 from unison.tf import dtypes
 from unison.tf.tensor_spec import TensorShape
 

@@ -20,7 +20,7 @@ def register_random_stream() -> None:
 
 
 class _StreamOnDemand:
-    """The stream in `unison.tf.random`, which is imported when it is asked for."""
+    """The stream in `unison.tf.random_keys`, which is imported when it is asked for."""
 
     def get_state(self, placement: Placement | None) -> Any:
         return self._stream().get_state(placement)
@@ -30,4 +30,4 @@ class _StreamOnDemand:
 
     @staticmethod
     def _stream() -> GlobalGenerator:
-        return importlib.import_module("unison.tf.random").process_stream
+        return importlib.import_module("unison.tf.random_keys").process_stream

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
+from unison.eager_fallback import needs_python
 from unison.lifting import current_lift, outside_the_program
 from unison.names import current_name_scope
 from unison.runtime import device_strings
 from unison.runtime.private_jax import nothing_is_traced
-from unison.stepping import needs_python
 from unison.tf import config, dtypes
 from unison.tf.tensors import cast, convert_to_tensor, tensor_dtype
 

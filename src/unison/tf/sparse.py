@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.eager_fallback import needs_python
 from unison.errors import InvalidArgumentError
-from unison.stepping import needs_python
 from unison.tf import dtypes
 from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape

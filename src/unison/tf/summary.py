@@ -7,7 +7,6 @@ writer that was the default when it was traced.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,10 +21,13 @@ from unison.runtime.placement import REPLICA_AXIS
 from unison.tf.missing import names_missing_from, namespace
 from unison.tf.tensors import convert_to_tensor, is_variable
 from unison.tf.text import StringTensor, text_of
+from unison.thread_local import ThreadLocal
 
 __getattr__ = names_missing_from(__name__)
 
-_thread = threading.local()
+_writer: ThreadLocal[SummaryWriter | None] = ThreadLocal(None)
+_condition: ThreadLocal[Any] = ThreadLocal(True)
+_recording: ThreadLocal[Recording | None] = ThreadLocal(None)
 _step: Any = None
 
 
@@ -41,18 +43,18 @@ class SummaryWriter:
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
         """Inside, summaries go to this writer, by default for this step."""
-        before, step_before = _default_writer(), experimental.get_step()
+        before, step_before = _writer.value, experimental.get_step()
         self.set_as_default(step)
         try:
             yield self
         finally:
             self.flush()
-            _thread.writer = before
+            _writer.value = before
             _set_step(step_before)
 
     def set_as_default(self, step: Any = None) -> None:
         """Lets the thread's summaries go to this writer from now on."""
-        _thread.writer = self
+        _writer.value = self
         if step is not None:
             _set_step(step)
 
@@ -153,7 +155,7 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
 
 
 def _write(name: str, data: Any, step: Any, write: Callable[[Any, np.ndarray, int], Any]) -> bool:
-    writer = _default_writer()
+    writer = _writer.value
     if writer is None or writer._events is None or not should_record_summaries():
         return False
     step = experimental.get_step() if step is None else step
@@ -181,7 +183,7 @@ def _write(name: str, data: Any, step: Any, write: Callable[[Any, np.ndarray, in
 
 def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
     """TF: `tf.summary.flush`."""
-    chosen = _default_writer() if writer is None else writer
+    chosen = _writer.value if writer is None else writer
     if chosen is not None:
         jax.effects_barrier()
         chosen.flush()
@@ -193,18 +195,14 @@ def record_if(condition: Any) -> Iterator[None]:
 
     TF: `tf.summary.record_if`.
     """
-    before = getattr(_thread, "condition", True)
-    _thread.condition = condition
-    try:
+    with _condition.bound_to(condition):
         yield
-    finally:
-        _thread.condition = before
 
 
 def should_record_summaries() -> bool:
     """Whether summaries are written. TF: `tf.summary.should_record_summaries`."""
-    condition = getattr(_thread, "condition", True)
-    return _default_writer() is not None and bool(condition() if callable(condition) else condition)
+    condition = _condition.value
+    return _writer.value is not None and bool(condition() if callable(condition) else condition)
 
 
 def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: Any = None) -> None:
@@ -212,7 +210,7 @@ def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: Any = 
     if profiler:
         recording = Recording(text_of(profiler_outdir))
         recording.start()
-        _thread.recording = recording
+        _recording.value = recording
 
 
 def trace_export(name: str, step: Any = None, profiler_outdir: Any = None) -> None:
@@ -222,14 +220,10 @@ def trace_export(name: str, step: Any = None, profiler_outdir: Any = None) -> No
 
 def trace_off() -> None:
     """Stops the profiler. TF: `tf.summary.trace_off`."""
-    recording: Recording | None = getattr(_thread, "recording", None)
+    recording = _recording.value
     if recording is not None:
-        _thread.recording = None
+        _recording.value = None
         recording.stop()
-
-
-def _default_writer() -> SummaryWriter | None:
-    return getattr(_thread, "writer", None)
 
 
 def _set_step(step: Any) -> None:

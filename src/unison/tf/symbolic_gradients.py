@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from unison.runtime.private_jax import Recording
 from unison.tf import nest
 from unison.tf.tape import GradientTape, UnconnectedGradients, parse_unconnected
+from unison.thread_local import ThreadLocal
 
-_functions = threading.local()
+#: The tape of the `tf.function` that the thread calls.
+_tape: ThreadLocal[Any] = ThreadLocal(None)
 
 
 class RecordingWanted(BaseException):
@@ -23,18 +24,14 @@ def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     Symbolic gradients need a record of all that the function computes. It is made only if they
     are asked for: the function is then called again.
     """
-    outer = getattr(_functions, "tape", None)
-    if outer is not None:
+    if _tape.value is not None:
         return function(*args, **kwargs)
     try:
-        _functions.tape = _NotRecording
-        return function(*args, **kwargs)
-    except RecordingWanted:
-        with _EverythingTape() as tape:
-            _functions.tape = tape
+        with _tape.bound_to(_NotRecording):
             return function(*args, **kwargs)
-    finally:
-        _functions.tape = outer
+    except RecordingWanted:
+        with _EverythingTape() as tape, _tape.bound_to(tape):
+            return function(*args, **kwargs)
 
 
 class _NotRecording:
@@ -85,7 +82,7 @@ def gradients(
         from unison.collectives import AggregationMethod
 
         AggregationMethod.parse(aggregation_method)
-    tape = getattr(_functions, "tape", None)
+    tape = _tape.value
     if tape is None:
         raise RuntimeError(
             "tf.gradients works inside a tf.function. Outside, record with tf.GradientTape."
@@ -121,7 +118,7 @@ def hessians(
     """
     flat_xs = nest.flatten(xs)
     firsts = gradients(ys, flat_xs, None, name, gate_gradients, aggregation_method)
-    tape = _functions.tape
+    tape = _tape.value
     return [
         None if first is None else tape.jacobian(first, x)
         for first, x in zip(firsts, flat_xs, strict=True)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from unison.reads import observing_reads
+from unison.observers import observing_reads
+from unison.thread_local import ThreadLocal
 
 # Told of a read, gives the value to use for it.
 Observer = Callable[[Any, jax.Array], Any]
-_thread = threading.local()
+_observers: ThreadLocal[list[Observer]] = ThreadLocal(default_factory=list)
+_observation: ThreadLocal[contextlib.ExitStack] = ThreadLocal(default_factory=contextlib.ExitStack)
 
 
 def observe_reads(observer: Observer) -> None:
@@ -22,22 +23,20 @@ def observe_reads(observer: Observer) -> None:
 
     Tapes may end in any order, so that they are no stack of context managers.
     """
-    observers = vars(_thread).setdefault("observers", [])
-    if not observers:
-        _thread.observation = contextlib.ExitStack()
-        _thread.observation.enter_context(observing_all_reads(_tell_observers))
-    observers.append(observer)
+    if not _observers.value:
+        _observation.value.enter_context(observing_all_reads(_tell_observers))
+    _observers.value.append(observer)
 
 
 def do_not_observe_reads(observer: Observer) -> None:
     """Calls `observer` no more."""
-    _thread.observers.remove(observer)
-    if not _thread.observers:
-        _thread.observation.close()
+    _observers.value.remove(observer)
+    if not _observers.value:
+        _observation.value.close()
 
 
 def _tell_observers(variable: Any, value: jax.Array) -> jax.Array:
-    for observer in _thread.observers:
+    for observer in _observers.value:
         value = observer(variable, value)
     return value
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from unison import variables
 from unison.cells import VariableAggregation, VariableSynchronization
+from unison.identity_key import Reference
 from unison.lifting import current_lift
-from unison.references import Reference
 from unison.slices import nd_index, row_index
 from unison.tf.dtypes import as_dtype
 from unison.tf.tensor_spec import TensorShape

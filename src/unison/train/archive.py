@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from unison.errors import InvalidArgumentError, NotFoundError
-from unison.runtime.elastic.happenings import happened
+from unison.runtime.elastic.lifecycle import happened
 from unison.storage import atomic, files
 from unison.storage.decoding import (
     decoding,

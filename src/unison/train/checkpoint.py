@@ -15,14 +15,15 @@ import numpy as np
 
 from unison.cells import Cell
 from unison.data.dataset import Dataset
+from unison.eager_fallback import needs_python
 from unison.lifting import current_lift
 from unison.module import Tracked, tell_waiting
 from unison.runtime.placement import scoped_placement
-from unison.stepping import needs_python
 from unison.storage import files
 from unison.strategies.default import default_strategy
 from unison.train.archive import SUFFIX, write_archive
 from unison.train.background import BackgroundWriter
+from unison.train.checkpoint_formats import AnyArchive, open_checkpoint
 from unison.train.graph import (
     cells_of,
     describe,
@@ -31,7 +32,6 @@ from unison.train.graph import (
     parts_of,
 )
 from unison.train.latest import update_checkpoint_state
-from unison.train.opening import AnyArchive, open_checkpoint
 from unison.train.options import CheckpointOptions
 from unison.train.restoration import Restoration
 from unison.train.shared_path import begin_writing

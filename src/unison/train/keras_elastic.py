@@ -3,7 +3,7 @@
 When the group changes, the steps that have not taken effect are run again, by the workers of the
 next group: Keras' loop and the callbacks see nothing of it. Each worker takes its part of the same
 global batches, so no example is left out or used twice. A worker that comes to a running job enters
-`fit` where the others are, with all that a backup holds (see `unison.train.keras_backup`).
+`fit` where the others are, with all that a backup holds (see `unison.train.fit_position`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.runtime.interrupts import is_of_a_signal_handler, without_signals
+from unison.train.fit_position import FitPosition, catch_batches
 from unison.train.handover import Handover
-from unison.train.keras_backup import Batches, catch_batches, forget_backups
-from unison.train.keras_callbacks import give_states, states_of
+from unison.train.keras_backup import forget_backups
 from unison.train.keras_others import others_of
 from unison.train.rebatching import Rebatched
 
@@ -73,7 +73,7 @@ class ElasticLoops:
 
         @functools.wraps(fit)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            before, self._place = self._place, _Place()
+            before, self._place = self._place, _Place(self._model)
             loops = self._group.loops
             catch_batches(self._model, functools.partial(self._take_batches, self._place))
             self._group.recover = self.recover
@@ -109,7 +109,7 @@ class ElasticLoops:
         """Takes hold of the batches of a `fit`."""
         if self._group.options.keep == PER_REPLICA_BATCH:
             self._cut_anew(epochs, place)
-        place.batches = Batches(epochs)
+        place.take(epochs)
 
     def _cut_anew(self, epochs: Any, place: _Place) -> None:
         """Has Keras' `EpochIterator` give batches that grow and shrink with the group."""
@@ -167,35 +167,23 @@ class ElasticLoops:
         if entry is Entry.EARLY:
             self._model._initial_epoch = epochs
         elif entry is Entry.RESUMED:
-            place.restored = [variable.numpy() for variable in self._model.metrics_variables]
+            place.hold_metrics()
         if entry in (Entry.NEW, Entry.EARLY):
             return
         forget_backups(place.others)
         self._scale_learning_rate(place.num_replicas)
-        self._model._initial_epoch = epochs if place.has_stopped else place.epoch
-        if place.batches is not None and place.data is not None:
-            place.batches.resume(place)
+        place.resume(epochs)
 
     def begin_epoch(self, epoch: int) -> None:
         """Takes note of the epoch; one that others have begun goes on where they are."""
-        place = self._place
-        if place is None:
-            return
-        place.epoch = epoch
-        restored, place.restored = place.restored, []
-        if place.batch:  # an epoch begins by forgetting the metrics of the last one
-            pairs = zip(self._model.metrics_variables, restored, strict=False)
-            for variable, value in pairs:
-                variable.assign(value)
+        if self._place is not None:
+            self._place.begin_epoch(epoch)
 
     def end_epoch(self, epoch: int) -> None:
         """Takes note that an epoch is over."""
         self._group.open(False)
-        place = self._place
-        if place is not None:
-            place.epoch, place.batch = epoch + 1, 0
-            if place.batches is not None:
-                place.batches.end_epoch()
+        if self._place is not None:
+            self._place.end_epoch(epoch)
 
     # -- what is handed to another worker --------------------------------------------------
 
@@ -219,7 +207,7 @@ class ElasticLoops:
 
     def _give_states(self) -> None:
         if self._place is not None:
-            give_states(self._place.others, self._place.callbacks)
+            self._place.give_states()
 
     def _handover(self) -> Handover:
         parts: dict[str, Any] = {
@@ -407,37 +395,22 @@ class ElasticLoops:
                 cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
 
 
-class _Place:
+class _Place(FitPosition):
     """Where in `fit` a worker is.
 
     Attributes:
-        epoch: The epoch.
-        batch: How many of its batches have been run.
-        undone: How many of those have not taken effect.
-        batches: The batches of `fit`.
-        data: Where these are.
-        others: The callbacks.
-        callbacks: What they remember.
-        has_stopped: Whether one of them has ended the training.
+        undone: How many of the batches that have been run have not taken effect.
         num_replicas: With how many replicas the state has come about.
         sizes: From which batch of the pass on they are of what size, where they grow and shrink
             with the group: the factors to what the data gives.
-        restored: The metrics' variables, as an earlier run of the job has kept them.
     """
 
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.batch = 0
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model)
         self.undone = 0
-        self.batches: Batches | None = None
-        self.data: Any = None
-        self.others: list[Any] = []
-        self.callbacks: dict[str, Any] = {}
-        self.has_stopped = False
         self.num_replicas = 0
         self.sizes: list[tuple[int, float]] = []
         self.resumes_sizes = False
-        self.restored: list[np.ndarray] = []
         #: The step at which the group changed last, and the factor before.
         self._changed: tuple[int, float] | None = None
 
@@ -475,19 +448,16 @@ class _Place:
             # Of an epoch without a batch that is left, Keras would make an error.
             epoch, batch = epoch + 1, 0
             data = self.batches.state() | {"taken": 0, "looks_ahead": False}
-        return {
+        return super().get_state() | {
             "epoch": epoch,
             "batch": batch,
             "data": data,
-            "callbacks": states_of(self.others),
             "num_replicas": self.num_replicas,
             "sizes": [list(pair) for pair in self.sizes],
-            "has_stopped": any(each.model.stop_training for each in self.others),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.epoch, self.batch, self.data = state["epoch"], state["batch"], state["data"]
-        self.callbacks, self.has_stopped = state["callbacks"], state["has_stopped"]
+        super().set_state(state)
         self.num_replicas = state["num_replicas"]
         self.sizes[:] = [(int(start), float(factor)) for start, factor in state["sizes"]]
         self.resumes_sizes = bool(self.sizes)

@@ -13,14 +13,14 @@ import jax
 
 from unison.errors import DataLossError, FailedPreconditionError, NotFoundError, OpError
 from unison.runtime import process_group
-from unison.runtime.elastic.happenings import happened
+from unison.runtime.elastic.lifecycle import happened
 from unison.runtime.process_group import all_gather_json
 from unison.storage import atomic, files
 from unison.storage.decoding import plain_text, real_number
 from unison.storage.file_systems import is_remote
 from unison.storage.names import can_be_path
 from unison.train.archive import SUFFIX
-from unison.train.opening import open_checkpoint
+from unison.train.checkpoint_formats import open_checkpoint
 
 logger = logging.getLogger("unison")
 

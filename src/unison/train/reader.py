@@ -7,8 +7,8 @@ import os
 import numpy as np
 
 from unison.errors import NotFoundError
+from unison.train.checkpoint_formats import open_checkpoint
 from unison.train.latest import get_checkpoint_state, latest_checkpoint
-from unison.train.opening import open_checkpoint
 
 
 class CheckpointReader:

@@ -13,8 +13,8 @@ from typing import Any
 
 from unison.module import WAITING
 from unison.storage.decoding import decoding
+from unison.train.checkpoint_formats import AnyArchive
 from unison.train.graph import Parts, announce_new_parts, has_state, is_variable, settle
-from unison.train.opening import AnyArchive
 from unison.train.structures import decode_structure
 from unison.train.values import assign, check_fits
 

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,6 +28,7 @@ from unison.runtime import process_group
 from unison.runtime.coordination import CoordinationStore
 from unison.storage import files
 from unison.storage.file_systems import is_remote
+from unison.thread_local import ThreadLocal
 from unison.train.journal import Journal
 
 logger = logging.getLogger("unison")
@@ -38,8 +38,8 @@ _SEEN_WITHIN = 10.0
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 
-#: Of the thread, `a_write`: whether it writes what the processes have agreed about.
-_inside = threading.local()
+#: Whether the thread writes what the processes have agreed about.
+_is_writing = ThreadLocal(False)
 
 #: Whether this process has warned that it saves alone.
 _has_warned = False
@@ -101,7 +101,7 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
     if process_group.is_elastic():
         return Writing() if process_group.is_first() else _Passing()
     spread = [cell for cell in cells if cell.placement.spans_processes]
-    if not spread or getattr(_inside, "a_write", False):
+    if not spread or _is_writing.value:
         return Writing()
     place = _absolute(path)
     journal = _journal(CoordinationStore().service)
@@ -225,11 +225,8 @@ def _journal(service: int) -> Journal:
 
 
 def _write(write: Callable[[], None]) -> None:
-    _inside.a_write = True
-    try:
+    with _is_writing.bound_to(True):
         write()
-    finally:
-        _inside.a_write = False
 
 
 def _absolute(path: str) -> str:

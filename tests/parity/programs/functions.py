@@ -80,7 +80,7 @@ def a_function_with_an_input_signature_takes_what_fits(tf):
 @fact(
     ours=3,
     because="XLA's programs have static shapes, so a size that a signature leaves open is traced "
-    "and compiled for every size that comes",
+    "and compiled for every size that occurs",
 )
 def traces_of_a_signature_with_an_open_size(tf):
     function, traces = counting(

@@ -13,7 +13,6 @@ import numpy as np
 from unison.data.dataset import Dataset
 from unison.data.distribution.ahead import BatchesAhead
 from unison.data.distribution.input_workers import InputWorkers
-from unison.data.distribution.owned import owned
 from unison.data.distribution.replica_batches import (
     BatchesInTurn,
     DividedBatches,
@@ -32,6 +31,7 @@ from unison.data.distribution.sharding import (
 )
 from unison.data.distribution.shares import EQUAL_SHARES, Proportions, ReplicaShares
 from unison.data.distribution.steps import Parts, Position, Step
+from unison.data.distribution.worker_examples import owned
 from unison.data.iterators import ElementIterator, Optional, require_python
 from unison.data.leaves import dtype_of, shape_of
 from unison.data.options import (
@@ -446,4 +446,5 @@ def _as_array(value: Any) -> Any:
 def _united(parts: Parts) -> np.ndarray:
     if isinstance(parts, list):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return parts.reshape(-1, *parts.shape[2:])
+    replicas, examples, *rest = parts.shape
+    return parts.reshape(replicas * examples, *rest)

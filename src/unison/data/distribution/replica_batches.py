@@ -13,7 +13,6 @@ import numpy as np
 
 from unison.data.dataset import Dataset
 from unison.data.distribution.input_workers import InputWorkers
-from unison.data.distribution.owned import BatchShares
 from unison.data.distribution.regrouping import (
     RegroupedSteps,
     signature_of_replica,
@@ -29,6 +28,7 @@ from unison.data.distribution.steps import (
     Steps,
     step_in_turn,
 )
+from unison.data.distribution.worker_examples import BatchShares
 from unison.data.iterators import Optional
 from unison.data.leaves import shape_of
 from unison.data.plan import INFINITE, UNKNOWN, Plan, position_of, stream_at

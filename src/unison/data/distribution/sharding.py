@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from unison.data.caching.cache import Cache, KeepsElements
 from unison.data.distribution.input_workers import InputWorkers, Talk
 from unison.data.files import FileRecords
 from unison.data.functions import ElementFunction
-from unison.data.keeping.caching import Cache, KeepsElements
 from unison.data.options import AutoShardPolicy, ShardHere, WithOptions, options_of
 from unison.data.passes import Passes
 from unison.data.plan import Plan, SameElements, Stream

@@ -100,4 +100,4 @@ class Shares:
         padded = np.zeros((self.num_replicas, self.chunk, *batch.shape[1:]), batch.dtype)
         for replica in replicas:
             padded[replica, : self.counts[replica]] = batch[self.of(range(replica, replica + 1))]
-        return padded.reshape(-1, *batch.shape[1:])
+        return padded.reshape(self.num_replicas * self.chunk, *batch.shape[1:])

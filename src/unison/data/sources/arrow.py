@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unison.data.keeping.columns import Column
+from unison.data.caching.columns import Column
 from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import LEAF, Structure
 from unison.errors import InvalidArgumentError

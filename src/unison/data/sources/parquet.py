@@ -10,8 +10,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from unison.data.caching.columns import Column
 from unison.data.files import matching_files, open_file
-from unison.data.keeping.columns import Column
 from unison.data.leaves import concatenate, stack
 from unison.data.plan import Plan, Rows, Stream
 from unison.data.sources.arrow import columns_of, import_pyarrow, signature_of

@@ -17,6 +17,7 @@ from unison.data.plan import AUTOTUNE, Plan, Rows, SameElements, Stream
 from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.errors import InternalError, InvalidArgumentError
+from unison.thread_local import ThreadLocal
 
 Item = TypeVar("Item")
 
@@ -330,7 +331,7 @@ class _Channel:
         return self._is_closed
 
     def _run(self, produce: Callable[[], Any]) -> None:
-        _thread.channel = self
+        _channel.value = self
         has_ended = False
         while not has_ended:
             with self._changed:
@@ -357,16 +358,13 @@ class _Channel:
                 self._when_ready()
 
 
-class _Thread(threading.local):
-    channel: _Channel | None = None
-
-
-_thread = _Thread()
+#: What the thread reads ahead for.
+_channel: ThreadLocal[_Channel | None] = ThreadLocal(None)
 
 
 def is_wanted() -> bool:
     """Whether somebody may want what this thread waits for: not if it reads ahead for nobody."""
-    return _thread.channel is None or not _thread.channel.is_closed
+    return _channel.value is None or not _channel.value.is_closed
 
 
 _open_channels: weakref.WeakSet[_Channel] = weakref.WeakSet()

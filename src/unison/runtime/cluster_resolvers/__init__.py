@@ -1,4 +1,4 @@
-"""Where a process learns which cluster it belongs to, and which of its tasks it is."""
+"""Cluster resolvers: they determine the cluster of a process, and which of its tasks it is."""
 
 from unison.runtime.cluster_resolvers.automatic import AutomaticClusterResolver
 from unison.runtime.cluster_resolvers.cloud_tpu import CloudTPUClusterResolver

@@ -1,4 +1,4 @@
-"""The cluster of whatever has started this process."""
+"""The cluster of the launcher that started this process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 from unison.runtime.cluster_resolvers.slurm import SlurmClusterResolver
 from unison.runtime.cluster_resolvers.tf_config import TFConfigClusterResolver
 
-#: How to tell where this process runs, and the resolver for it. `mpirun` in a Slurm job starts
-#: processes that look like a step of one task, and TPUs may be those of a Kubernetes job.
+#: Checks for where this process runs, in order, and the resolver of each. `mpirun` in a Slurm job
+#: starts processes that look like a step of one task, and TPUs may belong to a Kubernetes job.
 _PLACES: tuple[tuple[Callable[[], bool], Callable[[], ClusterResolver]], ...] = (
     (lambda: bool(os.environ.get("TF_CONFIG")), TFConfigClusterResolver),
     (OpenMPIClusterResolver.is_here, OpenMPIClusterResolver),
@@ -25,14 +25,14 @@ _PLACES: tuple[tuple[Callable[[], bool], Callable[[], ClusterResolver]], ...] = 
 
 
 class AutomaticClusterResolver(ClusterResolver):
-    """The cluster of whatever has started this process.
+    """The cluster of the launcher that started this process.
 
-    `TF_CONFIG` comes first, then Open MPI's `mpirun`, Slurm's `srun`, a Cloud TPU slice, and an
-    indexed Kubernetes job; see the resolvers of each. Where there is none of them, there is no
+    `TF_CONFIG` has precedence, followed by Open MPI's `mpirun`, Slurm's `srun`, a Cloud TPU slice,
+    and an indexed Kubernetes job; see the resolvers of each. If none of them applies, there is no
     cluster: one process trains alone.
 
     Raises:
-        Exception: What the resolver found raises.
+        Exception: The error of the resolver that applies.
 
     Examples:
         >>> import unison
@@ -41,7 +41,7 @@ class AutomaticClusterResolver(ClusterResolver):
 
     def __init__(self) -> None:
         found = next((resolver for is_here, resolver in _PLACES if is_here()), None)
-        #: The resolver of the place where this process runs; None if it runs alone.
+        #: The resolver that applies to this process; None if it runs alone.
         self.found: ClusterResolver | None = found and found()
         if self.found is not None:
             self.task_type = self.found.task_type

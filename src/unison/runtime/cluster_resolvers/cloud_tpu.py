@@ -10,11 +10,11 @@ import urllib.request
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
-#: What Google's Kubernetes engine tells: the hosts, by either name, and this one's place.
+#: The variables of Google Kubernetes Engine: the hosts, by either name, and this one's index.
 _HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
 _PLACE = "TPU_WORKER_ID"
 
-#: What Google's compute engine tells, at an address that leads nowhere elsewhere.
+#: The metadata of Google Compute Engine; the host name resolves only there.
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 _SECONDS_TO_ANSWER = 5.0
 
@@ -22,14 +22,14 @@ _SECONDS_TO_ANSWER = 5.0
 class CloudTPUClusterResolver(ClusterResolver):
     """The machines of a Cloud TPU slice, each a worker with its own cores.
 
-    Google's Kubernetes engine tells of them in the environment, its compute engine at the metadata
-    address.
+    They are read from the environment on Google Kubernetes Engine, and from the metadata server on
+    Google Compute Engine.
 
     Args:
         port: A free port of the first machine.
 
     Raises:
-        RuntimeError: This is no machine of a slice, or there are several slices.
+        RuntimeError: This is not a machine of a slice, or there are several slices.
     """
 
     environment = "cloud-tpu"
@@ -48,7 +48,7 @@ class CloudTPUClusterResolver(ClusterResolver):
 
     @staticmethod
     def is_here() -> bool:
-        """Whether this is a machine of a slice; where libtpu is installed, Google is asked."""
+        """Returns whether this is a machine of a slice; with libtpu, may query the metadata."""
         if _from_environment() is not None:
             return True
         if importlib.util.find_spec("libtpu") is None or "TPU_SKIP_MDS_QUERY" in os.environ:
@@ -64,7 +64,7 @@ class CloudTPUClusterResolver(ClusterResolver):
 
 
 def _from_environment() -> tuple[list[str], int] | None:
-    """Returns the hosts of the slice, and the place of this one."""
+    """Returns the hosts of the slice, and the index of this one."""
     told = next((os.environ[name] for name in _HOSTS if os.environ.get(name)), None)
     if told is None or _PLACE not in os.environ:
         return None
@@ -72,7 +72,7 @@ def _from_environment() -> tuple[list[str], int] | None:
 
 
 def _from_metadata() -> tuple[list[str], int]:
-    # A machine is told of by its name, or as name:number:address.
+    # A machine is given by its name, or as name:number:address.
     told = [machine.split(":") for machine in _metadata("worker-network-endpoints").split(",")]
     return [parts[-1] for parts in told], int(_metadata("agent-worker-number"))
 

@@ -9,7 +9,7 @@ from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
 
 class GCEClusterResolver(ClusterResolver):
-    """The running instances of an instance group. Google is asked every time.
+    """The running instances of an instance group. Queries Google's API every time.
 
     Args:
         project: The project's name.
@@ -17,13 +17,13 @@ class GCEClusterResolver(ClusterResolver):
         instance_group: The group's name.
         port: The port at which each instance listens.
         task_type: The job that they are tasks of.
-        task_id: Which of them this process is: its place among the addresses in order.
+        task_id: The index of this process: its position among the sorted addresses.
         rpc_layer: The protocol that addresses are prefixed with.
-        credentials: For Google's API. Default: the application's.
-        service: The compute API, in place of one by the package `google-api-python-client`.
+        credentials: Credentials for Google's API. Default: the application's.
+        service: The compute API to use instead of one from the package `google-api-python-client`.
 
     Raises:
-        ImportError: That package is not installed, and there is no `service`.
+        ImportError: That package is not installed, and `service` is not given.
 
     TF: `tf.distribute.cluster_resolver.GCEClusterResolver`.
     """

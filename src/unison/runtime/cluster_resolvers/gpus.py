@@ -1,4 +1,4 @@
-"""Which GPUs a task has where several share a machine; nothing here starts JAX."""
+"""The GPUs of each task if several share a machine; nothing here starts JAX."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 import pkgutil
 import subprocess
 
-#: What CUDA reads to learn which GPUs a process may use.
+#: The variable with the GPUs that a process may use.
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
-#: Seconds that the driver may take to list them; where nothing has used them yet, it starts first.
+#: Timeout of `nvidia-smi` in seconds: if the GPUs have not been used yet, the driver loads first.
 _SECONDS_TO_LIST = 30.0
 
 
-#: What stands in the place of the first GPU where a process may use none.
+#: Entries at which CUDA stops reading the list of GPUs: it ignores them and all that follow.
 _NONE = ("", "-1", "NoDevFiles")
 
 
 def gpus_of_jax() -> list[str]:
-    """Returns those of `visible_gpus` that JAX would compute with: all, or none."""
+    """Returns the `visible_gpus` if JAX would compute with GPUs, otherwise none."""
     if (os.environ.get("JAX_PLATFORMS") or "cuda").split(",")[0] not in ("cuda", "gpu"):
         return []
     plugins = importlib.util.find_spec("jax_plugins")
@@ -31,7 +31,7 @@ def gpus_of_jax() -> list[str]:
 
 
 def visible_gpus() -> list[str]:
-    """Returns the GPUs of NVIDIA's that this process may use, as `CUDA_VISIBLE_DEVICES` has them.
+    """Returns the NVIDIA GPUs that this process may use, by their `CUDA_VISIBLE_DEVICES` names.
 
     Examples:
         >>> from unison.runtime.environment import environment
@@ -58,21 +58,21 @@ def visible_gpus() -> list[str]:
 
 
 def share_of_gpus(place: int, tasks: int) -> str | None:
-    """Returns the GPUs of one of several tasks that share this machine's equally.
+    """Returns the GPUs of one of several tasks that share this machine's GPUs equally.
 
     Args:
-        place: The task's place among those of this machine.
-        tasks: How many they are.
+        place: The task's index among those of this machine.
+        tasks: The number of tasks.
 
     Returns:
-        What `CUDA_VISIBLE_DEVICES` is for the task. None: there are fewer GPUs than tasks.
+        The value of `CUDA_VISIBLE_DEVICES` for the task. None if there are fewer GPUs than tasks.
     """
     shares = shares_of_gpus(visible_gpus(), tasks)
     return shares[place] if shares else None
 
 
 def shares_of_gpus(names: list[str], tasks: int) -> list[str]:
-    """Returns the equal shares of several tasks, by task; none where there are too few GPUs.
+    """Returns equal shares for several tasks, by task; an empty list if there are too few GPUs.
 
     Examples:
         >>> shares_of_gpus(["0", "1", "2", "3"], 2), shares_of_gpus(["0"], 2)

@@ -11,7 +11,7 @@ from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
 
 class ExecutableLocation(enum.Enum):
-    """Where the program runs that asks Kubernetes. TF: `ExecutableLocation`."""
+    """Where the program that queries Kubernetes runs. TF: `ExecutableLocation`."""
 
     #: In a pod of the cluster, whose service account is used.
     WITHIN_CLUSTER = 0
@@ -20,21 +20,21 @@ class ExecutableLocation(enum.Enum):
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """The running pods that labels select. Kubernetes is asked every time.
+    """The running pods that labels select. Queries Kubernetes every time.
 
-    It cannot tell which of them this process is: set its `task_type` and `task_id`.
+    The resolver cannot determine which of them this process is: set its `task_type` and `task_id`.
 
     Args:
-        job_to_label_mapping: For every job the label selectors of its pods. Default: the workers
-            are those of `job-name=tensorflow`.
-        tf_server_port: The port at which each listens.
+        job_to_label_mapping: The label selectors of each job's pods. Default: the workers are the
+            pods with `job-name=tensorflow`.
+        tf_server_port: The port at which each pod listens.
         rpc_layer: The protocol that addresses are prefixed with.
-        override_client: A client of Kubernetes' core API, in place of one by the package
+        override_client: A client of Kubernetes' core API to use instead of one from the package
             `kubernetes`.
         executable_location: Where this program runs.
 
     Raises:
-        ImportError: The package `kubernetes` is not installed, and there is no `override_client`.
+        ImportError: The package `kubernetes` is not installed, and `override_client` is not given.
 
     TF: `tf.distribute.cluster_resolver.KubernetesClusterResolver`.
     """
@@ -53,7 +53,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._client = override_client or _core_api(ExecutableLocation(executable_location))
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the addresses of all tasks: of each selector's pods, in the order of their names.
+        """Returns the addresses of all tasks: each selector's pods, in the order of their names.
 
         Raises:
             RuntimeError: A pod is not running.

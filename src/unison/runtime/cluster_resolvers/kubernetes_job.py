@@ -10,28 +10,29 @@ from typing import Any
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
-#: What Kubernetes tells the pods of an indexed job.
+#: The variable with the index of a pod of an indexed job.
 _INDEX = "JOB_COMPLETION_INDEX"
 
-#: Where a pod finds the name of its namespace.
+#: The file with the name of a pod's namespace.
 _NAMESPACE = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubernetesJobClusterResolver(ClusterResolver):
     """The pods of an indexed job with a headless service; all are workers, by their index.
 
-    The pods find each other by the names that the service gives them: the job's template needs it
-    as its `subdomain`. `unison run --env kubernetes` prints such a job, which needs no resolver.
+    The pods find each other by the DNS names that the service provides: the job's template must
+    name it as its `subdomain`. `unison run --env kubernetes` prints such a job, which does not need
+    a resolver.
 
     Args:
-        workers: How many pods there are. Default: Kubernetes is asked for the job's `completions`,
-            by the package `kubernetes`; the service account must be allowed to get jobs.
-        port: The port at which each listens.
-        override_client: A client of Kubernetes' batch API, in place of one by that package.
+        workers: The number of pods. Default: the job's `completions`, queried with the package
+            `kubernetes`; the service account must be allowed to get jobs.
+        port: The port at which each pod listens.
+        override_client: A client of Kubernetes' batch API to use instead of one from that package.
 
     Raises:
-        RuntimeError: This is no pod of an indexed job, or one without a service.
-        ImportError: The package is not installed, and there are neither `workers` nor a client.
+        RuntimeError: This is not a pod of an indexed job, or the job has no service.
+        ImportError: The package is not installed, and neither `workers` nor a client is given.
     """
 
     environment = "kubernetes"
@@ -59,7 +60,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
 
     @staticmethod
     def is_here() -> bool:
-        """Whether this is a pod of an indexed job."""
+        """Returns whether this is a pod of an indexed job."""
         return _INDEX in os.environ
 
     def cluster_spec(self) -> ClusterSpec:

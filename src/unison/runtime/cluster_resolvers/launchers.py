@@ -1,12 +1,12 @@
-"""Whether something has started this process as one of several, and what.
+"""Detection of launchers that have started this process as one of several.
 
-The resolvers describe a cluster that a strategy joins. Here it is only recognized that there are
-other processes, also those of launchers that no resolver knows: a strategy that took no notice of
-them would train one more copy of the model in each.
+The resolvers describe a cluster that a strategy joins. This module only detects that there are
+other processes, also for launchers that have no resolver: a strategy that ignored them would train
+a separate copy of the model in each.
 
-Only what says so for certain counts. Slurm's `SLURM_NTASKS` is also set in a batch script and in
-the shell of `salloc`, where the program runs once; its job steps have variables of their own, which
-JAX's and PyTorch Lightning's detection go by, too.
+Only unambiguous evidence counts. Slurm also sets `SLURM_NTASKS` in a batch script and in the shell
+of `salloc`, where the program runs once; its job steps have separate variables, which the detection
+of JAX and PyTorch Lightning uses, too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Launch:
     """How a process was started as one of several.
 
     Attributes:
-        launcher: What has started them, or describes them.
-        variables: The environment variables that say so.
-        count: How many processes there are; None if that is not known.
-        place: Which of them this is, from 0; None if that is not known.
+        launcher: The launcher that started the processes, or whatever describes them.
+        variables: The environment variables that show it.
+        count: The number of processes; None if unknown.
+        place: The index of this process, from 0; None if unknown.
     """
 
     launcher: str
@@ -41,10 +41,10 @@ class Launch:
 
 
 def launched_among_others(environment: Mapping[str, str]) -> Launch | None:
-    """Returns how a process was started as one of several; None if nothing says that it was.
+    """Returns how a process was started as one of several; None if there is no sign that it was.
 
     Args:
-        environment: Its environment variables.
+        environment: The environment variables of the process.
 
     Examples:
         >>> variables = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
@@ -58,13 +58,13 @@ def launched_among_others(environment: Mapping[str, str]) -> Launch | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Counted:
-    """A launcher that says how many processes it starts.
+    """A launcher that sets the number of processes that it starts.
 
     Attributes:
         launcher: Its name.
         count: The variable with their number.
-        place: The one with this process's number.
-        beside: Others, of which one at least is set: the names alone could be anybody's.
+        place: The variable with this process's index.
+        beside: Other variables, at least one of which must be set: the names above are too generic.
     """
 
     launcher: str
@@ -88,7 +88,7 @@ def _torchrun(environment: Mapping[str, str]) -> Iterator[Launch]:
 
 
 def _slurm(environment: Mapping[str, str]) -> Iterator[Launch]:
-    """Yields the tasks of a job step, but for a shell that somebody types in."""
+    """Yields the launch of a job step's tasks, except for an interactive shell."""
     is_interactive = (
         environment.get("SLURM_STEP_ID") == _INTERACTIVE_STEP
         or environment.get("SLURM_JOB_NAME") in _SHELLS
@@ -98,25 +98,25 @@ def _slurm(environment: Mapping[str, str]) -> Iterator[Launch]:
 
 
 def _jax(environment: Mapping[str, str]) -> Iterator[Launch]:
-    """Yields the processes that JAX's own variables are about."""
+    """Yields the launch that JAX's own variables describe."""
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     variables = {name: environment[name] for name in names if environment.get(name)}
     count, place = (_number(variables.get(name)) for name in names[1:])
     is_one_of_several = count is not None and count > 1
-    # Without a number, `jax.distributed.initialize` asks others for it.
+    # Without a count, `jax.distributed.initialize` gets it from other sources.
     if is_one_of_several or (count is None and names[0] in variables):
         yield Launch("JAX's variables", variables, count, place)
 
 
 def _pmix(environment: Mapping[str, str]) -> Iterator[Launch]:
-    """Yields the processes of a launcher that tells the number of each, and not how many."""
+    """Yields the launch by a launcher that sets the rank of each process, but not their number."""
     place = _number(environment.get("PMIX_RANK"))
     if place:
         yield Launch("MPI (PMIx)", {"PMIX_RANK": environment["PMIX_RANK"]}, None, place)
 
 
 def _tf_config(environment: Mapping[str, str]) -> Iterator[Launch]:
-    """Yields the tasks that train together by `TF_CONFIG`: an evaluator is alone."""
+    """Yields the launch of `TF_CONFIG`'s tasks that train together: an evaluator runs alone."""
     described = _json(environment.get("TF_CONFIG"))
     cluster, task = (_dictionary(described, part) for part in ("cluster", "task"))
     chiefs, workers = (_length(cluster.get(job)) for job in ("chief", "worker"))
@@ -155,20 +155,20 @@ def _cloud_tpu(environment: Mapping[str, str]) -> Iterator[Launch]:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> Iterator[Launch]:
-    """Yields the pods of an indexed job but for the first one, which may be the only one."""
+    """Yields the launch of an indexed job's pods, except the first, which may be the only one."""
     place = _number(environment.get("JOB_COMPLETION_INDEX"))
     if place:
         name = "JOB_COMPLETION_INDEX"
         yield Launch("an indexed Kubernetes job", {name: environment[name]}, None, place)
 
 
-#: The step of `salloc` in which its shell runs, where Slurm is set up so.
+#: The step id of `salloc`'s shell, if Slurm is configured to run it as a step.
 _INTERACTIVE_STEP = str(0xFFFFFFFA)
 
-#: What a job is called that is a shell: `srun --pty bash`.
+#: The names of jobs that are shells: `srun --pty bash`.
 _SHELLS = ("bash", "fish", "interactive", "sh", "zsh")
 
-#: A launcher that is started by another one comes first: `mpirun` in a Slurm job, say.
+#: A launcher that another one may start is listed first, such as `mpirun` in a Slurm job.
 _RECOGNIZERS: tuple[Callable[[Mapping[str, str]], Iterator[Launch]], ...] = (
     _tf_config,
     _jax,
@@ -187,7 +187,7 @@ _RECOGNIZERS: tuple[Callable[[Mapping[str, str]], Iterator[Launch]], ...] = (
     _kubernetes,
 )
 
-#: Of a value, a message shows so much.
+#: The number of characters of a value that a message shows.
 _SHOWN = 80
 
 
@@ -200,7 +200,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _json(text: str | None) -> Any:
-    """Returns what JSON says; None where it is none, which is for whoever needs it to say."""
+    """Returns the parsed JSON; None if it is invalid, which is reported where the value is used."""
     try:
         return json.loads(text or "null")
     except ValueError:

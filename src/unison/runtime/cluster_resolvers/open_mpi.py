@@ -16,32 +16,34 @@ _SIZE = "OMPI_COMM_WORLD_SIZE"
 _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
 _LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 
-#: The address of `mpirun`, as Open MPI 4 tells it; later versions do not.
+#: The variable with the address of `mpirun`, which Open MPI 4 sets and later versions do not.
 _ADDRESS_OF_MPIRUN = "OMPI_MCA_orte_hnp_uri"
 _HOST = re.compile(r"tcp://([^,:]+)|tcp6://\[([^],]+)")
 
-#: The name of the job, of which its port is made, and the range where ports are chosen from: above
-#: those that Linux gives to connections.
+#: The variable with the job's name, from which its port is derived, and the range of ports: above
+#: the ephemeral ports of Linux.
 _JOB = "PMIX_NAMESPACE"
 _PORTS = range(61_000, 65_000)
 
 
 class OpenMPIClusterResolver(ClusterResolver):
-    """The processes of an `mpirun` of Open MPI's; all are workers, in the order of their ranks.
+    """The processes of an Open MPI `mpirun`; all are workers, in the order of their ranks.
 
-    Only where rank 0 is must be known: the others come to it. On one machine, that is the loopback
-    address. On several, it is the machine of `mpirun`, which Open MPI 4 tells; start it on the
-    first of them, or pass its address. Of the others' addresses, which Open MPI does not tell, the
-    cluster has `rank-1`, `rank-2`, ... for the hosts.
+    Only the address of rank 0 must be known: the other ranks connect to it. On one machine, that is
+    the loopback address. On several, it is the machine of `mpirun`, whose address Open MPI 4 sets;
+    start `mpirun` on the machine of rank 0, or pass the address. Open MPI does not provide the
+    addresses of the other ranks: their hosts in the cluster are the placeholders `rank-1`,
+    `rank-2`, ...
 
     Args:
-        host: The address of rank 0's machine. Default: as said.
-        port: A free port there. Default: one that follows from the job's name.
-        auto_set_gpu: Whether `cluster_spec` lets the processes of a machine share its GPUs
-            equally, by `CUDA_VISIBLE_DEVICES`.
+        host: The address of rank 0's machine. Default: see above.
+        port: A free port there. Default: derived from the job's name.
+        auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` so that the processes of a
+            machine share its GPUs equally.
 
     Raises:
-        RuntimeError: Open MPI has not started this process, or does not tell where rank 0 is.
+        RuntimeError: Open MPI has not started this process, or does not provide the address of rank
+            0.
     """
 
     environment = "open-mpi"
@@ -65,7 +67,7 @@ class OpenMPIClusterResolver(ClusterResolver):
 
     @staticmethod
     def is_here() -> bool:
-        """Whether Open MPI has started this process."""
+        """Returns whether Open MPI has started this process."""
         return _RANK in os.environ
 
     def cluster_spec(self) -> ClusterSpec:

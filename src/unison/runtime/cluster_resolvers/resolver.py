@@ -1,4 +1,4 @@
-"""What a cluster resolver is; one that the program itself describes, and several as one."""
+"""The base class of cluster resolvers, one for an explicit cluster, and the union of several."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from unison.runtime.cluster import ClusterSpec
 
 
 class ClusterResolver(abc.ABC):
-    """What names a cluster's tasks and this process's own among them.
+    """Determines a cluster's tasks, and which of them this process is.
 
     Attributes:
-        task_type: The job of this process (`"worker"`, `"chief"`); None if it is in no cluster.
+        task_type: The job of this process (`"worker"`, `"chief"`); None if it is not in a cluster.
         task_id: Its index in the job.
-        rpc_layer: The protocol that addresses are prefixed with; None: none.
-        environment: Where the process runs (`"google"`, say); the empty string if unknown.
+        rpc_layer: The protocol that addresses are prefixed with; None for no prefix.
+        environment: Where the process runs (such as `"google"`); the empty string if unknown.
 
     TF: `tf.distribute.cluster_resolver.ClusterResolver`.
     """
@@ -31,9 +31,9 @@ class ClusterResolver(abc.ABC):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process does what one process is to do: save, log, show progress.
+        """Whether this process does what only one should do: save, log, show progress.
 
-        The chief does, worker 0 where there is no chief, an evaluator for itself, and a process
+        True for the chief, for worker 0 if there is no chief, for an evaluator, and for a process
         outside a cluster. TF: `multi_worker_util.is_chief`.
         """
         if self.task_type == "worker":
@@ -41,7 +41,7 @@ class ClusterResolver(abc.ABC):
         return self.task_type in (None, "chief", "evaluator")
 
     def num_accelerators(self) -> dict[str, int]:
-        """Returns how many of which accelerators a task has, as far as the resolver knows."""
+        """Returns the number of a task's accelerators by type, as far as the resolver knows."""
         return {}
 
     def master(
@@ -66,11 +66,11 @@ class SimpleClusterResolver(ClusterResolver):
 
     Args:
         cluster_spec: The cluster.
-        master: What `master()` returns without a task.
+        master: The result of `master()` without a task.
         task_type: The job of this process.
         task_id: Its index in the job.
         environment: Where the process runs.
-        num_accelerators: How many of which accelerators a task has, such as `{"GPU": 2}`.
+        num_accelerators: The number of a task's accelerators by type, such as `{"GPU": 2}`.
         rpc_layer: The protocol that addresses are prefixed with.
 
     TF: `tf.distribute.cluster_resolver.SimpleClusterResolver`.
@@ -110,25 +110,26 @@ class SimpleClusterResolver(ClusterResolver):
         return super().master(task_type, task_id, rpc_layer)
 
     def num_accelerators(self) -> dict[str, int]:
-        """Returns how many of which accelerators a task has."""
+        """Returns the number of a task's accelerators by type."""
         return self._num_accelerators
 
 
 class UnionClusterResolver(ClusterResolver):
-    """The clusters of several resolvers as one.
+    """The union of the clusters of several resolvers.
 
-    A job that several of them have has the tasks of all: lists follow each other, and where one
-    gives indices, no index may occur twice.
+    A job that occurs in several of them has the tasks of all: lists are concatenated, and if one of
+    them gives indices, no index may occur twice.
 
     Args:
-        cluster_resolvers: At least one. What is asked besides the cluster, the first one answers.
+        cluster_resolvers: At least one. All properties except the cluster are those of the first
+            one.
         task_type: Overrides the first one's job.
         task_id: Overrides its index.
         rpc_layer: Overrides its protocol.
 
     Raises:
-        TypeError: Something is no cluster resolver.
-        ValueError: There is none.
+        TypeError: An argument is not a cluster resolver.
+        ValueError: No resolver is given.
 
     TF: `tf.distribute.cluster_resolver.UnionResolver`.
     """
@@ -156,14 +157,14 @@ class UnionClusterResolver(ClusterResolver):
         """Returns the addresses of all tasks.
 
         Raises:
-            KeyError: Two tasks of a job have one index.
+            KeyError: Two tasks of a job have the same index.
         """
         parts = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         jobs = dict.fromkeys(job for part in parts for job in part)
         return ClusterSpec({job: _union(job, [p[job] for p in parts if job in p]) for job in jobs})
 
     def num_accelerators(self) -> dict[str, int]:
-        """Returns how many of which accelerators a task has, by the first resolver."""
+        """Returns the number of a task's accelerators by type, according to the first resolver."""
         return self._resolvers[0].num_accelerators()
 
 

@@ -14,37 +14,37 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _PART_OF_LIST = re.compile(r"(?P<prefix>[^,\[\]]*)(?:\[(?P<ranges>[^\]]+)\](?P<suffix>[^,\[\]]*))?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
-#: The variables that the tasks of a job step have, and its batch script does not.
+#: The variables that are set for the tasks of a job step, but not for the batch script.
 _OF_A_STEP = ("PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE")
 
 
 class SlurmClusterResolver(ClusterResolver):
     """The tasks of a Slurm job step, as `srun` starts them.
 
-    A task's number in the step (`SLURM_PROCID`) is its place in the cluster: the nodes come in the
-    order of `SLURM_STEP_NODELIST`, each with its tasks, at ports that count up from `port_base`.
-    Tasks must be distributed in blocks, which is Slurm's default.
+    A task's number in the step (`SLURM_PROCID`) is its position in the cluster: the nodes are in
+    the order of `SLURM_STEP_NODELIST`, each with its tasks, at consecutive ports from `port_base`
+    on. Tasks must be distributed in blocks, which is Slurm's default.
 
     Args:
-        jobs: How many tasks each job has; they are filled in the order of their names. Default:
+        jobs: The number of tasks of each job; jobs are filled in the order of their names. Default:
             all tasks are workers.
         port_base: The port of the first task of each node.
-        gpus_per_node: How many GPUs a node has. Default: what `CUDA_VISIBLE_DEVICES` or
-            `nvidia-smi` says.
-        gpus_per_task: How many of them a task gets. Default: equal shares.
-        tasks_per_node: How many tasks a node has: a number for all, or one for each node's name.
-            Default: `SLURM_STEP_TASKS_PER_NODE`.
-        auto_set_gpu: Whether `cluster_spec` lets this process see its own GPUs only, by
-            `CUDA_VISIBLE_DEVICES`.
+        gpus_per_node: The number of GPUs of a node. Default: as given by `CUDA_VISIBLE_DEVICES` or
+            `nvidia-smi`.
+        gpus_per_task: The number of GPUs of a task. Default: equal shares.
+        tasks_per_node: The number of tasks of a node: one number for all nodes, or a dictionary by
+            node name. Default: `SLURM_STEP_TASKS_PER_NODE`.
+        auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to the GPUs of this
+            process.
         rpc_layer: The protocol that addresses are prefixed with.
 
     Raises:
-        RuntimeError: This is no job step, it has another number of tasks than the jobs, or a node
-            has fewer GPUs than its tasks need.
-        ValueError: A variable of Slurm's cannot be read.
+        RuntimeError: This is not a job step, its number of tasks differs from that of the jobs, or
+            a node has fewer GPUs than its tasks need.
+        ValueError: A Slurm variable cannot be parsed.
 
-    TF: `tf.distribute.cluster_resolver.SlurmClusterResolver` (which sorts the nodes by name, so
-    that n10 comes before n9, and the places are not Slurm's).
+    TF: `tf.distribute.cluster_resolver.SlurmClusterResolver` (which sorts the nodes by name: n10 is
+    before n9, and the positions differ from Slurm's).
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class SlurmClusterResolver(ClusterResolver):
 
     @staticmethod
     def is_here() -> bool:
-        """Whether `srun` has started this process."""
+        """Returns whether `srun` has started this process."""
         return all(f"SLURM_{name}" in os.environ for name in _OF_A_STEP)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Returns this process's job and its index there."""
+        """Returns this process's job and its index in the job."""
         return self.task_type, self.task_id
 
     def cluster_spec(self) -> ClusterSpec:
@@ -138,10 +138,10 @@ def _tasks_of_nodes(given: int | Mapping[str, int] | None) -> dict[str, int]:
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Returns the names in Slurm's short form of a list of nodes, in order.
+    """Returns the names in Slurm's compact list of nodes, in order.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: The list is malformed.
 
     Examples:
         >>> expand_hostlist("n[1-2],m5,o[03-04,07]")
@@ -175,10 +175,10 @@ def _numbers(ranges: str, hostlist: str) -> Iterator[str]:
 
 
 def expand_tasks_per_node(counts: str) -> list[int]:
-    """Returns the numbers in Slurm's short form of a list of them.
+    """Returns the numbers in Slurm's compact list of task counts.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: The list is malformed.
 
     Examples:
         >>> expand_tasks_per_node("3(x2),2,1")

@@ -20,7 +20,7 @@ class TFConfigClusterResolver(ClusterResolver):
         environment: Overrides the environment.
 
     Raises:
-        ValueError: While it is read: `TF_CONFIG` is not JSON, or no description of a cluster.
+        ValueError: `TF_CONFIG` is not JSON, or does not describe a cluster.
 
     TF: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
     """
@@ -47,7 +47,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return self._cluster_spec
 
 
-#: What `TF_CONFIG` may be.
+#: The expected form of `TF_CONFIG`, for errors.
 _EXPECTED = (
     'TF_CONFIG must be JSON such as {"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
     '"task": {"type": "worker", "index": 0}}'

@@ -1,4 +1,4 @@
-"""The cluster of the machines of a TPU, by the name that TensorFlow gives it."""
+"""The cluster of the machines of a TPU, with TensorFlow's interface."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from unison.runtime.private_jax import backend_is_started
 
 
 class TPUClusterResolver(ClusterResolver):
-    """The TPU that this process runs on: that of its Cloud TPU VM, or of the VM's whole slice.
+    """The TPU that this process runs on: its Cloud TPU VM's, or the VM's whole slice.
 
     TensorFlow reaches a TPU over the network, by a name or an address; JAX runs on the machines of
-    the TPU. So any name means the TPU of this machine, and the machines of a slice are found by
-    what Google tells each of them (see `CloudTPUClusterResolver`). Nothing is started or asked of
-    others until the resolver is used.
+    the TPU. So any name stands for the TPU of this machine, and the machines of a slice are found
+    as in `CloudTPUClusterResolver`. Neither TPUs nor JAX's backend are started until the resolver
+    is used.
 
     Args:
         tpu: `"local"` for the cores of this machine only; otherwise any name or address.
-        zone: Accepted for TensorFlow's sake, as are the following: Google is not asked by name.
+        zone: Accepted for compatibility with TensorFlow, as are the following: names are not looked
+            up in Google's API.
         project: Likewise.
         job_name: Likewise; the machines are tasks of the job `worker`.
         coordinator_name: Likewise.
@@ -77,16 +78,16 @@ class TPUClusterResolver(ClusterResolver):
         """Returns a resolver whose TPU has been started.
 
         Raises:
-            NoTPUError: There is no TPU here.
+            NoTPUError: This process has no TPU.
         """
-        from unison.runtime.tpu.system import initialize_tpu_system
+        from unison.runtime.tpu.system import tpu_devices
 
         resolver = TPUClusterResolver(tpu, zone, project)
-        initialize_tpu_system(resolver)
+        tpu_devices(resolver)
         return resolver
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the machines of the slice; no task where this one is alone."""
+        """Returns the machines of the slice; an empty cluster if it has a single machine."""
         return self._cluster
 
     def get_job_name(self) -> str | None:
@@ -96,7 +97,7 @@ class TPUClusterResolver(ClusterResolver):
         return self.master()
 
     def num_accelerators(self) -> dict[str, int]:
-        """Returns how many TPU cores this machine has, once the devices have been started."""
+        """Returns the number of this machine's TPU cores, once the backend has been started."""
         if not backend_is_started():
             return {}
         cores = [device for device in jax.local_devices() if device.platform == "tpu"]

@@ -1,9 +1,9 @@
 """Groups of workers that change while they train.
 
-`register` decides, in the process that starts the workers, who computes together; `membership` is a
-worker's side of it; `protocol` has what they say. `communicator` carries the exchanges of one view.
-`group` runs programs in it, on the replicas of `placement`; `keeping` is what a job leaves for its
-next run.
+`register`, in the process that starts the workers, decides which workers compute together;
+`membership` is the worker's side, and `protocol` defines their messages. `communicator` is the
+transport of one view. `group` runs programs in the view, on the replicas of `placement`;
+`persisted_state` is the state that a job saves for its next run.
 """
 
 from unison.runtime.elastic.environment import is_elastic_worker

@@ -1,12 +1,12 @@
 """The transport of one view: shared memory within a machine, sockets between machines.
 
 It forms two groups of `exchange.cc`: the *programs'*, whose ranks are the replicas, and the
-*members'*, in which the workers themselves talk. When the view is over, for whatever reason, both
-are aborted; the next view has a new communicator, and nothing of the old one is used again.
+*members'*, in which the workers themselves exchange values. When the view is over, for any reason,
+both are aborted; the next view has a new communicator, and nothing of the old one is reused.
 
-The memory has no name in any file system: the first member of a machine makes it (`memfd_create`)
-and hands it to the others through a Unix socket. So nothing is left of it when processes are
-killed, at whatever time.
+The memory has no name in any file system: the first member of a machine creates it (`memfd_create`)
+and passes it to the others through a Unix socket. So nothing is left behind when processes are
+killed, at any time.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from unison.runtime.shared_memory.library import CHUNK_BYTES, SPINS, Kind, Ticke
 
 __all__ = ["Broken", "Communicator", "Failure"]
 
-#: What connections are for.
+#: The purposes of connections.
 _PROGRAMS, _MEMBERS, _MEMORY = range(3)
 
 #: Values up to this size are gathered as blocks of the largest one's size.
 _PADDED_BYTES = 2**16
 
-#: XLA's number of the dtype uint8.
+#: XLA's enum value of the dtype uint8.
 _U8 = 6
 
-#: How long operations wait for a member that neither comes nor is known to be lost, in seconds.
+#: How long operations wait for a member that has not arrived and is not known to be lost, in
+#: seconds.
 _PATIENCE = 3600.0
 
 
 class Failure(NamedTuple):
-    """Why a view's exchanges have ended.
+    """The reason why a view's exchanges have ended.
 
     Attributes:
-        code: That of an `OpError`: 14, a member is lost or the view was aborted; 4, a member did
-            not come in time; 9, members perform different operations (a mistake in the program,
-            which the next view would only repeat).
-        why: The reason, in words.
+        code: The code of an `OpError`: 14, a member is lost or the view was aborted; 4, a member
+            did not arrive in time; 9, members perform different operations (a bug in the program,
+            which would recur in the next view).
+        why: The reason as text.
     """
 
     code: int
@@ -58,20 +59,21 @@ class Failure(NamedTuple):
 
 
 class Communicator:
-    """Connects the members of a view. All members make one, at the same time.
+    """Connects the members of a view. All members create one, at the same time.
 
     Args:
-        view: Who they are.
-        token: What all members of the job know, and nobody else.
-        listener: Where this member listens for others: a listening socket, bound to the address
-            that the view says of it. It stays the caller's.
-        seconds: How long connecting may take.
+        view: The view.
+        token: The job's secret, which only its members know.
+        listener: The socket at which this member listens for others, bound to the member's address
+            in the view. The caller keeps ownership.
+        seconds: How long connecting may take, in seconds.
         patience: How long an operation waits for a member that is silent, in seconds.
-        is_over: Says why the view is not to be, and None as long as it is: then connecting ends.
+        is_over: Returns the reason why the view is over, which ends connecting, or None while it is
+            not.
 
     Raises:
         Broken: The members could not be connected.
-        FailedPreconditionError: The package was built without its compiled part.
+        FailedPreconditionError: The package was built without its native extension.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Communicator:
 
     @property
     def failure(self) -> Failure | None:
-        """Why exchanges have failed; None as long as none has, and after `close` what it was."""
+        """Why exchanges have failed; None if none has. After `close`, the last known value."""
         for number in (self._programs, self._members):
             reason = ctypes.create_string_buffer(2**12)
             code = self._library.unison_exchange_reason(number, reason, len(reason))
@@ -123,8 +125,8 @@ class Communicator:
         return self._last
 
     def first_ticket(self) -> np.ndarray[Any, Any]:
-        """Returns the tickets that the first programs of this member's replicas take: an array of
-        shape `(replicas, len(Ticket))`.
+        """Returns the tickets for the first programs of this member's replicas: an array of shape
+        `(replicas, len(Ticket))`.
         """
         members, own = self._view.members, self._view.own
         first = sum(member.replicas for member in members[:own])
@@ -134,7 +136,7 @@ class Communicator:
         return ticket
 
     def all_gather(self, own: bytes) -> list[bytes]:
-        """Returns what every member gives, in their order. All members call.
+        """Returns the values of all members, in their order. All members must call this.
 
         Raises:
             Broken: The view is over.
@@ -157,11 +159,11 @@ class Communicator:
         return [block[: int(size)].tobytes() for block, size in zip(blocks, lengths, strict=True)]
 
     def broadcast(self, source: int, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Fills the arrays of all other members with those of member `source`. All members call.
+        """Fills the other members' arrays with those of member `source`. All members must call.
 
         Args:
-            source: The place of that member in the view.
-            arrays: Arrays in one piece (C-contiguous), of the same shapes and dtypes everywhere.
+            source: The index of that member in the view.
+            arrays: C-contiguous arrays, of the same shapes and dtypes on all members.
 
         Raises:
             Broken: The view is over, or the members' arrays differ in number or size.
@@ -179,16 +181,16 @@ class Communicator:
         self._run(Kind.BROADCAST, words, arrays, arrays, source)
 
     def abort(self, reason: str) -> None:
-        """Ends all waiting of programs and members, now and later. From any thread."""
+        """Aborts all present and future waits of programs and members. Any thread may call this."""
         for number in (self._programs, self._members):
             self._library.unison_exchange_abort(number, reason.encode())
 
     def close(self) -> None:
-        """Ends the group in this process. Its memory and its sockets are given up when the last
-        program has left it; in programs that are late, exchanges fail. Other members may still end
-        the operation in which they are.
+        """Ends the group in this process. Its memory and its sockets are released when the last
+        program has left it; in later programs, exchanges fail. Other members can still complete
+        their current operation.
         """
-        self.failure  # noqa: B018 - it is kept
+        self.failure  # noqa: B018 - the property stores it
         for number in (self._programs, self._members):
             self._library.unison_exchange_close(number)
 
@@ -217,16 +219,17 @@ class Communicator:
 
 
 class _Team:
-    """Who is on which machine.
+    """The distribution of a view's members over machines.
 
     Attributes:
         view: The members.
-        host_of: The machine of every member, numbered in the order of their first members.
+        host_of: The machine of every member; machines are numbered in the order of their first
+            members.
         leaders: The first member of every machine.
         own_host: The machine of this member.
         members: The members on it.
-        replicas: How many replicas they have.
-        leads: Whether this member is the first one there.
+        replicas: The number of their replicas.
+        leads: Whether this member is the first one on its machine.
     """
 
     def __init__(self, view: View):
@@ -250,8 +253,8 @@ class _Team:
 def _memory(
     compiled: ctypes.CDLL, team: _Team, meeting: Meeting, stack: contextlib.ExitStack
 ) -> tuple[int, int]:
-    """Returns the open files that are the memory of the programs' group and of the members'; -1
-    where one rank has nobody to share with.
+    """Returns the file descriptors of the shared memory of the programs' and the members' groups;
+    -1 for a group with a single rank on this machine.
     """
     leader, own = team.members[0], team.view.own
     sizes = [size for size in (team.replicas, len(team.members)) if size > 1]
@@ -281,10 +284,10 @@ def _memory(
 
 
 def _new_memory(num_bytes: int, stack: contextlib.ExitStack) -> int:
-    """Returns a file without a name, of zeros."""
+    """Returns an unnamed file, filled with zeros."""
     file = os.memfd_create("unison", os.MFD_CLOEXEC)
     stack.callback(os.close, file)
-    # Unlike `truncate`, it fails where there is no room, and not when it is written.
+    # Unlike `truncate`, this fails here if there is not enough memory, not later on a write.
     os.posix_fallocate(file, 0, num_bytes)
     return file
 
@@ -292,8 +295,8 @@ def _new_memory(num_bytes: int, stack: contextlib.ExitStack) -> int:
 def _links(
     team: _Team, meeting: Meeting, listener: socket.socket, stack: contextlib.ExitStack
 ) -> tuple[list[int] | None, list[int] | None]:
-    """Returns the sockets that connect the machines' leaders, one for each machine (-1 for the own
-    one), for the programs' group and the members'; None where this member needs none.
+    """Returns the sockets that connect the machines' leaders, one for each machine (-1 for this
+    one), for the programs' group and the members'; None if this member does not need any.
     """
     if not team.leads or len(team.leaders) == 1:
         return None, None
@@ -327,7 +330,7 @@ def _group(
 ) -> int:
     """Returns the number of a new group; `labels` are the names of every member's ranks."""
     hosts = [host for host, names in zip(team.host_of, labels, strict=True) for _ in names]
-    # The group closes its own ones.
+    # The group closes its sockets, so it gets duplicates.
     sockets = None if links is None else [link if link < 0 else os.dup(link) for link in links]
     number: int = compiled.unison_exchange_form(
         file,

@@ -1,4 +1,4 @@
-"""Compiles, in a thread, the programs that a worker may need when its group has changed."""
+"""Background compilation of the programs that a worker may need after its group has changed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 logger = logging.getLogger("unison")
 
-#: Seconds that the end of the process waits for what is being compiled: a thread in which XLA is at
-#: work when Python ends takes the process down by SIGABRT.
+#: Seconds that the exit of the process waits for a running compilation: if XLA is still running in
+#: a thread when Python exits, the process is aborted (SIGABRT).
 _SECONDS_TO_CLOSE = 600.0
 
 
 class Compiler:
-    """A thread that compiles one program after the other.
+    """A thread that compiles one program at a time.
 
-    What it is told is called in order. A program that cannot be compiled ahead is compiled when it
-    is needed, and raises there what there is to raise.
+    Functions are called in the order in which they were added. If ahead-of-time compilation of a
+    program fails, the program is compiled when it is needed, and raises its error there.
 
     Examples:
         >>> compiler = Compiler()
@@ -35,16 +35,16 @@ class Compiler:
         self._thread: threading.Thread | None = None
 
     def add(self, compile_it: Callable[[], None]) -> None:
-        """Has a function called that compiles something."""
+        """Enqueues a function that compiles a program."""
         self._waiting.put(compile_it)
         if self._thread is None:
-            # Not one that Python waits for before it calls what was registered for its end: the
-            # others are to hear of that first.
+            # A daemon thread: Python joins other threads before it calls the atexit handlers, and
+            # these have to notify the other workers first.
             self._thread = threading.Thread(target=self._run, name="unison-compile", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Compiles nothing more, and waits for what is being compiled."""
+        """Starts no further compilation, and waits for the running one."""
         self._is_closing = True
         self._waiting.put(None)
         if self._thread is not None:
@@ -56,4 +56,4 @@ class Compiler:
                 compile_it()
             except Exception:
                 logger.debug("A program was not compiled ahead.", exc_info=True)
-            del compile_it  # and what it holds
+            del compile_it  # and the objects that it references

@@ -1,4 +1,4 @@
-"""What an elastic worker is told by the process that started it."""
+"""The settings that an elastic worker gets from the process that started it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ TOKEN_VARIABLE = "UNISON_ELASTIC_TOKEN"
 
 
 class ElasticEnvironment(NamedTuple):
-    """An elastic worker's place in its job.
+    """An elastic worker's settings.
 
     Attributes:
-        register: Where the register listens, as host:port.
+        register: The register's address, as host:port.
         token: The job's secret.
-        name: What the worker is called.
-        slot: Its number among those that its supervisor has started.
+        name: The worker's name.
+        slot: Its index among the workers that its supervisor starts; None if the supervisor has not
+            started it.
         listen: The address at which it listens for other members.
-        heartbeat_timeout: Seconds of silence after which somebody counts as lost.
-        wait: Seconds that it waits for the register, and for enough workers.
-        folder: Where the job keeps its state; None: nowhere.
+        heartbeat_timeout: Seconds of silence after which a peer counts as lost.
+        wait: Seconds to wait for the register, and for enough workers.
+        folder: The folder for the job's state; None if the state is not saved.
     """
 
     register: str
@@ -38,10 +39,10 @@ class ElasticEnvironment(NamedTuple):
 
 
 def elastic_environment() -> ElasticEnvironment | None:
-    """Returns what this process was told; None if it is no elastic worker.
+    """Returns the settings of this process; None if it is not an elastic worker.
 
     Raises:
-        InvalidArgumentError: It cannot be understood.
+        InvalidArgumentError: They cannot be parsed.
     """
     told = os.environ.get(VARIABLE)
     if told is None:
@@ -67,5 +68,5 @@ def elastic_environment() -> ElasticEnvironment | None:
 
 
 def is_elastic_worker() -> bool:
-    """Whether this process has been started as one of a job whose workers may change."""
+    """Returns whether this process was started as a worker of an elastic job."""
     return VARIABLE in os.environ

@@ -1,7 +1,7 @@
-"""Lets something go wrong in a worker of an elastic job, at a point of its program.
+"""Fault injection in a worker of an elastic job, at a point of its program.
 
-The faults are told by an environment variable, so that the program needs no change; for people they
-are in `unison.testing`. What has happened is written down before it does.
+The faults are passed in an environment variable, so that the program does not change; the public
+interface is `unison.testing`. Each fault is recorded before it happens.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from unison.errors import InvalidArgumentError
-from unison.runtime.elastic import happenings
+from unison.runtime.elastic import lifecycle
 from unison.runtime.elastic.environment import elastic_environment
 
-#: A JSON object: the `faults`, the `folder` for what has happened, and the `network` in which
-#: nothing is cut.
+#: A JSON object: the `faults`, the `folder` for their records, and the `network` namespace that is
+#: never cut.
 VARIABLE: Final = "UNISON_FAULTS"
 
 KINDS: Final = ("kill", "stop", "terminate", "cut", "slow", "exception")
@@ -41,32 +41,32 @@ PHASES: Final = (
 _NEEDS_SECONDS = ("slow",)
 _TAKES_SECONDS = ("slow", "stop", "cut")
 
-#: The network of a process.
+#: The network namespace of a process.
 _NETWORK = "/proc/self/ns/net"
 
 
 class InjectedError(RuntimeError):
-    """What a fault of the kind "exception" raises."""
+    """The error that a fault of the kind "exception" raises."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong in one worker, once in a job.
+    """A fault that happens in one worker, once in a job.
 
     Args:
-        kind: What happens: "kill" (SIGKILL), "terminate" (SIGTERM, as before a preemption), "stop"
-            (SIGSTOP), "cut" (its network is down), "slow" (it sleeps), or "exception" (an
+        kind: The kind of fault: "kill" (SIGKILL), "terminate" (SIGTERM, as before a preemption),
+            "stop" (SIGSTOP), "cut" (its network is down), "slow" (it sleeps), or "exception" (an
             `InjectedError` is raised).
-        worker: The number of the worker, as in the lines that it prints.
-        step: The fault waits until so many steps have taken effect.
-        phase: Where in the program it happens: at the "start" of the worker; before it has a
-            program "compile"d; before a "step" is launched, or with one on its way ("exchange");
-            when it is known that a step has taken effect ("commit"); before a step of an
-            evaluation ("evaluate"); before what the replicas have is "read", as when a variable is
-            made; when a "checkpoint" is written; or in a "recovery": while the
-            group stops, forms, or hands over the state.
-        occurrence: At which of such points after `step`, counted from 1.
-        seconds: How long it lasts, for "stop" and "cut" (None: for ever) and "slow".
+        worker: The index of the worker, as in the prefix of its output.
+        step: The number of steps that must have taken effect before the fault happens.
+        phase: Where in the program it happens: at the "start" of the worker; before it "compile"s a
+            program; before a "step" is launched, or while one is running ("exchange"); when it is
+            known that a step has taken effect ("commit"); before a step of an evaluation
+            ("evaluate"); before the replicas' values are "read", as when a variable is created;
+            when a "checkpoint" is written; or during a "recovery": while the group stops, forms, or
+            transfers the state.
+        occurrence: At which occurrence of the phase after `step`, counted from 1.
+        seconds: The duration, for "stop" and "cut" (None: forever) and "slow".
 
     Raises:
         InvalidArgumentError: There is no such fault.
@@ -102,13 +102,13 @@ def _check(is_so: bool, expected: str, received: object) -> None:
 
 
 def told(faults: Sequence[Fault], folder: Path, worker: int | None = None) -> dict[str, str]:
-    """Returns the environment in which the workers of a job have faults.
+    """Returns the environment variables that inject faults into the workers of a job.
 
     Args:
-        faults: The faults; each happens once in the job, whoever takes its worker's place then.
-        folder: Where it is written down that they have happened.
-        worker: The number of the worker. Default: its place among those that the job's first
-            command starts.
+        faults: The faults; each happens once in the job, also if its worker is restarted.
+        folder: The folder for the records of the faults that have happened.
+        worker: The index of the worker. Default: its index among those that the job's first command
+            starts.
     """
     given = {
         "faults": [dataclasses.asdict(fault) for fault in faults],
@@ -120,7 +120,7 @@ def told(faults: Sequence[Fault], folder: Path, worker: int | None = None) -> di
 
 
 def fired(folder: Path) -> dict[int, dict[str, Any]]:
-    """Returns what was written down when faults happened, by their places in what was told."""
+    """Returns the records of the faults that have happened, by index in the list of faults."""
     found = {}
     for path in folder.glob("fault-*.json"):
         found[int(path.stem.removeprefix("fault-"))] = json.loads(path.read_text())
@@ -128,10 +128,10 @@ def fired(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def listen() -> None:
-    """Lets those faults happen to this worker that it was told, if there are any.
+    """Installs the faults that were configured for this worker, if any.
 
     Raises:
-        InvalidArgumentError: They cannot be understood.
+        InvalidArgumentError: The configuration cannot be parsed.
     """
     given = os.environ.get(VARIABLE)
     environment = elastic_environment()
@@ -147,17 +147,17 @@ def listen() -> None:
             message=f"Expected {VARIABLE} as unison.testing sets it. Received: {given!r} "
             f"({type(error).__name__}: {error})."
         ) from error
-    happenings.listeners.append(injector)
+    lifecycle.listeners.append(injector)
 
 
 class _Injector:
-    """Waits for the points at which something is to go wrong.
+    """Triggers faults when the worker reaches their points.
 
     Args:
-        faults: Those of all workers.
-        worker: The number of this one.
-        folder: Where it is written down that they have happened.
-        network: The one in which nothing is cut: that of who tests.
+        faults: The faults of all workers.
+        worker: The index of this worker.
+        folder: The folder for the records of the faults that have happened.
+        network: The network namespace that is never cut: the tester's.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class _Injector:
         self._network = network
         self._is_happening = False
         self._step = 0
-        #: How many of its points each fault of this worker still has to come to.
+        #: For each fault of this worker, how many occurrences of its phase remain until it happens.
         self._left = {
             place: fault.occurrence
             for place, fault in enumerate(faults)
@@ -224,7 +224,7 @@ class _Injector:
         return self._folder / f"fault-{place}.json"
 
     def _write(self, place: int, record: Mapping[str, Any]) -> bool:
-        """Writes down, on disk, that a fault happens; whether nobody has done so before."""
+        """Records a fault on disk; returns whether it was not recorded before."""
         try:
             file = os.open(self._path(place), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -253,7 +253,7 @@ def _own_network() -> str | None:
 
 
 def _cut(seconds: float | None) -> None:
-    """Takes the links of this process's network down, and up again after `seconds`."""
+    """Takes the network links of this process down, and up again after `seconds`."""
     links = [name for name in os.listdir("/sys/class/net") if name != "lo"]
     for link in links:
         subprocess.run(["ip", "link", "set", link, "down"], check=True)
@@ -262,7 +262,7 @@ def _cut(seconds: float | None) -> None:
 
 
 def _later(seconds: float, *commands: str) -> None:
-    """Has commands run by another process of this worker's group."""
+    """Runs commands after `seconds` in another process of this worker's process group."""
     subprocess.Popen(
         ["sh", "-c", "; ".join([f"sleep {seconds:g}", *commands])],
         stdin=subprocess.DEVNULL,

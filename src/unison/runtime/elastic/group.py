@@ -1,8 +1,9 @@
-"""This worker's group: the view it is in, and the programs that it runs there.
+"""This worker's group: its current view, and the programs that it runs in the view.
 
-A program that is launched in a group takes effect as a whole or not at all. It is known which when
-it has ended, so there is a list of those of which it is not known yet (`settle`). When the view is
-over, what has not taken effect has to be done again in the next one (`regroup`).
+A program that is launched in a group takes effect as a whole or not at all. Which of the two is
+known only when it has finished, so there is a queue of programs whose outcome is pending
+(`settle`). When the view is over, programs that have not taken effect have to be repeated in the
+next one (`regroup`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from unison.errors import FailedPreconditionError, UnavailableError, Unimplement
 from unison.net.addresses import joined_address
 from unison.net.listening import listen
 from unison.runtime import devices, logs, process_group, uncaught
-from unison.runtime.elastic import faults, happenings, history, keeping
+from unison.runtime.elastic import faults, history, lifecycle, persisted_state
 from unison.runtime.elastic.communicator import Broken, Communicator
 from unison.runtime.elastic.compiler import Compiler
 from unison.runtime.elastic.environment import ElasticEnvironment, elastic_environment
-from unison.runtime.elastic.keeping import Origin
 from unison.runtime.elastic.membership import Membership
 from unison.runtime.elastic.options import ElasticOptions
+from unison.runtime.elastic.persisted_state import Origin
 from unison.runtime.elastic.placement import ElasticPlacement
 from unison.runtime.elastic.protocol import (
     REFUSED,
@@ -57,71 +58,72 @@ logger = logging.getLogger("unison")
 T = TypeVar("T")
 
 
-#: How a communicator says that the members' programs differ.
+#: A communicator's error code for different programs on the members.
 _DIFFERENT_OPERATIONS = 9
 
 
-class GroupChanged(UnavailableError):  # noqa: N818 - what happens, not a mistake
-    """The view is over in which a program was launched.
+class GroupChanged(UnavailableError):  # noqa: N818 - an event, not an error
+    """The view in which a program was launched is over.
 
-    What has not taken effect is to be done again, after `ElasticGroup.regroup`.
+    Programs that have not taken effect are to be repeated, after `ElasticGroup.regroup`.
     """
 
 
 class SharedState(Protocol):
-    """What all members of a group have in common, and a newcomer gets."""
+    """The state that all members of a group share, and that newcomers receive."""
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether another run of the job could go on from it."""
+        """Whether another run of the job could resume from it."""
         ...
 
     def pack(self) -> bytes:
-        """Returns what all members have in common, for `unpack` or `resume`."""
+        """Returns the state that all members share, for `unpack` or `resume`."""
         ...
 
     def pack_part(self) -> bytes:
-        """Returns what this worker alone has; empty if that is nothing."""
+        """Returns the state that only this worker has; empty if there is none."""
         ...
 
     def unpack(self, held: bytes, keeps_part: bool) -> None:
         """Takes over the state of another worker.
 
         Args:
-            held: What that one's `pack` has returned.
-            keeps_part: Whether what this worker alone has stays; else it has nothing of its own.
+            held: The result of that worker's `pack`.
+            keeps_part: Whether this worker keeps the state that only it has; otherwise, that is
+                reset.
         """
         ...
 
     def resume(self, held: bytes, parts: Sequence[bytes]) -> None:
-        """Takes over the state of an earlier run; all members do.
+        """Takes over the state of an earlier run; all members call this.
 
         Args:
-            held: What `pack` has returned there.
-            parts: What `pack_part` has returned on its workers, in their order.
+            held: The result of `pack` in that run.
+            parts: The results of `pack_part` on its workers, in their order.
         """
         ...
 
 
 class Entry(enum.Enum):
-    """How a worker has come to a loop in which others can take part."""
+    """How a worker enters a loop that others can join."""
 
-    #: It begins.
+    #: The loop starts from the beginning.
     NEW = "new"
-    #: An earlier run of the job has been there.
+    #: The loop resumes the state of an earlier run of the job.
     RESUMED = "resumed"
-    #: The others are there.
+    #: The worker joins others that are in the loop.
     JOINED = "joined"
-    #: The others, or the earlier run, are in a later one: this one is over.
+    #: The others, or the earlier run, are in a later loop: this one is over.
     EARLY = "early"
 
 
 class Regrouped(NamedTuple):
-    """How this worker has come into a view.
+    """How this worker has entered a view.
 
     Attributes:
-        place: Its place among the members; the first one has been in the group before.
-        has_taken_over: Whether it got its state from another worker.
+        place: Its index among the members; the first member has been in the group before.
+        has_taken_over: Whether it received its state from another worker.
     """
 
     place: int
@@ -129,22 +131,23 @@ class Regrouped(NamedTuple):
 
 
 class ElasticGroup:
-    """The workers of an elastic job that compute together now.
+    """The workers of an elastic job that currently compute together.
 
     Args:
-        environment: What the launcher has said.
+        environment: The settings from the launcher.
 
     Attributes:
         placement: The replicas.
-        nominal: With how many workers the job began.
-        launched: How many programs this worker has launched that have, or may have, taken effect.
-        committed: How many are known to have taken effect.
-        step: How many of those all members had to take part in: equal states have the same number.
-        runs: How many of those that may assign variables were launched.
+        nominal: The number of workers with which the job began.
+        launched: The number of programs launched by this worker that have taken effect, or may
+            have.
+        committed: The number of these that are known to have taken effect.
+        step: The number of steps known to have taken effect: equal states have the same number.
+        runs: The number of launched programs that may assign variables.
         view: The present view; None while this worker is alone.
-        loops: How many loops this worker has come to in which others can take part.
-        latest_view: That, or the one before while the next one is formed; None before this worker
-            has first taken part.
+        loops: The number of loops that this worker has entered and others can join.
+        latest_view: The present view, or the previous one while the next one is formed; None before
+            this worker's first view.
     """
 
     def __init__(self, environment: ElasticEnvironment):
@@ -160,41 +163,41 @@ class ElasticGroup:
         self.placement = ElasticPlacement(own, self)
         self.launched = self.committed = self.step = self.runs = 0
         self._first_step = 0
-        self._has_looked = False  # for what an earlier run has left
-        #: `loops`, and whether those who have the state are in a later one.
+        self._has_looked = False  # for the state of an earlier run
+        #: The number of loops, and whether the workers that have the state are in a later one.
         self.loops = 0
         self._is_early = False
         #: Whether a signal handler has ended the loop that this worker was in, and the others have
-        #: gone on without it.
+        #: continued without it.
         self._is_aside = False
-        #: How many steps of the loop have taken effect that the first program is without effect.
+        #: The number of steps that took effect in the first program that failed, if it is a loop.
         self.partly_committed = 0
         self.view: View | None = None
         self.latest_view: View | None = None
-        #: In which run of the job, and where there, the state has come about that this worker has;
-        #: 0 and None while it has none that a run could go on from.
+        #: The run of the job, and the view in it, in which this worker's state was computed; 0 and
+        #: None while it has no state that a run could resume from.
         self._run = 0
         self._computed_in: tuple[int, str] | None = None
-        #: This worker's place there, if it was there: it may have a part of its own.
+        #: This worker's index in that view, if it was a member: it may have state that only it has.
         self._place: int | None = None
-        #: How many members there are, and which of them this one is.
+        #: The number of members, and the index of this one.
         self.num_members, self.index = 1, 0
-        #: Returns the step of this worker's state, for the register.
+        #: Returns the step of this worker's state, which is sent to the register.
         self.position: Callable[[], int] = self.count
         self._communicator: Communicator | None = None
         self._ticket: jax.Array | None = None
         self._unsettled: collections.deque[jax.Array] = collections.deque()
-        #: How many questions all members have answered, the latest answer as bytes, and one that
-        #: another member has handed to this one.
+        #: The number of questions that all members have answered, the latest answer as bytes, and
+        #: an answer that this worker has received from another member.
         self._answers = 0
         self._latest_answer: Callable[[], bytes] = bytes
         self._handed: bytes | None = None
         self._asks = False
-        #: What brings this worker into the next view, and does again what it has to.
+        #: Brings this worker into the next view, and repeats what has not taken effect.
         self.recover: Callable[[], Any] = self.regroup_alone
         self._listener = listen(environment.listen, 0)
         self._address = joined_address(*self._listener.getsockname()[:2])
-        #: What stays as it is when the number of replicas changes.
+        #: What stays the same when the number of replicas changes.
         self.options = ElasticOptions()
         self._membership = self._new_membership()
         self.nominal, self.is_joining = self._ended_by(self._membership.enter)
@@ -203,14 +206,14 @@ class ElasticGroup:
         self._exit_code: Any = None
 
     def close(self) -> None:
-        """Ends this worker's part; to the others it is lost, unless it has said something else."""
+        """Ends this worker's part; the others see it as lost, unless it has reported its end."""
         self.leave()
         self._membership.close()
         self._compiler.close()
         self._listener.close()
 
     def have_process(self) -> None:
-        """Makes this the group of the process: it hears how the program ends, and of notices."""
+        """Makes this the group of the process: it handles the program's end, errors and SIGTERM."""
         process_group.agree_through(self)
         uncaught.install()
         self._show_error, sys.excepthook = sys.excepthook, self._note_error
@@ -240,7 +243,7 @@ class ElasticGroup:
 
     @property
     def replicas_at_start(self) -> int:
-        """With how many replicas the job began, if all workers have as many."""
+        """The number of replicas with which the job began, if all workers have equally many."""
         return self.nominal * self._own
 
     # -- programs --------------------------------------------------------------------------
@@ -259,14 +262,14 @@ class ElasticGroup:
         self._ticket, status, results = program(self._ticket, *args)
         self._unsettled.append(status)
         self.launched += 1
-        self._exit_code = None  # it was caught
+        self._exit_code = None  # an earlier `sys.exit` was caught
         return results
 
     def settle(self, most: int) -> None:
-        """Waits until at most `most` programs are left of which it is not known what they did.
+        """Waits until the outcome of at most `most` programs is pending.
 
         Raises:
-            GroupChanged: One has not taken effect, and none that was launched after it.
+            GroupChanged: A program has not taken effect, nor have those launched after it.
         """
         while len(self._unsettled) > most:
             self._settle_first()
@@ -290,10 +293,11 @@ class ElasticGroup:
             self.tell("commit")
 
     def _broken(self) -> Exception:
-        """Returns the error of an exchange that has failed; the register hears of it.
+        """Returns the error of a failed exchange, and reports it to the register.
 
         Raises:
-            FailedPreconditionError: The members do different things, in any view.
+            FailedPreconditionError: The members run different operations, which a new view would
+                not change.
         """
         assert self._communicator is not None
         failure = self._communicator.failure
@@ -309,21 +313,21 @@ class ElasticGroup:
         )
 
     def count(self) -> int:
-        """Returns `step`, by which states are told apart where a loop has no count of its own."""
+        """Returns `step`, which identifies states if a loop does not count its steps itself."""
         return self.step
 
     def renumber(self, step: int) -> None:
-        """Makes `step` the number of this worker's state, which is that of all members."""
+        """Makes `step` the number of this worker's state, which all members share."""
         self._first_step += step - self.step
         self.step = step
 
     def open(self, is_open: bool) -> None:
-        """Says whether newcomers could take part in what this worker is doing from now on."""
+        """Reports whether newcomers could join what this worker is doing from now on."""
         if self.view is not None:
             self._membership.open(is_open)
 
     def settle_all(self) -> bool:
-        """Waits until it is known of all programs what they did; whether all have taken effect."""
+        """Waits for the outcome of all programs; returns whether all have taken effect."""
         try:
             self.settle(0)
         except GroupChanged:
@@ -331,7 +335,7 @@ class ElasticGroup:
         return True
 
     def launch_alone(self, program: Callable[..., Any], args: Sequence[Any], name: str) -> Any:
-        """Runs a program in which no other worker takes part, and returns its results.
+        """Runs a program without the other workers, and returns its results.
 
         Raises:
             GroupChanged: The view is over; it was not run.
@@ -346,11 +350,11 @@ class ElasticGroup:
         return results
 
     def report(self, told: Mapping[str, Any]) -> None:
-        """Says something for those who watch the job; any thread may call."""
+        """Reports a value to those who monitor the job; any thread may call this."""
         self._membership.report(told)
 
     def compile_ahead(self, compile_it: Callable[[], None]) -> None:
-        """Has called, in a thread, what compiles a program that the next group may need."""
+        """Calls a function in a thread; it compiles a program that the next group may need."""
         self._compiler.add(compile_it)
 
     @property
@@ -371,13 +375,13 @@ class ElasticGroup:
         return [given for _, given in found]
 
     def all_gather(self, own: bytes) -> list[bytes]:
-        """Returns the bytes of all members, in order; each must call."""
+        """Returns the bytes of all members, in order; each member must call this."""
         return self.ask_all(lambda: own)
 
     def ask_all(self, own: Callable[[], bytes]) -> list[bytes]:
-        """Returns what `own` returns on all members, in order; each must call, in the main thread.
+        """Returns the results of `own` on all members, in order; each calls, in the main thread.
 
-        It is called again where the group has changed meanwhile.
+        `own` is called again if the group has changed in the meantime.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
@@ -405,15 +409,15 @@ class ElasticGroup:
         pack: Callable[[T], bytes],
         unpack: Callable[[bytes], T],
     ) -> T:
-        """Returns what all members learn together, whatever happens to the group meanwhile.
+        """Returns an answer on which all members agree, even if the group changes meanwhile.
 
-        They ask again in the next group. Where some have learnt it in the last one, and perhaps
-        gone on, the others get it from them.
+        If the group changes, they ask again in the next one. If some members already got the answer
+        in the old group, and possibly continued, the others receive it from them.
 
         Args:
-            ask: Asks, together with the others; may raise `GroupChanged`.
-            pack: Makes bytes of the answer, which is the same on all members.
-            unpack: Makes the answer of such bytes.
+            ask: Computes the answer together with the other members; may raise `GroupChanged`.
+            pack: Serializes the answer, which is the same on all members.
+            unpack: Deserializes the answer.
         """
         while True:
             try:
@@ -436,18 +440,18 @@ class ElasticGroup:
     # -- groups ----------------------------------------------------------------------------
 
     def tell(self, point: str, **about: Any) -> None:
-        """Tells those who look on, if there are any, what this worker has come to."""
-        if happenings.listeners:
+        """Notifies the listeners, if any, that this worker has reached a point."""
+        if lifecycle.listeners:
             number = None if self.view is None else self.view.number
-            happenings.happened(point, self.position(), view=number, **about)
+            lifecycle.happened(point, self.position(), view=number, **about)
 
     def step_aside(self, loops: int) -> None:
-        """Has the others go on without this worker, whose loop a signal handler has ended.
+        """Lets the others continue without this worker, whose loop a signal handler has ended.
 
-        It computes alone from now on. When it comes to a loop again, it joins them.
+        It computes alone from now on. When it enters a loop again, it rejoins them.
 
         Args:
-            loops: What `loops` was before the loop: the next one is that loop again.
+            loops: The value of `loops` before the loop: the next loop counts as the same one.
         """
         with signals_held:
             self.loops = loops
@@ -460,7 +464,7 @@ class ElasticGroup:
 
     @without_signals
     def leave(self) -> None:
-        """Makes this worker one that is alone: it computes in the view no more."""
+        """Makes this worker compute alone: it leaves the view."""
         self.tell("left")
         self._unsettled.clear()
         self.partly_committed = 0
@@ -475,23 +479,25 @@ class ElasticGroup:
             self._communicator = None
 
     def regroup(self, state: SharedState | None, is_open: bool = False) -> Regrouped:
-        """Becomes a member of the next view, with the state that its members have.
+        """Joins the next view, with the state that its members share.
 
         Args:
-            state: What newcomers get, or this worker as one. None: there is nothing yet.
-            is_open: Whether newcomers could take part in what this worker is doing.
+            state: The state that newcomers receive, or this worker if it is one. None: there is
+                none yet.
+            is_open: Whether newcomers could join what this worker is doing.
 
         Raises:
             SystemExit: This worker's part in the job is over.
         """
         begin = time.monotonic()
-        # Whoever has stepped aside has a state, but no place in the loop that others are in.
+        # A worker that has stepped aside has a state, but is not in the loop that the others are
+        # in.
         has_none = self.view is None and (self.is_joining or self._is_aside)
         self.leave()
         step = None if has_none else self.position()
         has_taken_over = False
         while True:
-            if self._is_early:  # what it got in the last view was of no use
+            if self._is_early:  # the state received in the last view was discarded
                 self._is_early = has_taken_over = False
             self.tell("recovery", at="stopped")
             ask = functools.partial(self._membership.regroup, step, is_open)
@@ -513,7 +519,7 @@ class ElasticGroup:
                 self._hand_answer(view, communicator, is_new=step is None)
                 if self._take_over(view, communicator, state):
                     has_taken_over = True
-                    if not self._is_early:  # it has the state now, whatever becomes of the view
+                    if not self._is_early:  # it has the state now, even if the view fails
                         step = self.step
                 self.tell("recovery", at="formed")
                 self._ended_by(self._membership.confirm, state)
@@ -531,10 +537,10 @@ class ElasticGroup:
             return Regrouped(view.own, has_taken_over)
 
     def enter(self, state: SharedState) -> Entry:
-        """Comes to a loop in which others can take part; each worker's program, to all of them.
+        """Enters a loop that others can join; every worker's program must enter all of them.
 
         Args:
-            state: What this loop trains.
+            state: The state that this loop trains.
         """
         self.loops += 1
         was_aside = self._is_aside
@@ -544,15 +550,15 @@ class ElasticGroup:
         if self._is_early:
             self._withdraw()
             return Entry.EARLY
-        if not has_joined:  # nobody is left who has the state
+        if not has_joined:  # no worker with the state is left
             if was_aside:
                 self._take_latest(state)
             return self._resume(state)
-        self._has_looked = True  # as the others have
+        self._has_looked = True  # as the others have looked, too
         return Entry.JOINED
 
     def _take_latest(self, state: SharedState) -> None:
-        """Takes over the latest state where all members have stepped aside; all of them call."""
+        """Takes over the latest state if all members have stepped aside; all of them call this."""
 
         def ask(own: Callable[[], bytes]) -> list[bytes]:
             return self.answer(lambda: self._gathered(own()), _packed_answers, _unpacked_answers)
@@ -568,7 +574,7 @@ class ElasticGroup:
             self.renumber(latest)
 
     def _withdraw(self) -> None:
-        """Is lost to the others, and comes anew: as one that is alone until it joins."""
+        """Disconnects, so that the others see a loss, and reconnects: alone until it joins."""
         self._membership.close()
         self.leave()
         self.latest_view = None
@@ -576,25 +582,25 @@ class ElasticGroup:
         self.is_joining = self._ended_by(self._membership.enter).is_joining
 
     def regroup_alone(self) -> None:
-        """Enters the next group, where there is no state that others could need."""
+        """Enters the next group when there is no state that others could need."""
         self.settle_all()
         self.regroup(None)
 
     @property
     def was_cut(self) -> bool:
-        """Whether the others may have gone on without this worker since the last view."""
+        """Whether the others may have continued without this worker since the last view."""
         return self._membership.was_cut
 
     def _resume(self, state: SharedState) -> Entry:
-        """Takes over what an earlier run of the job has left of this loop; all members call.
+        """Takes over this loop's state from an earlier run of the job; all members call this.
 
-        Only once: what follows is ahead of it.
+        Done only once: later loops are ahead of that state.
         """
         if self._has_looked:
             return Entry.NEW
         self._has_looked = True
         folder = self._environment.folder
-        kept = None if folder is None else keeping.kept_state(folder)
+        kept = None if folder is None else persisted_state.kept_state(folder)
         own = None if kept is None else kept.origin
         told = self.all_gather_json(own, "The state of the job")
         origins = [None if origin is None else Origin(*origin) for origin in told]
@@ -618,9 +624,9 @@ class ElasticGroup:
         return Entry.RESUMED
 
     def _kept_parts(self, origin: Origin) -> list[bytes]:
-        """Returns what workers of an earlier run had alone, in their order; all members call."""
+        """Returns the parts of an earlier run's workers, in their order; all members call this."""
         folder = self._environment.folder
-        own = {} if folder is None else keeping.kept_parts(folder, origin)
+        own = {} if folder is None else persisted_state.kept_parts(folder, origin)
         found = self.all_gather_json(sorted(own), "The parts of the job's state")
         places = sorted({place for each in found for place in each})
         if all(each == places for each in found):
@@ -633,18 +639,18 @@ class ElasticGroup:
         return [_first(self.ask_all(ask)) for ask in asked]
 
     def _pack(self, state: SharedState | None) -> bytes:
-        """Returns a state for `_unpack`; None: the loop is over that it was of."""
+        """Returns a state for `_unpack`; None: the loop that it belonged to is over."""
         about = [self.loops + (state is None), self._run, self._computed_in]
         return json.dumps(about).encode() + b"\n" + (b"" if state is None else state.pack())
 
     @without_signals
     def _unpack(self, state: SharedState, held: bytes, is_behind: bool) -> None:
-        """Takes over a state, unless it is that of a later loop.
+        """Takes over a state, unless it belongs to a later loop.
 
         Args:
-            state: Where it is taken to.
-            held: What another member's `_pack` has returned.
-            is_behind: Whether this worker has an earlier one, and not none.
+            state: The object that takes it over.
+            held: The result of another member's `_pack`.
+            is_behind: Whether this worker has an earlier state, rather than none.
         """
         loops, run, computed_in, packed = _unpacked_state(held)
         self._is_early = loops > self.loops
@@ -654,7 +660,7 @@ class ElasticGroup:
             self._place = self._place if is_behind else None
 
     def _take_over(self, view: View, communicator: Communicator, state: SharedState | None) -> bool:
-        """Gives members that lack it the state of one that has it; whether this one has got it."""
+        """Sends the state to members that lack it; returns whether this one has received it."""
         steps = [None if s is None else int(s) for s in view.steps]
         if view.source is None:
             return False
@@ -676,13 +682,13 @@ class ElasticGroup:
         return True
 
     def _leave_job(self, why: str) -> NoReturn:
-        """Ends the process; the supervisor starts another one, which joins."""
+        """Ends the process; the supervisor starts another one, which joins the group."""
         self.close()
         logger.error("%s ends: %s", self._environment.name, why)
         raise SystemExit(REFUSED)
 
     def _hand_answer(self, view: View, communicator: Communicator, is_new: bool) -> None:
-        """Gives the latest answer to members that have asked for it and do not have it yet."""
+        """Sends the latest answer to members that asked for it and do not have it yet."""
         self._handed = None
         own = None if is_new or view.steps[view.own] is None else self._answers
         counts = [json.loads(x) for x in communicator.all_gather(json.dumps(own).encode())]
@@ -693,13 +699,13 @@ class ElasticGroup:
             packed = self._hand_out(communicator, source, latest)
             if own == most - 1 and self._asks:
                 self._handed = packed
-                return  # it is counted by whoever asks
-            # Whoever had it may be lost before the view begins.
+                return  # `answer` counts it
+            # The member that had it may be lost before the view starts.
             self._latest_answer = lambda: packed
         self._answers = most
 
     def _hand_out(self, communicator: Communicator, source: int, own: bytes | None) -> bytes:
-        """Returns the bytes of the member `source`, which gives its own; all members call."""
+        """Returns the bytes that the member `source` passes as `own`; all members call this."""
         sizes = communicator.all_gather(b"" if own is None else str(len(own)).encode())
         buffer = np.empty(int(sizes[source]), np.uint8)
         if own is not None:
@@ -719,7 +725,7 @@ class ElasticGroup:
         self._ticket = self.placement.spread(communicator.first_ticket())
 
     def _ended_by(self, ask: Callable[[], Any], state: SharedState | None = None) -> Any:
-        """Returns what the membership answers; ends the process where the job has ended it."""
+        """Returns the membership's answer; exits if this worker's part in the job has ended."""
         try:
             return ask()
         except Ended as ended:
@@ -734,7 +740,7 @@ class ElasticGroup:
         raise SystemExit(code)
 
     def _heed_notices(self) -> None:
-        """Has SIGTERM end this worker's part between two steps, unless the program wants it."""
+        """Makes SIGTERM end this worker's part between two steps, unless the program handles it."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             own = os.getpid()
@@ -742,7 +748,7 @@ class ElasticGroup:
             def take_notice(number: int, frame: object) -> None:
                 if os.getpid() == own:
                     self._membership.notice()
-                else:  # a process that has been forked off
+                else:  # a forked process
                     signal.signal(number, signal.SIG_DFL)
                     os.kill(os.getpid(), number)
 
@@ -751,32 +757,32 @@ class ElasticGroup:
     def _note_error(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        """Tells the others that the program ends by an error; they do not wait for its end."""
+        """Reports that the program ends with an error; the others do not wait for its end."""
         self._has_failed = True
-        if not isinstance(error, UnavailableError):  # who misses others is lost, too
+        if not isinstance(error, UnavailableError):  # a worker that misses others is lost, too
             self._membership.failed(kind.__name__)
         self._membership.close()
         self._show_error(kind, error, traceback)
 
     def _note_exit(self, code: Any = None) -> NoReturn:
-        """Notes that the program ends with an exit code, which says whether it has ended well."""
+        """Notes the program's exit code, which shows whether it has ended successfully."""
         if threading.current_thread() is threading.main_thread():
             self._exit_code = code
         self._exit(code)
 
     def _save(self, state: SharedState, folder: str) -> None:
-        """Leaves the state for the next run of the job, if this worker has it."""
+        """Saves the state for the next run of the job, if this worker has it."""
         if not self._run or self._computed_in is None:
             return
         view, group = self._computed_in
         origin = Origin(self._run, view, self.position(), group)
         part = b"" if self._place is None else state.pack_part()
         if part and self._place is not None:
-            keeping.keep_part(folder, origin, self._place, part)
-        keeping.keep_state(folder, origin, lambda: self._pack(state))
+            persisted_state.keep_part(folder, origin, self._place, part)
+        persisted_state.keep_state(folder, origin, lambda: self._pack(state))
 
     def _end(self) -> None:
-        """Ends this worker's part; the others hear that its program has ended."""
+        """Ends this worker's part, and reports how its program has ended."""
         if self._exit_code:
             self._membership.failed(f"exit code {self._exit_code}")
         elif not self._has_failed and self.settle_all():
@@ -807,7 +813,7 @@ def _unpacked_answers(packed: bytes) -> list[bytes]:
 
 
 def _unpacked_state(held: bytes) -> tuple[int, int, tuple[int, str] | None, bytes]:
-    """Returns of a state in which loop, run and view it has come about, and the state."""
+    """Returns the loop, the run and the view in which a state was computed, and the state."""
     with decoding("The state of the job", "Remove it to start without it."):
         about, packed = header_and_data(held)
         loops, run, computed_in = plain_list(about, 3)
@@ -818,10 +824,10 @@ def _unpacked_state(held: bytes) -> tuple[int, int, tuple[int, str] | None, byte
 
 
 def _first(answers: Sequence[bytes]) -> bytes:
-    """Returns what those gave who had it.
+    """Returns the first answer that is not empty.
 
     Raises:
-        UnavailableError: Whoever had it is lost.
+        UnavailableError: The worker that had it is lost.
     """
     for answer in answers:
         if answer:
@@ -835,17 +841,17 @@ def _first(answers: Sequence[bytes]) -> bytes:
 
 @functools.cache
 def elastic_group() -> ElasticGroup | None:
-    """Returns the group of this process, which comes to its job now; None outside such jobs."""
+    """Returns the group of this process, which joins its job now; None outside elastic jobs."""
     environment = elastic_environment()
     if environment is None:
         return None
     faults.listen()
     history.listen()
-    happenings.happened("start", 0)
+    lifecycle.happened("start", 0)
     logs.say_who(environment.name)
     keep_freed_memory()  # as in every job of several processes
     group = ElasticGroup(environment)
-    happenings.happened("start", 0)
+    lifecycle.happened("start", 0)
     group.have_process()
     if not group.is_joining:
         group.regroup(None)

@@ -1,7 +1,7 @@
-"""Writes down what takes effect in a worker of an elastic job, for `unison.testing.check`.
+"""Records what takes effect in a worker of an elastic job, for `unison.testing.check`.
 
-Each process has a file of its own, of JSON objects, one a line. It is told by an environment
-variable, so that the program needs no change.
+Each process has its own file of JSON objects, one per line. The folder is passed in an environment
+variable, so that the program does not change.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from unison.runtime.elastic import happenings
+from unison.runtime.elastic import lifecycle
 from unison.runtime.elastic.environment import elastic_environment
 
 #: The folder for the files.
 VARIABLE: Final = "UNISON_HISTORY"
 
-#: The points that are written down.
+#: The points that are recorded.
 _WRITTEN = frozenset({"view", "resumed", "commit", "left", "state", "examples"})
 
 
 def listen() -> None:
-    """Writes down what takes effect in this worker, if it was told to."""
+    """Starts recording in this worker, if the environment variable is set."""
     folder = os.environ.get(VARIABLE)
     environment = elastic_environment()
     if folder is not None and environment is not None:
-        happenings.listeners.append(Writer(Path(folder), environment.name))
+        lifecycle.listeners.append(Writer(Path(folder), environment.name))
 
 
 class Writer:
     """A worker's file.
 
     Args:
-        folder: Where it is made.
-        name: What the worker is called.
+        folder: The folder in which it is created.
+        name: The worker's name.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -55,5 +55,5 @@ class Writer:
         self._step = step
         given = {name: value() if callable(value) else value for name, value in about.items()}
         line = {"number": next(self._count), "is": point, "worker": self._name, "step": step}
-        # One call: of a process that is killed, the file ends with a whole line.
+        # A single write: if the process is killed, the file still ends with a complete line.
         os.write(self._file, (json.dumps(line | given) + "\n").encode())

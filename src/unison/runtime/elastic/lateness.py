@@ -1,21 +1,21 @@
-"""Which member of a view keeps the others waiting, and where in its program it is."""
+"""Detection of the member of a view that keeps the others waiting, and of where its program is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from unison.runtime.liveness.failure_detector import Late
 from unison.runtime.liveness.stragglers import Stragglers
-from unison.runtime.liveness.verdict import Late
 
 
 class Lateness:
-    """What the register knows of how far the members of a view have come.
+    """The register's record of the progress of a view's members.
 
     Args:
         view: The view's number.
-        names: What the members are called, by their ids.
+        names: The members' names, by their ids.
         ask: Asks a member, given its id, where its program is.
-        report: Called with a member's name, whether it is late or goes on, and a text about it.
+        report: Called with a member's name, whether it is late or continues, and a text about it.
 
     Attributes:
         view: The view's number.
@@ -46,15 +46,15 @@ not known yet). Its last word: trains.
             lambda question: ask(self._ids[question["worker"]]),
             lambda place, is_late, text: report(called[place], is_late, text),
         )
-        #: Of those who are behind the first: how far they have come, and since when.
+        #: For members that are behind: their count of exchanges, and since when.
         self._behind: dict[int, tuple[int, float]] = {}
 
     def look(self, begun: Mapping[str, tuple[int, str]], now: float) -> None:
-        """Asks those that are late where they are.
+        """Asks late members where their programs are.
 
         Args:
-            begun: How many exchanges each member has begun in the view, and what it does, in words;
-                those who are missing are not known, or have done their part.
+            begun: The number of exchanges that each member has begun in the view, and a description
+                of what it is doing; a member that is missing here has not reported it, or is done.
             now: The time, in seconds.
         """
         most = max((count for count, _ in begun.values()), default=0)
@@ -70,6 +70,6 @@ not known yet). Its last word: trains.
         self._stragglers.look(most, late, True, now)
 
     def hear(self, id_: str, stack: str, now: float) -> None:
-        """Reports a member that has said where its program is."""
+        """Reports a late member once it has sent where its program is."""
         if id_ in self._ids:
             self._stragglers.hear(self._ids.index(id_), stack, now)

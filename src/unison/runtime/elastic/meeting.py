@@ -1,4 +1,4 @@
-"""How the members of a view connect to each other.
+"""Connections between the members of a view.
 
 Both ends prove that they know the job's token and mean the same view (`unison.net`). The
 connections are then used by compiled code, which does not encrypt.
@@ -19,27 +19,27 @@ from unison.net.handshake import server_handshake
 from unison.net.proof import derived_name
 from unison.runtime.elastic.protocol import MEMBERS_CHANNEL
 
-#: Seconds between two looks whether the view is over.
+#: Seconds between two checks of whether the view is over.
 _LOOK = 0.05
 
-#: The timeout of one attempt to connect, in seconds.
+#: The timeout of one connection attempt, in seconds.
 _SECONDS_A_TRY = 5.0
 
 _CALL = struct.Struct(">QIIB")
 
 
-class Broken(Exception):  # noqa: N818 - what happens to a view, not a mistake
-    """Members of a view cannot, or can no longer, talk: it was interrupted, or one is lost."""
+class Broken(Exception):  # noqa: N818 - an event, not an error
+    """A view's members cannot communicate (any more): it was interrupted, or a member is lost."""
 
 
 class Call(NamedTuple):
-    """What a connection is for.
+    """The purpose of a connection.
 
     Attributes:
         view: The number of the view.
-        caller: The place of the member that connects.
-        called: The place of the one that listens.
-        purpose: What they are going to say; a small number.
+        caller: The index of the member that connects.
+        called: The index of the member that listens.
+        purpose: The purpose; a small number.
     """
 
     view: int
@@ -49,12 +49,12 @@ class Call(NamedTuple):
 
 
 class Meeting:
-    """Makes connections between members of a view.
+    """Establishes connections between members of a view.
 
     Args:
-        token: What all members of the job know, and nobody else.
-        seconds: How long all of it may take.
-        is_over: Says why the view is not to be, and None as long as it is.
+        token: The job's secret, which only its members know.
+        seconds: The timeout for all connections together.
+        is_over: Returns the reason why the view is over, or None while it is not.
     """
 
     def __init__(self, token: str, seconds: float, is_over: Callable[[], str | None]):
@@ -64,16 +64,17 @@ class Meeting:
         self._is_over = is_over
 
     def name(self, words: str) -> str:
-        """Returns a name that only members know."""
+        """Returns a name that only members can derive."""
         return derived_name(self._secret, words)
 
     def connect(self, call: Call, address: tuple[str, int] | bytes, who: str) -> socket.socket:
-        """Returns a connection with a member that accepts `call`, as soon as it does.
+        """Connects to a member, and returns the connection once the member accepts `call`.
 
         Args:
-            call: What the connection is for.
-            address: Where the member listens: host and port, or the name of a Unix socket.
-            who: What it is called in messages.
+            call: The purpose of the connection.
+            address: The address at which the member listens: host and port, or the name of a Unix
+                socket.
+            who: The member's name in messages.
         """
         reason = "nobody listens there"
         about = _CALL.pack(*call)
@@ -94,7 +95,7 @@ class Meeting:
                     may_encrypt=False,
                     look=look,
                 )
-            except OSError as error:  # it is in an earlier view still, or has left
+            except OSError as error:  # it is still in an earlier view, or has left
                 reason = str(error)
                 time.sleep(_LOOK)
             else:
@@ -104,12 +105,12 @@ class Meeting:
     def accept(
         self, listener: socket.socket, expected: Iterable[Call], names: Callable[[Call], str]
     ) -> dict[Call, socket.socket]:
-        """Returns the connections that members make for the expected calls, when all are there.
+        """Returns members' connections for the expected calls, once all have been accepted.
 
         Args:
-            listener: Where they connect.
-            expected: What they connect for. Others are turned away.
-            names: What the caller is called in messages.
+            listener: The listening socket.
+            expected: The calls to accept. Others are rejected.
+            names: Returns the caller's name in messages.
         """
         missing = {_CALL.pack(*call): call for call in expected}
         accepted: dict[Call, socket.socket] = {}
@@ -132,7 +133,7 @@ class Meeting:
                 for found in acceptor.wait(_LOOK):
                     assert isinstance(found.stream, socket.socket)
                     call = missing.pop(found.about, None)
-                    if call is None:  # it has come twice
+                    if call is None:  # a duplicate
                         found.stream.close()
                         continue
                     accepted[call] = for_caller.enter_context(found.stream)
@@ -140,7 +141,7 @@ class Meeting:
         return accepted
 
     def receive_files(self, connection: socket.socket, count: int, who: str) -> list[int]:
-        """Returns as many open files, that a member on this machine hands over."""
+        """Returns `count` file descriptors that a member on this machine sends."""
         connection.settimeout(_LOOK)
         while True:
             self._look(f"{who} said nothing")

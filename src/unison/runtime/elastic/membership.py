@@ -1,7 +1,7 @@
-"""A worker's part in an elastic job: a thread that talks to the register.
+"""A worker's membership in an elastic job: a thread that communicates with the register.
 
-The thread keeps the connection alive whatever the program does, finds it again when it is lost, and
-says at once that a view is over. What is to be said when is decided in `participant`.
+The thread sends heartbeats whatever the program does, reconnects when the connection is lost, and
+signals immediately that a view is over. `participant` decides which messages are sent when.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ from unison.runtime.liveness.stragglers import where_the_program_is
 
 logger = logging.getLogger("unison")
 
-#: Seconds between two tries to reach the register, and that one may take at least.
+#: Seconds between two attempts to reach the register, and the minimum timeout of one.
 _RETRY_AFTER = 0.1
 _SECONDS_TO_CONNECT = 2.0
 
-#: Seconds that the last words of a worker may take.
+#: Seconds for sending a worker's last messages.
 _SECONDS_TO_CLOSE = 2.0
 
 
 class Membership:
     """A worker's connection to the register of its job.
 
-    The methods are called by one thread, that of the program, but for `notice`, which a signal
-    handler may call, `report`, and `on_interrupt`'s callbacks, which another thread does.
+    All methods are called by the program's thread, except for `notice`, which a signal handler may
+    call, and `report`, which any thread may call. Another thread calls the callbacks of
+    `on_interrupt`.
 
     Args:
-        address: Where the register listens, as host:port.
+        address: The register's address, as host:port.
         token: The job's secret.
-        about: Who this worker is: its `name`, its `host` (equal for processes that can share
-            memory), its number of `replicas`, its `slot` (None: the supervisor has not started it),
-            and its `software`, a dictionary that must be the same on all workers.
-        listen_address: Where it listens for other members, as host:port.
+        about: A description of this worker: its `name`, its `host` (equal for processes that can
+            share memory), its number of `replicas`, its `slot` (None: the supervisor has not
+            started it), and its `software`, a dictionary that must be the same on all workers.
+        listen_address: The address at which it listens for other members, as host:port.
         heartbeat_timeout: Seconds of silence after which the register counts as lost.
-        wait: Seconds for which it is sought then.
+        wait: Seconds during which reconnecting is attempted then.
 
     Examples:
         >>> from unison.runtime.elastic.register import Register
@@ -108,7 +109,7 @@ class Membership:
         self._is_to_cut = False
         self._is_closing = False
         self._heard_at = time.monotonic()
-        self._lost: str | None = None  # why the register is not sought any more
+        self._lost: str | None = None  # why reconnecting was given up
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="unison-membership", daemon=True)
         self._thread.start()
@@ -116,21 +117,21 @@ class Membership:
     # For the program
 
     def enter(self) -> Welcome:
-        """Comes to the job. A worker that starts it waits until it is known who else does.
+        """Joins the job. A worker that starts it waits until the other initial workers are known.
 
         Raises:
-            Ended: The register does not want it.
+            Ended: The register rejects this worker.
             UnavailableError: The register cannot be reached.
         """
         return self._await(lambda: self._participant.welcome)
 
     def regroup(self, step: int | None, is_open: bool = False) -> View:
-        """Says that this worker computes no more in its view, and waits for the next one.
+        """Reports that this worker has stopped computing in its view, and waits for the next one.
 
         Args:
-            step: The number of its last step that has taken effect; None: it has no state.
-            is_open: Whether newcomers could take part in what its program is doing. Those who have
-                been in the group go on in any case.
+            step: The number of its last step that took effect; None if it has no state.
+            is_open: Whether newcomers could join what its program is doing. Members that already
+                have the state take part in any case.
 
         Raises:
             Ended: This worker's part in the job is over.
@@ -143,10 +144,10 @@ class Membership:
         return self._await(self._participant.take)
 
     def confirm(self) -> None:
-        """Says that this worker has formed the view, and has its state; waits for all others.
+        """Reports that this worker has formed the view, and has its state; waits for all others.
 
         Raises:
-            Interrupted: The view is over already; `regroup` leads to the next one.
+            Interrupted: The view is already over; `regroup` leads to the next one.
             Ended: This worker's part in the job is over.
             UnavailableError: The register cannot be reached.
         """
@@ -160,32 +161,32 @@ class Membership:
 
     @property
     def interrupted(self) -> str | None:
-        """Why the present view is over; None while it is not. To be looked at before every step."""
+        """Why the present view is over; None while it is not. To be checked before every step."""
         return self._participant.interrupted
 
     @property
     def was_cut(self) -> bool:
-        """Whether the connection was lost since the last view: others may have gone on since."""
+        """Whether the connection was lost since the last view: others may have continued since."""
         return self._participant.was_cut
 
     def on_interrupt(self, callback: Callable[[str], None]) -> None:
-        """Has a function called, in another thread, when a view is over: with the reason."""
+        """Registers a function that another thread calls with the reason when a view is over."""
         self._callbacks.append(callback)
 
     def open(self, is_open: bool) -> None:
-        """Says whether newcomers could take part in what the program does from now on."""
-        if self._participant.is_open == is_open:  # it is asked for in every step
+        """Reports whether newcomers could join what the program does from now on."""
+        if self._participant.is_open == is_open:  # called in every step
             return
         with signals_held, self._changed:
             self._participant.open(is_open)
         self._waker.wake()
 
     def suspect(self, about: str) -> None:
-        """Says that the view does not work.
+        """Reports that the view does not work.
 
         Args:
-            about: What has happened. Members that are named in it are suspected; if it goes on, one
-                of them is left out for a time.
+            about: A description of the failure. Members that are named in it are suspected; if
+                failures continue, one of them is excluded for a time.
         """
         with signals_held, self._changed:
             view = self._participant.view
@@ -199,59 +200,59 @@ class Membership:
         self._waker.wake()
 
     def progress(self, step: int, doing: str) -> None:
-        """Notes how far this worker has come, for the next beat.
+        """Sets this worker's progress, for the next heartbeat.
 
-        While a view is formed, `doing` is to change as long as there is headway.
+        While a view is formed, `doing` must change as long as there is progress.
         """
         self._progress = (step, doing)
 
     def begin(self) -> None:
-        """Notes that this worker begins something that all members of the view do together."""
+        """Notes that this worker begins an operation of all members of the view."""
         self._begun += 1
 
     def report(self, told: Mapping[str, Any]) -> None:
-        """Says something for those who watch the job; any thread may call.
+        """Reports a value to those who monitor the job; any thread may call this.
 
-        It is left out where the register cannot be reached, or takes nothing now: it must not be in
-        the way of what the job needs.
+        The report is dropped if the register cannot be reached or does not accept data now: it must
+        not delay the messages that the job needs.
         """
         self._report = told
         self._waker.wake()
 
     def notice(self) -> None:
-        """Says that this worker is to end soon; its view is over, `regroup` raises `Ended`."""
+        """Reports that this worker is to end soon; its view is over, `regroup` raises `Ended`."""
         self._has_notice = True
         self._waker.wake()
 
     def cut(self) -> None:
-        """Closes the connection, and connects again: the others go on without this worker.
+        """Closes the connection, and reconnects: the others continue without this worker.
 
-        To them it is one whose connection was lost; it comes back by `regroup`.
+        They see a lost connection; the worker rejoins by `regroup`.
         """
         self._is_to_cut = True
         self._waker.wake()
 
     def done(self) -> None:
-        """Says that this worker's program has ended well."""
+        """Reports that this worker's program has ended successfully."""
         with signals_held, self._changed:
             self._participant.done()
         self._waker.wake()
 
     def failed(self, about: str) -> None:
-        """Says that this worker's program ends by an error, which is no loss."""
+        """Reports that this worker's program ends with an error, which does not count as a loss."""
         with signals_held, self._changed:
             self._participant.failed(about)
         self._waker.wake()
 
     def close(self) -> None:
-        """Ends the connection and the thread, once what was said is on its way."""
+        """Ends the connection and the thread, once pending messages have been sent."""
         self._is_closing = True
         self._waker.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(_SECONDS_TO_CONNECT + _SECONDS_TO_CLOSE)
 
     def _await(self, look: Callable[[], Any]) -> Any:
-        """Waits until `look` finds something; the register bounds this, by its limits."""
+        """Waits until `look` returns a true value; the register's timeouts bound the wait."""
         found: list[Any] = []
 
         def is_over() -> bool:
@@ -286,7 +287,7 @@ class Membership:
         return self._is_closing or self._lost is not None or self._participant.ended is not None
 
     def _seek(self) -> None:
-        """Connects to the register and talks to it until the connection is lost."""
+        """Connects to the register, and exchanges messages until the connection is lost."""
         why = "it closes the connection, or says nothing"
         try:
             stream = connect(
@@ -324,12 +325,12 @@ class Membership:
         self._listen()
 
     def _check_wanted(self) -> None:
-        """Ends the waiting for a connection that is not wanted any more."""
+        """Stops waiting for a connection that is no longer needed."""
         if self._has_ended():
             raise ConnectionAbortedError("this worker's part in the job is over")
 
     def _talk(self, line: Line) -> None:
-        """Talks to the register until the connection is lost, or there is nothing more to say."""
+        """Exchanges messages with the register until the connection is lost or no longer needed."""
         line.send(self._hello)
         beat_at = heard_at = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -356,7 +357,7 @@ class Membership:
                 self._say_all(line)
                 line.flush()
                 if self._is_closing:
-                    self._say_all(line)  # also what was said since the look above
+                    self._say_all(line)  # also messages added since the call above
                     self._say_last(line)
                     return
                 if self._is_to_cut:
@@ -368,7 +369,7 @@ class Membership:
     @property
     def _patience(self) -> float:
         """Seconds of silence after which the register counts as lost."""
-        is_leaving = self._participant.is_leaving  # it is killed when it takes too long
+        is_leaving = self._participant.is_leaving  # the worker is killed if it takes too long
         return min(self._silence, _SECONDS_TO_CONNECT) if is_leaving else self._silence
 
     def _beat(self) -> Message:
@@ -378,14 +379,14 @@ class Membership:
         return {"is": "beat", "step": step, "doing": doing} | begun
 
     def _listen(self) -> None:
-        """Takes up what the program has said."""
+        """Handles notifications from the program."""
         self._waker.clear()
         if self._has_notice:
             self._has_notice = False
             self._tell(self._participant.notice)
 
     def _tell(self, tell: Callable[..., None], *args: Any) -> None:
-        """Tells the participant something, and the program what follows from it."""
+        """Passes an event to the participant, and its consequences to the program."""
         with self._changed:
             before = self._participant.interrupted
             tell(*args)
@@ -405,7 +406,7 @@ class Membership:
             line.send(message)
 
     def _say_last(self, line: Line) -> None:
-        """Sends what is still to be sent, if the register takes it."""
+        """Sends the remaining messages, if the register accepts them."""
         last = time.monotonic() + _SECONDS_TO_CLOSE
         while line.num_waiting and time.monotonic() < last:
             time.sleep(0.01)
@@ -417,5 +418,5 @@ class Membership:
 
 
 def _names(text: str, name: str) -> bool:
-    """Whether a name occurs in a text as such, and not as part of another one."""
+    """Returns whether a name occurs in a text, and not only as part of another name."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None

@@ -1,4 +1,4 @@
-"""What stays as it is when the number of replicas changes."""
+"""What stays the same when the number of replicas changes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final
 
-#: What `keep` may be.
+#: The values of `keep`.
 GLOBAL_BATCH: Final = "global_batch"
 PER_REPLICA_BATCH: Final = "per_replica_batch"
 
 
 @dataclasses.dataclass(frozen=True)
 class ElasticOptions:
-    """What Keras' `fit` does when workers are lost or come, in an elastic job.
+    """What Keras' `fit` does when workers are lost or join, in an elastic job.
 
     Args:
-        keep: What stays as it is: the "global_batch", of which each replica then has another part,
-            so that the training is the same whoever takes part; or the "per_replica_batch": the
-            global batch grows and shrinks with the replicas, and epochs have more or fewer steps.
-        learning_rate: Returns by what the learning rate with which the job began is multiplied,
-            given the number of replicas now and that at the beginning. Default: it stays.
+        keep: What stays the same: the "global_batch", which is divided anew among the replicas, so
+            that training does not depend on the workers that take part; or the "per_replica_batch":
+            the global batch grows and shrinks with the number of replicas, and epochs have fewer or
+            more steps.
+        learning_rate: Returns the factor by which the initial learning rate is multiplied, given
+            the current number of replicas and the initial one. Default: the learning rate does not
+            change.
 
     Raises:
-        ValueError: `keep` is something else.
+        ValueError: `keep` has another value.
 
     Examples:
         The linear rule (Goyal et al., 2017, "Accurate, Large Minibatch SGD"):

@@ -1,7 +1,8 @@
-"""What a worker keeps in mind of its part in the job: a state machine without sockets.
+"""A worker's view of its part in the job: a state machine without sockets.
 
-It is told what the program does and what the register says, and puts into `outbox` what is to be
-said. `membership` carries it out; the tests explore it together with `roster`.
+Its methods are called for the program's actions and the register's messages, and it puts the
+messages to send into `outbox`. `membership` sends them; the tests explore it together with
+`roster`.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from unison.runtime.elastic.protocol import (
 
 
 class Participant:
-    """A worker, as it takes part.
+    """A worker's state in the protocol.
 
     Args:
-        id_: The process.
+        id_: The id of the process.
 
     Attributes:
-        welcome: How it begins; None before the register has said it.
+        welcome: The register's welcome; None before it was received.
         view: The view that the program forms, or computes in; None before the first.
         has_started: Whether the members of that view compute.
-        interrupted: Why that view is over, or all; None while neither is.
+        interrupted: Why that view or the whole part is over; None while neither is.
         ended: How this worker's part has ended, once it has.
         is_leaving: Whether it is to end soon.
-        is_open: Whether others can take part in what it does.
-        outbox: What is to be said to the register; whoever says it empties the list.
+        is_open: Whether others can join what it is doing.
+        outbox: The messages to send to the register; the sender empties the list.
     """
 
     def __init__(self, id_: str):
         self._id = id_
-        #: Whether the connection was lost since the last view: others may have gone on since.
+        #: Whether the connection was lost since the last view: others may have continued since.
         self.was_cut = False
         self.welcome: Welcome | None = None
         self.view: View | None = None
@@ -49,25 +50,25 @@ class Participant:
         self.is_leaving = False
         self.outbox: list[Message] = []
         self._is_welcome = False  # on the present connection
-        self._number = 0  # of the view that was last proposed on it
-        self._proposed: View | None = None  # and that the program has not taken yet
-        self._formed = 0  # the view that it has formed last, whose state it has
+        self._number = 0  # of the view last proposed on this connection
+        self._proposed: View | None = None  # that view, until the program takes it
+        self._formed = 0  # the last view that it formed, whose state it has
         self._is_waiting = False  # for a view
         self._step: int | None = None
         self.is_open = False
-        self._asks_again = False  # for the register, which it has lost when it is to end
+        self._asks_again = False  # reconnects once more to ask how to end
 
-    # What the program does
+    # Actions of the program
 
     def regroup(self, step: int | None, is_open: bool) -> None:
-        """It computes no more, has the state of `step`, and awaits the next view."""
+        """Notes that it has stopped, has the state of `step`, and waits for the next view."""
         self._is_waiting, self._step, self.is_open = True, step, is_open
         self._say_ready()
 
     def take(self) -> View | None:
-        """It forms the view that is proposed, which is returned.
+        """Returns the proposed view, which the program forms now.
 
-        None: there is none yet, or none is formed any more, as its part has ended.
+        None if there is none yet, or if its part has ended.
         """
         if self._proposed is None or self.ended is not None:
             return None
@@ -77,30 +78,30 @@ class Participant:
         return self.view
 
     def confirm(self) -> None:
-        """It has formed the view, and has its state, also where the view is over by now."""
+        """Notes that it has formed the view and has its state, even if the view is over by now."""
         if self.view is not None:
             self._formed = self.view.number
         if self.interrupted is None:
             self.outbox.append({"is": "formed", "view": self._number})
 
     def open(self, is_open: bool) -> None:
-        """It has come to where others can take part, or away from there."""
+        """Notes whether others can join what the program is doing now."""
         is_new = self.is_open != is_open
         self.is_open = is_open
         if is_new and self._is_welcome:
             self.outbox.append({"is": "open", "is_open": is_open})
 
     def suspect(self, accused: Sequence[str], about: str) -> None:
-        """It finds that the view does not work."""
+        """Reports that the view does not work."""
         if self.interrupted is None and self.view is not None:
             message = {"is": "suspect", "view": self._number, "accused": [*accused], "about": about}
             self.outbox.append(message)
 
     def notice(self) -> None:
-        """It is to end soon: its view is over at once.
+        """Notes that it is to end soon: its view is over immediately.
 
-        The register knows whether others need its state. One that is not connected asks for it once
-        more, if it has a state.
+        The register knows whether others need its state. A worker that is not connected tries to
+        reach it once more, if it has a state.
         """
         self.is_leaving = True
         self._interrupt("this worker is to end soon")
@@ -110,21 +111,21 @@ class Participant:
             self._leave()
 
     def done(self) -> None:
-        """It has ended well."""
+        """Notes that the program has ended successfully."""
         self.ended = End(DONE, "this worker is done", saves=False)
         self.outbox.append({"is": "done"})
 
     def failed(self, about: str) -> None:
-        """It ends by an error of its own."""
+        """Reports that the program ends with an error of its own."""
         self.outbox.append({"is": "failed", "about": about})
 
-    # What comes from the register
+    # Messages from the register
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """The register has said something.
+        """Handles a message from the register.
 
         Raises:
-            KeyError, TypeError, ValueError: It is no register of ours.
+            KeyError, TypeError, ValueError: The message does not follow the protocol.
         """
         what = message["is"]
         if self.ended is not None:
@@ -152,9 +153,9 @@ class Participant:
             self._interrupt(self.ended.why)
 
     def cut(self, why: str) -> None:
-        """The connection is lost, or there was none to be had.
+        """Notes that the connection is lost, or could not be made.
 
-        The view is over, whatever the register knows.
+        The view is over, whatever the register has recorded.
         """
         self._is_welcome, self._number, self._proposed = False, 0, None
         self.outbox.clear()
@@ -166,10 +167,10 @@ class Participant:
         self._asks_again = self.is_leaving
 
     def give_up(self, why: str) -> None:
-        """The register is not to be found any more."""
+        """Notes that the register cannot be reached any more."""
         self._interrupt(why)
 
-    # How
+    # Implementation
 
     def _say_ready(self) -> None:
         if self._is_welcome:

@@ -1,7 +1,7 @@
 """The replicas of a group of workers that may change.
 
-Every worker's JAX knows its own devices only. What makes the replicas of all workers one group is
-in their programs: each is a transaction whose collective operations are exchanges (see
+JAX on each worker knows only that worker's devices. The replicas of all workers become one group
+through their programs: each is a transaction whose collective operations are exchanges (see
 `unison.runtime.shared_memory.rewriting`), compiled once for each number of replicas.
 """
 
@@ -29,6 +29,7 @@ from unison.runtime.placement import (
 )
 from unison.runtime.shared_memory.library import Ticket
 from unison.runtime.shared_memory.rewriting import Transaction
+from unison.thread_local import ThreadLocal
 
 if TYPE_CHECKING:
     from unison.runtime.elastic.group import ElasticGroup
@@ -36,29 +37,24 @@ if TYPE_CHECKING:
 _OWN = PartitionSpec(REPLICA_AXIS)
 
 
-class _Seen(threading.local):
-    """How many replicas there seem to be to a thread; None: as many as there are."""
-
-    num_replicas: int | None = None
-
-
 class ElasticPlacement(Placement):
-    """The devices of this worker, which has some of the replicas of a group.
+    """The devices of this worker, which hold some of the replicas of a group.
 
-    Arrays lie on this worker's devices: a mirrored one is whole on each, and of a per-replica one
-    there are the slices of this worker's replicas. At first, and between two groups, the worker is
+    Arrays are placed on this worker's devices: a mirrored array is whole on each, and a per-replica
+    array has the slices of this worker's replicas. Initially, and between two groups, the worker is
     alone.
 
     Args:
         replica_devices: This worker's devices.
-        group: What its programs are launched in.
+        group: The group in which its programs are launched.
     """
 
     def __init__(self, replica_devices: Sequence[jax.Device], group: ElasticGroup):
-        self._seen = _Seen()
+        #: The number of replicas that a thread pretends to have; None: the actual number.
+        self._seeming_replicas: ThreadLocal[int | None] = ThreadLocal(None)
         super().__init__(replica_devices)
-        self.shards_update = False  # by the number of replicas, which changes
-        #: What the programs are launched in.
+        self.shards_update = False  # it depends on the number of replicas, which changes
+        #: The group in which the programs are launched.
         self.group = group
 
     def __eq__(self, other: object) -> bool:
@@ -78,8 +74,9 @@ class ElasticPlacement(Placement):
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas the group has."""
-        return self._num_replicas if self._seen.num_replicas is None else self._seen.num_replicas
+        """The number of replicas of the group."""
+        seeming = self._seeming_replicas.value
+        return self._num_replicas if seeming is None else seeming
 
     @num_replicas.setter
     def num_replicas(self, number: int) -> None:
@@ -87,8 +84,8 @@ class ElasticPlacement(Placement):
 
     @property
     def local_replicas(self) -> tuple[int, ...]:
-        """The indices of this worker's."""
-        is_real = self._seen.num_replicas is None
+        """The indices of this worker's replicas."""
+        is_real = self._seeming_replicas.value is None
         return self._local_replicas if is_real else tuple(range(len(self._local_replicas)))
 
     @local_replicas.setter
@@ -102,26 +99,23 @@ class ElasticPlacement(Placement):
 
     @spans_processes.setter
     def spans_processes(self, spans: bool) -> None:
-        """That follows from the numbers."""
+        """Ignored: this follows from the numbers of replicas."""
 
     def number(self, first: int, num_replicas: int) -> None:
-        """Makes this worker's replicas `first` and those that follow, of `num_replicas`."""
+        """Numbers this worker's replicas from `first` on, of `num_replicas` in total."""
         self.num_replicas = num_replicas
         self.local_replicas = tuple(range(first, first + len(self.local_devices)))
 
     @property
     def num_without_a_worker(self) -> int:
-        """How many replicas there are when a worker like this one is lost; 0 if it is alone."""
+        """The number of replicas after the loss of a worker like this one; 0 if it is alone."""
         return self.num_replicas - len(self.local_replicas)
 
     @contextlib.contextmanager
     def as_if_of(self, num_replicas: int) -> Iterator[None]:
-        """Inside, to this thread, these seem to be the first replicas of so many."""
-        before, self._seen.num_replicas = self._seen.num_replicas, num_replicas
-        try:
+        """Makes these the first of `num_replicas` replicas inside the context, for this thread."""
+        with self._seeming_replicas.bound_to(num_replicas):
             yield
-        finally:
-            self._seen.num_replicas = before
 
     def bring(self, value: Any) -> jax.Array:
         return jax.device_put(value, self.mirrored)
@@ -142,7 +136,7 @@ class ElasticPlacement(Placement):
         return jax.device_put(jax.tree.map(own_rows, whole), self.per_replica)
 
     def whole_of(self, divided: Callable[[], jax.Array]) -> np.ndarray:
-        """See `Placement.whole_of`. No program is compiled for it."""
+        """See `Placement.whole_of`. Does not compile a program."""
         own = np.asarray(divided())
         if not self.spans_processes:
             return own
@@ -161,9 +155,9 @@ class ElasticPlacement(Placement):
     ) -> PlacedProgram:
         """See `Placement.program`.
 
-        A program with `unchanged` may still be on its way when the call returns: whoever calls it
-        asks the group. One without is waited for, and run again where it had no effect; its result
-        is one array, the same on all replicas.
+        A program with `unchanged` may still be running when the call returns: the caller gets its
+        outcome from the group. A program without it is waited for, and run again if it had no
+        effect; its result is a single array, the same on all replicas.
         """
         specs = specs_of_each(in_specs)
 
@@ -187,14 +181,14 @@ class ElasticPlacement(Placement):
 
 
 class ElasticProgram:
-    """A program of the replicas of a group: one for each number of them.
+    """A program of the replicas of a group, compiled for each number of replicas.
 
     Args:
-        compile_for: Returns the program for a number of replicas. Where there are others than this
-            worker's, it takes a ticket and returns the next one, twice.
-        group: What it is launched in.
-        name: What it is called in messages.
-        is_waited_for: Whether a call returns when it is known that the program has taken effect.
+        compile_for: Returns the program for a number of replicas. If there are replicas of other
+            workers, the program takes a ticket, and also returns two copies of the next one.
+        group: The group in which it is launched.
+        name: The program's name in messages.
+        is_waited_for: Whether a call returns only once the program is known to have taken effect.
     """
 
     def __init__(
@@ -208,7 +202,7 @@ class ElasticProgram:
         self._group = group
         self._name = name
         self._is_waited_for = is_waited_for
-        #: By the number of replicas: what is called, and what was compiled to be.
+        #: By the number of replicas: the functions to call, and those compiled ahead of time.
         self._called: dict[int, Callable[..., Any]] = {}
         self._prepared: dict[int, Callable[..., Any]] = {}
         self._preparing = threading.Lock()
@@ -248,10 +242,10 @@ class ElasticProgram:
         return self._group.placement.bring(np.frombuffer(data, jnp.dtype(dtype)).reshape(shape))
 
     def prepare(self, num_replicas: int, *args: Any) -> None:
-        """Compiles the program for a number of replicas, in any thread, unless it has run there.
+        """Compiles the program for a number of replicas, in any thread, unless it has been called.
 
         Args:
-            num_replicas: How many there will be.
+            num_replicas: The future number of replicas.
             args: The shapes and dtypes of the arguments.
         """
         if num_replicas in self._called:
@@ -268,7 +262,7 @@ class ElasticProgram:
         def call(*given: Any) -> Any:
             try:
                 return compiled(*given)
-            except (TypeError, ValueError):  # an argument lies elsewhere than was expected
+            except (TypeError, ValueError):  # an argument has an unexpected placement
                 self._called[num_replicas] = program
                 return program(*given)
 
@@ -278,6 +272,6 @@ class ElasticProgram:
 
 
 def _packed(result: jax.Array) -> bytes:
-    """Returns a mirrored array for another worker."""
+    """Serializes a mirrored array for another worker."""
     value = np.asarray(result.addressable_data(0))
     return json.dumps([value.dtype.name, value.shape]).encode() + b"\n" + value.tobytes()

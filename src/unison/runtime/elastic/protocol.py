@@ -1,29 +1,29 @@
-"""What the register and the workers of an elastic job say to each other.
+"""The messages between the register and the workers of an elastic job.
 
 A *view* is a numbered list of members that compute together. The register (`register`, in the
-process that starts the workers) decides which view comes next (`decisions`); a worker takes part in
-it (`membership`, by the rules of `participant`). The states, the messages and what each side may
-assume are written down in docs/elastic_protocol.md.
+process that starts the workers) decides on the next view (`roster`); a worker takes part in it
+(`membership`, by the rules of `participant`). The states, the messages and the assumptions of each
+side are documented in docs/elastic_protocol.md.
 
-A message is one line of JSON (`unison.net.lines`) whose field `is` says what it is. Nothing that is
-received is executed.
+A message is one line of JSON (`unison.net.lines`) whose field `is` states its type. Received data
+is never executed.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-#: How a worker's process ends, by what the register has said or has not.
+#: The exit codes of a worker's process, depending on the register.
 DONE: Final = 0
 TOO_FEW_WORKERS: Final = 77
 REGISTER_LOST: Final = 78
 REFUSED: Final = 79
 LEFT_BY_NOTICE: Final = 143
 
-#: The codes with which a job ends before its time, so that all workers leave their state.
+#: The codes with which a job ends early, so that all workers save their state.
 SAVING: Final = (TOO_FEW_WORKERS, REGISTER_LOST)
 
-#: Seconds between two beats of a worker.
+#: Seconds between two heartbeats of a worker.
 BEAT: Final = 0.2
 
 #: The channels of an elastic job (`unison.net.proof`): of workers to the register, and between the
@@ -36,11 +36,11 @@ class Member(NamedTuple):
     """A worker in a view.
 
     Attributes:
-        id: The process, by a name that no other process has ever had.
-        name: What it is called in messages to people.
+        id: A globally unique id of the process.
+        name: Its name in messages to users.
         host: Equal for processes that can share memory.
-        address: Where it listens for other members, as host:port.
-        replicas: How many it computes with.
+        address: The address at which it listens for other members, as host:port.
+        replicas: The number of its replicas.
     """
 
     id: str
@@ -51,16 +51,16 @@ class Member(NamedTuple):
 
 
 class View(NamedTuple):
-    """Who computes together. The replicas are numbered member after member.
+    """The workers that compute together. Replicas are numbered member by member.
 
     Attributes:
-        number: Greater than that of any view before.
-        members: Those who do; the ones that were in the view before come first, in their order.
-        own: This worker's place among them.
-        steps: The step of each member's state, as the register counts it; None: it has none, or one
-            that others have gone past without it.
-        source: The place of the first member with the greatest step; None where no member has a
-            state. Members whose step is another one get the state from it.
+        number: Greater than that of any earlier view.
+        members: These workers; those that were in the previous view are first, in the same order.
+        own: This worker's index among them.
+        steps: The step of each member's state, as the register counts it; None if it has no state,
+            or if the others have continued past it without this member.
+        source: The index of the first member with the greatest step; None if no member has a state.
+            Members with a different step get the state from it.
     """
 
     number: int
@@ -74,8 +74,8 @@ class Welcome(NamedTuple):
     """How a worker begins.
 
     Attributes:
-        nominal: With how many workers the job began.
-        is_joining: Whether it comes to a job that others have begun.
+        nominal: The number of workers with which the job began.
+        is_joining: Whether it joins a job that others have begun.
     """
 
     nominal: int
@@ -86,9 +86,9 @@ class End(NamedTuple):
     """How a worker's part in the job has ended.
 
     Attributes:
-        code: With what exit code the process is to end; see docs/elastic_protocol.md.
-        why: The reason, in words.
-        saves: Whether it is to leave its state for a process that may continue.
+        code: The exit code for the process; see docs/elastic_protocol.md.
+        why: The reason as text.
+        saves: Whether it is to save its state for a later run.
     """
 
     code: int
@@ -96,7 +96,7 @@ class End(NamedTuple):
     saves: bool
 
 
-class Ended(Exception):  # noqa: N818 - an answer, not a mistake
+class Ended(Exception):  # noqa: N818 - an answer, not an error
     """This worker's part in the job has ended.
 
     Attributes:
@@ -113,5 +113,5 @@ class Ended(Exception):  # noqa: N818 - an answer, not a mistake
         return f"{self.why} (exit code {self.code})"
 
 
-class Interrupted(Exception):  # noqa: N818 - an answer, not a mistake
-    """The view that was to be formed is not to be; `Membership.regroup` leads to the next one."""
+class Interrupted(Exception):  # noqa: N818 - an answer, not an error
+    """The view to be formed is already over; `Membership.regroup` leads to the next one."""

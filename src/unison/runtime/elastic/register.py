@@ -1,8 +1,8 @@
 """The register of an elastic job: a small service in the process that starts the workers.
 
-It carries out what `roster` decides. A worker connects to it, both prove that they know the job's
-secret, and it stays connected; who closes the connection, or is silent, is lost. Strangers, who
-cannot prove it, are not answered.
+It executes the decisions of `roster`. A worker connects to it, both prove that they know the job's
+secret, and the worker stays connected; a worker that closes the connection, or is silent for too
+long, is lost. Peers that do not know the secret get no answer.
 """
 
 from __future__ import annotations
@@ -37,49 +37,49 @@ from unison.runtime.elastic.roster import (
 
 logger = logging.getLogger("unison")
 
-#: Seconds in which an authenticated worker has to send its `hello`.
+#: Seconds within which an authenticated worker must send its `hello`.
 _SECONDS_TO_SPEAK = 5.0
 
-#: Seconds for which a connection that is to be closed stays, if the other end does not read.
+#: Seconds before a connection that is being closed is dropped, if the peer does not read.
 _SECONDS_TO_READ = 1.0
 
-#: Characters of a worker's stack; what is longer is none.
+#: The maximum length of a worker's stack trace; longer ones are truncated.
 _MOST_TOLD = 20_000
 
-#: How the job ends if the register has a mistake.
+#: The exit code of the job if the register fails.
 _FAILED = 1
 
 
 class Register:
-    """Decides which workers compute together; a context manager with a thread of its own.
+    """Decides which workers compute together; a context manager with its own thread.
 
     Args:
-        min_workers: With fewer, the job does not go on.
+        min_workers: With fewer, the job does not continue.
         max_workers: With more, some wait until one is lost.
-        host: The address at which it listens: that of this machine's own processes, unless others
-            are to come.
-        port: The port; 0: a free one.
-        token: The job's secret, which each worker has to know.
-        heartbeat_timeout: Seconds of silence after which a worker is lost, and in which it is to
+        host: The address at which it listens. The default only accepts processes on this machine.
+        port: The port; 0 for a free one.
+        token: The job's secret, which each worker must know.
+        heartbeat_timeout: Seconds of silence after which a worker is lost, and within which it must
             stop when the group changes.
-        wait: Seconds for which too few workers wait for others before the job ends, and in which a
-            group is to make headway while it is formed.
-        start_timeout: Seconds after which the job begins with those who are there.
-        on_event: Is told what happens, in the register's thread: a dictionary whose `event` is
+        wait: Seconds that too few workers wait for others before the job ends, and within which a
+            group must make progress while it is formed.
+        start_timeout: Seconds after which the job begins with the workers that have connected.
+        on_event: Called with each event, in the register's thread: a dictionary whose `event` is
             "came", "proposed", "started", "interrupted", "lost", "leaving", "done", "failed",
             "benched", "refused", "late", "goes on" or "ended".
-        on_report: Is told what workers report for those who watch the job, in the register's
-            thread: a worker's name, and what it says, which is unchecked.
-        slots: How many workers the supervisor starts at first, in the slots 0, 1, ...; by default
-            `max_workers`. The job begins when each of them is there or known to be lost.
+        on_report: Called with the values that workers report for monitoring, in the register's
+            thread: a worker's name, and the reported value, which is not validated.
+        slots: The number of workers that the supervisor starts initially, in the slots 0, 1, ...;
+            by default `max_workers`. The job begins when each of them is connected or known to be
+            lost.
         ends_after_errors: Whether the supervisor ends the job when a program that it has started
-            ends by an error: the others wait for that, instead of going on as after a loss.
+            ends with an error: the others wait for that, instead of continuing as after a loss.
 
     Attributes:
-        address: Where it listens, as host:port.
+        address: The address at which it listens, as host:port.
 
     Raises:
-        OSError: It cannot listen there.
+        OSError: It cannot listen at the address.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Register:
         return self._roster.outcome
 
     def lost(self, slot: int) -> None:
-        """Notes that the process in a slot has ended; to be called before another is started."""
+        """Notes that the process in a slot has ended; must be called before another is started."""
         self._wish(lambda: self._roster.ended(slot))
 
     def end(self, code: int, why: str) -> None:
@@ -162,7 +162,7 @@ class Register:
         return None if self.outcome is None else self.outcome[0]
 
     def close(self) -> None:
-        """Ends the service. Workers that still compute find that it is gone."""
+        """Stops the service. Workers that are still computing lose their connections."""
         self._is_closing = True
         self._waker.wake()
         self._thread.join(5.0)
@@ -193,7 +193,7 @@ class Register:
                 own.close()
 
     def _see_off(self) -> None:
-        """Closes the connections, once the workers have read what they were told."""
+        """Closes the connections, once the workers have read their messages."""
         self._workers.clear()
         last = time.monotonic() + _SECONDS_TO_READ
         for guest in list(self._guests):
@@ -209,7 +209,7 @@ class Register:
             guest.line.close()
 
     def _look(self) -> None:
-        """Waits until something happens, and does what follows from it."""
+        """Waits for events, and handles them."""
         begin = time.monotonic()
         for key, events in self._selector.select(self._seconds_to_sleep(begin)):
             if key.fileobj is self._acceptor:
@@ -221,7 +221,7 @@ class Register:
         now = time.monotonic()
         if now - begin > BEAT + self._silence / 2:
             self._forgive(now - begin)
-        # After what was heard: a process may have said something before it ended.
+        # After the received messages: a process may have sent some before it ended.
         while self._wishes:
             self._wishes.popleft()()
             self._carry_out()
@@ -232,13 +232,13 @@ class Register:
                 self._roster.wake(timer)
                 self._carry_out()
         self._carry_out()
-        if now >= self._compares_at:  # not for every word of a thousand workers
+        if now >= self._compares_at:  # not for every message of a thousand workers
             self._compares_at = now + BEAT
             self._accept()  # handshakes have deadlines
             self._compare_members(now)
 
     def _compare_members(self, now: float) -> None:
-        """Asks members that keep the others waiting where they are."""
+        """Asks members that keep the others waiting where their programs are."""
         roster = self._roster
         if roster.phase is not Phase.ACTIVE:
             self._lateness = None
@@ -267,7 +267,7 @@ class Register:
         return max(min([BEAT, *(when - now for when in self._timers.values())]), 0.0)
 
     def _forgive(self, seconds: float) -> None:
-        """Counts nothing as late for the time in which this process itself was stopped."""
+        """Extends all deadlines by the time for which this process itself was stopped."""
         for guest in self._guests:
             guest.heard_at = min(guest.heard_at + seconds, time.monotonic())
         self._timers = {timer: when + seconds for timer, when in self._timers.items()}
@@ -280,7 +280,7 @@ class Register:
             self._selector.register(guest.line.stream, selectors.EVENT_READ, guest)
 
     def _serve(self, guest: _Guest, events: int) -> None:
-        if guest not in self._guests:  # its connection was closed because of another one
+        if guest not in self._guests:  # closed while another connection was served
             return
         if events & selectors.EVENT_WRITE:
             guest.line.flush()
@@ -295,7 +295,7 @@ class Register:
         self._attend(guest, why)
 
     def _attend(self, guest: _Guest, why: str = "it does not read what it is told") -> None:
-        """Closes a connection that has ended, and waits for the other end of one that has not."""
+        """Closes a connection that has ended; otherwise updates which events it waits for."""
         if guest not in self._guests:
             return
         if not guest.line.is_open:
@@ -304,7 +304,7 @@ class Register:
         writes = selectors.EVENT_WRITE if guest.line.num_waiting else 0
         self._selector.modify(guest.line.stream, selectors.EVENT_READ | writes, guest)
         if guest.closes_at is not None and not writes:
-            # To close it now would take from the other end what it has not read yet.
+            # Closing it now would discard data that the peer has not read yet.
             guest.line.shutdown_sending()
 
     def _close(self, guest: _Guest, why: str) -> None:
@@ -317,7 +317,7 @@ class Register:
             self._carry_out()
 
     def _miss(self, now: float) -> None:
-        """Closes the connections of those who have been silent for too long."""
+        """Closes the connections of workers that have been silent for too long."""
         for guest in list(self._guests):
             if guest.id is None and now - guest.heard_at > _SECONDS_TO_SPEAK:
                 self._close(guest, "it does not say who it is")
@@ -327,17 +327,17 @@ class Register:
                 self._close(guest, f"nothing was heard of it for {self._silence:g} s")
 
     def _obey(self, guest: _Guest, message: Message) -> None:
-        """Does what follows from what a worker says.
+        """Handles a message from a worker.
 
         Raises:
-            KeyError, TypeError, ValueError: It is no worker of ours.
+            KeyError, TypeError, ValueError: The message does not follow the protocol.
         """
         guest.heard_at = time.monotonic()
         id_, what, roster = guest.id, message["is"], self._roster
         if id_ is None:
             self._greet(guest, message)
         elif self._workers.get(id_) is not guest:
-            pass  # it has been told to go
+            pass  # it was dropped
         elif what == "beat":
             guest.view, guest.begun = _number(message["view"]), _number(message["begun"])
             state = _step(message["step"]), str(message["doing"])
@@ -373,7 +373,7 @@ class Register:
             raise ValueError(what)
 
     def _greet(self, guest: _Guest, message: Message) -> None:
-        """Makes a process that knows the secret a worker."""
+        """Registers a process that knows the secret as a worker."""
         if message["is"] != "hello":
             raise ValueError(f"expected hello, received {message['is']!r}")
         member = Member(
@@ -391,9 +391,9 @@ class Register:
         self._roster.hello(member, None if slot is None else _number(slot), software)
 
     def _carry_out(self) -> None:
-        """Does what the roster wants."""
+        """Executes the roster's effects."""
         roster = self._roster
-        if self._is_carrying_out:  # what is wanted now comes after what was wanted before
+        if self._is_carrying_out:  # the outer call executes the new effects in order
             return
         self._is_carrying_out = True
         while roster.effects:
@@ -430,17 +430,17 @@ class Register:
 
 
 class _Guest:
-    """Who is connected.
+    """A connected process.
 
     Attributes:
         line: The connection.
-        heard_at: When something was heard last.
-        id: Which process it is; None: it has not said so yet.
-        name: What it is called.
-        closes_at: When the connection is closed at the latest; None: it is not to be.
-        state: What it has said that it does.
-        view: The view that it has formed last.
-        begun: How many exchanges it has begun there.
+        heard_at: When the last message was received.
+        id: The id of the process; None if it has not sent it yet.
+        name: Its name.
+        closes_at: The deadline for closing the connection; None if it is not being closed.
+        state: The step and activity that it has reported.
+        view: The last view that it formed.
+        begun: The number of exchanges that it has begun in the view.
     """
 
     def __init__(self, line: Line, now: float):
@@ -454,13 +454,13 @@ class _Guest:
 
     @property
     def doing(self) -> str:
-        """What it does, in words."""
+        """A description of what it is doing."""
         step, doing = self.state or (None, "")
         return f"{doing} (step {step})"
 
 
 def _number(value: Any) -> int:
-    """Returns a value that must be a number from zero."""
+    """Returns a value that must be a non-negative integer."""
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"expected a number, received {value!r}")
     return value

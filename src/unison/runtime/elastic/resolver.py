@@ -1,4 +1,4 @@
-"""The present group as a cluster, for programs that ask a strategy which worker they are."""
+"""The present group as a cluster, for programs that query a strategy for their worker's index."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from unison.runtime.elastic.group import ElasticGroup
 
 
 class GroupClusterResolver(ClusterResolver):
-    """The workers of an elastic job that compute together: its answers change when they do.
+    """The workers of an elastic job that compute together: the results change with the group.
 
-    While the next group is formed, they are those about the last one.
+    While the next group is formed, they describe the previous one.
 
     Args:
         group: The group of this process.
 
     Attributes:
         task_type: Always "worker".
-        task_id: This worker's place in the group; None until it has joined the others: then it is
-            not the chief, and no task of the cluster, which is empty.
+        task_id: This worker's index in the group; None until it has joined the others. Until then
+            it is not the chief, and the cluster is empty.
     """
 
     task_type = "worker"
@@ -33,11 +33,11 @@ class GroupClusterResolver(ClusterResolver):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker is the first of the group, which does what one is to do."""
+        """Whether this worker is the first of the group, which does what only one should do."""
         return self.task_id == 0
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns where the members listen for each other."""
+        """Returns the addresses at which the members listen for each other."""
         view = self._group.latest_view
         members = () if view is None else view.members
         return ClusterSpec({"worker": [member.address for member in members]})

@@ -1,20 +1,20 @@
-"""How the register decides: a state machine without sockets and without a clock.
+"""The register's decisions: a state machine without sockets and without a clock.
 
-It is told what happens (a method each), and answers with effects: what to tell whom, whose
-connection to close, and when to be woken. `register` carries them out; the tests explore all that
-can happen (tests/single/test_elastic_model.py). The rules and their reasons are in
+It receives events (one method each), and responds with effects: messages to send, connections to
+close, and timers to set. `register` executes them; the tests explore all possible sequences of
+events (tests/single/test_elastic_model.py). The rules and their reasons are in
 docs/elastic_protocol.md.
 
-What makes it safe are three facts that it keeps about the last view that was started:
+Safety depends on three facts that it records about the last view that was started:
 
 - `last`: its members. A step of it is complete only when all of them have committed it.
-- `is_over`: whether one of them is known to compute in it no more, so that no step of it can become
-  complete any more. No other view is proposed before.
-- `holders`: the processes whose state has all steps that are complete: its members, and whoever has
-  formed a view since. What others call their step does not count. A view is proposed only with a
-  holder in it, or when none can come any more: who was to get the state in a view that was proposed
-  since may have it, too, and is asked first; and when all have ended, those are holders who have
-  formed the latest view before.
+- `is_over`: whether one of them is known to have stopped computing in it, so that no further step
+  of it can become complete. No other view is proposed before that.
+- `holders`: the processes whose state includes all complete steps: its members, and every process
+  that has formed a view since. The step that any other process reports is ignored. A view is
+  proposed only with a holder in it, or when no holder can return. A process that was to receive the
+  state in a view proposed since may have it, too, and is queried first. When all holders have
+  ended, the processes that formed the latest earlier view become holders.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from unison.runtime.elastic.protocol import (
     Member,
 )
 
-#: Seconds for which newcomers are awaited who may be taken together.
+#: Seconds to wait for further newcomers, so that they join together.
 TOGETHER = 0.2
 
-#: After so many views in a row that came to nothing, somebody is left out.
+#: After this many failed views in a row, a worker is excluded for a time.
 MOST_FRUITLESS = 2
 
 
 class Limits(NamedTuple):
-    """What a job asks for.
+    """The limits of a job.
 
     Attributes:
-        min_workers: With fewer, the job does not go on.
+        min_workers: With fewer, the job does not continue.
         max_workers: With more, some wait until one is lost.
-        slots: How many processes the supervisor starts, in the slots 0, 1, ...
-        answer: Seconds for a worker to say that it has stopped.
-        wait: Seconds for which too few workers wait for others, and in which a view is to make
-            headway while it is formed.
-        start: Seconds for the workers to come at the start.
+        slots: The number of processes that the supervisor starts, in the slots 0, 1, ...
+        answer: Seconds for a worker to report that it has stopped.
+        wait: Seconds that too few workers wait for others, and within which a view must make
+            progress while it is formed.
+        start: Seconds for the workers to connect at the start.
         ends_after_errors: Whether the supervisor ends the job when a program that it has started
-            ends by an error.
+            ends with an error.
     """
 
     min_workers: int
@@ -66,11 +66,11 @@ class Limits(NamedTuple):
 
 
 class Phase(enum.Enum):
-    """What the group does."""
+    """The phase of the group."""
 
-    #: It is not known yet which workers start the job.
+    #: The workers that start the job are not known yet.
     STARTING = "starting"
-    #: There is no view: who was in the last one is to say that it has stopped.
+    #: There is no view: the members of the last one have to report that they have stopped.
     GATHERING = "gathering"
     #: A view is proposed; its members connect and take over the state.
     FORMING = "forming"
@@ -88,20 +88,20 @@ class Tell(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """The connection to a worker is to be closed, once what it was told is on its way."""
+    """Close the connection to a worker, once its messages have been sent."""
 
     worker: str
 
 
 class Wake(NamedTuple):
-    """`Roster.wake` is to be called; an earlier wish of the same name is void. None: never."""
+    """Set a timer that calls `Roster.wake`, replacing one of the same name. None: cancel it."""
 
     timer: str
     seconds: float | None
 
 
 class Report(NamedTuple):
-    """Something that people may want to know."""
+    """An event to report to users."""
 
     event: dict[str, Any]
 
@@ -111,21 +111,21 @@ Effect = Tell | Drop | Wake | Report
 
 @dataclasses.dataclass
 class Worker:
-    """A process that is connected.
+    """A connected process.
 
     Attributes:
-        member: Who it is.
-        slot: Which of the supervisor's processes it is.
-        arrival: When it came, among all.
-        is_welcome: Whether it has been told how it begins.
-        view: The number of the last view that was proposed to it; 0 if none.
-        is_awaited: Whether the next view waits for its word that it has stopped.
+        member: Its description.
+        slot: Its slot among the supervisor's processes; None for another process.
+        arrival: Its position in the order of arrival.
+        is_welcome: Whether it has been sent its `welcome`.
+        view: The number of the last view proposed to it; 0 if none.
+        is_awaited: Whether the next view waits for its report that it has stopped.
         is_ready: Whether it has stopped and waits for the next view.
-        step: What it says of its state.
-        is_open: Whether others could take part in what its program is doing.
+        step: The step of its state, as it has reported it.
+        is_open: Whether others could join what its program is doing.
         has_formed: Whether it has formed the proposed view.
         is_leaving: Whether it is to end soon.
-        is_done: Whether its program has ended well.
+        is_done: Whether its program has ended successfully.
     """
 
     member: Member
@@ -146,8 +146,8 @@ class _State(NamedTuple):
     """A process that has a state.
 
     Attributes:
-        slot: Which of the supervisor's processes it is.
-        formed: The view that it has formed last.
+        slot: Its slot among the supervisor's processes; None for another process.
+        formed: The last view that it formed.
     """
 
     slot: int | None
@@ -155,16 +155,16 @@ class _State(NamedTuple):
 
 
 class Roster:
-    """Who computes together.
+    """Decides which workers compute together.
 
     Attributes:
-        phase: What the group does.
+        phase: The phase of the group.
         number: The number of the last view that was proposed.
         members: Its members' ids.
-        workers: Who is connected, by id.
-        nominal: With how many workers the job began; None before it does.
+        workers: The connected workers, by id.
+        nominal: The number of workers with which the job began; None before that.
         outcome: The job's exit code and the reason, once it has ended.
-        effects: What is to be done; whoever carries it out empties the list.
+        effects: The effects to execute; the caller that executes them empties the list.
     """
 
     def __init__(self, limits: Limits):
@@ -176,43 +176,44 @@ class Roster:
         self.nominal: int | None = None
         self.outcome: tuple[int, str] | None = None
         self.effects: list[Effect] = []
-        #: See the top of this file; ids, with their slots.
+        #: See the module docstring; ids, with their slots.
         self.last: dict[str, int | None] = {}
         self.is_over = True
         self._states: dict[str, _State] = {}
         self._started = 0  # the number of the last view that was started, or fallen back to
-        #: Who was to get the state in a view, which may not have been started, and has not said
-        #: whether it has got it.
+        #: Processes that were to receive the state in a view, possibly never started, and have not
+        #: reported whether they did.
         self._heirs: dict[str, _State] = {}
         self._software: Mapping[str, Any] | None = None
         self._arrivals = 0
         self._lost_slots: set[int] = set()
-        #: Who of the last views is done, by name: from then on, nobody joins.
+        #: Members of the last views that are done, by name: from then on, no worker joins.
         self._finished: tuple[str, ...] = ()
         self._timers: set[str] = set()
-        #: The greatest step with which the last view was proposed, whether it came to an end
-        #: because it did not work, and how many have, in a row, without a step in between.
+        #: The greatest step with which the last view was proposed, whether that view ended because
+        #: it did not work, and the number of views in a row that failed so without a step in
+        #: between.
         self._base: int | None = None
         self._has_failed = False
         self._fruitless = 0
-        #: Who has been accused, by whom, since the last step.
+        #: The workers accused since the last step, each with its accusers.
         self._accused: dict[str, set[str]] = {}
-        #: Who is left out for a time, and how often each has been.
+        #: The workers that are excluded for a time, and how often each has been.
         self._benched: set[str] = set()
         self._times_benched: dict[str, int] = {}
         self._wake("start", limits.start)
 
     @property
     def holders(self) -> frozenset[str]:
-        """See the top of this file."""
+        """See the module docstring."""
         states = self._states.items()
         return frozenset(id_ for id_, state in states if state.formed >= self._started)
 
-    # What happens
+    # Events
 
     def hello(self, member: Member, slot: int | None, software: Mapping[str, Any]) -> None:
-        """A process has come that is not connected: for the first time, or again."""
-        if slot is not None:  # the supervisor starts a process only where none is left
+        """Handles a process that connects, for the first time or again."""
+        if slot is not None:  # the supervisor only starts a process in an empty slot
             self._end_all_in(slot, other_than=member.id)
         worker = Worker(member, slot, self._arrivals)
         self._arrivals += 1
@@ -234,9 +235,9 @@ class Roster:
             self._go_on()
 
     def ready(self, id_: str, view: int, step: int | None, formed: int, is_open: bool) -> None:
-        """A worker computes no more in `view`, and awaits the next.
+        """Handles a worker that has stopped computing in `view`, and waits for the next one.
 
-        It has the state of `step`, by which the view `formed` began or to which it led.
+        It has the state of `step`, from which the view `formed` began or to which it led.
         """
         worker = self.workers.get(id_)
         if worker is None or not worker.is_welcome or worker.view != view:
@@ -258,7 +259,7 @@ class Roster:
             self._go_on()
 
     def formed(self, id_: str, view: int) -> None:
-        """A worker has formed the proposed view, and has its state."""
+        """Handles a worker that has formed the proposed view, and has its state."""
         worker = self.workers.get(id_)
         if worker is None or self.phase is not Phase.FORMING or worker.view != view:
             return
@@ -271,18 +272,18 @@ class Roster:
             self._start()
 
     def opened(self, id_: str, is_open: bool) -> None:
-        """A worker's program has come to where others can take part, or away from there."""
+        """Handles a change of whether others can join what a worker is doing."""
         if id_ in self.workers:
             self.workers[id_].is_open = is_open
             self._go_on()
 
     def advanced(self, id_: str) -> None:
-        """A worker that forms a view has come on with it."""
+        """Handles the progress of a worker that is forming a view."""
         if self.phase is Phase.FORMING and self._is_member(id_):
             self._wake("form", self._limits.wait)
 
     def suspect(self, id_: str, view: int, accused: Iterable[str], about: str) -> None:
-        """A worker says that the view does not work."""
+        """Handles a worker's report that the view does not work."""
         if self._is_member(id_) and view == self.number:
             for other in accused:
                 self._accused.setdefault(other, set()).add(id_)
@@ -290,7 +291,7 @@ class Roster:
             self._interrupt(f"{self.workers[id_].member.name}: {about}")
 
     def leaving(self, id_: str) -> None:
-        """A worker is to end soon."""
+        """Handles a worker that is to end soon."""
         worker = self.workers.get(id_)
         if worker is None or worker.is_leaving:
             return
@@ -304,7 +305,7 @@ class Roster:
             self._go_on()
 
     def done(self, id_: str) -> None:
-        """A worker's program has ended well."""
+        """Handles the successful end of a worker's program."""
         worker = self.workers.get(id_)
         if worker is None or worker.is_done:
             return
@@ -317,14 +318,15 @@ class Roster:
             self._interrupt(f"{worker.member.name} is done")
             return
         if self.phase is Phase.ACTIVE and self._is_member(id_):
-            # The others are, too, unless they wait for it: their programs are not the same.
+            # The others should be done soon, too; otherwise their programs differ, and they wait
+            # for it.
             self._wake("done", self._limits.answer)
         self._go_on()
 
     def failed(self, id_: str, about: str) -> None:
-        """A worker's program ends by an error of its own, which the others would meet, too.
+        """Handles an error of a worker's program, which the others would encounter, too.
 
-        Nobody goes on before the supervisor has had the time to end the job.
+        No worker continues before the supervisor has had time to end the job.
         """
         worker = self.workers.get(id_)
         if worker is None or worker.slot is None or not self._limits.ends_after_errors:
@@ -335,13 +337,13 @@ class Roster:
         self._go_on()
 
     def gone(self, id_: str, why: str) -> None:
-        """A worker's connection has closed, or it has been silent for too long."""
+        """Handles a worker whose connection was closed, or that was silent for too long."""
         if id_ in self.workers:
             self._remove(id_, why)
             self._go_on()
 
     def ended(self, slot: int) -> None:
-        """The process in a slot has ended: the supervisor has seen it."""
+        """Handles the end of a process in a slot, as seen by the supervisor."""
         self._lost_slots.add(slot)
         self._end_all_in(slot)
         if self.phase is Phase.STARTING:
@@ -350,7 +352,7 @@ class Roster:
             self._go_on()
 
     def wake(self, timer: str) -> None:
-        """The time has come for which an effect `Wake` has asked."""
+        """Handles a timer that an effect `Wake` has set."""
         self._timers.discard(timer)
         if timer == "start":
             self._start_is_late()
@@ -378,7 +380,7 @@ class Roster:
             self._go_on()
 
     def end(self, code: int, why: str) -> None:
-        """The job has ended, or is to."""
+        """Ends the job."""
         if self.outcome is not None:
             return
         self.outcome = (code, why)
@@ -418,7 +420,7 @@ class Roster:
             self._expel(f"it has not begun within {self._limits.start:g} s")
 
     def _welcome(self) -> None:
-        """Tells those who wait for it how they begin."""
+        """Sends `welcome` to the workers that wait for it."""
         starting = sum(worker.is_welcome for worker in self.workers.values())
         for worker in sorted(self.workers.values(), key=_at_start):
             is_joining = bool(self.last)
@@ -437,7 +439,7 @@ class Roster:
     # From one view to the next
 
     def _go_on(self) -> None:
-        """Does what can be done now."""
+        """Takes the next possible action."""
         if self.outcome is not None or self.phase is Phase.STARTING:
             return
         if not (self._has_holders() or self._finished):
@@ -462,22 +464,22 @@ class Roster:
                 self._wake("short", self._limits.wait)
 
     def _fall_back(self) -> None:
-        """Takes those for holders who have formed the latest view of all that may come.
+        """Makes holders of the processes with the latest formed view, among those that may return.
 
-        Of a process that the supervisor has not started, nobody sees whether it has ended.
+        For processes that the supervisor has not started, their end cannot be observed.
         """
         states = [*self._states.items(), *self._heirs.items()]
         may_come = (own for id_, own in states if own.slot is not None or id_ in self.workers)
         self._started = max((own.formed for own in may_come), default=self._started)
 
     def _has_holders(self) -> bool:
-        """Whether there are holders, or may be."""
+        """Returns whether there are holders, or may be."""
         return any(
             own.formed >= self._started for own in (*self._states.values(), *self._heirs.values())
         )
 
     def _candidates(self) -> list[Worker]:
-        """Returns who can be in the next view, in its order."""
+        """Returns the workers that can be in the next view, in its order."""
         able, holders = self._able(), self.holders
         place = {id_: place for place, id_ in enumerate(self.members)}
 
@@ -499,7 +501,7 @@ class Roster:
         ]
 
     def _may_begin(self, candidates: list[Worker]) -> bool:
-        """Whether a view of these keeps all that is complete, and is the only one that computes."""
+        """Returns whether their view keeps all complete steps, and is the only active one."""
         is_enough = len(candidates) >= (1 if self._finished else self._limits.min_workers)
         has_state = any(worker.member.id in self.holders for worker in candidates)
         return is_enough and self.is_over and (has_state or not self._has_holders())
@@ -544,7 +546,7 @@ class Roster:
         self._go_on()
 
     def _interrupt(self, why: str) -> None:
-        """Ends the present view, and asks its members to stop."""
+        """Ends the present view, and tells its members to stop."""
         self.phase = Phase.GATHERING
         self._report("interrupted", view=self.number, why=why)
         for id_ in self.members:
@@ -559,7 +561,7 @@ class Roster:
         self._go_on()
 
     def _newcomers(self) -> list[Worker]:
-        """Returns those for whom the active view is to be interrupted."""
+        """Returns the workers for which the active view should be interrupted."""
         here = [worker for worker in map(self.workers.get, self.members) if worker is not None]
         if self._finished or not all(worker.is_open for worker in here):
             return []
@@ -567,7 +569,7 @@ class Roster:
         return sorted(self._able(), key=lambda worker: worker.arrival)[:room]
 
     def _send_away(self) -> None:
-        """Ends those who come back at a place of their program where nobody can join."""
+        """Refuses workers that return at a point of their program where they cannot join."""
         if not self.last or not self.holders:
             return
         for id_, worker in list(self.workers.items()):
@@ -577,7 +579,7 @@ class Roster:
                 del self.workers[id_]
 
     def _note_failure(self) -> None:
-        """After views that came to nothing, leaves somebody out for a time."""
+        """Excludes a worker for a time, after several failed views."""
         steps = [
             worker.step
             for worker in self.workers.values()
@@ -596,10 +598,10 @@ class Roster:
         self._accused = {}
 
     def _culprit(self, here: list[str]) -> str:
-        """Returns who is most likely the one without whom a view would work.
+        """Returns the worker that is most likely the cause of the failures.
 
-        If a link is broken, both ends may be at fault: newcomers first, as the others have worked
-        before; then who is accused by most; then who came last.
+        If a link is broken, either end may be at fault: newcomers first, as the others have worked
+        before; then the worker that is accused by most; then the last one in the view.
         """
         involved = set(self._accused).union(*self._accused.values())
         place = {id_: place for place, id_ in enumerate(here)}
@@ -616,15 +618,15 @@ class Roster:
         self._wake(f"bench {id_}", seconds)
         self._report("benched", worker=self.workers[id_].member.name, seconds=seconds)
 
-    # Who goes
+    # Leaving workers
 
     def _is_member(self, id_: str) -> bool:
-        """Whether a worker is in the present view, proposed or active."""
+        """Returns whether a worker is in the present view, proposed or active."""
         has_view = self.phase in (Phase.FORMING, Phase.ACTIVE)
         return has_view and id_ in self.members and id_ in self.workers
 
     def _remove(self, id_: str, why: str) -> None:
-        """Counts a worker as lost; it may come anew."""
+        """Counts a worker as lost; it may reconnect."""
         was_member = self._is_member(id_)
         worker = self.workers.pop(id_)
         self._drop(id_)
@@ -636,10 +638,10 @@ class Roster:
             self._interrupt(f"{worker.member.name} is lost: {why}")
 
     def _let_go(self, worker: Worker) -> None:
-        """Ends the part of a worker that has said that it leaves, and has stopped.
+        """Ends the part of a worker that is leaving, and has stopped.
 
-        If nobody else is known to have the state, it leaves that for those who continue. They wait
-        for the end of its process, which the supervisor sees.
+        If no other worker is known to have the state, it saves the state for those that continue.
+        They wait for the end of its process, which the supervisor sees.
         """
         id_ = worker.member.id
         is_last = self.holders == {id_} and not self._finished
@@ -654,23 +656,23 @@ class Roster:
         self._go_on()
 
     def _answer_is_late(self) -> None:
-        """Goes on without those who have not stopped, if anybody could."""
+        """Continues without the workers that have not stopped, if any could continue."""
         could_go_on = [id_ for id_, worker in self.workers.items() if worker.is_ready]
         if self.holders:
             could_go_on = [id_ for id_ in could_go_on if id_ in self.holders]
         if could_go_on:
             self._expel(f"it has not stopped within {self._limits.answer:g} s")
         elif any(worker.is_awaited for worker in self.workers.values()):
-            self._wake("answer", self._limits.answer)  # they compile, or save, all of them
+            self._wake("answer", self._limits.answer)  # all of them are compiling or saving
 
     def _expel(self, why: str) -> None:
-        """Counts those as lost on whose word all others wait."""
+        """Counts the workers that all others wait for as lost."""
         for id_ in [id_ for id_, worker in self.workers.items() if worker.is_awaited]:
             self._remove(id_, why)
         self._go_on()
 
     def _end_all_in(self, slot: int, other_than: str | None = None) -> None:
-        """Notes that the processes have ended that were in a slot."""
+        """Notes that the processes in a slot have ended."""
         states = self._heirs | self._states
         known = self.last | {id_: own for id_, (own, _) in states.items()}
         for id_ in [id_ for id_ in known if known[id_] == slot and id_ != other_than]:
@@ -679,7 +681,7 @@ class Roster:
             self._remove(id_, "its process has ended")
 
     def _forget(self, id_: str) -> None:
-        """Notes that a process computes no more, and that its state is gone."""
+        """Notes that a process has stopped computing, and that its state is lost."""
         self._states.pop(id_, None)
         self._heirs.pop(id_, None)
         if id_ in self.last:
@@ -736,7 +738,7 @@ class Roster:
 
 
 def _at_start(worker: Worker) -> tuple[Any, ...]:
-    """Sorts by slot; those without one come last, in the order of their arrival."""
+    """Returns a sort key: by slot; workers without one are last, in the order of arrival."""
     return worker.slot is None, worker.slot or 0, worker.arrival
 
 

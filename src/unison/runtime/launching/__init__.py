@@ -1,9 +1,10 @@
-"""Starting the workers of a job: what `unison run` and `launch` are made of.
+"""Starting the workers of a job: the implementation of `unison run` and `launch`.
 
-`environments` says what each worker finds in its environment, `workers` starts one on this machine
-and `ray_nodes` on a Ray cluster, `jobs` ends all of them when one fails, and `functions` runs a
-Python function instead of a program. `elastic` starts lost workers again, as far as `restarts`
-says; `job_folder` is what remains of such a job, and `guards` end workers when nobody else does.
+`environments` sets the workers' environment variables, `workers` starts a worker on this machine
+and `ray_nodes` on a Ray cluster, `jobs` terminates all of them when one fails, and `functions` runs
+a Python function instead of a program. `elastic` restarts lost workers, as `restarts` allows;
+`job_folder` holds the files of such a job, and `guards` terminate workers whose parent process has
+died.
 """
 
 from unison.lazy_loader import attach_stub

@@ -1,4 +1,4 @@
-"""The worker's side of `launch`: calls the function, and sends back what it returned."""
+"""The worker's side of `launch`: calls the function, and sends back the result."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import cloudpickle
 
 
 def main() -> None:
-    """Calls the function that comes in at the standard input, and answers there."""
-    # A copy, which the worker's children do not get; what they read is empty.
+    """Calls the function that is received on standard input (a socket), and replies there."""
+    # A duplicate that the worker's children do not inherit; their standard input is empty.
     connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     connection.settimeout(None)
     with open(os.devnull, "rb") as nothing:

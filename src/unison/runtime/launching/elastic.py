@@ -1,6 +1,6 @@
-"""The processes of an elastic job: a worker that is lost is started again, and the others go on.
+"""The processes of an elastic job: a lost worker is restarted, and the others continue.
 
-Who is in the group is the business of the register (`unison.runtime.elastic`).
+The register decides on the membership of the group (`unison.runtime.elastic`).
 """
 
 from __future__ import annotations
@@ -18,71 +18,71 @@ from unison.runtime.launching.jobs import Failure
 from unison.runtime.launching.restarts import GivenUpError, Restarts
 from unison.runtime.launching.workers import OnLine, Program, Start, Worker
 
-#: The exit code of a job that took too long.
+#: The exit code of a job that has timed out.
 TIMEOUT_EXIT_CODE = 124
 
-#: Called with what happens: `event` says what, `worker` to which one.
+#: Called with each event: `event` is its type, `worker` the worker's index.
 OnEvent = Callable[[Mapping[str, Any]], None]
 
-#: Seconds between two looks at the workers.
+#: Seconds between two polls of the workers.
 _LOOK_EVERY = 0.05
 
 
 class Group(Protocol):
-    """What the processes of a job know of the group that they make up.
+    """The group that the processes of a job form.
 
     Attributes:
-        final_codes: The exit codes with which a worker ends when it is through.
+        final_codes: The exit codes of a worker whose part is over.
     """
 
     final_codes: frozenset[int]
 
     def lost(self, worker: int) -> None:
-        """Hears that the process of a worker has ended."""
+        """Notes that the process of a worker has ended."""
 
     def wait(self, seconds: float) -> int | None:
-        """Returns the exit code of the job as soon as it is over; None after `seconds`."""
+        """Returns the exit code of the job once it is over; None after `seconds`."""
 
     def has_others(self) -> bool:
-        """Whether there are workers that another process has started."""
+        """Returns whether there are workers that another process has started."""
 
     def end(self, why: str) -> None:
-        """Has all workers save what they have, and end."""
+        """Makes all workers save their state, and end."""
 
 
 class ForeignGroup:
-    """The group of a job that another process runs: its register tells the workers, not us."""
+    """The group of a job that another process runs; its register notifies only the workers."""
 
     final_codes = frozenset({DONE, TOO_FEW_WORKERS, REGISTER_LOST})
 
     def lost(self, worker: int) -> None:
-        """The register sees that the connection is closed."""
+        """Does nothing: the register sees that the connection is closed."""
 
     def wait(self, seconds: float) -> None:
-        """The workers hear of the end."""
+        """Only sleeps: the register notifies the workers of the end."""
         time.sleep(seconds)
 
     def has_others(self) -> bool:
-        """None for whose end this process waits."""
+        """Returns False: this process does not wait for other workers."""
         return False
 
     def end(self, why: str) -> None:
-        """The others go on."""
+        """Does nothing: the other workers continue."""
 
 
 @dataclasses.dataclass
 class _Place:
-    """A worker's place, which one process takes after the other."""
+    """A worker's slot, which successive processes fill."""
 
     index: int
     program: Program
     worker: Worker | None = None
-    starts_at: float | None = 0.0  # None: it runs, or does not start again
+    starts_at: float | None = 0.0  # None: it is running, or is not restarted
     started_at: float = 0.0
     has_joined: bool = False
     is_known_lost: bool = False
     is_called_off: bool = False  # it was not in the group when that ended
-    dies_at: float | None = None  # when a process that nobody hears of is killed
+    dies_at: float | None = None  # when a process that is out of contact is killed
     exit_code: int | None = None  # of the last process
 
     @property
@@ -91,25 +91,25 @@ class _Place:
 
 
 class ElasticJob:
-    """The workers that one process starts for an elastic job; they end with a `with` block.
+    """The workers that one process starts for an elastic job, as a context manager.
 
-    What may happen to a worker:
-    - It is lost: killed, or ended because it misses others. It is started again.
-    - It fails: its program raises, or exits with a code of its own. It would do so again, so this
+    A worker can end in three ways:
+    - It is lost: killed, or it exits because others are lost. It is restarted.
+    - It fails: its program raises, or exits with its own error code. It would fail again, so this
       ends the job.
-    - It is through: it ends with 0, or because the register has said so.
+    - It is done: it exits with 0, or because the register has ended its part.
 
     Args:
-        programs: What the workers run.
-        group: What is known of the group.
+        programs: The workers' programs.
+        group: The group.
         on_line: Called for every line that a worker prints, in threads.
-        on_event: Called with what happens to the workers.
+        on_event: Called with the workers' events.
         start: Starts a worker.
-        restarts: Says who is started again.
-        grace: Seconds that workers have to save and end when the job is stopped.
-        patience: Seconds for a worker that hangs, or is cut off, to come back to the group; then it
+        restarts: Decides whether a worker is restarted.
+        grace: Seconds for workers to save their state and end when the job is stopped.
+        patience: Seconds for a worker that hangs, or is disconnected, to rejoin the group; then it
             is killed, and so lost.
-        is_error_a_loss: Whether a worker that fails is started again, too.
+        is_error_a_loss: Whether a worker that fails is restarted, too.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class ElasticJob:
         self._outcome: int | None = None
         self._has_begun = False
         self._is_winding_up = False
-        self._has_cut_short = False  # a member of a group that was done has not ended well
+        self._has_cut_short = False  # a member of a finished group has not ended successfully
         self._stops = 0
         self._last_given_up: Failure | None = None
-        #: How a worker failed, if that has ended the job.
+        #: The failure that has ended the job, if any.
         self.failure: Failure | None = None
 
     def __enter__(self) -> Self:
@@ -150,32 +150,32 @@ class ElasticJob:
 
     @property
     def running(self) -> int:
-        """How many of the workers run."""
+        """The number of running workers."""
         return sum(place.worker is not None for place in self._places)
 
     @property
     def is_done(self) -> bool:
-        """Whether the group is done, and its workers have ended well: nothing is left to stop."""
+        """Whether the group is done, and its workers have ended successfully."""
         return self._outcome == DONE and self.failure is None and not self._has_cut_short
 
     def joined(self, worker: int) -> None:
-        """Hears, in any thread, that a worker has joined the group."""
+        """Notes that a worker has joined the group; any thread may call this."""
         self._places[worker].has_joined = self._has_begun = True
 
     def missed(self, worker: int) -> None:
-        """Hears, in any thread, that nothing is heard of a member of the group any more."""
+        """Notes that a member of the group is out of contact; any thread may call this."""
         place = self._places[worker]
         if place.has_joined and not place.is_known_lost and self._outcome is None:
             place.dies_at = time.monotonic() + self._patience
 
     def back(self, worker: int) -> None:
-        """Hears, in any thread, that a worker has come to the group, for the first time or anew."""
+        """Notes that a worker has (re)connected to the group; any thread may call this."""
         self._places[worker].dies_at = None
 
     def stop(self) -> None:
-        """Has `run` end the job; for signal handlers.
+        """Makes `run` end the job; for signal handlers.
 
-        The workers may save what they have; when this is called twice, they are killed.
+        The workers may save their state; on a second call, they are killed.
         """
         self._stops += 1
 
@@ -183,11 +183,11 @@ class ElasticJob:
         """Runs the job until it is over or stopped.
 
         Args:
-            timeout: Seconds after which it is stopped; None: none.
+            timeout: Seconds after which it is stopped; None for no limit.
 
         Returns:
-            The job's exit code: the group's, or that of `failure`, or 124 after `timeout`. Where
-            it is done when it is stopped, or the time is up: 0.
+            The job's exit code: the group's, or that of `failure`, or 124 after `timeout`. If it is
+            done when it is stopped, or when the time is up: 0.
         """
         last = None if timeout is None else time.monotonic() + timeout
         while not self._is_over():
@@ -198,7 +198,8 @@ class ElasticJob:
             self._wait_a_moment()
             self._look()
         if self.failure is None and not self._stops and self._outcome is None:
-            # Nobody is left. Those that have been a group may come back, others failed to start.
+            # No worker is left. If they have formed a group, another run may continue; otherwise,
+            # starting failed.
             if self._last_given_up is not None and self._has_begun:
                 return TOO_FEW_WORKERS
             self.failure = self._last_given_up
@@ -217,7 +218,7 @@ class ElasticJob:
             return True
         if any(not place.is_over for place in self._places):
             return False
-        # A job without a worker of its own waits for those that others start.
+        # A job without its own workers waits for those that other processes start.
         others_go_on = self._group.has_others() or not self._places
         return self._outcome is not None or not others_go_on
 
@@ -230,13 +231,13 @@ class ElasticJob:
             self._call_off_those_to_come()
 
     def _look(self) -> None:
-        """Deals with the workers that have ended, and starts those whose time has come."""
+        """Handles workers that have ended, and starts those that are due."""
         for place in self._places:
             worker = place.worker
             if worker is not None:
                 if worker.ended_at and not place.is_known_lost:
                     place.is_known_lost = True
-                    self._group.lost(place.index)  # its last words are still being read
+                    self._group.lost(place.index)  # its last output is still being read
                 if worker.exit_code is not None:
                     self._bury(place, worker, worker.exit_code)
                 elif place.dies_at is not None and time.monotonic() >= place.dies_at:
@@ -251,13 +252,13 @@ class ElasticJob:
         place.started_at = time.monotonic()
         try:
             place.worker = self._start(place.index, place.program, self._on_line)
-        except (OSError, UnavailableError) as error:  # no more processes, no such node
+        except (OSError, UnavailableError) as error:  # out of processes, or the node is lost
             self._start_again(place, Failure(place.index, 1, [str(error)]), lived=0.0)
         else:
             self._on_event({"event": "process started", "worker": place.index})
 
     def _bury(self, place: _Place, worker: Worker, exit_code: int) -> None:
-        """Notes how a worker has ended, and what follows from it."""
+        """Handles the end of a worker."""
         worker.signal(signal.SIGKILL)  # its children
         worker.close()
         place.worker = None
@@ -284,7 +285,7 @@ class ElasticJob:
             self.failure = failure
 
     def _note_end(self, place: _Place, exit_code: int | None) -> None:
-        """Notes whether a member of a group that is done has ended otherwise."""
+        """Notes if a member of a finished group has not ended successfully."""
         if self._outcome == DONE and not place.is_called_off and exit_code != DONE:
             self._has_cut_short = True
 
@@ -302,7 +303,7 @@ class ElasticJob:
             self._on_event({**told, "again_in": pause, "restart": self._restarts.used})
 
     def _call_off_those_to_come(self) -> None:
-        """Starts nobody any more, and ends those that are not in the group."""
+        """Cancels pending starts, and terminates the workers that are not in the group."""
         for place in self._places:
             place.starts_at = None
             is_in = place.has_joined and place.dies_at is None
@@ -312,9 +313,9 @@ class ElasticJob:
                 place.dies_at = time.monotonic() + self._grace
 
     def _wind_up(self, why: str) -> None:
-        """Lets the workers save what they have and end, and kills those that take too long."""
+        """Lets the workers save their state and end, and kills those that take too long."""
         if self._outcome is None:
-            self._outcome = self._group.wait(0.0)  # it may have ended just now
+            self._outcome = self._group.wait(0.0)  # it may just have ended
         self._is_winding_up = True
         self._call_off_those_to_come()
         if self._outcome is None:
@@ -326,7 +327,7 @@ class ElasticJob:
         self._kill()
 
     def _kill(self) -> None:
-        """Kills the workers that still run, and waits until they have ended."""
+        """Kills the workers that are still running, and waits until they have ended."""
         left = [(place, place.worker) for place in self._places if place.worker is not None]
         for _, worker in left:
             worker.signal(signal.SIGKILL)

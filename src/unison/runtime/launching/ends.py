@@ -1,6 +1,6 @@
-"""What the end of a worker's process means for its elastic job.
+"""The consequences of the end of a worker's process for its elastic job.
 
-The supervisor asks; the tests explore it together with the group (tests/elastic_model.py).
+The supervisor calls this; the tests explore it together with the group (tests/elastic_model.py).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from unison.runtime.elastic.protocol import REFUSED, REGISTER_LOST
 
 
 class End(enum.Enum):
-    """What follows from the end of a process."""
+    """The consequence of the end of a process."""
 
     #: Its part in the job is over.
     FINAL = "final"
-    #: It is lost, and is started again.
+    #: It is lost, and is restarted.
     LOSS = "loss"
-    #: It would end so again: the job ends, too.
+    #: It would fail again: the job ends, too.
     FAILURE = "failure"
 
 
@@ -32,17 +32,17 @@ def end_of(
     has_lost_another: bool = False,
     is_error_a_loss: bool = False,
 ) -> End:
-    """Returns what the end of a worker's process means.
+    """Returns the consequence of the end of a worker's process.
 
     Args:
-        code: Its exit code, as shells give it.
-        final_codes: The codes with which a worker ends whose part is over.
+        code: Its exit code, as in a shell.
+        final_codes: The exit codes of a worker whose part is over.
         is_job_over: Whether the group has ended, or the job is being stopped.
-        is_called_off: Whether the process was told to end as it was not in the group when that
-            ended: what it says then is about itself, and not about the job.
-        has_joined: Whether it has been in the group.
-        has_lost_another: Whether it ended because it misses another worker, or its machine is lost.
-        is_error_a_loss: Whether a program that fails is started again.
+        is_called_off: Whether the process was terminated because it was not in the group when the
+            group ended: its exit code then does not concern the job.
+        has_joined: Whether it has been a member of the group.
+        has_lost_another: Whether it ended because another worker or its own machine is lost.
+        is_error_a_loss: Whether a program that fails is restarted.
 
     Examples:
         >>> running = dict(final_codes={0}, is_job_over=False, is_called_off=False, has_joined=True)
@@ -51,8 +51,8 @@ def end_of(
     """
     if code in final_codes or is_called_off:
         return End.FINAL
-    # Of one that has joined, only the way to the register was lost. One that has never found it
-    # would not find it again.
+    # A worker that has joined has only lost its connection to the register. One that has never
+    # reached the register would not reach it after a restart either.
     is_cut_off = code == REGISTER_LOST and has_joined
     if code > 128 or code == REFUSED or is_cut_off or has_lost_another:
         return End.FINAL if is_job_over else End.LOSS

@@ -1,4 +1,4 @@
-"""What the workers of a job find in their environments: their cluster or job, devices, threads."""
+"""The environment variables of a job's workers: their cluster or job, devices and threads."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from unison.runtime.elastic.environment import ElasticEnvironment
 
 logger = logging.getLogger("unison")
 
-#: The variables that say how many threads a process computes with: XLA's, OpenMP's and OpenBLAS'.
+#: The variables that set a process's number of threads: XLA's, OpenMP's and OpenBLAS'.
 THREAD_VARIABLES = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def cluster_on_this_machine(workers: int, address: str = LOOPBACK) -> ClusterSpec:
     """Returns a cluster of `workers` workers at free ports of this machine.
 
-    The ports are free now; nothing keeps others from taking them before the workers do.
+    The ports are currently free; another process could still take them before the workers do.
 
     Args:
-        workers: How many, at least 1.
-        address: Where the workers listen.
+        workers: The number of workers, at least 1.
+        address: The address at which the workers listen.
 
     Raises:
-        ValueError: There is no worker.
-        OSError: `address` is none of this machine's.
+        ValueError: `workers` is less than 1.
+        OSError: `address` does not belong to this machine.
     """
     if workers < 1:
         raise ValueError(f"Expected at least 1 worker. Received: {workers}")
     with contextlib.ExitStack() as open_sockets:
-        # All are open at once, so that all ports differ.
+        # All are open simultaneously, so that the ports are distinct.
         sockets = [open_sockets.enter_context(listen(address, 0)) for _ in range(workers)]
         ports = [each.getsockname()[1] for each in sockets]
     return ClusterSpec({"worker": [joined_address(address, port) for port in ports]})
@@ -48,13 +48,15 @@ def cluster_on_this_machine(workers: int, address: str = LOOPBACK) -> ClusterSpe
 def worker_environments(
     cluster: ClusterSpec, devices_per_worker: int | None = None, cores: int | None = None
 ) -> list[dict[str, str]]:
-    """Returns what is added to the environment of each worker of a cluster.
+    """Returns the additional environment variables of each worker of a cluster.
 
     Args:
         cluster: The cluster, whose tasks are workers.
-        devices_per_worker: Into how many logical devices each splits its CPU. None: as it is set.
-        cores: With how many threads each computes. None: the workers share this machine's cores,
-            at least one each; more threads would only take turns. What the user has set stays.
+        devices_per_worker: The number of logical devices into which each worker splits its CPU.
+            None: as configured.
+        cores: The number of threads of each worker. None: the workers share this machine's cores,
+            at least one each; more threads would only compete for them. Variables that the user has
+            set are kept.
 
     Examples:
         >>> cluster = ClusterSpec({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
@@ -73,12 +75,13 @@ def worker_environments(
 def with_own_gpus(environments: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Returns the environments of all workers on this machine, each with its share of the GPUs.
 
-    Where JAX would compute with GPUs, each worker sees an equal number of its own of those that
-    this process may use. Where there are fewer than workers, each sees all of them, and a warning
-    says what follows from that; so does one where some are left over. A worker alone sees all.
+    If JAX would compute with GPUs, each worker sees an equal, disjoint share of those that this
+    process may use. If there are fewer GPUs than workers, each worker sees all of them, with a
+    warning of the consequences; there is also a warning if some are left over. A single worker sees
+    all.
 
     Args:
-        environments: What is added to the environment of each worker.
+        environments: The additional environment variables of each worker.
     """
     own = [dict(environment) for environment in environments]
     names = gpus_of_jax() if len(own) > 1 else []
@@ -113,14 +116,15 @@ def elastic_environments(
     cores: int | None = None,
     added_by: str | None = None,
 ) -> list[dict[str, str]]:
-    """Returns what is added to the environment of each worker of an elastic job.
+    """Returns the additional environment variables of each worker of an elastic job.
 
     Args:
-        told: What all of them are told; name, slot and address are each one's own.
+        told: The settings that all workers share; name, slot and listening address differ.
         listen: The address at which each listens for the others.
-        devices_per_worker: Into how many logical devices each splits its CPU. None: as it is set.
-        cores: With how many threads each computes. None: they share this machine's cores.
-        added_by: A name for the process that adds them to a running job. None: the supervisor
+        devices_per_worker: The number of logical devices into which each worker splits its CPU.
+            None: as configured.
+        cores: The number of threads of each worker. None: they share this machine's cores.
+        added_by: The name of the process that adds them to a running job. None: the supervisor
             starts them.
 
     Examples:
@@ -142,7 +146,7 @@ def elastic_environments(
 
 
 def _computing(workers: int, devices_per_worker: int | None, cores: int | None) -> dict[str, str]:
-    """Returns what says with what each of `workers` workers computes."""
+    """Returns the variables for the threads and devices of each of `workers` workers."""
     if cores is None:
         threads = max(1, available_cores() // max(1, workers))
         shared = {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}

@@ -1,4 +1,4 @@
-"""`launch`: a Python function in several worker processes, and what each of them returned."""
+"""`launch`: calls a Python function in several worker processes, and returns the results."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from unison.runtime.launching.jobs import Failure, Job
 from unison.runtime.launching.ray_nodes import RayNodes, Room
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start
 
-#: What a worker runs: see `calling`.
+#: The module that a worker runs.
 _CALLING = "unison.runtime.launching.calling"
 
 
 class WorkerError(RuntimeError):
-    """A worker of a launched function has failed; the message has its traceback.
+    """A worker of a launched function has failed; the message contains its traceback.
 
     Attributes:
         worker: Its index.
-        exit_code: How its process ended.
+        exit_code: The exit code of its process.
     """
 
     def __init__(self, message: str, worker: int, exit_code: int):
@@ -55,32 +55,34 @@ def launch(
     """Calls a function in worker processes of one cluster, on this machine or on a Ray cluster.
 
     Each worker is a fresh Python process that finds the cluster in `TF_CONFIG`. When one fails,
-    the others are ended.
+    the others are terminated.
 
     Args:
-        function: What every worker calls; a function of a notebook or a lambda will do. On a Ray
-            cluster, the modules that it imports must be there.
-        workers: How many there are. Default: 2 on this machine, one a node of a Ray cluster.
-        args: What it is called with.
-        devices_per_worker: Into how many logical devices each worker splits its CPU.
-        environment: What else is added to the workers' environment.
-        timeout: Seconds after which workers that still run are ended; None: none.
-        on_line: Called with a worker's index and each line that it prints. Default: it is printed.
+        function: The function that every worker calls; a function of a notebook or a lambda is
+            allowed. On a Ray cluster, the modules that it imports must be installed.
+        workers: The number of workers. Default: 2 on this machine, one per node of a Ray cluster.
+        args: The arguments of the function.
+        devices_per_worker: The number of logical devices into which each worker splits its CPU.
+        environment: Further variables for the workers' environment.
+        timeout: Seconds after which workers that are still running are terminated; None for no
+            limit.
+        on_line: Called with a worker's index and each line that it prints. Default: prints it.
         address: The Ray cluster: `"auto"`, `"HOST:PORT"` from one of its nodes, or
             `"ray://HOST:PORT"` from elsewhere. Default: this machine, without Ray.
-        cpus_per_worker: How many of Ray's CPUs a worker takes. Default: an equal share of a node's.
+        cpus_per_worker: The number of Ray's CPUs for each worker. Default: an equal share of a
+            node's.
         gpus_per_worker: The same for GPUs.
-        monitor: Whether `unison top` may watch the workers, as it may those of `unison run`.
+        monitor: Whether `unison top` may monitor the workers, as it may those of `unison run`.
 
     Returns:
-        What the function returned, by worker.
+        The results of the function, by worker.
 
     Raises:
-        WorkerError: A worker has failed. Its traceback is in the message.
-        TimeoutError: Some took longer than `timeout`.
+        WorkerError: A worker has failed. The message contains its traceback.
+        TimeoutError: Some workers took longer than `timeout`.
         TypeError: The function, an argument or a result cannot be pickled.
-        UnavailableError: The Ray cluster cannot be reached, or has no room.
-        ImportError: Ray is not installed, and there is an `address`.
+        UnavailableError: The Ray cluster cannot be reached, or lacks resources.
+        ImportError: Ray is not installed, and `address` is given.
 
     Examples:
         >>> import json, os
@@ -133,7 +135,7 @@ def launch(
 
 
 def _outcome(job: Job, timeout: float | None, ended: Callable[[int], None]) -> Failure | None:
-    """Returns how the first worker failed, if one did; those who watch hear how the job ended."""
+    """Returns the failure of the first worker that failed, if any; reports the job's end."""
     try:
         failure = job.wait(timeout)
     except TimeoutError:
@@ -144,11 +146,11 @@ def _outcome(job: Job, timeout: float | None, ended: Callable[[int], None]) -> F
 
 
 def _nobody_watches(exit_code: int) -> None:
-    """Tells nobody how a job has ended."""
+    """Ignores how a job has ended."""
 
 
 def _import_path() -> dict[str, str]:
-    """Returns the environment in which a worker finds the modules that this process finds."""
+    """Returns the variables with which a worker can import the modules that this process can."""
     return {"PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)}
 
 

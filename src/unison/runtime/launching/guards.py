@@ -1,9 +1,9 @@
-"""How a worker ends when the process that started it has died, on Linux.
+"""The termination of workers whose parent process has died, on Linux.
 
-Most workers are killed by the kernel at once. One of an elastic job may first save what it has: it
-has a guard, a small process of its group (so that the group's number is nobody else's), which sends
-it SIGTERM, and some seconds later kills all of the group. Until then it reads what the worker
-prints, which would be an error where nobody reads it.
+The kernel kills most workers immediately. A worker of an elastic job may first save its state: it
+has a guard, a small process in its process group (so that the group's id is not reused), which
+sends it SIGTERM, and some seconds later kills the whole group. Until then the guard reads the
+worker's output, since writing to a pipe without a reader would be an error.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
-#: Becomes the program, and before that: has the kernel kill the process when its parent dies, or
-#: starts its guard; takes signals where the parent does not (Ray passes over Ctrl-C).
+#: Sets up the process, and then executes the program: it asks the kernel to kill the process when
+#: its parent dies, or starts its guard; it resets signals that the parent ignores (Ray ignores
+#: Ctrl-C).
 #:
-#: The guard waits at a pipe that nobody writes to, and which is closed when the process dies that
-#: holds the other end. It is nobody's child, since a program may wait for all its children. (The
-#: kernel could send SIGTERM as well, but does it once for each thread of the parent that ends.)
+#: The guard waits on a pipe that is never written to, and that is closed when the process that
+#: holds the other end dies. It is not a child of the program, as a program may wait for all its
+#: children. (The kernel could send SIGTERM as well, but does it once for each thread of the parent
+#: that ends.)
 _STARTER = """
 import ctypes, os, signal, sys, time
 
@@ -67,13 +69,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Guard:
-    """Has workers told by SIGTERM that this process has died, and killed some time later.
+    """Sends workers SIGTERM when this process has died, and kills them some time later.
 
-    It ends with a `with` block; the workers have ended before.
+    A context manager; the workers must have ended before it exits.
 
     Args:
-        grace: Seconds for which they may go on.
-        held: Open files, by number, that stay open as long as one of the workers lives: locks.
+        grace: Seconds between SIGTERM and SIGKILL.
+        held: File descriptors that stay open as long as one of the workers is alive: locks.
     """
 
     def __init__(self, grace: float, held: Sequence[int] = ()):
@@ -82,10 +84,10 @@ class Guard:
         self._reading, self._writing = os.pipe()
 
     def inherited(self, output: int) -> tuple[int, ...]:
-        """Returns the open files that a worker's process inherits, for its guard.
+        """Returns the file descriptors that a worker's process inherits, for its guard.
 
         Args:
-            output: From which is read what the worker prints.
+            output: The file descriptor from which the worker's output is read.
         """
         return (self._reading, output, *self._held)
 
@@ -100,12 +102,12 @@ class Guard:
 def ending_with_this_process(
     command: Sequence[str], guard: Guard | None, inherited: Sequence[int]
 ) -> list[str]:
-    """Returns the command that starts `command` as a worker, which leads a group of its own.
+    """Returns the command that starts `command` as a worker that ends with this process.
 
     Args:
         command: The program's path, and its arguments.
-        guard: What lets it go on for a while. None: it is killed at once.
-        inherited: The open files that the process inherits for its guard.
+        guard: The guard that terminates it after a grace period. None: it is killed immediately.
+        inherited: The file descriptors that the process inherits for its guard.
     """
     if sys.platform != "linux":
         return list(command)

@@ -1,12 +1,12 @@
-"""The folder of an elastic job: what outlives its processes.
+"""The folder of an elastic job: the files that outlive its processes.
 
-- `lock`: held by the supervisor; two cannot run one job.
-- `workers.lock`: held as long as a worker lives, also without a supervisor.
-- `token`: the secret by which workers are known; only its owner can read it.
-- `address`: where the register listens, or listened last.
-- `events.jsonl`: what happened, one JSON object a line.
-- `state`: what the workers saved when the job was interrupted; gone when it is done. Beside it,
-  what each of them alone had (`state-...`).
+- `lock`: held by the supervisor, so that only one runs the job.
+- `workers.lock`: held as long as a worker is alive, also without a supervisor.
+- `token`: the secret that authenticates workers; only its owner can read it.
+- `address`: the current or last address of the register.
+- `events.jsonl`: the job's events, one JSON object per line.
+- `state`: the state that the workers saved when the job was interrupted; removed when it is done.
+  Files `state-...` contain the parts that only one worker has.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from pathlib import Path
 from typing import Any, Self
 
 from unison.errors import UnavailableError
-from unison.runtime.elastic.keeping import forget_kept
+from unison.runtime.elastic.persisted_state import forget_kept
 from unison.storage import atomic
 from unison.storage.locks import lock
 from unison.storage.temporary_folders import remove_left_behind
 
-#: The files that a supervisor has open.
+#: The files that a supervisor keeps open.
 _KEPT_OPEN = ("lock", "workers.lock", "events.jsonl")
 
-#: How the names of temporary folders begin.
+#: The prefix of the names of temporary folders.
 _TEMPORARY = "unison-job-"
 
 _TOKEN = re.compile("[0-9a-f]{32}")
 
-#: How much a message shows of a file that holds something else.
+#: The number of characters of an invalid file that a message shows.
 _SHOWN = 64
 
 
 class JobFolder:
-    """The folder of a job that this process runs, from the start of a `with` block to its end.
+    """The folder of a job that this process runs, as a context manager.
 
     Args:
-        path: Where it is; made if need be. None: a temporary one, which goes at the end unless
-            there is a state in it. Those go, too, that killed processes have left without a state.
+        path: Its path; created if needed. None: a temporary folder, which is removed at the end
+            unless it contains a state. Temporary folders without a state that killed processes have
+            left behind are removed, too.
         patience: Seconds for the last workers of an earlier run of the job to end.
         on_wait: Called when there are such workers.
 
     Raises:
-        UnavailableError: Another process runs the job, workers of an earlier one do not end, or
-            others can read the token.
+        UnavailableError: Another process runs the job, workers of an earlier one do not end, or the
+            token is readable by others.
 
     Examples:
         >>> with JobFolder(None) as folder:
@@ -73,7 +74,7 @@ class JobFolder:
         self._on_wait = on_wait
         self._end = contextlib.ExitStack()
         self._journal = -1
-        #: What the workers' processes keep open.
+        #: The file descriptor that the workers' processes keep open.
         self.workers_lock = -1
 
     def __enter__(self) -> Self:
@@ -109,14 +110,14 @@ class JobFolder:
 
     @property
     def has_state(self) -> bool:
-        """Whether the workers have saved a state from which the job can go on."""
+        """Whether the workers have saved a state from which the job can resume."""
         return (self.path / "state").exists()
 
     def token(self) -> str:
-        """Returns the secret by which workers are known; an earlier run's, if there was one.
+        """Returns the secret that authenticates workers; an earlier run's, if there was one.
 
         Raises:
-            UnavailableError: Others can read it.
+            UnavailableError: It is readable by others.
         """
         path = self.path / "token"
         if not path.exists():
@@ -140,7 +141,7 @@ class JobFolder:
         return token
 
     def publish(self, address: str) -> None:
-        """Writes down where the register listens."""
+        """Writes the address of the register."""
         with atomic.replacing(str(self.path / "address")) as file:
             file.write(f"{address}\n".encode())
 
@@ -151,7 +152,7 @@ class JobFolder:
             os.write(self._journal, line.encode())
 
     def forget_state(self) -> None:
-        """Removes the saved state: the job is done, and begins anew if it is started again."""
+        """Removes the saved state: the job is done, and starts from the beginning next time."""
         forget_kept(str(self.path))
 
     def _opened(self, name: str, undoing: contextlib.ExitStack) -> int:

@@ -12,22 +12,22 @@ from typing import Self
 
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start, Worker
 
-#: Seconds between two looks at the workers.
+#: Seconds between two polls of the workers.
 _LOOK_EVERY = 0.05
 
-#: Seconds for which a job waits for the failure of another worker, of which a worker speaks that
-#: has failed: errors may travel faster than processes end.
+#: Seconds to wait for the failure of another worker that a failed worker has reported: errors may
+#: be reported before the process that caused them has ended.
 _CULPRIT_GRACE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """How the first worker failed that did.
+    """The failure of a worker.
 
     Attributes:
         worker: Its index.
-        exit_code: As shells give it: what the program returned, or 128 and the signal's number.
-        last_lines: What it printed last: the traceback, if there is one, else some lines.
+        exit_code: The exit code as in a shell: the program's, or 128 plus the signal's number.
+        last_lines: Its last output: the traceback, if there is one, else some lines.
     """
 
     worker: int
@@ -36,7 +36,7 @@ class Failure:
 
     @property
     def how(self) -> str:
-        """The name of the signal that ended it, or its exit code.
+        """The name of the signal that terminated it, or its exit code.
 
         Examples:
             >>> Failure(0, 137, []).how, Failure(0, 3, []).how
@@ -49,7 +49,7 @@ class Failure:
 
     @property
     def error(self) -> str:
-        """The class of the error that ended it, and the first line of its message; else empty.
+        """The class of its final error, and the first line of the message; empty if there is none.
 
         Examples:
             >>> Failure(0, 1, ["Traceback (most recent call last):", "  ...", "KeyError: 3"]).error
@@ -60,20 +60,20 @@ class Failure:
         return next((line for line in after if line and not line.startswith(" ")), "")
 
     def __str__(self) -> str:
-        """Says in one line what happened."""
+        """Describes the failure in one line."""
         ended = "was ended by" if self.how.startswith("SIG") else "failed with"
         return f"worker {self.worker} {ended} {self.how}"
 
 
 class Job:
-    """The workers of a job; they run from the start of a `with` block.
+    """The workers of a job, as a context manager that starts them.
 
-    The block's end ends those that still run: first asked by SIGTERM, then killed.
+    Its exit terminates those that are still running: first by SIGTERM, then by SIGKILL.
 
     Args:
-        programs: What the workers run.
+        programs: The workers' programs.
         on_line: Called for every line that a worker prints, in threads.
-        grace: Seconds between asking and killing.
+        grace: Seconds between the two signals.
         start: Starts a worker. Default: on this machine.
 
     Examples:
@@ -95,7 +95,7 @@ class Job:
         self._grace = grace
         self._start = start
         self._workers: list[Worker] = []
-        #: How the first worker failed that did; None while all is well.
+        #: The failure of the first worker that failed; None if none has.
         self.failure: Failure | None = None
 
     def __enter__(self) -> Self:
@@ -117,21 +117,21 @@ class Job:
 
     @property
     def running(self) -> int:
-        """How many workers run."""
+        """The number of running workers."""
         return len(self._running())
 
     def wait(self, timeout: float | None = None) -> Failure | None:
-        """Waits until all workers are through, or one has failed; then ends the others.
+        """Waits until all workers are done, or one has failed; then terminates the others.
 
         Args:
-            timeout: Seconds, at most; None: as long as it takes.
+            timeout: The timeout in seconds; None for no limit.
 
         Returns:
-            How the first one failed, or None. Where one fails because another one has, the other
-            one counts.
+            The first failure, or None. If a worker fails because another one has failed, the other
+            one's failure is returned.
 
         Raises:
-            TimeoutError: They took longer. Those that run are ended.
+            TimeoutError: They took longer. Those that are still running are terminated.
         """
         last = None if timeout is None else time.monotonic() + timeout
         while self.running and not self._has_failed():
@@ -150,7 +150,7 @@ class Job:
         return self.failure
 
     def results(self) -> list[bytes]:
-        """Returns what the workers, which have ended, have sent back."""
+        """Returns the results that the workers, which have ended, have sent back."""
         return [worker.result() for worker in self._workers]
 
     def signal(self, number: int) -> None:
@@ -159,13 +159,13 @@ class Job:
             worker.signal(number)
 
     def end(self) -> None:
-        """Ends the workers that run, and waits until they have ended."""
+        """Terminates the running workers, and waits until they have ended."""
         if self.running:
             self.signal(signal.SIGTERM)
             last = time.monotonic() + self._grace
             while self.running and time.monotonic() < last:
                 time.sleep(_LOOK_EVERY)
-        # A worker's children outlive it where it was killed, or forgot them.
+        # A worker's children may outlive it, for example if it was killed.
         self.signal(signal.SIGKILL)
         for worker in self._workers:
             worker.close()
@@ -174,7 +174,7 @@ class Job:
         return [worker for worker in self._workers if worker.exit_code is None]
 
     def _has_failed(self) -> bool:
-        """Whether a worker has failed by itself, or long enough ago because another one has."""
+        """Returns whether a worker failed by itself, or long enough ago because of another one."""
         failed = [worker for worker in self._workers if worker.exit_code]
         return any(
             time.monotonic() - worker.ended_at > _CULPRIT_GRACE or not worker.has_lost_another()

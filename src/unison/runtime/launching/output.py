@@ -1,4 +1,4 @@
-"""What a worker prints, as lines."""
+"""A worker's output, as lines."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import os
 import time
 from collections.abc import Iterator
 
-#: A longer line is cut in pieces, so that it does not fill the memory.
+#: Longer lines are split, so that they do not fill the memory.
 _MOST_CHARACTERS = 1 << 16
 
-#: Seconds between two states of a progress bar that are shown.
+#: Seconds between two displayed states of a progress bar.
 _BAR_EVERY = 1.0
 
 
 def printed_lines(output: int) -> Iterator[str]:
-    """Yields the lines that are written to a pipe, without their ends, until it is closed.
+    """Yields the lines written to a pipe, without line terminators, until it is closed.
 
-    A line that is drawn over, by carriage returns and backspaces as progress bars do it, is its
-    last state; until that is known, it is yielded once a second as it is.
+    For a line that is overwritten with carriage returns and backspaces, as by progress bars, the
+    last state is yielded; until the line is complete, its current state is yielded once per second.
 
     Args:
-        output: The open pipe, by number.
+        output: The file descriptor of the pipe.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     pending = ""
@@ -46,8 +46,8 @@ def printed_lines(output: int) -> Iterator[str]:
 
 
 def _without_older_states(line: str) -> tuple[str, str]:
-    """Returns the last complete state of a line that has not ended, and what follows it."""
-    # A carriage return that was read last may belong to the line's end.
+    """Returns the last complete state of an unfinished line, and the text after it."""
+    # A trailing carriage return may be part of the line terminator.
     older, _, newest = line.rstrip("\r").rpartition("\r")
     return _last_state(older), newest + "\r" * (len(line) - len(line.rstrip("\r")))
 

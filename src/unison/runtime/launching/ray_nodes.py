@@ -1,7 +1,7 @@
 """Workers on the nodes of a Ray cluster.
 
-Ray finds the room and tells of nodes that are lost. Each worker has an actor, which starts it as a
-process on its node as a job of one machine does, and ends with this process.
+Ray allocates the resources and reports lost nodes. Each worker has an actor, which starts it as a
+process on its node, as a local job does, and ends with this process.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Wor
 
 Result = TypeVar("Result")
 
-#: Seconds for a connection, for the start of Ray's driver, and for room and actors.
+#: Timeouts in seconds for a connection, for the start of Ray's driver, and for resources and
+#: actors.
 _SECONDS_TO_CONNECT = 5.0
 _SECONDS_TO_JOIN = 30.0
 _SECONDS_FOR_ROOM = 60.0
 
-#: Seconds for which an actor waits for something to tell, and for which its answer is waited for.
+#: Seconds for which an actor waits for output to report, and the timeout of its replies.
 _TELL_EVERY = 1.0
 _SECONDS_TO_ANSWER = 60.0
 
-#: How many lines an actor keeps; the worker waits when nobody fetches them. Of reports it keeps the
-#: latest.
+#: The number of lines that an actor buffers; the worker blocks until they are fetched. Only the
+#: latest reports are kept.
 _MOST_LINES = 10_000
 _MOST_REPORTS = 64
 
 #: The exit code of a worker whose node or actor is lost.
 _LOST = 1
 
-#: What the workers' environment has of this process's: what configures the libraries.
+#: The prefixes of environment variables that are passed to the workers: library configuration.
 _FORWARDED = ("JAX_", "KERAS_", "NCCL_", "UNISON_", "XLA_")
 
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """What the workers of a job take of a Ray cluster.
+    """The resources that the workers of a job take from a Ray cluster.
 
     Attributes:
-        workers: How many there are. None: one a node.
-        cpus: How many CPUs each takes. None: an equal share of a node's.
-        gpus: How many GPUs each takes. None: an equal share of a node's.
+        workers: The number of workers. None: one per node.
+        cpus: The number of CPUs of each worker. None: an equal share of a node's.
+        gpus: The number of GPUs of each worker. None: an equal share of a node's.
     """
 
     workers: int | None = None
@@ -63,7 +64,7 @@ class Room:
     gpus: int | None = None
 
     def on(self, nodes: list[dict[str, float]]) -> Room:
-        """Returns what is taken of these nodes, each given by what it has of every resource.
+        """Returns the request with its defaults set from the nodes, given by their resources.
 
         Examples:
             >>> Room().on([{"CPU": 4.0}, {"CPU": 6.0}])
@@ -81,7 +82,7 @@ class Room:
         return Room(workers, cpus, share("GPU") if self.gpus is None else self.gpus)
 
     def fits_on(self, nodes: list[dict[str, float]]) -> bool:
-        """Whether the nodes have so much, were they free.
+        """Returns whether the nodes have these resources, if all are free.
 
         Examples:
             >>> Room(workers=3, cpus=2, gpus=0).fits_on([{"CPU": 4.0}, {"CPU": 3.0}])
@@ -98,19 +99,20 @@ class Room:
 
 
 class RayNodes:
-    """Places for the workers of a job on the nodes of a Ray cluster, from the start of a `with`
-    block to its end.
+    """Resources for the workers of a job on the nodes of a Ray cluster, as a context manager.
 
     Args:
         address: `"auto"`, `"HOST:PORT"` or `"ray://HOST:PORT"`.
-        room: What the workers take.
-        folder: The folder that is sent to the nodes, where the workers run. None: none.
-        grace: Seconds for which workers may go on after the end of this process; None: they are
+        room: The workers' resources.
+        folder: The folder that is sent to the nodes and in which the workers run. None: no folder
+            is sent.
+        grace: Seconds that workers may continue after the end of this process; None: they are
             killed with it.
 
     Raises:
         ImportError: Ray is not installed.
-        UnavailableError: The cluster cannot be reached, has no room, or its nodes have no Unison.
+        UnavailableError: The cluster cannot be reached, lacks resources, or its nodes do not have
+            Unison.
     """
 
     def __init__(
@@ -122,11 +124,11 @@ class RayNodes:
         self._grace = grace
         self._end = contextlib.ExitStack()
         self._actors: list[Any] = []
-        # The nodes may have no home folder in common, where the workers would find the user's key.
+        # The nodes may not share a home folder in which the workers would find the user's key.
         self._key = new_key()
-        #: The workers' addresses: their nodes', with ports that are free there.
+        #: The workers' addresses: their nodes' addresses with free ports.
         self.cluster = ClusterSpec({})
-        #: With how many threads a worker computes.
+        #: The number of threads of a worker.
         self.cores = 1
 
     def __enter__(self) -> Self:
@@ -177,7 +179,7 @@ class RayNodes:
 
 
 class RayWorker(Worker):
-    """A worker on a Ray cluster, seen from here: a thread fetches what its actor tells."""
+    """The local proxy of a worker on a Ray cluster: a thread polls its actor."""
 
     def __init__(
         self, index: int, program: Program, on_line: OnLine, actor: Any, grace: float | None
@@ -190,7 +192,7 @@ class RayWorker(Worker):
         self._result = b""
         self._on_report = program.on_report
         self._clock = _Clock()
-        there = dataclasses.replace(program, on_report=None)  # what it calls is here
+        there = dataclasses.replace(program, on_report=None)  # the callback is local
         asks = program.on_report is not None
         try:
             ray.get(actor.start.remote(there, grace, asks), timeout=_SECONDS_TO_ANSWER)
@@ -234,9 +236,10 @@ class RayWorker(Worker):
 
 
 class _Clock:
-    """How far the clock of a node is ahead of this one's, by what is said anyway.
+    """Estimates how far a node's clock is ahead of the local one, from the existing messages.
 
-    Nothing is heard before it was said, so each question and its answer bound it from both sides.
+    A message is never received before it was sent, so each request and its reply bound the offset
+    from both sides.
 
     Examples:
         >>> clock = _Clock()
@@ -250,7 +253,7 @@ class _Clock:
         self._bounds: collections.deque[tuple[float, float]] = collections.deque(maxlen=64)
 
     def compare(self, said: float, heard_there: float, said_there: float, heard: float) -> None:
-        """Takes note of when a question and its answer were said and heard."""
+        """Adds the times at which a request and its reply were sent and received."""
         self._bounds.append((said_there - heard, heard_there - said))
 
     @property
@@ -261,14 +264,14 @@ class _Clock:
 
 
 class Told(NamedTuple):
-    """What an actor tells of its worker.
+    """An actor's report on its worker.
 
     Attributes:
-        lines: What it has printed since the last time.
-        reports: What it has reported since.
-        exit_code: How it has ended, after its last line; None before.
-        asked_at: When the actor was asked, by its node's clock.
-        told_at: When it answers.
+        lines: The lines printed since the last report.
+        reports: What the worker has reported since then.
+        exit_code: Its exit code, once its last line has been returned; None before.
+        asked_at: When the actor received the request, by its node's clock.
+        told_at: When it replied, by the same clock.
     """
 
     lines: list[str]
@@ -279,7 +282,7 @@ class Told(NamedTuple):
 
 
 class WorkerActor:
-    """What Ray runs on a worker's node; its methods are called in several threads."""
+    """The Ray actor on a worker's node; its methods are called in several threads."""
 
     def __init__(self) -> None:
         self._worker: ProcessWorker | None = None
@@ -289,7 +292,7 @@ class WorkerActor:
         self._reports: collections.deque[bytes] = collections.deque(maxlen=_MOST_REPORTS)
 
     def address(self) -> str:
-        """Returns the node's address with a port that is free there."""
+        """Returns the node's address with a free port."""
         import ray
 
         return cluster_on_this_machine(1, ray.util.get_node_ip_address()).task_address("worker", 0)
@@ -298,9 +301,9 @@ class WorkerActor:
         """Starts the worker.
 
         Args:
-            program: What it runs.
-            grace: Seconds for which it may go on after the end of this process.
-            asks: Whether it is to report.
+            program: The worker's program.
+            grace: Seconds that it may continue after the end of this process.
+            asks: Whether the worker should report.
         """
         if grace is not None and self._guard is None:
             self._guard = Guard(grace)
@@ -314,7 +317,7 @@ class WorkerActor:
         self._worker.signal(number)
 
     def tell(self) -> Told:
-        """Returns what is new, as soon as there are lines; after the last one, the exit code."""
+        """Returns new output, waiting for it for a while; after the last line, the exit code."""
         asked_at = time.time()
         assert self._worker is not None
         exit_code = self._worker.exit_code
@@ -322,12 +325,12 @@ class WorkerActor:
         if not lines and exit_code is not None:
             self._worker.signal(signal.SIGKILL)  # its children
             self._worker.close()
-            lines = self._fetched(0.0)  # which it has read in the meantime
+            lines = self._fetched(0.0)  # those read in the meantime
         reports = [self._reports.popleft() for _ in range(len(self._reports))]
         return Told(lines, reports, None if lines else exit_code, asked_at, time.time())
 
     def _fetched(self, seconds: float) -> list[str]:
-        """Returns the lines that are kept, and makes room; if there are none, those to come."""
+        """Returns and removes the buffered lines; waits up to `seconds` if there are none."""
         with self._has_lines:
             self._has_lines.wait_for(lambda: self._lines, seconds)
             lines = list(self._lines)
@@ -336,7 +339,7 @@ class WorkerActor:
         return lines
 
     def result(self) -> bytes:
-        """Returns what the worker, which has ended, has sent back."""
+        """Returns the result that the worker, which has ended, has sent back."""
         assert self._worker is not None
         return self._worker.result()
 
@@ -351,7 +354,7 @@ class WorkerActor:
 
 
 def _connected(address: str, folder: str | None, undoing: contextlib.ExitStack) -> Any:
-    """Returns Ray, connected to the cluster."""
+    """Returns the module `ray`, connected to the cluster."""
     try:
         import ray
     except ImportError as error:
@@ -379,7 +382,7 @@ def _connected(address: str, folder: str | None, undoing: contextlib.ExitStack) 
 
 
 def _check_reachable(address: str) -> None:
-    """Tells at once what Ray finds out after a minute: nobody listens there."""
+    """Checks that the address can be reached, which takes Ray a minute to find out."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
@@ -399,7 +402,7 @@ def _check_reachable(address: str) -> None:
 def _placed_actors(
     ray: Any, room: Room, nodes: list[dict[str, float]], undoing: contextlib.ExitStack
 ) -> list[Any]:
-    """Returns one actor a worker, spread over the nodes."""
+    """Returns one actor per worker, spread over the nodes."""
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -434,10 +437,10 @@ def _placed_actors(
 
 
 def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """Returns what `call` returns, or raises what it raises.
+    """Calls a function in a thread, and returns its result or raises its error.
 
     Raises:
-        TimeoutError: It takes longer; it goes on in its thread.
+        TimeoutError: It takes longer; it continues in its thread.
     """
     outcome: list[Any] = []
 

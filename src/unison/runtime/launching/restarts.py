@@ -1,20 +1,20 @@
-"""Whether and when a lost worker of an elastic job is started again."""
+"""The restart policy for lost workers of an elastic job."""
 
 from __future__ import annotations
 
 import dataclasses
 
-#: One that ends so soon after its start, and so often in a row before it has joined, never will.
+#: A worker that ends within this time, this many times in a row, before joining, is given up.
 _SOON = 10.0
 _SOON_IN_A_ROW = 3
 
-#: Seconds before the start of one that ended before it had joined, which double each time.
+#: The backoff in seconds after a worker ended before it had joined; it doubles each time.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
 
 class GivenUpError(Exception):
-    """A worker is not started again; the message says why."""
+    """A worker is not restarted; the message states why."""
 
 
 @dataclasses.dataclass
@@ -22,7 +22,7 @@ class Restarts:
     """The restarts of a job's workers.
 
     Args:
-        at_most: How many there may be in the whole job.
+        at_most: The maximum number of restarts in the whole job.
 
     Examples:
         >>> restarts = Restarts(at_most=10)
@@ -35,11 +35,11 @@ class Restarts:
     """
 
     at_most: int
-    #: How many there have been.
+    #: The number of restarts so far.
     used: int = 0
 
     def __post_init__(self) -> None:
-        #: How often in a row each worker ended before it had joined, and how often soon.
+        #: How often in a row each worker ended before it had joined, and how often it did so soon.
         self._in_vain: dict[int, int] = {}
         self._soon: dict[int, int] = {}
 
@@ -47,12 +47,12 @@ class Restarts:
         """Counts a restart, and returns the seconds to wait before it.
 
         Args:
-            worker: Which one was lost.
+            worker: The worker that was lost.
             lived: Seconds for which it ran.
             has_joined: Whether it had joined the job.
 
         Raises:
-            GivenUpError: It is not to be started again.
+            GivenUpError: It is not to be restarted.
         """
         in_vain = 0 if has_joined else self._in_vain.get(worker, 0) + 1
         soon = 0 if has_joined or lived > _SOON else self._soon.get(worker, 0) + 1

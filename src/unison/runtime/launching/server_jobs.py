@@ -15,10 +15,10 @@ from unison.runtime.launching.environments import THREAD_VARIABLES
 from unison.runtime.launching.jobs import Failure, Job
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start, Worker
 
-#: What a worker or server runs.
+#: The module that a worker or server runs.
 SERVING = "unison.parameter_server"
 
-#: Seconds between two looks at the processes.
+#: Seconds between two polls of the processes.
 _LOOK_EVERY = 0.05
 
 
@@ -28,7 +28,7 @@ class Task:
 
     Attributes:
         job: "chief", "worker" or "ps".
-        index: Its index there.
+        index: Its index in the job.
     """
 
     job: str
@@ -47,14 +47,15 @@ def tasks_of(cluster: ClusterSpec) -> list[Task]:
 def task_environment(
     cluster: ClusterSpec, task: Task, key: str, threads: int, checkpoints: str | None = None
 ) -> dict[str, str]:
-    """Returns what is added to the environment of a task.
+    """Returns the additional environment variables of a task.
 
     Args:
         cluster: The cluster.
         task: The task.
         key: The job's key, which all processes must know.
-        threads: With how many threads a worker computes.
-        checkpoints: Where servers write their variables every so often; None: they do not.
+        threads: The number of threads of a worker.
+        checkpoints: The folder in which servers periodically save their variables; None if they do
+            not.
 
     Examples:
         >>> cluster = ClusterSpec({"worker": ["127.0.0.1:2222"], "ps": ["127.0.0.1:2223"]})
@@ -71,25 +72,25 @@ def task_environment(
         if name not in os.environ:
             environment[name] = str(threads)
     if task.job == "ps":
-        environment["JAX_PLATFORMS"] = "cpu"  # where there is memory for what does not fit
+        environment["JAX_PLATFORMS"] = "cpu"  # the host has the memory for large variables
         if checkpoints is not None:
             environment["UNISON_PS_CHECKPOINTS"] = checkpoints
     return environment
 
 
 class ParameterServerJob(Job):
-    """A job that lasts as long as its first program, the chief.
+    """A job that runs as long as its first program, the chief.
 
-    Workers that are lost are started again, and so are servers, if they keep checkpoints.
+    Lost workers are restarted, and so are servers, if they write checkpoints.
 
     Args:
-        programs: What the tasks run.
+        programs: The tasks' programs.
         tasks: The tasks; the first is the chief.
         on_line: Called for every line that a task prints, in threads.
         start: Starts a task.
-        restarts: How often a task is started again, in the whole job.
-        restarts_servers: Whether servers are.
-        say: Called with what happens.
+        restarts: The maximum number of restarts in the whole job.
+        restarts_servers: Whether servers are restarted.
+        say: Called with a message about each event.
     """
 
     def __init__(
@@ -109,13 +110,13 @@ class ParameterServerJob(Job):
         self._say = say
 
     def wait(self, timeout: float | None = None) -> Failure | None:
-        """Waits until the chief is through; then ends the others.
+        """Waits until the chief is done; then terminates the others.
 
         Returns:
-            How the chief failed, or None.
+            The failure of the chief, or None.
 
         Raises:
-            TimeoutError: It took longer. Those that run are ended.
+            TimeoutError: It took longer. The running tasks are terminated.
         """
         last = None if timeout is None else time.monotonic() + timeout
         chief = self._workers[0]
@@ -133,7 +134,7 @@ class ParameterServerJob(Job):
         return self.failure
 
     def interrupt(self) -> None:
-        """Sends Ctrl-C to the chief: it may still save variables, so servers must go on."""
+        """Sends Ctrl-C to the chief: it may still save variables, so servers keep running."""
         self._workers[0].signal(signal.SIGINT)
 
     def _bring_back(self, place: int, worker: Worker) -> None:
@@ -147,6 +148,6 @@ class ParameterServerJob(Job):
         worker.close()
         try:
             self._workers[place] = self._start(place, self._programs[place], self._on_line)
-        except Exception as error:  # Ray's, of many kinds: its node may be lost
+        except Exception as error:  # Ray raises many types: its node may be lost
             self._say(f"{task} cannot be started again: {error}")
             worker.ended_at = -1.0

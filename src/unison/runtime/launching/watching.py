@@ -1,4 +1,4 @@
-"""Monitoring of jobs of `launch`, which lies on a floor above and is registered here."""
+"""Monitoring of `launch` jobs: implemented in a higher layer, which registers itself here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Watched(Protocol):
-    """A job that others may watch, in a `with` block; see `unison.monitoring.launcher`."""
+    """A job that can be monitored, as a context manager; see `unison.monitoring.launcher`."""
 
     def __enter__(self) -> Self: ...
 
@@ -20,21 +20,21 @@ class Watched(Protocol):
         """Returns the workers' programs, which report to this process."""
 
     def ended(self, exit_code: int) -> None:
-        """Says how the job has ended, to those who watch."""
+        """Reports the job's exit code to those who monitor it."""
 
 
-#: Makes it of a program's name, the kind of the job and its workers' names.
+#: Creates one from a program's name, the kind of the job and its workers' names.
 Watch = Callable[[str, str, Sequence[str]], Watched]
 
 _watch: Watch
 
 
 def watch_by(watch: Watch) -> None:
-    """Registers what lets others watch jobs."""
+    """Registers the implementation of monitoring."""
     global _watch
     _watch = watch
 
 
 def watched(program: str, kind: str, workers: Sequence[str]) -> Watched:
-    """Returns a job as others may watch it."""
+    """Returns a job that can be monitored."""
     return _watch(program, kind, workers)

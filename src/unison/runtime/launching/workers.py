@@ -1,7 +1,7 @@
-"""A worker of a job: one process, which leads a group of its own.
+"""A worker of a job: one process, which leads its own process group.
 
-So Ctrl-C reaches only the job, which passes it on, and a worker's children end with it. On Linux,
-a worker ends with the process that started it: see `guards`.
+So Ctrl-C only reaches the job, which forwards it, and a worker's children end with the worker. On
+Linux, a worker ends with the process that started it: see `guards`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from unison.runtime.launching.guards import Guard, ending_with_this_process
 from unison.runtime.launching.output import printed_lines
 from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 
-#: Called with a worker's index and a line that it has printed, without its end.
+#: Called with a worker's index and a line that it has printed, without the line terminator.
 OnLine = Callable[[int, str], None]
 
-#: Called with what a worker reports of itself, a line of JSON, and with the seconds by which the
-#: clock of its machine is ahead of this one's.
+#: Called with a report of a worker, a line of JSON, and with the seconds by which the clock of its
+#: machine is ahead of the local one.
 OnReport = Callable[[bytes, float], None]
 
-#: The variable that tells a worker the pipe to which it may write such lines: its number, and its
-#: inode, by which it is known to be that pipe still.
+#: The variable with the pipe to which a worker may write such lines: the file descriptor and its
+#: inode, which identifies the pipe.
 REPORTS_VARIABLE = "UNISON_REPORTS"
 
-#: A report is no longer than this; what is, is none.
+#: The maximum length of a report; longer lines are not reports.
 _MOST_BYTES = 1 << 20
 
-#: How many of a worker's last lines are kept, to show why it failed.
+#: The number of a worker's last lines that are kept, to show why it failed.
 _LINES_KEPT = 200
 
-#: Seconds for which the output of a worker that has ended is still read, before and after its
-#: children are killed: they may hold it open.
+#: Seconds for which the output of an ended worker is still read, before and after its children are
+#: killed: they may keep the pipe open.
 _LAST_WORDS = 0.5
 _OUTPUT_GRACE = 2.0
 
-#: How Python's sentence between the tracebacks of two errors ends.
+#: The endings of Python's sentence between the tracebacks of two errors.
 _BETWEEN_ERRORS = ("direct cause of the following exception:", "another exception occurred:")
 
-#: What a worker says that misses another one, wherever the error has come through.
+#: The error of a worker that has lost another one, however it was propagated.
 _MISSES_ANOTHER = re.compile(
     r"^(unison\.errors\.|unison\.runtime\.elastic\.group\.)?(UnavailableError|GroupChanged): ",
     re.MULTILINE,
@@ -57,15 +57,15 @@ _MISSES_ANOTHER = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a worker runs.
+    """The program of a worker.
 
     Attributes:
-        arguments: What Python is started with: the program's file, and its arguments.
-        environment: What is added to the environment of the process that starts it.
-        call: What is sent to the program, which answers with its result: its standard input is a
-            socket for both. None: it is empty.
-        on_report: Called, in a thread, with what the program reports while it runs. None: it has
-            nobody to report to.
+        arguments: The arguments of Python: the program's file, and its arguments.
+        environment: Additions to the environment of the process that starts it.
+        call: The data sent to the program, which replies with its result: its standard input is a
+            socket for both. None: its standard input is empty.
+        on_report: Called, in a thread, with the program's reports while it runs. None: it does not
+            report.
     """
 
     arguments: Sequence[str]
@@ -75,14 +75,14 @@ class Program:
 
 
 class Worker(abc.ABC):
-    """A worker that runs, or has ended.
+    """A worker that is running or has ended.
 
     Attributes:
-        index: Its number.
-        ended_at: When it ended, by this process's monotonic clock; 0 while it runs.
-        exit_code: As shells give it: what the program returned, or 128 and the signal's number.
-            None while it runs.
-        is_cut_off: Whether it is lost because its machine is.
+        index: Its index.
+        ended_at: When it ended, by this process's monotonic clock; 0 while it is running.
+        exit_code: The exit code as in a shell: the program's, or 128 plus the signal's number. None
+            while it is running.
+        is_cut_off: Whether it is lost because its machine is lost.
     """
 
     def __init__(self, index: int, on_line: OnLine):
@@ -99,48 +99,48 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Waits for the end of the worker, which has been killed unless it has ended by itself."""
+        """Waits for the end of the worker, which has exited by itself or been killed."""
 
     @abc.abstractmethod
     def result(self) -> bytes:
-        """Returns what the worker, which has ended, has sent back."""
+        """Returns the result that the worker, which has ended, has sent back."""
 
     def hear(self, line: str) -> None:
-        """Notes a line that the worker has printed, and passes it on."""
+        """Records a line that the worker has printed, and passes it on."""
         self._lines.append(line)
         self._on_line(self.index, line)
 
     def has_lost_another(self) -> bool:
-        """Whether it has failed because it misses another worker."""
+        """Returns whether it has failed because another worker is lost."""
         said = "\n".join(self.last_lines())
         is_code = self.exit_code == LOST_ANOTHER_EXIT_CODE
         return is_code or _MISSES_ANOTHER.search(said) is not None
 
     def last_lines(self) -> list[str]:
-        """Returns its last traceback, with those that led to it; else its last lines."""
+        """Returns its last traceback, including chained ones; else its last lines."""
         lines = list(self._lines)
         starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
         if not starts:
             return lines[-10:]
         start = starts.pop()
-        # An error that came of another one has both tracebacks, with a sentence between them.
+        # A chained error has both tracebacks, with a sentence between them.
         while starts and any(line.endswith(_BETWEEN_ERRORS) for line in lines[starts[-1] : start]):
             start = starts.pop()
         return lines[start:]
 
 
-#: Starts a worker, given its index, its program, and what is called for its lines.
+#: Starts a worker, given its index, its program, and the callback for its lines.
 Start = Callable[[int, Program, OnLine], Worker]
 
 
 class ProcessWorker(Worker):
-    """A worker on this machine: its process, and threads that read what it says and when it ends.
+    """A worker on this machine: its process, and threads that read its output and wait for its end.
 
     Args:
-        index: Its number.
-        program: What it runs.
+        index: Its index.
+        program: Its program.
         on_line: Called for every line that it prints, in a thread.
-        guard: Says how it ends when this process dies. None: it is killed at once.
+        guard: Terminates it when this process dies. None: it is killed immediately.
     """
 
     def __init__(self, index: int, program: Program, on_line: OnLine, guard: Guard | None = None):
@@ -150,7 +150,7 @@ class ProcessWorker(Worker):
         for end in (own_end, end_of_worker):
             end.settimeout(None)  # whatever the program's default is
         output, end_of_output = os.pipe()
-        reports, end_of_reports = os.pipe()  # which ends at once where nobody is to report
+        reports, end_of_reports = os.pipe()  # closed immediately if the worker does not report
         inherited = () if guard is None else guard.inherited(output)
         command = [sys.executable, *program.arguments]
         environment = {**os.environ, **program.environment}
@@ -186,7 +186,7 @@ class ProcessWorker(Worker):
         self._reader_of_reports = _started(self._read_reports, reports, program.on_report)
 
     def signal(self, number: int) -> None:
-        if self._process.returncode is None:  # not reaped: the group's number is its own
+        if self._process.returncode is None:  # not reaped: the group's id is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
@@ -200,7 +200,7 @@ class ProcessWorker(Worker):
         return self._result
 
     def _wait(self) -> None:
-        # It is looked at and not reaped, so that nobody else gets the group's number.
+        # Not reaped, so that the group's id is not reused.
         ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         self.ended_at = time.monotonic()
@@ -215,14 +215,14 @@ class ProcessWorker(Worker):
                 self.hear(line)
 
     def _read_reports(self, reports: int, on_report: OnReport | None) -> None:
-        """Passes on whole lines; a worker that is killed leaves a part of one."""
+        """Passes on complete lines; a worker that is killed may leave an incomplete one."""
         with open(reports, "rb") as lines:
             while (line := lines.readline(_MOST_BYTES)).endswith(b"\n"):
                 if on_report is not None:
                     on_report(line, 0.0)
 
     def _exchange(self, connection: socket.socket, call: bytes) -> None:
-        """Writes the call, and reads what comes back."""
+        """Sends the call, and reads the result."""
         with connection:
             with contextlib.suppress(OSError):  # it has ended without reading it
                 connection.sendall(call)

@@ -1,13 +1,13 @@
-"""Whether the other workers of a job live, and who is to blame when this one cannot go on.
+"""Liveness of a job's workers: which are alive, and which is at fault if this one is blocked.
 
-`watcher` tells the others how far this worker has come, and judges what they tell (`verdict`); the
-messages pass through the first worker (`star`). `programs` counts and compares the programs that
-all run together. `sockets` releases what waits for a worker that is lost, and `relay` keeps JAX
-from ending this process then.
+`watcher` sends this worker's progress to the others, and evaluates theirs (`failure_detector`); the
+messages are relayed by the first worker (`star`). `programs` counts and compares the programs that
+all workers run together. `sockets` unblocks operations that wait for a lost worker, and `relay`
+prevents JAX from aborting this process in that case.
 """
 
+from unison.runtime.liveness.failure_detector import AGREEMENT
 from unison.runtime.liveness.programs import watched
-from unison.runtime.liveness.verdict import AGREEMENT
 from unison.runtime.liveness.watcher import (
     LOST_ANOTHER_EXIT_CODE,
     Liveness,

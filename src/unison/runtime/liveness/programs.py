@@ -1,4 +1,4 @@
-"""The programs that all workers run together, as they are counted and compared."""
+"""Counting and comparison of the programs that all workers run together."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
-from unison.equations import is_collective
+from unison.jaxprs import is_collective
 from unison.runtime.liveness import watcher
-from unison.runtime.liveness.verdict import Operation
+from unison.runtime.liveness.failure_detector import Operation
 
-#: What the calls of `unison.runtime.shared_memory`, which take a collective's place, are named.
+#: The prefix of the calls of `unison.runtime.shared_memory`, which replace collectives.
 _SHARED_MEMORY = "unison_exchange"
 
-#: More of a program's description is not shown, only compared.
+#: The maximum length of a program's description in messages; the rest is only compared.
 _MOST_SHOWN = 1500
 
 
 def watched(compiled: Any, name: str) -> Callable[..., Any]:
-    """Returns a jitted program of all processes as one that is counted and compared.
+    """Wraps a jitted program of all processes, so that its runs are counted and compared.
 
-    A program in which the replicas do not talk is left alone: one worker may run it by itself.
+    A program without communication between replicas is neither: one worker may run it alone.
 
     Args:
-        compiled: What `jax.jit` has returned.
-        name: What it is called in messages.
+        compiled: The result of `jax.jit`.
+        name: Its name in messages.
     """
     programs: dict[Any, _Program] = {}
 
@@ -34,7 +34,7 @@ def watched(compiled: Any, name: str) -> Callable[..., Any]:
         watching = watcher.current()
         if watching is None:
             return compiled(*args)
-        # Programs of many arguments, in lists, are made for one signature.
+        # Programs with many arguments, in lists, are created for one signature.
         is_general = all(isinstance(argument, jax.Array) for argument in args)
         key = tuple((array.shape, array.dtype) for array in args) if is_general else None
         program = programs.get(key)
@@ -53,9 +53,9 @@ class _Program:
     """A program for one signature.
 
     Attributes:
-        talks: Whether the replicas talk in it.
-        operation: What it is.
-        smallest: Which leaf of its outputs takes the least memory.
+        talks: Whether the replicas communicate in it.
+        operation: Its description.
+        smallest: The index of the smallest leaf of its outputs, in bytes.
     """
 
     def __init__(self, compiled: Any, name: str, args: Any):
@@ -73,7 +73,7 @@ class _Program:
 
 
 def _counted(words: Iterable[str]) -> str:
-    """Lists words, equal neighbours as one with their number."""
+    """Lists words, with runs of equal words shown once with their count."""
     groups: list[tuple[str, int]] = []
     for word in words:
         if groups and groups[-1][0] == word:
@@ -84,7 +84,7 @@ def _counted(words: Iterable[str]) -> str:
 
 
 def _collectives(jaxpr: jex.Jaxpr) -> Iterator[str]:
-    """Names the operations by which replicas talk, in order, with what they take."""
+    """Yields descriptions of the collective operations, in order, with their operands."""
     for equation in jaxpr.eqns:
         if is_collective(equation):
             taken = "+".join(variable.aval.str_short() for variable in equation.invars)

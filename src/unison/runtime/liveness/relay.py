@@ -1,13 +1,13 @@
 """Relays between JAX's clients and its coordination service, which the first process hosts.
 
-The service does not authenticate its clients, and before JAX 0.12 it has no TLS. So it listens at a
-local socket in a private folder of the user only. The other processes connect to the first one over
+The service does not authenticate its clients, and before JAX 0.12 it has no TLS. So it only listens
+at a local socket in a private folder of the user. The other processes connect to the first one over
 an authenticated and, between machines, encrypted connection (`unison.net`), and `ServiceRelay`
 forwards to the service.
 
-JAX's client aborts its process (from C++, nothing can prevent it) when its connection to the
+JAX's client aborts its process (in C++, which cannot be prevented) when its connection to the
 service breaks. So it connects to a `ClientRelay` in its own process, which keeps the connection
-open when the service is gone. The death of the first process is detected elsewhere
+open when the service has ended. The death of the first process is detected elsewhere
 (`unison.runtime.liveness.watcher`).
 """
 
@@ -50,7 +50,7 @@ class ServiceRelay:
     """Forwards connections of the other processes to the service, in the first process.
 
     Args:
-        entrance: Where the other processes connect; the relay takes ownership.
+        entrance: The socket to which the other processes connect; the relay takes ownership.
         seconds: The timeout until the service listens.
 
     Attributes:

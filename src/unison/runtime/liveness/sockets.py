@@ -1,7 +1,7 @@
-"""Ends the waiting of XLA's collectives between CPUs, which know no other way out.
+"""Unblocks XLA's collectives between CPUs, which cannot be cancelled otherwise.
 
-Their operations (gloo) wait for data on sockets without a limit. When such a socket is shut down,
-the operation that waits for it fails, and JAX raises.
+Their operations (Gloo) wait for data on sockets without a timeout. When such a socket is shut down,
+the operation that waits for it fails, and JAX raises an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Address = tuple[str, int]
 def listening() -> set[Address]:
     """Returns the addresses at which this process listens."""
     found = set()
-    with contextlib.suppress(OSError):  # the system does not say
+    with contextlib.suppress(OSError):  # not available on this system
         for own in tcp_sockets():
             if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found.add(_plain(own.getsockname()))
@@ -28,17 +28,17 @@ def listening() -> set[Address]:
 
 
 def shut_down(listeners: Iterable[Address]) -> int:
-    """Shuts down this process's connections that somebody at `listeners` has accepted.
+    """Shuts down this process's connections that were accepted at `listeners`.
 
     Args:
         listeners: The addresses at which the processes' collectives listen.
 
     Returns:
-        How many there were.
+        The number of connections.
     """
     wanted = set(listeners)
     count = 0
-    with contextlib.suppress(OSError):  # the system does not say
+    with contextlib.suppress(OSError):  # not available on this system
         for own in tcp_sockets():
             with contextlib.suppress(OSError):  # it is not connected
                 if wanted & {_plain(own.getsockname()), _plain(own.getpeername())}:

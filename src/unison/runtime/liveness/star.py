@@ -1,10 +1,10 @@
-"""Short messages between all processes of a job, which pass through the first one.
+"""Short messages between all processes of a job, relayed by the first one.
 
-Each process keeps the connection over which it came to the meeting (`unison.runtime.rendezvous`).
-The kernel closes the connections of a process that dies, however it dies: so the others know within
-milliseconds, without having to wait for a heartbeat that does not come.
+Each process keeps its connection from the rendezvous (`unison.runtime.rendezvous`). The kernel
+closes the connections of a process that dies, for any reason: so the others know within
+milliseconds, without waiting for a missing heartbeat.
 
-A message is one line of JSON (`unison.net.lines`). Nothing that is received is executed.
+A message is one line of JSON (`unison.net.lines`). Received data is never executed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 from unison.net.lines import Line, Message, encoded
 from unison.net.waker import Waker
 
-#: What only the first process is told: it does not pass this on.
+#: The type of messages for the first process only: it does not relay them.
 REPORT = "report"
 
-#: A process that has not taken so much yet is told only what it must know.
+#: The number of pending bytes above which a process only gets messages that must not be dropped.
 _MOST_WAITING = 1 << 20
 
 
 class Star:
-    """A process's place in the star.
+    """A process's node in the star.
 
     Args:
-        index: Which of the processes this is.
+        index: The index of this process.
         lines: The connections to the others by their index: the first process has one to each, the
             others have one to the first.
     """
@@ -44,39 +44,40 @@ class Star:
         self._selector.register(self._waker, selectors.EVENT_READ)
         for other, line in self._lines.items():
             self._selector.register(line.stream, selectors.EVENT_READ, other)
-        #: Those to whom the connection has been closed.
+        #: The processes whose connections have been closed.
         self._ended: set[int] = set()
-        #: Messages may have come with what the meeting has received.
+        #: Whether data that the rendezvous has read ahead was searched for messages.
         self._has_looked = False
         self._is_closed = False
 
     @property
     def connected(self) -> list[int]:
-        """The processes to which there is a connection."""
+        """The processes with an open connection."""
         return [other for other in self._lines if other not in self._ended]
 
     def say(self, message: dict[str, Any], may_be_dropped: bool = False) -> None:
-        """Tells all others, from whichever thread; another one, in `hear`, sends it.
+        """Queues a message for all others; any thread may call this, and `hear` sends it.
 
         Args:
-            message: What JSON can say.
-            may_be_dropped: Whether a process that does not read needs not get it.
+            message: The message, of values that JSON can represent.
+            may_be_dropped: Whether the message may be dropped for a process that does not read.
         """
         self._said.append((message | {"from": self.index}, may_be_dropped))
         self.wake()
 
     def wake(self) -> None:
-        """Ends the waiting in `hear`."""
+        """Wakes up `hear`."""
         self._waker.wake()
 
     def hear(self, seconds: float) -> list[tuple[int, dict[str, Any] | None]]:
-        """Sends what was said, and waits for what others say; one thread at a time.
+        """Sends queued messages, and waits for received ones; for one thread at a time.
 
         Args:
             seconds: How long to wait.
 
         Returns:
-            Who said what; None instead of what, if the connection to that process has closed.
+            Pairs of a process and its message; None instead of a message if the connection to that
+            process was closed.
         """
         heard: list[tuple[int, dict[str, Any] | None]] = []
         with self._lock:
@@ -101,7 +102,7 @@ class Star:
         return heard
 
     def close(self) -> None:
-        """Closes the connections, once what was said is on its way (or nobody takes it)."""
+        """Closes the connections, once queued messages are sent (or a timeout is over)."""
         with self._lock:
             if self._is_closed:
                 return
@@ -114,8 +115,8 @@ class Star:
             self._close_own()
 
     def abandon(self) -> None:
-        """Closes this process's copy of the connections; those of the one it comes of stay."""
-        self._lock = threading.Lock()  # its thread may have had it
+        """Closes a forked process's copies of the connections; its parent's stay open."""
+        self._lock = threading.Lock()  # a thread of the parent may have held it
         self._is_closed = True
         for other, line in self._lines.items():
             if other not in self._ended:
@@ -139,7 +140,7 @@ class Star:
                 self._attend(other)
 
     def _attend(self, other: int) -> None:
-        """Waits for the other end to take what is still to be sent to it."""
+        """Sets the events to wait for: writing, if there is data to send."""
         line = self._lines[other]
         if line.is_open:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.num_waiting else 0)
@@ -154,7 +155,7 @@ class Star:
                 line.is_open = False
                 break
             if self.index == 0:
-                message["from"] = other  # nobody speaks for another one
+                message["from"] = other  # a process cannot impersonate another one
                 if message.get("is") != REPORT:
                     self._said.append((message, message.get("is") == "beat"))
             yield message["from"], message

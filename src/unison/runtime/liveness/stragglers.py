@@ -1,8 +1,8 @@
-"""Who keeps the others waiting for longer than usual, and where in its program it is.
+"""Detection of workers that keep the others waiting unusually long, and of where they are.
 
-A worker that is late is asked for its Python stack by the first of those that wait for it, which
-writes it to the log; in a job that may change, by the register (`unison.runtime.elastic.lateness`).
-Nothing else happens: whether a worker is lost, `verdict` decides.
+The first of the waiting workers requests the Python stack of a late worker, and logs it; in an
+elastic job, the register does (`unison.runtime.elastic.lateness`). This has no other effect:
+`failure_detector` decides whether a worker is lost.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unison.runtime.liveness.verdict import Late
+from unison.runtime.liveness.failure_detector import Late
 
 logger = logging.getLogger("unison")
 
-#: Nobody is asked who has not kept the others waiting for so many seconds, ...
+#: A worker is queried only if it has kept the others waiting for this many seconds, ...
 _LEAST_SECONDS = 5.0
 
-#: ... and for so many times as long as an operation usually takes.
+#: ... and for this many times the usual duration of an operation.
 _TIMES_AS_LONG = 10.0
 
-#: How many of the latest beats tell what is usual.
+#: The number of recent measurements from which the usual duration is computed.
 _REMEMBERED_BEATS = 64
 
-#: Seconds within which a worker answers that can.
+#: Seconds within which a worker that is not stopped replies.
 _ANSWER_WITHIN = 2.0
 
-#: How many of its innermost calls a worker shows.
+#: The number of innermost calls in a worker's stack.
 _MOST_CALLS = 25
 
 
@@ -41,12 +41,12 @@ def _log(worker: int, is_late: bool, text: str) -> None:
 
 
 class Stragglers:
-    """What one worker knows of those that are late.
+    """One worker's record of late workers.
 
     Args:
-        names: What each worker is called.
-        say: Tells all others something.
-        report: Called with a worker, whether it is late or goes on, and a text about it. By
+        names: The workers' names.
+        say: Sends a message to all others.
+        report: Called with a worker, whether it is late or continues, and a text about it. By
             default, this is logged.
     """
 
@@ -62,24 +62,24 @@ class Stragglers:
         self._seconds: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_BEATS)
         self._last_count = 0
         self._counted_at = 0.0
-        #: Who has been asked: when, and how it was late then.
+        #: The workers that have been queried: when, and how late they were then.
         self._asked: dict[int, tuple[float, Late]] = {}
-        #: Who has been reported, and since when it was late.
+        #: The workers that have been reported, and how late they were.
         self._reported: dict[int, Late] = {}
 
     @property
     def patience(self) -> float:
-        """Seconds for which a worker may be late before it is asked where it is."""
+        """Seconds for which a worker may be late before it is queried."""
         usual = statistics.median(self._seconds) if self._seconds else 0.0
         return max(_LEAST_SECONDS, _TIMES_AS_LONG * usual)
 
     def look(self, count: int, late: Sequence[Late], is_first: bool, now: float) -> None:
-        """Asks those that are late, and reports those that do not answer.
+        """Queries late workers, and reports those that do not reply.
 
         Args:
-            count: How many operations this worker has begun.
+            count: The number of operations that this worker has begun.
             late: The workers that are behind it.
-            is_first: Whether this one is the first of those that wait.
+            is_first: Whether this worker is the first of those that wait.
             now: The time, in seconds.
         """
         self._note_pace(count, now)
@@ -94,7 +94,7 @@ class Stragglers:
                 self.hear(each.worker, "It does not say where it is: it is stopped.", now)
 
     def hear(self, worker: int, stack: str, now: float) -> None:
-        """Reports a worker that was asked where it is."""
+        """Reports a worker that was queried, with its stack."""
         asked = self._asked.pop(worker, None)
         if asked is None:
             return
@@ -115,7 +115,7 @@ class Stragglers:
             self._last_count, self._counted_at = count, now
 
     def _welcome(self, counts: dict[int, int], now: float) -> None:
-        """Forgets who has come on."""
+        """Forgets the workers that have made progress."""
         for worker, late in list(self._reported.items()):
             if counts.get(worker) != late.count:
                 del self._reported[worker]

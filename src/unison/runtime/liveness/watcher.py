@@ -1,13 +1,13 @@
-"""Watches the other workers of this process's job, and tells them of this one.
+"""Monitors the other workers of this process's job, and sends them this one's progress.
 
-Each worker counts the operations that it does together with the others, and has a thread that tells
-them twice a second how far it has come (`star`), and judges what they tell (`verdict`). When one
-is lost, all learn who and why; what waits for it is released (`sockets`, and whoever has asked by
-`on_failure`), and raises the one error that says so.
-Where the main thread cannot be released, the process ends, with the error on its standard error.
+Each worker counts the operations that it runs together with the others, and has a thread that sends
+them its count twice a second (`star`), and evaluates theirs (`failure_detector`). When a worker is
+lost, all others learn which and why; operations that wait for it are unblocked (`sockets`, and the
+callbacks of `on_failure`), and raise an error that states it. If the main thread cannot be
+unblocked, the process ends, with the error on its standard error.
 
-A step costs this a few attributes; nothing is sent and no lock is taken for it. Before a program is
-run for the first time, the workers compare what they are about to run.
+The cost per step is the assignment of a few attributes; it sends nothing and takes no lock. Before
+a program is run for the first time, the workers compare what they are about to run.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ import jax
 
 from unison.errors import OpError
 from unison.net.lines import Line
+from unison.runtime.liveness.failure_detector import BEAT, REMEMBERED, Finding, Operation, Watch
 from unison.runtime.liveness.sockets import Address, shut_down
 from unison.runtime.liveness.star import REPORT, Star
 from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
-from unison.runtime.liveness.verdict import BEAT, REMEMBERED, Finding, Operation, Watch
 
-#: How a process ends that has to end because another one is lost.
+#: The exit code of a process that ends because another one is lost.
 LOST_ANOTHER_EXIT_CODE = 75
 
-#: Seconds that the main thread has to notice a failure, before the process ends.
+#: Seconds for the main thread to notice a failure, before the process ends.
 _GRACE = 5.0
 
-#: Seconds for which an error of JAX may come before the news of its cause.
+#: Seconds by which an error of JAX may precede the message about its cause.
 _CAUSE_WITHIN = 3.0
 
-#: How JAX says that other processes are the matter.
+#: Signs in an error of JAX that other processes are the cause.
 _SIGNS_OF_OTHERS = re.compile(
     r"[Gg]loo|by peer|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|FAILED_PRECONDITION"
     r"|[Cc]ollective|[Tt]imed out"
 )
 
-#: More of an error's message is not told to the others.
+#: The maximum length of an error's message that is sent to the others.
 _MOST_TOLD = 1500
 
-#: What says nothing of who is lost.
+#: The message types that do not show that a worker is lost.
 _QUIET = ("beat", REPORT)
 
 #: Called with a worker's index and what it reports.
@@ -73,17 +73,17 @@ class _Begun(NamedTuple):
 
 
 class Liveness:
-    """What this worker knows of the others, and tells them of itself.
+    """Exchanges the progress of this worker with the others, and detects lost workers.
 
     Args:
-        names: What each worker is called.
-        own: Which of them this is.
+        names: The workers' names.
+        own: The index of this worker.
         lines: The connections to the others; see `Star`.
-        limit: Seconds for which a worker may be silent, or keep others waiting.
+        limit: The timeout, in seconds, for a worker that is silent or keeps others waiting.
 
     Attributes:
-        names: What each worker is called.
-        own: Which of them this is.
+        names: The workers' names.
+        own: The index of this worker.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class Liveness:
         self._thread = threading.Thread(target=self._run, name="unison-liveness", daemon=True)
         self._thread.start()
 
-    # -- what the program says -------------------------------------------------------------
+    # -- calls of the program --------------------------------------------------------------
 
     def begin(self, operation: Operation, is_new: bool) -> None:
-        """Notes that this worker begins something that all do.
+        """Notes that this worker begins an operation of all workers.
 
         Args:
-            operation: What it is.
-            is_new: Whether this worker does it for the first time: then all compare.
+            operation: The operation.
+            is_new: Whether this worker runs it for the first time: then all workers compare it.
 
         Raises:
-            OpError: A worker is lost, or does something else.
+            OpError: A worker is lost, or runs a different operation.
         """
         if self._failure is not None:
             raise self.noticed()
@@ -142,9 +142,9 @@ class Liveness:
         """Calls a compiled program of all processes, and returns its outputs.
 
         Args:
-            program: What is called.
-            args: With what.
-            smallest: Which leaf of the outputs takes the least memory.
+            program: The program.
+            args: Its arguments.
+            smallest: The index of the smallest leaf of the outputs, in bytes.
 
         Raises:
             OpError: A worker is lost.
@@ -152,7 +152,7 @@ class Liveness:
         self._is_launching = True
         try:
             outputs = program(*args)
-        except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter: of an argument
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter: from an argument
             cause = self.cause_of(error)
             if cause is error:
                 raise
@@ -165,7 +165,7 @@ class Liveness:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Inside, this worker waits for what the others say."""
+        """Marks this worker as waiting for messages of the others, inside the context."""
         self._raise_failure()
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -178,13 +178,13 @@ class Liveness:
             self._waiting_for = before
 
     def release_at(self, listeners: Iterable[Address]) -> None:
-        """Says at which addresses the processes' collectives listen, whose waits are to be ended
-        when a worker is lost.
+        """Sets the addresses at which the processes' collectives listen, which are unblocked when a
+        worker is lost.
         """
         self._listeners = tuple(listeners)
 
     def on_failure(self, callback: Callable[[OpError], None]) -> None:
-        """Has a function called, in another thread, when a worker is lost; at once if one is."""
+        """Calls a function, in another thread, when a worker is lost; immediately if one is."""
         with self._changed:
             failure = self._failure
             if failure is None:
@@ -194,17 +194,17 @@ class Liveness:
 
     @property
     def failure(self) -> OpError | None:
-        """The error that says who is lost; None while all is well."""
+        """The error that states which worker is lost; None if none is."""
         return self._failure
 
     def noticed(self) -> OpError:
-        """Returns the failure as an error to be raised: the program knows of it."""
+        """Returns the failure as an error to raise, and notes that the program knows of it."""
         assert self._failure is not None
         self._is_noticed = True
         return type(self._failure)(message=self._failure.message)
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Returns the failure that an error of JAX comes of; if there is none, the error."""
+        """Returns the failure that caused an error of JAX, or the error itself if there is none."""
         if not _SIGNS_OF_OTHERS.search(str(error)):
             return error
         with self._changed:
@@ -212,15 +212,15 @@ class Liveness:
         return error if self._failure is None else self.noticed()
 
     def passed(self, since: float) -> set[int]:
-        """Returns the workers that do not come to where this one has been since a time.
+        """Returns the workers that will not reach the point where this one has been since a time.
 
         Args:
-            since: The time, as `time.monotonic` says it.
+            since: The time, as returned by `time.monotonic`.
         """
         return self._watch.passed(self._latest.number, since)
 
     def lost(self, worker: int) -> OpError | None:
-        """Returns the error of waiting for what a worker says, if it will say nothing more."""
+        """Returns the error to raise for a worker that will send nothing more, else None."""
         if self._failure is not None:
             return self.noticed()
         if not self._watch.has_left(worker):
@@ -229,11 +229,11 @@ class Liveness:
         return Finding("left", worker, self.own, about).error(self.names, self.own, self.doing())
 
     def doing(self) -> str:
-        """Says what this worker does."""
+        """Returns a description of what this worker is doing."""
         return str(self._latest) if self._waiting_for is None else self._waiting_for[0]
 
     def report(self, told: Mapping[str, Any]) -> None:
-        """Tells the first worker what this one does; for any thread."""
+        """Sends a report to the first worker; any thread may call this."""
         text = json.dumps(told)
         if self.own > 0:
             self._star.say({"is": REPORT, "told": text}, may_be_dropped=True)
@@ -243,9 +243,9 @@ class Liveness:
     # -- the end ---------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Ends this worker's part: waits for the operations that it has begun, and says so.
+        """Ends this worker's part: waits for its pending operations, and announces that it leaves.
 
-        The first worker, through which the others talk, stays until all have left.
+        The first worker, which relays messages, stays until all others have left.
         """
         if self._failure is None:
             self._finish_last_operation()
@@ -257,7 +257,7 @@ class Liveness:
         self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Says that this worker's program ends by an error."""
+        """Reports that this worker's program ends with an error."""
         if self._failure is None:
             said = ": ".join(filter(None, [type(error).__name__, str(error)]))
             self._star.say({"is": "failed", "error": said[:_MOST_TOLD]})
@@ -280,11 +280,11 @@ class Liveness:
         self._star.close()
 
     def abandon(self) -> None:
-        """Closes this process's copy of the connections, as in a child, which is no worker."""
+        """Closes this process's copies of the connections, in a child, which is not a worker."""
         self._star.abandon()
 
     def _die(self) -> None:
-        """Ends the process by the failure, also where its output cannot be written."""
+        """Ends the process because of the failure, even if its output cannot be written."""
         kind = type(self._failure)
         try:
             with contextlib.suppress(Exception):
@@ -301,7 +301,7 @@ class Liveness:
         try:
             self._watch_others()
         except Exception as error:
-            # Nobody would see who is lost any more.
+            # Lost workers would no longer be detected.
             about = f"cannot watch the others: {type(error).__name__}: {error}"
             self._declare(Finding("failed", self.own, self.own, about))
             raise
@@ -315,7 +315,7 @@ class Liveness:
             if is_due:
                 next_beat = now + interval
                 self._beat(now)
-            # Somebody who waits for an answer is not to wait for the next beat.
+            # A worker that waits for an answer must not wait for the next heartbeat.
             is_asked = bool(self._questions())
             heard = self._star.hear(0.02 if is_asked else next_beat - now)
             now = time.monotonic()
@@ -324,12 +324,12 @@ class Liveness:
                 self._declare(finding)
                 is_known = worker != self.own and 0 <= worker < len(self.names)
                 if finding is not None or message is None or not is_known:
-                    continue  # there is nothing more to it, or it is invalid
+                    continue  # there is nothing further to handle, or it is invalid
                 self._hear_of_stragglers(worker, message, now)
                 if message["is"] == REPORT:
                     _pass_on_report(worker, message.get("told", ""))
             self._answer()
-            # The beats of a thousand workers do not each need a look at all of them.
+            # Avoids a check of all workers for each heartbeat of a thousand workers.
             if is_due or any(not said or said.get("is") not in _QUIET for _, said in heard):
                 self._declare(self._watch.look(self._latest.number, self.doing(), now))
                 self._look_for_stragglers(now)
@@ -362,7 +362,7 @@ class Liveness:
         )
 
     def _progress(self) -> dict[str, Any]:
-        """Says how many operations this worker has begun, and what the latest one is."""
+        """Returns the number of operations that this worker has begun, and the last one's mark."""
         number, operation, _ = self._latest
         return {"count": number, "mark": "" if operation is None else operation.mark}
 
@@ -370,7 +370,7 @@ class Liveness:
         return [number for number in self._watch.asked() if number not in self._answered]
 
     def _answer(self) -> None:
-        """Says what this worker's operations are that others have asked about."""
+        """Describes this worker's operations that others are comparing."""
         self._watch.forget(self._latest.number - REMEMBERED)
         for number in self._watch.asked():
             operation = self._operations.get(number)
@@ -385,7 +385,7 @@ class Liveness:
         self._star.say({"is": "operation", "number": number, "text": str(operation)})
 
     def _compare(self, number: int, operation: Operation) -> None:
-        """Waits until all workers have said what their operation of a number is."""
+        """Waits until all workers have described their operation of a number."""
         with self.waiting(f"{self._latest}, before its first run"):
             self._state(number, operation)
             with self._changed:
@@ -400,7 +400,7 @@ class Liveness:
             raise self.noticed()
 
     def _declare(self, finding: Finding | None) -> None:
-        """Makes it known that the workers cannot go on."""
+        """Announces that the workers cannot continue."""
         if finding is None:
             return
         with self._changed:
@@ -430,7 +430,7 @@ class Liveness:
             shut_down(self._listeners)
 
     def _end_if_stuck(self) -> None:
-        """Ends a process whose main thread waits for what will not come."""
+        """Ends a process whose main thread waits for something that will not happen."""
         assert self._finding is not None
         is_culprit = self._finding.worker == self.own
         if not self._is_noticed and (is_culprit or self._is_stuck()):
@@ -440,7 +440,7 @@ class Liveness:
         last = self._last_output
         try:
             is_computing = last is not None and not last.is_deleted() and not _is_ready(last)
-        except RuntimeError:  # it was deleted meanwhile
+        except RuntimeError:  # it was deleted in the meantime
             is_computing = False
         return self._is_launching or self._waiting_for is not None or is_computing
 
@@ -450,7 +450,7 @@ _on_report: OnReport | None = None
 
 
 def _forget() -> None:
-    """In a child: its copy of the connections would hide from the others that this worker died."""
+    """Closes a child's copies of the connections, which would hide this worker's death."""
     global _watcher
     if _watcher is not None:
         watcher, _watcher = _watcher, None
@@ -462,44 +462,44 @@ os.register_at_fork(after_in_child=_forget)
 
 def _pass_on_report(worker: int, text: str) -> None:
     if _on_report is not None:
-        with contextlib.suppress(Exception):  # a look at the job is not worth its end
+        with contextlib.suppress(Exception):  # an invalid report must not end the job
             _on_report(worker, json.loads(text))
 
 
 def on_report(callback: OnReport | None) -> None:
-    """Has `callback` called, on the first worker, with what each worker reports; None: nobody is.
+    """Sets the callback for all workers' reports, on the first worker; None removes it.
 
-    It is called in another thread, by which this worker watches the others: it must not wait.
+    It is called in the thread in which this worker monitors the others: it must not block.
     """
     global _on_report
     _on_report = callback
 
 
 def report(told: Mapping[str, Any]) -> None:
-    """Tells the first worker what this one does; see `on_report`. Without a job, nobody is told."""
+    """Sends a report to the first worker; see `on_report`. Without a job, does nothing."""
     if _watcher is not None:
         _watcher.report(told)
 
 
 def current() -> Liveness | None:
-    """Returns who watches the other workers; None without a job."""
+    """Returns the monitor of the other workers; None without a job."""
     return _watcher
 
 
 def is_watching() -> bool:
-    """Whether this process belongs to a job whose workers it watches."""
+    """Returns whether this process belongs to a job whose workers it monitors."""
     return _watcher is not None
 
 
 def start(names: Sequence[str], own: int, lines: Mapping[int, Line], limit: float) -> Liveness:
-    """Begins to watch the other workers of this process's job, and returns who does it."""
+    """Starts monitoring the other workers of this process's job, and returns the monitor."""
     global _watcher
     _watcher = Liveness(names, own, lines, limit)
     return _watcher
 
 
 def stop() -> None:
-    """Ends the watching, as after a failure before a new job; the others see this worker leave."""
+    """Stops monitoring, as after a failure before a new job; the others see this worker leave."""
     global _watcher
     if _watcher is not None:
         watcher, _watcher = _watcher, None
@@ -507,7 +507,7 @@ def stop() -> None:
 
 
 def fail(error: BaseException) -> None:
-    """Ends the watching because the program ends by an error; the others hear of it."""
+    """Stops monitoring because the program ends with an error, which the others are sent."""
     global _watcher
     if _watcher is not None:
         watcher, _watcher = _watcher, None
@@ -515,53 +515,53 @@ def fail(error: BaseException) -> None:
 
 
 def failure() -> OpError | None:
-    """Returns the error that says which worker of the job is lost; None while all is well."""
+    """Returns the error that states which worker of the job is lost; None if none is."""
     return None if _watcher is None else _watcher.failure
 
 
 def check() -> None:
-    """Raises the error that says which worker is lost, if one is."""
+    """Raises the error that states which worker is lost, if one is."""
     if _watcher is not None and _watcher.failure is not None:
         raise _watcher.noticed()
 
 
 def on_failure(callback: Callable[[OpError], None]) -> None:
-    """Has `callback` called with the error, once, when a worker of the job is lost.
+    """Calls `callback` with the error, once, when a worker of the job is lost.
 
-    It is called in another thread, so that it can release what waits in this one. Without a job,
-    it never is.
+    It is called in another thread, so that it can unblock what waits in this one. Without a job, it
+    is never called.
     """
     if _watcher is not None:
         _watcher.on_failure(callback)
 
 
 def lost(worker: int) -> OpError | None:
-    """Returns the error of waiting for what a worker says, if it will say nothing more."""
+    """Returns the error to raise for a worker that will send nothing more, else None."""
     return None if _watcher is None else _watcher.lost(worker)
 
 
 def passed(since: float) -> set[int]:
-    """Returns the workers that do not come to where this one has been since a time.
+    """Returns the workers that will not reach the point where this one has been since a time.
 
     They have left, have begun operations that this one has not, or wait for an agreement of all
     about something else.
 
     Args:
-        since: The time, as `time.monotonic` says it.
+        since: The time, as returned by `time.monotonic`.
     """
     return set() if _watcher is None else _watcher.passed(since)
 
 
 def waiting(what: str) -> contextlib.AbstractContextManager[None]:
-    """Inside, this worker waits for what the others say."""
+    """Marks this worker as waiting for messages of the others, inside the context."""
     return contextlib.nullcontext() if _watcher is None else _watcher.waiting(what)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Returns the loss of a worker that an error of JAX comes of; if there is none, the error."""
+    """Returns the loss of a worker that caused an error of JAX, or the error itself."""
     return error if _watcher is None else _watcher.cause_of(error)
 
 
 def _is_ready(array: Any) -> bool:
-    """Whether an array has been computed; JAX's declarations leave its method out."""
+    """Returns whether an array has been computed; JAX's type declarations lack the method."""
     return bool(array.is_ready())

@@ -1,4 +1,4 @@
-"""Who shares memory, and the segment that they share."""
+"""The groups of replicas that share memory, and their segments."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ _of_devices: dict[tuple[jax.Device, ...], SharedMemory] = {}
 
 
 def shared_memory_of(replica_devices: tuple[jax.Device, ...]) -> SharedMemory | None:
-    """Returns what the replicas on these devices share; None if they share nothing."""
+    """Returns the shared memory of the replicas on these devices; None if there is none."""
     return _of_devices.get(replica_devices)
 
 
 def share_memory(
     replica_devices: Sequence[jax.Device], names: Sequence[str], seconds: float
 ) -> SharedMemory | None:
-    """Makes replicas on one machine talk through shared memory. All processes must call.
+    """Makes replicas on one machine communicate through shared memory. All processes must call.
 
     Args:
-        replica_devices: The devices of all replicas, in order, those of a process together.
+        replica_devices: The devices of all replicas, in order; those of a process are contiguous.
         names: The processes' names, for messages.
         seconds: How long a replica waits for another.
 
     Returns:
-        What the replicas share; None where processes do not share a machine, some machines have
-        more replicas than others, or a process cannot share memory (it has been installed without
-        the compiled part, there is no room, or one container does not see the processes of
-        another).
+        The shared memory; None if processes do not share a machine, some machines have more
+        replicas than others, or a process cannot share memory (the native extension is not
+        installed, memory is insufficient, or one container cannot see the processes of another).
     """
     key = tuple(replica_devices)
     if key in _of_devices:
@@ -65,18 +64,18 @@ def share_memory(
 
 
 class SharedMemory:
-    """What replicas on the same machines share.
+    """The memory that the replicas on each machine share.
 
     Args:
         replica_devices: The devices of all replicas.
-        hosts: The replicas of every machine; equally many.
+        hosts: The replicas of every machine; the same number on each.
         segment: The memory of this machine's replicas.
         labels: The replicas' names.
         seconds: How long a replica waits for another.
 
     Attributes:
         hosts: The replicas of every machine.
-        segment_address: Where the memory is in this process.
+        segment_address: The address of the memory in this process.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class SharedMemory:
             for host in self.hosts
             if any(replica_devices[r].process_index == own for r in host)
         )
-        # Never unmapped: a thread of XLA may be in an exchange when Python ends.
+        # Never unmapped: a thread of XLA may be in an exchange when Python exits.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(segment))
         compiled = library()
         assert compiled is not None
@@ -112,12 +111,12 @@ class SharedMemory:
         )
 
     def abort(self, reason: str) -> None:
-        """Ends all waiting for other replicas, now and later, by an error that says `reason`."""
+        """Aborts all present and future waits for other replicas, with the error `reason`."""
         self._library.unison_exchange_abort(self._number, reason.encode())
 
     def program(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of a ticket and the arguments of `function`, which is to be called
-        where the replica axis is bound: it gives the next ticket, and what `function` does. Its
+        """Returns a function of a ticket and the arguments of `function`, to be called where the
+        replica axis is bound: it returns the next ticket, and the results of `function`. Its
         collective operations use the memory.
         """
         return Ticketed(function, self.hosts)
@@ -126,8 +125,8 @@ class SharedMemory:
     def ticket(self) -> jax.Array:
         """The replicas' next ticket, of shape `(num_replicas, len(Ticket))`.
 
-        Every program takes it and puts another one back, so that they follow each other in the
-        order in which they are started, which is the same in all processes.
+        Every program consumes it and stores the next one, so that programs run in the order in
+        which they are launched, which is the same in all processes.
         """
         mesh = jax.sharding.Mesh(np.array(self._devices), ("replica",))
         sharding = NamedSharding(mesh, PartitionSpec("replica"))
@@ -139,9 +138,9 @@ class SharedMemory:
 
 
 def host_identity(replica_devices: Sequence[jax.Device]) -> str | None:
-    """Returns what tells this machine from others; None if this process cannot share memory.
+    """Returns a unique id of this machine; None if this process cannot share memory.
 
-    Processes in different network namespaces (containers, as a rule) count as on different ones.
+    Processes in different network namespaces (usually containers) count as on different machines.
     """
     is_on_cpu = replica_devices[0].platform == "cpu"
     if not is_on_cpu or library() is None:
@@ -155,10 +154,10 @@ def host_identity(replica_devices: Sequence[jax.Device]) -> str | None:
 
 
 def _common_segment(hosts: Sequence[str], size: int) -> mmap.mmap | None:
-    """Returns memory that the processes of this machine have in common; None if that failed.
+    """Returns memory that the processes on this machine share; None if that failed.
 
-    It has no name in any file system, so that nothing of it is left when processes are killed, at
-    whatever time: the others open it among the open files of the process that makes it.
+    It has no name in any file system, so that nothing is left behind when processes are killed, at
+    any time: the others open it through the file descriptors of the process that creates it.
     """
     compiled = library()
     assert compiled is not None
@@ -172,7 +171,7 @@ def _common_segment(hosts: Sequence[str], size: int) -> mmap.mmap | None:
         if own != first and places[first] is not None:
             file = _memory_of(*places[first])
         segment = None if file is None else _mapped(file, num_bytes)
-        # Until all have it mapped, it stays open in the process that has made it.
+        # It stays open in the process that created it until all have mapped it.
         all_have = all(all_gather_json(segment is not None, "Whether processes share memory"))
     finally:
         if file is not None:
@@ -181,10 +180,10 @@ def _common_segment(hosts: Sequence[str], size: int) -> mmap.mmap | None:
 
 
 def _new_memory(num_bytes: int) -> int | None:
-    """Returns a file in memory, of zeros; None where there is no room."""
+    """Returns a file in memory, filled with zeros; None if there is not enough memory."""
     file = os.memfd_create("unison", os.MFD_CLOEXEC)
     try:
-        # Unlike `truncate`, it fails where there is no room, and not when it is written.
+        # Unlike `truncate`, this fails here if there is not enough memory, not later on a write.
         os.posix_fallocate(file, 0, num_bytes)
     except OSError:
         os.close(file)
@@ -197,15 +196,15 @@ def _memory_of(process: int, number: int, inode: int) -> int | None:
 
     Args:
         process: The process.
-        number: The number of the file among its open ones.
-        inode: What tells the file from others.
+        number: Its file descriptor of the file.
+        inode: The inode of the file, which identifies it.
     """
     path = f"/proc/{int(process)}/fd/{int(number)}"
     try:
         if not os.readlink(path).startswith("/memfd:unison"):
             return None
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # processes of other containers are not seen
+    except OSError:  # processes of other containers are not visible
         return None
     about = os.fstat(file)
     if (about.st_uid, about.st_ino) != (os.getuid(), inode):
@@ -217,7 +216,7 @@ def _memory_of(process: int, number: int, inode: int) -> int | None:
 def _mapped(file: int, num_bytes: int) -> mmap.mmap | None:
     try:
         return mmap.mmap(file, num_bytes)
-    except (OSError, ValueError):  # the latter: it is shorter
+    except (OSError, ValueError):  # the latter: the file is shorter
         return None
 
 

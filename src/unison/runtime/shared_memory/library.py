@@ -1,4 +1,4 @@
-"""The compiled part: `exchange.cc` and what it includes, built when the package is installed."""
+"""The native extension: `exchange.cc` and its includes, built when the package is installed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ import numpy as np
 
 logger = logging.getLogger("unison")
 
-#: The name under which XLA knows the operation.
+#: The name of the operation in XLA.
 TARGET = "unison_exchange"
 
-#: How much a replica hands over at a time: several chunks of all replicas fit into a core's cache.
+#: The bytes that a replica transfers at a time: several chunks of all replicas fit into a core's
+#: cache.
 CHUNK_BYTES = 2**17
 
-#: How often a replica looks for another one before it sleeps, if each has a core: about 50 us.
+#: How often a replica polls another one before it sleeps, if each has a core: about 50 us.
 SPINS = 2000
 
 _FILE = Path(__file__).with_name("_exchange.so")
 
 
 class Kind(enum.IntEnum):
-    """What an operation does; see `Kind` in `buffers.h`."""
+    """The kind of an operation; see `Kind` in `buffers.h`."""
 
     SUM = 0
     MAX = 1
@@ -45,7 +46,7 @@ class Kind(enum.IntEnum):
 
 
 class Ticket(enum.IntEnum):
-    """The places of a ticket; see `Ticket` in `exchange.cc`."""
+    """The fields of a ticket; see `Ticket` in `exchange.cc`."""
 
     RANK = 0
     OPERATION = 1
@@ -59,7 +60,7 @@ _SIZES = ctypes.POINTER(ctypes.c_size_t)
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
 _TICKET = ctypes.POINTER(ctypes.c_uint32)
 
-#: The functions of the compiled part: what they return, and what they take.
+#: The functions of the native extension: their result and argument types.
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes": (ctypes.c_size_t, [ctypes.c_uint32, ctypes.c_size_t]),
     "join": (
@@ -112,13 +113,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns the compiled part; None where it was not built, or cannot be used."""
+    """Returns the native extension; None if it was not built, or cannot be used."""
     if not _FILE.exists():
         logger.debug("Processes of a machine talk by sockets: %s was not built", _FILE)
         return None
     try:
         return _loaded()
-    except Exception as error:  # whatever a file makes of itself that was built for something else
+    except Exception as error:  # a file that was built for another system may fail in any way
         logger.warning(
             "Processes of a machine talk by sockets, and not through shared memory, because %s "
             "cannot be used: %s. Install unison again.",
@@ -156,10 +157,10 @@ def _version_of(loaded: ctypes.CDLL) -> tuple[int, int]:
 
 
 def _version_of_jaxlib() -> tuple[int, int]:
-    """The version of XLA's FFI that the installed jaxlib has, as its headers say.
+    """Returns the version of XLA's FFI in the installed jaxlib, from its headers.
 
     An operation that was built for a newer one must not be registered: XLA would refuse to start
-    the CPU backend at all. For an older one it is compatible.
+    the CPU backend at all. An operation built for an older version is compatible.
     """
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
     found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)$", header, re.MULTILINE))
@@ -175,18 +176,18 @@ def exchange(
     in_place: Sequence[bool],
     senders: Sequence[int] = (),
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Performs an operation, in a program that is being traced.
+    """Adds an operation to the program that is being traced.
 
     Args:
-        kind: What it does.
-        words: What it is called in messages. It must be the same on all replicas.
-        ticket: What this replica's last operation handed on; see `Ticket`.
+        kind: The kind of the operation.
+        words: Its description in messages, which must be the same on all replicas.
+        ticket: The ticket from this replica's previous operation; see `Ticket`.
         operands: Arrays of one dtype; for `GATHER`, `SUM_AND_SCATTER` and `ALL_TO_ALL` one, whose
             first axis is divided into blocks.
         shapes: The shapes of the results.
-        in_place: For every operand, whether the result may be written over it. Where somebody
-            needs it afterwards, XLA makes a copy before.
-        senders: For `PERMUTE`, the rank from which each rank receives; -1 for nobody.
+        in_place: For every operand, whether the result may overwrite it. If the operand is used
+            afterwards, XLA copies it first.
+        senders: For `PERMUTE`, the rank from which each rank receives; -1 for none.
 
     Returns:
         The ticket of the next operation, and the results.

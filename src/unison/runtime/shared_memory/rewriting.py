@@ -1,10 +1,10 @@
-"""Replaces a traced function's collective operations by exchanges through shared memory.
+"""Replaces a traced function's collective operations with exchanges through shared memory.
 
-It works on the traced function, like `unison.lowering`, so that it finds what a user wrote with
-`jax.lax` as well, and the collective operations of gradients. Every operation takes a ticket and
-hands on the next: the tickets are the order in which a replica performs them, which must be that
-of all replicas, and which XLA would otherwise be free to choose anew in every process. Operations
-that stay with XLA take and hand on the ticket, too.
+It works on the traced function, like `unison.lowering`, so that it also finds collective operations
+that users wrote with `jax.lax`, and those of gradients. Every operation takes a ticket and returns
+the next one: the tickets define the order in which a replica performs the operations, which must be
+the same on all replicas, and which XLA could otherwise choose differently in every process.
+Operations that are left to XLA also pass the ticket on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from unison.equations import evaluate, has_collectives, inlined_body, is_collective
+from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
 from unison.runtime.private_jax import in_scopes_of, scan_with
 from unison.runtime.shared_memory.library import Kind, Ticket, exchange
 
@@ -36,7 +36,7 @@ _REDUCTIONS = {
 #: Operations that may write their results over their operands.
 _KEEPS_SHAPE = frozenset({Kind.SUM, Kind.MAX, Kind.MIN, Kind.PASS})
 
-#: Operations whose result is their operand in another form, if it has as many elements.
+#: Operations whose result is a view of their operand, if it has as many elements.
 _VIEWS = frozenset("reshape squeeze broadcast_in_dim slice expand_dims".split())
 
 #: The replicas of every machine.
@@ -66,21 +66,21 @@ class Ticketed:
 
 
 class Transaction:
-    """A function of the replicas of a group that may change, which takes effect or does not.
+    """A function of the replicas of an elastic group, which takes effect as a whole or not at all.
 
-    It is called with a ticket and the arguments, where the replica axis is bound, of any size: the
-    replicas' numbers are in their tickets, and all collective operations are exchanges. Where one
-    of them fails, so do those that follow; the ticket says so. The results are then those of
-    `unchanged`.
+    It is called with a ticket and the arguments, where the replica axis is bound with any size: the
+    replicas' numbers are in their tickets, and all collective operations are exchanges. If one of
+    them fails, the following ones fail, too, and the ticket records it. The results are then those
+    of `unchanged`.
 
     Args:
         function: The function.
         axis: The replicas' axis.
-        num_replicas: How many there are in the group.
-        unchanged: Maps the arguments and the results to what the results are where the function
-            does not take effect. Default: they are without meaning then.
-        is_a_loop: Whether the function is a loop of steps, each of which is a transaction: what it
-            carries is then what the last one has left that took effect.
+        num_replicas: The number of replicas of the group.
+        unchanged: Maps the arguments and the results to the results to return if the function does
+            not take effect. Default: the results are then undefined.
+        is_a_loop: Whether the function is a loop of steps, each of which is a transaction: the
+            final carry is then that of the last step that took effect.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Transaction:
         self._unchanged = unchanged
 
     def __call__(self, ticket: jax.Array, *args: Any) -> tuple[jax.Array, jax.Array, Any]:
-        """Returns the next ticket, once more for whoever waits for it, and the results."""
+        """Returns the next ticket, a copy of it to wait for, and the results."""
         leaves, tree = jax.tree.flatten(args)
         closed, shapes = jax.make_jaxpr(
             lambda *flat: self._function(*jax.tree.unflatten(tree, flat)),
@@ -119,7 +119,7 @@ class Transaction:
 
 
 class _Run:
-    """Evaluates a traced function, with the ticket of the next operation at hand."""
+    """Evaluates a traced function, and threads the ticket through its operations."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class _Run:
     ):
         self.ticket = ticket
         self._hosts = hosts
-        #: Whether exchanges may fail, and the axis of the devices is not that of the replicas.
+        #: Whether exchanges may fail; then the axis of the devices is not that of the replicas.
         self._may_fail = may_fail
-        #: Whether any operation needs the other replicas.
+        #: Whether any operation so far needed the other replicas.
         self.has_exchanged = False
-        #: Whether the first loop is one of steps, which are committed one by one.
+        #: Whether the first loop is a loop of steps, each of which is committed.
         self.is_a_loop_of_steps = False
-        #: What the caller may still need, by identity: no operation overwrites it.
+        #: Arrays that the caller may still need, by identity: no operation overwrites them.
         self._arguments = {id(argument): argument for argument in arguments}
         self._forms: dict[str, Callable[..., Sequence[jax.Array]]] = {
             "while": self._while,
@@ -145,7 +145,7 @@ class _Run:
         }
 
     def commit(self) -> None:
-        """Decides, for all replicas of this process, whether what was done has an effect."""
+        """Decides, for all replicas of this process, whether the operations so far take effect."""
         self.ticket, _ = exchange(Kind.COMMIT, "commit", self.ticket, [], [], [])
 
     @property
@@ -163,16 +163,17 @@ class _Run:
     def step(
         self, closed: jex.ClosedJaxpr, args: Sequence[Any], before: Sequence[Any]
     ) -> list[Any]:
-        """Returns the results of a step of all members, which takes effect or does not.
+        """Returns the results of a step of all members, which takes effect on all or on none.
 
-        Whether it does is known behind the last exchange. What can wait for that computes with the
-        results as they will be: if new moments were selected only in the end, XLA would update
-        weights by moments that it computes a second time, and copy the old ones to do so.
+        Whether it does is known after the last exchange. Operations that can run after it use the
+        selected results: if new moments were selected only at the end, XLA would update weights
+        with moments that it computes a second time, and copy the old ones to do so.
 
         Args:
             closed: The step.
             args: Its arguments.
-            before: What the results are if it does not take effect; None: without meaning then.
+            before: The results if it does not take effect; None for a result that is then
+                undefined.
         """
         values = _bound(closed, args)
         first, then = _divided(closed.jaxpr.eqns)
@@ -212,7 +213,7 @@ class _Run:
         return dict(zip(variables, outputs, strict=True))
 
     def _equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
-        """Returns what an equation, or several reductions like it, make of all their inputs."""
+        """Returns the outputs of an equation, or of several reductions like it."""
         if is_collective(equation):
             return self._collective(equation, inputs)
         if self._may_fail and equation.primitive.name == "axis_index":
@@ -236,7 +237,7 @@ class _Run:
 
         def goes_on(values: list[Any]) -> Any:
             going_on = self.function(params["cond_jaxpr"], [*of_condition, *values])[0]
-            # What a failed exchange gave may keep it going for ever.
+            # The output of a failed exchange could make the loop run forever.
             return going_on & self.is_well if self._may_fail else going_on
 
         def body(carry: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
@@ -322,7 +323,7 @@ class _Run:
         return outputs
 
     def _elsewhere(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
-        """Performs what no exchange does: by XLA, if it knows all replicas."""
+        """Performs an operation without its own exchange: by XLA, if it knows all replicas."""
         if not self._may_fail:
             return self._by_xla(equation, inputs)
         name = equation.primitive.name
@@ -339,7 +340,7 @@ class _Run:
     def _reduced_by_gathering(
         self, kind: Kind, array: jax.Array, groups: Sequence[Sequence[int]] | None
     ) -> jax.Array:
-        """Reduces over the replica's own group, or numbers that exchanges cannot add."""
+        """Reduces within the replica's own group, or dtypes that exchanges cannot add."""
         count = len(self._hosts[0])
         (of_all,) = self._exchange(Kind.GATHER, [array], [(count, *array.shape)])
         members = np.ones((count, count), bool)
@@ -358,7 +359,7 @@ class _Run:
     def _by_xla(self, equation: jex.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         """Leaves an operation to XLA, between the exchanges before and after it."""
         inputs = self._passed(inputs)
-        if equation.primitive.name in _REDUCTIONS:  # perhaps of a group
+        if equation.primitive.name in _REDUCTIONS:  # possibly several grouped equations
             return self._passed([out for x in inputs for out in evaluate(equation, [x])])
         return self._passed(evaluate(equation, inputs))
 
@@ -367,12 +368,12 @@ class _Run:
         return self._exchange(Kind.PASS, arrays, [array.shape for array in arrays])
 
     def _reduced(self, kind: Kind, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Reduces arrays by one operation for each dtype."""
+        """Reduces arrays with one operation for each dtype."""
         _say(kind, arrays, f"through the memory of {len(self._hosts[0])} replicas")
         results: dict[int, jax.Array] = {}
         for indices in _by_dtype(arrays):
             group = [arrays[index] for index in indices]
-            # Of complex numbers, the parts are added.
+            # For complex numbers, the real and imaginary parts are added.
             parts = [_parts(array) for array in group]
             totals = self._exchange(kind, parts, [part.shape for part in parts])
             for index, total in zip(indices, totals, strict=True):
@@ -380,10 +381,10 @@ class _Run:
         return [results[index] for index in range(len(arrays))]
 
     def _summed_over_hosts(self, arrays: list[jax.Array], axis: str) -> list[jax.Array]:
-        """Adds up within the machines first, and sends the sums between them.
+        """Sums within each machine first, and then between machines.
 
-        A replica of a machine sends its part of the machine's sum to its counterparts on the
-        others, so that all bytes between two machines are sent once.
+        Each replica of a machine exchanges its part of the machine's sum with its counterparts on
+        the other machines, so that all bytes between two machines are sent only once.
         """
         local = len(self._hosts[0])
         _say(
@@ -464,7 +465,7 @@ def _by_dtype(arrays: Sequence[jax.Array]) -> list[list[int]]:
 
 
 def _has_no_sum(array: jax.Array) -> bool:
-    """Whether `exchange.cc` cannot add up such numbers (the eight-bit floating ones, ...)."""
+    """Returns whether `exchange.cc` cannot add this dtype (8-bit floating-point numbers, ...)."""
     return array.dtype.name not in _SUMMED
 
 
@@ -508,7 +509,7 @@ def _value(atom: jex.Var | jex.Literal, values: dict[jex.Var, Any]) -> Any:
 def _divided(
     equations: Sequence[jex.JaxprEqn],
 ) -> tuple[list[jex.JaxprEqn], list[jex.JaxprEqn]]:
-    """Returns the collective operations with all that they need, and what can wait; in order."""
+    """Returns the collective operations with their dependencies, and the other ones; in order."""
     first: list[jex.JaxprEqn] = []
     then: list[jex.JaxprEqn] = []
     needed: set[Any] = set()
@@ -526,7 +527,7 @@ def _divided(
 
 
 def _asks_for_replica(equation: jex.JaxprEqn) -> bool:
-    """Whether the functions that an operation calls ask for the replica's number."""
+    """Returns whether the functions that an operation calls use the replica's index."""
     return any(
         inner.primitive.name == "axis_index" or _asks_for_replica(inner)
         for jaxpr in jex.jaxprs_in_params(equation.params)
@@ -535,9 +536,9 @@ def _asks_for_replica(equation: jex.JaxprEqn) -> bool:
 
 
 def _in_groups(equations: Sequence[jex.JaxprEqn]) -> Iterator[list[jex.JaxprEqn]]:
-    """Yields equations in order, those that reduce several arrays in the same way together.
+    """Yields equations in order; those that reduce arrays in the same way are grouped.
 
-    JAX makes an equation for each array, and exchanging many at once takes less time.
+    JAX creates an equation for each array, and exchanging many together takes less time.
     """
     group: list[jex.JaxprEqn] = []
     made: set[Any] = set()
@@ -554,7 +555,7 @@ def _in_groups(equations: Sequence[jex.JaxprEqn]) -> Iterator[list[jex.JaxprEqn]
 
 
 def _is_view(equation: jex.JaxprEqn) -> bool:
-    """Whether the result of an operation is the bytes of its operand."""
+    """Returns whether the result of an operation consists of the bytes of its operand."""
     if equation.primitive.name not in _VIEWS:
         return False
     operand: Any = equation.invars[0].aval

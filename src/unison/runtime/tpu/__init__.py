@@ -1,4 +1,4 @@
-"""TPUs: the slices that there are, their topology, and how replicas lie on their cores."""
+"""TPUs: the known slices, their topology, and the placement of replicas on their cores."""
 
 from unison.runtime.tpu.slices import (
     MissingTPULibraryError,

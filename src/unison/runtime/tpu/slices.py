@@ -1,7 +1,7 @@
-"""TPU slices by name, described by libtpu whether or not there is a TPU here.
+"""TPU slices by name, described by libtpu, with or without a TPU on this machine.
 
-A slice is a block of chips, `"v5e:2x4"` say. From its name libtpu makes devices that programs can
-be compiled for, though not run on: `unison.runtime.planned` makes the most of them.
+A slice is a block of chips, such as `"v5e:2x4"`. From its name libtpu creates devices that programs
+can be compiled for, but not run on: `unison.runtime.planned` uses them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
 _LARGE_CUBES = ("8x16x16", "16x16x16")
 
-#: The shapes of the slices that Google Cloud lends, by generation. There is no v4: its chips show
-#: as one device each, and libtpu describes them as two.
+#: The shapes of the slices that Google Cloud offers, by generation. v4 is missing: a chip appears
+#: as one device, but libtpu describes it as two.
 SHAPES = {
     "v2": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
     "v3": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32"),
@@ -31,11 +31,12 @@ SHAPES = {
     "tpu7x": (*_CUBES, *_LARGE_CUBES),
 }
 
-#: Most machines have four chips; smaller slices are a machine of their own.
+#: Most machines have four chips; a smaller slice is a single machine.
 _CHIPS_OF_A_MACHINE = (2, 2, 1)
 
-#: Where there is no TPU: what libtpu would ask the network for, or complain of on standard error
-#: and in files; and that it is not to lock a TPU.
+#: Environment variables without a TPU: settings that libtpu would otherwise request over the
+#: network, or whose absence it would log to standard error and to files; and that it must not lock
+#: a TPU.
 WITHOUT_A_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -58,7 +59,7 @@ class TPUSlice(NamedTuple):
 
     Attributes:
         name: The generation and the chips along each axis: `"v5e:2x4"`.
-        devices: Its devices in the order of their machines. They cannot run anything.
+        devices: Its devices in the order of their machines. They cannot run programs.
     """
 
     name: str
@@ -70,7 +71,7 @@ class TPUSlice(NamedTuple):
 
     @property
     def num_chips(self) -> int:
-        """How many chips it has; of some generations, a chip is two devices."""
+        """The number of chips; in some generations, a chip is two devices."""
         return math.prod(_shape_of(self.name))
 
     @property
@@ -79,12 +80,12 @@ class TPUSlice(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What a device that is not here belongs to.
+    """The target that a described device belongs to.
 
     Attributes:
         name: The slice, or the cluster: `"v5e:2x4"`.
-        platform: What its devices are: `"tpu"`, `"gpu"` or `"cpu"`. CPUs stand for GPUs.
-        devices: All of them.
+        platform: The platform of its devices: `"tpu"`, `"gpu"` or `"cpu"`. CPUs stand for GPUs.
+        devices: All its devices.
     """
 
     name: str
@@ -92,19 +93,19 @@ class Described(NamedTuple):
     devices: tuple[jax.Device, ...]
 
 
-#: By every device that was described.
+#: The targets, by described device.
 _described: dict[jax.Device, Described] = {}
 
 
 @functools.cache
 def describe_slice(name: str) -> TPUSlice:
-    """Returns the slice of a name.
+    """Returns the slice with a name.
 
     Args:
         name: A generation and a shape: `"v5e:2x4"`.
 
     Raises:
-        UnknownSliceError: There is no such slice; the message lists those that there are.
+        UnknownSliceError: There is no such slice; the message lists the known ones.
         MissingTPULibraryError: libtpu is not installed.
     """
     _check_name(name)
@@ -130,12 +131,12 @@ def describe_slice(name: str) -> TPUSlice:
 
 
 def remember_described(described: Described) -> None:
-    """Has devices that are not here known by what they belong to."""
+    """Registers a described target, so that `description_of` finds it by its devices."""
     _described.update(dict.fromkeys(described.devices, described))
 
 
 def description_of(device: jax.Device) -> Described | None:
-    """Returns what a device was described with; None for a real device."""
+    """Returns the target of a described device; None for a real device."""
     return _described.get(device)
 
 
@@ -153,6 +154,6 @@ def _check_name(name: str) -> None:
 
 
 def _shape_of(name: str) -> tuple[int, int, int]:
-    """Returns the chips along the three axes; a flat slice has one along the third."""
+    """Returns the chips along the three axes; a two-dimensional slice has one along the third."""
     x, y, *z = (int(size) for size in name.partition(":")[2].split("x"))
     return (x, y, z[0] if z else 1)

@@ -1,4 +1,4 @@
-"""The TPU that this process runs on: found, started, or said to be missing."""
+"""The TPU that this process runs on: found, started, or reported as missing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import importlib.util
 import jax
 
 from unison.runtime import devices
-from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
+from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 from unison.runtime.process_group import TIMEOUT, join_cluster
 from unison.runtime.tpu.slices import describe_slice
-from unison.runtime.tpu.topology import Topology, topology_of
 
 
 class NoTPUError(RuntimeError):
@@ -18,61 +17,34 @@ class NoTPUError(RuntimeError):
 
 
 def connect(resolver: ClusterResolver, timeout: float = TIMEOUT) -> None:
-    """Makes this process one of those of its slice, and waits for the others.
+    """Joins this process to the others of its slice, and waits for them.
 
-    Of a slice of one machine, and where a step is only planned, there are no others.
+    Does nothing for a slice of a single machine, and if a step is only planned.
 
     Args:
-        resolver: Names the machines.
+        resolver: The resolver of the machines.
         timeout: Seconds to wait.
 
     Raises:
-        RuntimeError: JAX has started already.
-        UnavailableError: The others did not come.
+        RuntimeError: JAX's backend is already running.
+        UnavailableError: Other processes did not join.
     """
     if not devices.planned_devices():
         join_cluster(resolver.cluster_spec(), resolver.task_type, resolver.task_id, timeout)
 
 
-def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> Topology:
-    """Starts the TPU, joining the machines of its slice, and tells where its cores are.
+def tpu_devices(resolver: ClusterResolver) -> list[jax.Device]:
+    """Starts the TPU of a resolver, and joins the machines of its slice.
 
-    Args:
-        cluster_resolver: Names the TPU. Default: a `TPUClusterResolver`.
-
-    Raises:
-        NoTPUError: There is none here; the message says how to compile for one.
-
-    TF: `tf.tpu.experimental.initialize_tpu_system`.
-    """
-    return topology_of(tpu_devices(cluster_resolver))
-
-
-def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None:
-    """Forgets compiled programs. The TPU itself is given back when the process ends.
-
-    Args:
-        cluster_resolver: Names the TPU: this process's own, or one that is not there.
+    Returns:
+        Its cores; those of a machine are contiguous.
 
     Raises:
-        NoTPUError: There is none here.
-
-    TF: `tf.tpu.experimental.shutdown_tpu_system`.
-    """
-    tpu_devices(cluster_resolver)
-    jax.clear_caches()
-
-
-def tpu_devices(cluster_resolver: ClusterResolver | None = None) -> list[jax.Device]:
-    """Returns the TPU cores that a resolver names, those of a machine together.
-
-    Raises:
-        NoTPUError: There is no TPU here.
+        NoTPUError: This process has no TPU.
     """
     planned = devices.planned_devices()
     if planned:
         return list(planned)
-    resolver = TPUClusterResolver() if cluster_resolver is None else cluster_resolver
     connect(resolver)
     devices.prepare_backend()
     cores = _attached_cores()
@@ -84,13 +56,13 @@ def tpu_devices(cluster_resolver: ClusterResolver | None = None) -> list[jax.Dev
 
 
 def devices_of_topology(topology: str) -> list[jax.Device]:
-    """Returns devices to compile for: a slice's, or those of the target that is planned instead.
+    """Returns devices to compile for: a slice's, or those of the planned target instead.
 
     Args:
         topology: The slice's name.
 
     Raises:
-        UnknownSliceError: There is no such slice; the message lists those that there are.
+        UnknownSliceError: There is no such slice; the message lists the known ones.
         MissingTPULibraryError: libtpu, which compiles for TPUs, is not installed.
     """
     return list(devices.planned_devices() or describe_slice(topology).devices)

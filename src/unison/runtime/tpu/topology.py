@@ -1,4 +1,4 @@
-"""Where TPU cores are in the mesh of their slice, and which of them compute a replica."""
+"""The coordinates of TPU cores in the mesh of their slice, and their assignment to replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK = 4
 
 
 class Topology:
-    """The cores of a TPU slice by their coordinates.
+    """The cores of a TPU slice, by their coordinates.
 
     Args:
         mesh_shape: The slice's size along x, y and z, and the cores of a chip.
@@ -112,15 +112,15 @@ def _job(job: str | None) -> str:
 
 
 class DeviceAssignment:
-    """Which cores compute which replica; those of one replica divide its work.
+    """The assignment of cores to replicas; the cores of a replica divide its work.
 
     Args:
-        topology: Where the cores are.
+        topology: The topology of the cores.
         core_assignment: The coordinates of every replica's cores, in an array of shape (replicas,
             cores of a replica, 4).
 
     Raises:
-        ValueError: The array has another shape, there is no such core, or one twice.
+        ValueError: The array has another shape, a core does not exist, or one occurs twice.
 
     TF: `tf.tpu.experimental.DeviceAssignment`.
 
@@ -164,14 +164,14 @@ class DeviceAssignment:
         """Returns an assignment in which every replica has a block of cores.
 
         Args:
-            topology: Where the cores are.
+            topology: The topology of the cores.
             computation_shape: The block's size along x, y, z and the cores of a chip. Default:
                 one core.
-            computation_stride: How far apart the cores of a block are. Default: neighbours.
-            num_replicas: How many replicas there are.
+            computation_stride: The distance between the cores of a block. Default: adjacent cores.
+            num_replicas: The number of replicas.
 
         Raises:
-            ValueError: There is no room for so many blocks of this shape.
+            ValueError: So many blocks of this shape do not fit.
         """
         shape = _four_numbers("computation_shape", computation_shape)
         stride = _four_numbers("computation_stride", computation_stride)
@@ -233,7 +233,7 @@ class DeviceAssignment:
         """Returns the replicas whose core `logical_core` is on a machine.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no such replica.
         """
         task_of = self.topology.task_ordinal_at_coordinates
         there = [
@@ -257,9 +257,9 @@ def _four_numbers(name: str, given: Sequence[int] | None) -> np.ndarray:
 
 
 def topology_of(devices: Sequence[jax.Device]) -> Topology:
-    """Returns the topology of TPU devices, those of a machine together.
+    """Returns the topology of TPU devices, grouped by machine.
 
-    Other devices, for which a TPU program is planned, are one behind the other along x.
+    Other devices, for which a TPU program is planned, are lined up along x.
     """
     tasks: dict[int, list[list[int]]] = {}
     for device in devices:
@@ -270,7 +270,7 @@ def topology_of(devices: Sequence[jax.Device]) -> Topology:
 
 
 def coordinates_of(device: Any) -> tuple[int, int, int, int]:
-    """Returns where a TPU core is in its slice: x, y, z and its index on the chip."""
+    """Returns the coordinates of a TPU core in its slice: x, y, z and its index on the chip."""
     described = description_of(device)
     if described is not None and described.platform != "tpu":
         return (device.id, 0, 0, 0)

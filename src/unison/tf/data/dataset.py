@@ -18,9 +18,10 @@ from unison.data.plan import Plan
 from unison.data.structure import flatten
 from unison.runtime import device_strings
 from unison.runtime.precision import device_array
-from unison.tf import config, dtypes, random
+from unison.tf import config, dtypes
 from unison.tf.data.functions import TensorFunction
 from unison.tf.data.options import Options
+from unison.tf.random_keys import next_key
 from unison.tf.tensor_spec import TensorShape, TensorSpec, TypeSpec
 from unison.tf.tensors import convert_to_tensor, start_devices
 from unison.tf.text import StringTensor
@@ -173,7 +174,7 @@ class Dataset(core.Dataset):
     @classmethod
     def _seed(cls, seed: int | None) -> int:
         # Where none is given, `tf.random.set_seed` decides.
-        return int(jax.random.bits(random.next_key(None)) if seed is None else seed)
+        return int(jax.random.bits(next_key(None)) if seed is None else seed)
 
     @classmethod
     def from_generator(

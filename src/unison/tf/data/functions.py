@@ -38,13 +38,14 @@ from unison.data.passes import Passes
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure, flatten
+from unison.eager_fallback import NeedsPythonError, on_trial
 from unison.lifting import Lift
 from unison.runtime.precision import array_type, device_array
 from unison.runtime.private_jax import nothing_is_traced
-from unison.stepping import NeedsPythonError, on_trial
 from unison.strategies.default import default_strategy
 from unison.tf.pending import HostOperations, PendingText
 from unison.tf.tensors import convert_to_tensor, start_devices
+from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
 
@@ -98,32 +99,20 @@ class _Traces:
 _Known = dict[Any, tuple[Callable[..., Any], _Traces]]
 
 
-class _Calling(threading.local):
-    """The function that the thread calls, if it is one that makes datasets: `interleave`'s, say.
+#: Those in the function that the thread calls, if it is one that makes datasets: `interleave`'s,
+#: say. It makes the same dataset for every file, and they are traced for the first one.
+_known_here: ThreadLocal[_Known | None] = ThreadLocal(None)
 
-    It makes the same dataset for every file, and the functions in it are traced for the first one.
-    """
 
-    def __init__(self) -> None:
-        self._known: _Known | None = None
-
-    @contextlib.contextmanager
-    def function(self, known: _Known) -> Iterator[None]:
-        """Inside, the thread calls a function in which these have been met before."""
-        before, self._known = self._known, known
-        try:
-            yield
-        finally:
-            self._known = before
-
-    def traces_of(self, function: Callable[..., Any]) -> _Traces:
-        """Returns what has been found out about a function, or about one that is the same."""
-        identity = None if self._known is None else _identity(function)
-        if self._known is None or identity is None:
-            return _Traces()
-        if identity not in self._known and len(self._known) >= _MOST_INNER_FUNCTIONS:
-            return _Traces()
-        return self._known.setdefault(identity, (function, _Traces()))[1]
+def _traces_of(function: Callable[..., Any]) -> _Traces:
+    """Returns what has been found out about a function, or about one that is the same."""
+    known = _known_here.value
+    identity = None if known is None else _identity(function)
+    if known is None or identity is None:
+        return _Traces()
+    if identity not in known and len(known) >= _MOST_INNER_FUNCTIONS:
+        return _Traces()
+    return known.setdefault(identity, (function, _Traces()))[1]
 
 
 def _identity(function: Any) -> Any:
@@ -138,15 +127,12 @@ def _identity(function: Any) -> Any:
     return (function.__code__, *map(id, parts))
 
 
-_calling = _Calling()
-
-
 class TensorFunction(ElementFunction):
     """A user's function of tensors; see the module."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._traces = _calling.traces_of(self.user_function)
+        self._traces = _traces_of(self.user_function)
         self._inner: _Known = {}
         self._seeds = _Seeds()
 
@@ -179,7 +165,7 @@ class TensorFunction(ElementFunction):
                 except Exception as error:
                     # It is called once more in Python, where the error is the user's.
                     logger.debug("The function of %s is called in Python: %s", self.stage, error)
-        with _at_once(), _calling.function(self._inner):
+        with _at_once(), _known_here.bound_to(self._inner):
             return super().__call__(leaves, structure)
 
     def _holds_batches_of_text(self, leaves: Leaves) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from unison.data.files.compression import ZLIB_FORMATS, inflated_streams
+from unison.eager_fallback import needs_python
 from unison.errors import InvalidArgumentError
-from unison.stepping import needs_python
 from unison.tf import dtypes
 from unison.tf.image_files import (
     decode_and_crop_jpeg,

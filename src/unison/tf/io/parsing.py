@@ -17,9 +17,9 @@ from unison.data.examples import (
     message,
 )
 from unison.data.examples import parse_sequence_example as core_parse_sequence_example
+from unison.eager_fallback import NeedsPythonError, needs_python
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_array
-from unison.stepping import NeedsPythonError, needs_python
 from unison.tf.pending import PendingText
 from unison.tf.sparse import SparseTensor
 from unison.tf.tensors import start_devices

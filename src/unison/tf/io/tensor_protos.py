@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from unison.data.examples import message
+from unison.eager_fallback import needs_python
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_array
-from unison.stepping import needs_python
 from unison.storage.decoding import shape_of
 from unison.tf import dtypes
 from unison.tf.tensors import convert_to_tensor

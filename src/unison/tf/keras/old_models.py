@@ -13,12 +13,12 @@ from typing import Any
 
 import keras
 
+from unison.identity_key import Reference
 from unison.keras.host_layers import with_text_as_objects
 from unison.keras.losses import scaled_loss, unscaled_loss
 from unison.keras.stateful_step import call_assigning
 from unison.keras.trainer import trainer_of, trains_alone
 from unison.keras.variables import annotate
-from unison.references import Reference
 from unison.strategies import get_strategy
 from unison.tf.keras.utils import DatasetCreator
 from unison.tf.tensors import start_devices

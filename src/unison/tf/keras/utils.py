@@ -15,9 +15,9 @@ import numpy as np
 
 from unison.data.options import InputContext
 from unison.strategies import Strategy
-from unison.tf import random
 from unison.tf.data import Dataset
 from unison.tf.keras.names import make_module, stand_over
+from unison.tf.random_keys import set_seed
 from unison.tf.tensor_spec import TensorSpec
 from unison.tf.tensors import start_devices
 from unison.tf.text import StringTensor
@@ -32,7 +32,7 @@ def set_random_seed(seed: int) -> None:
     TF: `tf.keras.utils.set_random_seed`.
     """
     keras.utils.set_random_seed(seed)
-    random.set_seed(seed)
+    set_seed(seed)
 
 
 def get_file(fname: str | None = None, origin: str | None = None, **kwargs: Any) -> str:

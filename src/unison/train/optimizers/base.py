@@ -14,12 +14,12 @@ import numpy as np
 
 from unison.cells import VariableAggregation, has_cell
 from unison.collectives import AggregationMethod, aggregate
+from unison.identity_key import Reference
 from unison.lifting import current_lift
 from unison.module import Tracked
 from unison.names import NameScope
-from unison.references import Reference
 from unison.runtime.placement import scoped_placement
-from unison.strategies.context import get_replica_context
+from unison.strategies.current import get_replica_context
 from unison.train.optimizers.rules import Rule
 from unison.variables import Variable
 

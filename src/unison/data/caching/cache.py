@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unison.data.keeping.column_files import BLOCK_BYTES
-from unison.data.keeping.dataset_files import DatasetWriter, read_dataset
+from unison.data.caching.column_files import BLOCK_BYTES
+from unison.data.caching.dataset_files import DatasetWriter, read_dataset
 from unison.data.leaves import (
     NestedDataset,
     concatenate,

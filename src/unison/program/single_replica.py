@@ -1,4 +1,4 @@
-"""What one replica computes in a program, without the others: to see how long it takes."""
+"""One replica's part of a program, run without the others to measure how long it takes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jax.extend import core as jex
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from unison.cells import Cell, Layout
-from unison.equations import evaluate, inlined_body, is_collective
+from unison.jaxprs import evaluate, inlined_body, is_collective
 from unison.lifting import enter_replica
 from unison.lowering import lower_for_cpu
 from unison.runtime.placement import REPLICA_AXIS, Placement
-from unison.runtime.private_jax import scan_with
+from unison.runtime.private_jax import scan_with, shard_map
 
 
 def alone(trace: jex.ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Returns a function of a replica's index and inputs that computes what `trace` does, alone.
+    """Returns a function of a replica's index and inputs that evaluates `trace` on it alone.
 
-    A collective operation gives what the replica puts in, in the shape of what would come out. The
-    results are not those of the program; the time is, but for the waiting (and for loops whose
-    number of rounds follows from what the replicas exchange).
+    A collective operation returns the replica's own operand, in the shape of the operation's
+    result. The results are not those of the program; the time is, except for waiting (and for loops
+    whose number of iterations depends on values that the replicas exchange).
 
     Args:
-        trace: What a replica computes. The replica axis must be bound where the function is
-            called; it may have any size.
+        trace: The part of a replica. The replica axis must be bound where the function is called;
+            it may have any size.
     """
     return lambda replica, *inputs: _Alone(replica).function(trace, inputs)
 
@@ -96,7 +96,7 @@ class _Alone:
 
 
 def _stand_ins(equation: jex.JaxprEqn, given: Sequence[Any]) -> list[jax.Array]:
-    # Nothing may be computed across the place where the replicas would meet.
+    # XLA must not move computation across the point where the replicas would synchronize.
     own: list[Any] = lax.optimization_barrier(list(given))
     avals: list[Any] = [result.aval for result in equation.outvars]
     operands = own if len(own) == len(avals) else own[:1] * len(avals)
@@ -107,15 +107,14 @@ def _stand_ins(equation: jex.JaxprEqn, given: Sequence[Any]) -> list[jax.Array]:
 
 
 def compile_alone(placement: Placement, part: Callable[..., Any]) -> Callable[..., None]:
-    """Compiles a replica's part of a program, which is `alone`, for each device by itself.
+    """Compiles a replica's part of a program, evaluated `alone`, separately for each device.
 
     Args:
         placement: The replicas' devices.
-        part: Maps the replica's index, pieces of stored arrays and other arguments to whatever is
-            computed.
+        part: Maps the replica's index, pieces of stored arrays and other arguments to any results.
 
     Returns:
-        A function of a device and arguments that lie there, which computes, and waits.
+        A function of a device and arguments on it, which runs the part and waits for it.
     """
     if placement.platform == "cpu":
         part = lower_for_cpu(part)
@@ -124,9 +123,7 @@ def compile_alone(placement: Placement, part: Callable[..., Any]) -> Callable[..
     def on(device: jax.Device) -> Callable[..., Any]:
         mesh = Mesh(np.array([device]), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
         here = PartitionSpec()
-        return jax.jit(
-            jax.shard_map(part, mesh=mesh, in_specs=here, out_specs=here, check_vma=False)
-        )
+        return jax.jit(shard_map(part, mesh=mesh, in_specs=here, out_specs=here, check_vma=False))
 
     def run(device: jax.Device, *args: Any) -> None:
         replica = np.int32(placement.devices.index(device))
@@ -136,7 +133,7 @@ def compile_alone(placement: Placement, part: Callable[..., Any]) -> Callable[..
 
 
 def piece_on(device: jax.Device, stored: Any) -> jax.Array:
-    """Returns what a program finds on one of its devices of an array, or a number."""
+    """Returns the piece of an array, or the number, that a program gets on one of its devices."""
     if isinstance(stored, jax.Array):
         for shard in stored.addressable_shards:
             if shard.device == device:
@@ -145,7 +142,7 @@ def piece_on(device: jax.Device, stored: Any) -> jax.Array:
 
 
 def enter_alone(cell: Cell, piece: jax.Array) -> jax.Array:
-    """Returns what a replica sees of its piece of the cell's stored array, by itself."""
+    """Returns a value for a replica without the others, given its piece of the stored array."""
     if cell.layout is Layout.SHARDED:
         return jnp.resize(piece, cell.aval.shape)
     return enter_replica(cell, piece)

@@ -1,7 +1,7 @@
-"""What a job that ends before its time leaves in its folder, for the run that resumes it.
+"""The state that a job that ends early saves in its folder, for the run that resumes it.
 
-Every worker that ends so may leave something, whoever else does: `state` is what all have in
-common, and stays that of whoever was furthest; `state-...` are parts that one worker alone has.
+Every worker that ends this way may save files, independently of the others: `state` is the state
+that all share, of which the latest version is kept; `state-...` are parts that a single worker has.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _STATE = "state"
 _LOCK = f"{_STATE}.lock"
 _PART = re.compile(_STATE + r"-(?P<run>\d+)-(?P<view>\d+)-(?P<group>\w+)-(?P<place>\d+)")
 
-#: Seconds that a worker waits for another one that puts its state there.
+#: Seconds that a worker waits for another one that is writing its state.
 _SECONDS_TO_WAIT = 5.0
 
 _REMEDY = "An earlier run of the job has left it. Remove it to start without it."
 
 
 class Origin(NamedTuple):
-    """Where a state has come about; of two, the greater one is the later.
+    """The origin of a state; of two, the greater one is the later.
 
     Attributes:
-        run: In which of the job's runs, from 1.
+        run: The run of the job, from 1.
         view: The number of the last view in which it was computed.
-        step: Its number.
-        group: The first member of that view. Two runs, of which the first has left no `state`,
-            have the same number.
+        step: The state's step.
+        group: The first member of that view. It distinguishes runs: if a run saves no `state`, the
+            next run has the same number.
     """
 
     run: int
@@ -43,11 +43,11 @@ class Origin(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A state that was left.
+    """A saved state.
 
     Attributes:
-        origin: Where it has come about.
-        held: The state, as `SharedState.pack` returned it.
+        origin: Its origin.
+        held: The state, as returned by `SharedState.pack`.
     """
 
     origin: Origin
@@ -55,7 +55,7 @@ class Kept(NamedTuple):
 
 
 def kept_state(folder: str) -> Kept | None:
-    """Returns the state that a job has left; None if it has left nothing.
+    """Returns the state that a job has saved; None if there is none.
 
     Raises:
         DataLossError: It is corrupt.
@@ -70,21 +70,21 @@ def kept_state(folder: str) -> Kept | None:
 
 
 def keep_state(folder: str, origin: Origin, pack: Callable[[], bytes]) -> None:
-    """Leaves a state, unless one is there that is as late, and removes the parts of older ones.
+    """Saves a state, unless the saved one is at least as late; removes the parts of older ones.
 
     Args:
-        folder: The job's.
-        origin: Where the state has come about.
-        pack: Returns it.
+        folder: The job's folder.
+        origin: The state's origin.
+        pack: Returns the serialized state.
     """
     if _is_kept(folder, origin):
         return
     with atomic.aside(str(Path(folder, _STATE))) as new:
         with new.opened() as file:
             checksummed.write(file, [checksummed.header_line(origin._asdict()), pack()])
-        # The one who holds the lock may hang: it is not waited for longer than that.
+        # The holder of the lock may hang, so the wait is bounded.
         with locks.locked(str(Path(folder, _LOCK)), _SECONDS_TO_WAIT):
-            if _is_kept(folder, origin):  # by another one, meanwhile
+            if _is_kept(folder, origin):  # by another worker, in the meantime
                 return
             new.publish()
     for path, part in _parts(folder):
@@ -93,13 +93,13 @@ def keep_state(folder: str, origin: Origin, pack: Callable[[], bytes]) -> None:
 
 
 def keep_part(folder: str, origin: Origin, place: int, part: bytes) -> None:
-    """Leaves what a worker alone has.
+    """Saves the part of the state that only this worker has.
 
     Args:
-        folder: The job's.
-        origin: Where the worker's state has come about.
-        place: Its place among the members there.
-        part: What it has.
+        folder: The job's folder.
+        origin: The origin of the worker's state.
+        place: Its index among the members of that view.
+        part: The part.
     """
     name = f"{_STATE}-{origin.run}-{origin.view}-{origin.group}-{place}"
     with atomic.replacing(str(Path(folder, name))) as file:
@@ -107,7 +107,7 @@ def keep_part(folder: str, origin: Origin, place: int, part: bytes) -> None:
 
 
 def kept_parts(folder: str, origin: Origin) -> dict[int, bytes]:
-    """Returns the parts that belong to a state, by the places of the workers that left them.
+    """Returns the parts that belong to a state, by the indices of the workers that saved them.
 
     Raises:
         DataLossError: One is corrupt.
@@ -121,7 +121,7 @@ def kept_parts(folder: str, origin: Origin) -> dict[int, bytes]:
 
 
 def forget_kept(folder: str) -> None:
-    """Removes the state that a job has left, and its parts; nothing else in the folder."""
+    """Removes the state that a job has saved, and its parts; nothing else in the folder."""
     for name in (_STATE, _LOCK):
         Path(folder, name).unlink(missing_ok=True)
     for path, _ in _parts(folder):
@@ -146,7 +146,7 @@ def _parts(folder: str) -> Iterator[tuple[Path, re.Match[str]]]:
 
 
 def _is_kept(folder: str, origin: Origin) -> bool:
-    """Whether the state that is there is as late."""
+    """Returns whether the saved state is at least as late."""
     try:
         return _origin_of(checksummed.peeked_header(str(Path(folder, _STATE)))) >= origin
     except (FileNotFoundError, ValueError, KeyError):  # the latter: it is corrupt

@@ -24,9 +24,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from unison.data.caching.columns import Column
+from unison.data.caching.table_index import LENGTH, TableIndex, checked_lengths, checked_sizes
 from unison.data.files.paths import open_file
-from unison.data.keeping.columns import Column
-from unison.data.keeping.table_index import LENGTH, TableIndex, checked_lengths, checked_sizes
 from unison.data.leaves import concatenate, count_rows, gathered, stack
 from unison.data.plan import Rows
 from unison.data.sources.memory_maps import MappedRows

@@ -1,8 +1,8 @@
-"""What a worker knows of the others, and when it has to say that one is lost.
+"""A worker's knowledge of the others, and the rules for declaring one lost.
 
-Workers launch the same operations in the same order, so each counts its own, and tells the others
-how far it has come. One that dies, leaves early, stays behind, is silent, or does another operation
-under the same number than others is the culprit: a `Finding`.
+Workers launch the same operations in the same order, so each counts its own, and sends its count to
+the others. A worker that dies, leaves early, falls behind, is silent, or runs a different operation
+with the same number is at fault: a `Finding`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 from unison.errors import DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
 
-#: Seconds between two heartbeats, unless the limit is short.
+#: Seconds between two heartbeats, unless the timeout is short.
 BEAT = 0.5
 
-#: How the words begin for what a worker does while all tell each other something.
+#: The prefix of a worker's activity while all workers exchange values.
 AGREEMENT = "an agreement"
 
-#: An agreement to which all have come takes no longer, in seconds.
+#: The maximum duration of an agreement that all workers have reached, in seconds.
 _LONGEST_EXCHANGE = 2.0
 
-#: How many of the latest operations are remembered for comparison.
+#: The number of the latest operations that are kept for comparison.
 REMEMBERED = 1024
 
 
-#: What the fields of messages are, by what a message is.
+#: The types of the fields of messages, by message type.
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "beat": {"count": int, "mark": str, "doing": str, "seconds": (int, float)},
     "left": {"count": int, "mark": str},
@@ -37,17 +37,17 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "finding": {"kind": str, "worker": int, "by": int, "about": str},
     "where": {"worker": int},
     "stack": {"stack": str},
-    "report": {},  # a look at the job is not worth its end
+    "report": {},  # an invalid report must not end the job
     "gone": {},
 }
 
 
 def invalid(message: Mapping[str, Any], count: int) -> str | None:
-    """Returns what is wrong with a message of another worker; None: nothing.
+    """Returns the error in a message of another worker; None if it is valid.
 
     Args:
-        message: What it has sent.
-        count: How many workers there are.
+        message: The message.
+        count: The number of workers.
 
     Examples:
         >>> invalid({"is": "left", "count": 3, "mark": ""}, 2)
@@ -71,11 +71,11 @@ def invalid(message: Mapping[str, Any], count: int) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Something that all workers do together.
+    """An operation that all workers run together.
 
     Attributes:
-        name: What it is, for messages.
-        detail: What else must be the same on all workers; shown where it is not.
+        name: Its name, for messages.
+        detail: Further details that must be the same on all workers; shown if they differ.
     """
 
     name: str
@@ -86,20 +86,20 @@ class Operation:
 
     @functools.cached_property
     def mark(self) -> str:
-        """What tells it from others, in few words."""
+        """A short identifier of the operation."""
         digest = hashlib.blake2b(str(self).encode(), digest_size=4).hexdigest()
         return f"{self.name} (#{digest})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Why the workers cannot go on.
+    """The reason why the workers cannot continue.
 
     Attributes:
         kind: "died", "failed", "left", "silent", "stuck" or "differs".
-        worker: Who it is about.
-        by: The worker that found it.
-        about: What it did, in words.
+        worker: The worker that it is about.
+        by: The worker that detected it.
+        about: A description of what it did.
     """
 
     kind: str
@@ -111,9 +111,9 @@ class Finding:
         """Returns the error for a worker.
 
         Args:
-            names: What each worker is called.
-            own: The worker that it is for.
-            doing: What that one does.
+            names: The workers' names.
+            own: The worker that raises the error.
+            doing: What that worker is doing.
         """
         name = names[self.worker]
         here = f" This worker, {names[own]}, is in {doing}."
@@ -133,13 +133,13 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Late:
-    """A worker that is behind this one, and does not come on.
+    """A worker that is behind this one, and makes no progress.
 
     Attributes:
-        worker: Which one.
-        count: How many operations it has begun.
-        since: Since when this one waits, by its own clock.
-        doing: What it does, in words.
+        worker: Its index.
+        count: The number of operations that it has begun.
+        since: Since when this worker has been waiting, by its own clock.
+        doing: What it is doing, as text.
     """
 
     worker: int
@@ -150,16 +150,16 @@ class Late:
 
 @dataclasses.dataclass
 class _Known:
-    """What is known of another worker.
+    """The known state of another worker.
 
     Attributes:
-        heard_at: When it was heard last.
-        count: How many operations it has begun.
-        doing: What it does, in words.
+        heard_at: When its last message was received.
+        count: The number of operations that it has begun.
+        doing: What it is doing, as text.
         mark: The mark of its latest operation.
         doing_since: Since when, by this worker's clock.
-        behind_since: Since when it has been behind this worker without coming on.
-        has_left: Whether it has said that it goes.
+        behind_since: Since when it has been behind this worker without progress.
+        has_left: Whether it has announced that it is leaving.
         is_gone: Whether its connection has closed.
     """
 
@@ -174,12 +174,12 @@ class _Known:
 
 
 class Watch:
-    """What one worker knows of the others.
+    """One worker's knowledge of the others.
 
     Args:
-        names: What each worker is called.
-        own: Which of them this is.
-        limit: Seconds for which a worker may be silent, or behind.
+        names: The workers' names.
+        own: The index of this worker.
+        limit: The timeout, in seconds, for a worker that is silent or behind.
         now: The time, in seconds.
     """
 
@@ -193,13 +193,13 @@ class Watch:
             if worker != own
         }
         self._looked_at = now
-        #: Who has said of an operation what has not been compared yet.
+        #: The workers whose latest operations have not been compared yet.
         self._uncompared: set[int] = set()
-        #: What others have said of their operations, by number.
+        #: The other workers' descriptions of their operations, by number.
         self._statements: dict[int, dict[int, str]] = {}
 
     def hear(self, worker: int, message: Mapping[str, Any] | None, now: float) -> Finding | None:
-        """Notes what a worker has said; None: its connection has closed."""
+        """Handles a message of a worker; None: its connection was closed."""
         known = self._known.get(worker)
         if known is None:
             return None
@@ -247,17 +247,17 @@ class Watch:
         self._uncompared.add(worker)
 
     def look(self, count: int, doing: str, now: float) -> Finding | None:
-        """Says who is lost, if somebody is.
+        """Returns a finding if a worker is lost.
 
         Args:
-            count: How many operations this worker has begun.
-            doing: What it does.
+            count: The number of operations that this worker has begun.
+            doing: What it is doing.
             now: The time, in seconds.
         """
         gap = now - self._looked_at
         self._looked_at = now
         if gap > max(self._limit / 2, 4 * BEAT):
-            # This process was stopped: nobody could be heard.
+            # This process was stopped, so it received no messages.
             for known in self._known.values():
                 known.heard_at += gap
                 known.behind_since = None
@@ -274,10 +274,10 @@ class Watch:
         present = {w: k for w, k in self._known.items() if not (k.has_left or k.is_gone)}
         hub = self._known.get(0)
         if hub is not None and 0 not in present:
-            return None  # nobody's words can pass through it any more
+            return None  # it no longer relays any messages
         silent = [w for w, k in present.items() if now - k.heard_at > self._limit]
         if silent:
-            # Where the first is silent, so are all, whose words pass through it.
+            # If the first worker is silent, so are all others, whose messages it relays.
             if hub is not None and now - hub.heard_at > self._limit - 2 * BEAT:
                 silent = [0]
             known = present[silent[0]]
@@ -308,7 +308,7 @@ class Watch:
         return None
 
     def late(self) -> list[Late]:
-        """Returns the workers that were behind this one at the last look."""
+        """Returns the workers that were behind this one at the last `look`."""
         return [
             Late(worker, known.count, known.behind_since, known.doing)
             for worker, known in self._known.items()
@@ -316,7 +316,7 @@ class Watch:
         ]
 
     def is_first_of(self, count: int) -> bool:
-        """Whether no worker with a lower index has begun as many operations."""
+        """Returns whether no worker with a lower index has begun as many operations."""
         return all(
             known.count < count or known.has_left or known.is_gone
             for worker, known in self._known.items()
@@ -324,13 +324,13 @@ class Watch:
         )
 
     def passed(self, count: int, since: float) -> set[int]:
-        """Returns the workers that do not come to where this one has been since a time.
+        """Returns the workers that will not reach the point where this one has been since a time.
 
         They have left, have begun operations that this one has not, or wait for an agreement of
         all about something else.
 
         Args:
-            count: How many operations this worker has begun.
+            count: The number of operations that this worker has begun.
             since: The time, in seconds.
         """
         return {
@@ -347,7 +347,7 @@ class Watch:
         }
 
     def compare(self, number: int, own: Operation) -> Finding | None:
-        """Compares this worker's operation of a number with what others have said of theirs."""
+        """Compares this worker's operation of a number with the others' descriptions of theirs."""
         for worker, said in self._statements.get(number, {}).items():
             if said != str(own):
                 return self._differs(number, worker, said, own)
@@ -356,7 +356,7 @@ class Watch:
     def compare_latest(self, operation_of: Callable[[int], Operation | None]) -> Finding | None:
         """Compares the others' latest operations with this worker's of the same numbers.
 
-        Those of which this worker has none yet are kept for the next time.
+        Operations that this worker has not begun yet are kept for the next call.
         """
         for worker in list(self._uncompared):
             known = self._known[worker]
@@ -370,21 +370,21 @@ class Watch:
         return None
 
     def asked(self) -> list[int]:
-        """Returns the numbers of operations that others have compared, or want to."""
+        """Returns the numbers of operations that others have compared, or are comparing."""
         return list(self._statements)
 
     def forget(self, number: int) -> None:
-        """Forgets what others have said of their operations of a number, and those before it."""
+        """Discards the others' descriptions of operations up to a number."""
         for old in [old for old in self._statements if old <= number]:
             del self._statements[old]
 
     def unheard_of(self, number: int) -> list[int]:
-        """Returns the workers that have not said what their operation of this number is."""
+        """Returns the workers that have not described their operation of this number."""
         said = self._statements.get(number, {})
         return [w for w, known in self._known.items() if w not in said and not known.is_gone]
 
     def has_left(self, worker: int) -> bool:
-        """Whether a worker has said that it goes."""
+        """Returns whether a worker has announced that it is leaving."""
         return worker in self._known and self._known[worker].has_left
 
     def _last_of(self, known: _Known, now: float) -> str:

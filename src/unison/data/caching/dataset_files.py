@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from unison.data.files.paths import open_file
-from unison.data.keeping.column_files import Table, TableRows, TableWriter, codec_of
-from unison.data.keeping.dataset_index import (
+from unison.data.caching.column_files import Table, TableRows, TableWriter, codec_of
+from unison.data.caching.dataset_index import (
     RUN,
     DatasetIndex,
     as_json,
@@ -31,6 +30,7 @@ from unison.data.keeping.dataset_index import (
     structure_of,
     write_index,
 )
+from unison.data.files.paths import open_file
 from unison.data.plan import Plan, Rows, RowsStream, Stream
 from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import Leaves

@@ -1,9 +1,10 @@
-"""Central storage: the part of a program that is the same on all replicas runs once, at home.
+"""Central storage: the part of a program that is the same on all replicas runs once, at `home`.
 
-A training step computes gradients from a replica's examples, adds them over the replicas, and
-updates variables by the sums. From the sums on, all replicas compute the same. Where a variable
-has its one copy at home, that part is divided off and runs there: weights travel to the replicas,
-sums travel back, and what only the update looks at (an optimizer's slots) never leaves.
+A training step computes gradients from a replica's examples, sums them over the replicas, and
+updates variables with the sums. From the sums on, all replicas compute the same. If a variable has
+its only copy at the placement's `home`, that part is split off and runs there: weights are sent to
+the replicas, sums are sent back, and values that only the update reads (an optimizer's slots) are
+never sent.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from unison.equations import is_collective
+from unison.jaxprs import is_collective
 from unison.runtime.placement import Placement, memory_of
 
-#: Names a variable among the inputs and outputs of a trace.
+#: Identifies a variable among the inputs and outputs of a trace.
 K = TypeVar("K", bound=Hashable)
 
 #: Collectives whose results are equal on all replicas.
@@ -27,14 +28,14 @@ _EQUALIZING = frozenset("psum pmax pmin all_gather".split())
 
 
 @dataclasses.dataclass(frozen=True)
-class Division:
-    """A replica's trace, divided into what replicas compute and what is computed at home.
+class SplitTrace:
+    """A replica's trace, split into what replicas compute and what is computed at home.
 
     Attributes:
         replica: Maps the inputs of the trace to those of its outputs that are not updates, and
             the values that the update needs.
         remaining: The indices of those outputs in the trace.
-        update: Maps these values, and inputs that lie at home, to the other outputs.
+        update: Maps these values, and inputs that are stored at home, to the other outputs.
         inputs: The indices of those inputs.
         outputs: The indices of these outputs.
     """
@@ -47,27 +48,27 @@ class Division:
 
     @property
     def crossing(self) -> list[tuple[tuple[int, ...], Any]]:
-        """Shapes and dtypes of the values that go from the replicas to the update."""
+        """Shapes and dtypes of the values that are sent from the replicas to the update."""
         avals = self.update.in_avals[: len(self.update.in_avals) - len(self.inputs)]
         return [(aval.shape, aval.dtype) for aval in avals]
 
 
-def divide(
+def split_off_update(
     trace: jex.ClosedJaxpr,
     at_home: Collection[int],
     arriving: Collection[int],
     for_home: Collection[int],
-) -> Division:
-    """Divides off what can be computed at home.
+) -> SplitTrace:
+    """Splits off the part of a trace that can be computed at home.
 
     Args:
         trace: Computes one replica's part.
-        at_home: The indices of the inputs that lie at home.
+        at_home: The indices of the inputs that are stored at home.
         arriving: Those of other inputs that are equal on all replicas.
         for_home: The indices of the outputs that are kept at home.
 
     Returns:
-        The division. Its `outputs` are those of `for_home` that follow from the inputs at home
+        The split. Its `outputs` are those of `for_home` that follow from the inputs at home
         and from values that are equal on all replicas because a collective made them so.
     """
     jaxpr = trace.jaxpr
@@ -96,7 +97,7 @@ def divide(
     remaining = [index for index in range(len(jaxpr.outvars)) if index not in outputs]
     results = [*(jaxpr.outvars[index] for index in remaining), *sums]
     replica = jaxpr.replace(outvars=results, eqns=_needed_for(results, jaxpr.eqns)[0])
-    return Division(
+    return SplitTrace(
         jex.ClosedJaxpr(replica, trace.consts),
         remaining,
         jex.ClosedJaxpr(update, trace.consts),
@@ -106,29 +107,29 @@ def divide(
 
 
 class HomeUpdate(Generic[K]):
-    """The compiled update of a division.
+    """The compiled update of a split.
 
     Args:
         placement: The replicas' devices, and the home.
-        division: The divided trace.
-        inputs: What names each input of the trace.
-        outputs: What names each of its outputs.
+        split: The split trace.
+        inputs: The identifier of each input of the trace.
+        outputs: The identifier of each of its outputs.
 
     Attributes:
-        taken: What is overwritten, and looked at before.
-        read: What else it looks at.
-        written: What it writes.
+        taken: The variables that it reads and then overwrites.
+        read: The other variables that it reads.
+        written: The variables that it writes.
         crossing: Shapes and dtypes of the values that it takes from the replicas.
     """
 
     def __init__(
-        self, placement: Placement, division: Division, inputs: Sequence[K], outputs: Sequence[K]
+        self, placement: Placement, split: SplitTrace, inputs: Sequence[K], outputs: Sequence[K]
     ):
-        names = [inputs[index] for index in division.inputs]
-        self.written = [outputs[index] for index in division.outputs]
+        names = [inputs[index] for index in split.inputs]
+        self.written = [outputs[index] for index in split.outputs]
         self.taken = [name for name in names if name in self.written]
         self.read = [name for name in names if name not in self.written]
-        self.crossing = division.crossing
+        self.crossing = split.crossing
         self._placement = placement
         home = placement.home
         assert home is not None
@@ -141,11 +142,11 @@ class HomeUpdate(Generic[K]):
             at_home = [values[name] for name in names]
             if not is_computable:
                 at_home = jax.device_put(at_home, jax.memory.Space.Device)
-            new = jex.jaxpr_as_fun(division.update)(*sums, *at_home)
-            # Of a constant, the jaxpr may return the bare number.
+            new = jex.jaxpr_as_fun(split.update)(*sums, *at_home)
+            # For a constant, the jaxpr may return a plain number.
             return [
                 jnp.asarray(value, aval.dtype)
-                for value, aval in zip(new, division.update.out_avals, strict=True)
+                for value, aval in zip(new, split.update.out_avals, strict=True)
             ]
 
         self._execute = jax.jit(update, out_shardings=home, donate_argnums=1)
@@ -157,7 +158,7 @@ class HomeUpdate(Generic[K]):
 
         Args:
             sums: What the replicas' program returned for the update, on every device.
-            taken: The values of `taken`, at home; they are given away.
+            taken: The values of `taken`, at home; they are donated.
             read: Those of `read`.
         """
         with self._placement.launch_lock:
@@ -166,7 +167,7 @@ class HomeUpdate(Generic[K]):
 
 
 def _is_of_a_replica(equation: jex.JaxprEqn) -> bool:
-    """Whether an operation has effects, or knows or needs other replicas."""
+    """Whether an operation has effects, or depends on the replica's index or on other replicas."""
     inner = (e for jaxpr in jex.jaxprs_in_params(equation.params) for e in jaxpr.eqns)
     names_an_axis = is_collective(equation) or equation.primitive.name == "axis_index"
     return bool(equation.effects) or names_an_axis or any(map(_is_of_a_replica, inner))
@@ -184,9 +185,9 @@ def _variables(atoms: Iterable[Any]) -> set[Any]:
 def _needed_for(
     results: Sequence[Any], equations: Sequence[jex.JaxprEqn]
 ) -> tuple[list[jex.JaxprEqn], dict[Any, None]]:
-    """Returns the equations that `results` need, or that only a replica can do, and what they use.
+    """Returns the equations that `results` need or that are a replica's own, and what they use.
 
-    Others may count on a collective operation that this replica does not need.
+    Other replicas may rely on a collective operation that this replica does not need.
     """
     used = dict.fromkeys(atom for atom in results if not isinstance(atom, jex.Literal))
     needed = []

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Reference:
-    """A hashable stand-in for an array or variable, equal to another for the same object only.
+    """A hashable stand-in for an array or variable, equal only to another one for the same object.
 
     Examples:
         >>> import numpy as np

@@ -1,17 +1,18 @@
-"""What of a scheduled program a worker computes, and what the servers do.
+"""The division of a scheduled program between a worker and the servers.
 
-A training step reads variables, computes gradients, and updates variables by them. Updates belong
-to the servers: an optimizer's slots then never leave them, and an update is made of the value that
-is there when it arrives (`x += 1` of two workers adds 2). So the traced program is cut into two,
-where least has to cross: for an optimizer, that is the gradients.
+A training step reads variables, computes gradients, and updates the variables with them. The
+servers compute the updates: an optimizer's slots then never leave them, and an update applies to
+the current value when it arrives (`x += 1` on two workers adds 2). So the traced program is cut in
+two, where the least data has to be transferred: for an optimizer, at the gradients.
 
-A table that the program only looks rows up in (`gather`), and whose gradient is made of rows
+A table in which the program only looks up rows (`gather`), and whose gradient consists of rows
 (`scatter-add` on zeros), is pulled and pushed by rows. The program then computes with the few rows
-that a batch touches, in place of the table: every operation in between works row by row, so that
-that it does not see the difference. What it adds to one row twice is one row's sum.
+that a batch uses, in place of the table: every operation in between works row by row, so that the
+results are the same. Several additions to the same row are summed.
 
-In synchronous mode a program is that of one of several workers. What it sums over them (gradients,
-by the optimizer) is what crosses: the servers sum, and all that follows from the sum is theirs.
+In synchronous mode a program is that of one of several workers. The values that it sums over them
+(gradients, by the optimizer) are transferred: the servers compute the sums, and everything that
+depends on them.
 """
 
 from __future__ import annotations
@@ -27,52 +28,52 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from unison.equations import evaluate, inlined_body, is_collective
+from unison.jaxprs import evaluate, inlined_body, is_collective
 from unison.parameter_server.cut import cheapest_cut
 from unison.runtime.placement import REPLICA_AXIS
 
-#: Operations that compute every element of the result of the same element of the operands.
+#: Operations that compute each element of the result from the same element of the operands.
 _ELEMENTWISE = frozenset(
     "abs add add_any and cbrt ceil clamp convert_element_type copy copy_p cos div eq erf exp exp2 "
     "expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul ne neg nextafter "
     "not or pow rem round rsqrt select_n sign sin sqrt square sub tan tanh xor".split()
 )
-#: Those that combine elements of one operand.
+#: Operations that combine elements of one operand.
 _REDUCING = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or argmax".split())
-#: Those of zeros that give zeros, whatever else they take.
+#: Operations that map zeros to zeros, whatever their other operands are.
 _OF_ZEROS = frozenset(
     "abs convert_element_type copy copy_p integer_pow mul neg sign sqrt square".split()
 )
 
-#: Those that add to some elements of their first operand, or subtract from them.
+#: Operations that add to, or subtract from, some elements of their first operand.
 _ADDING_TO_ROWS = frozenset({"scatter-add", "scatter-sub"})
 
-#: Constants up to this many elements may be on both sides.
+#: Constants of up to this many elements may be on both sides.
 _SMALL = 1024
-#: What it costs to compute at a worker what follows from a sum over the workers: it cannot.
+#: The cost of computing, on a worker, a value that depends on a sum over the workers.
 _IMPOSSIBLE = 1 << 50
 
 
 class Writing(enum.Enum):
-    """How a variable is updated by what several workers compute in one step."""
+    """How the values of several workers in one step update a variable."""
 
-    #: Once, of what is combined or equal.
+    #: Once, with combined or equal values.
     TOGETHER = enum.auto()
-    #: By each of them in turn (`ON_READ` variables: every replica adds what it has counted).
+    #: By each worker in turn (`ON_READ` variables: every replica adds what it has counted).
     EACH = enum.auto()
-    #: By the first of them (`ONLY_FIRST_REPLICA`; a random stream, which goes on alike for all).
+    #: By the first worker (`ONLY_FIRST_REPLICA`; a random stream, which advances equally on all).
     FIRST = enum.auto()
 
 
 @dataclasses.dataclass
 class Table:
-    """A variable of which the worker sees only the rows that it looks up.
+    """A variable of which the worker only receives the rows that it looks up.
 
     Attributes:
         cell: The index of its input.
         lookups: The traced indices of the rows, each of shape `(..., 1)`.
-        count: How many rows these look up at most.
-        clips: For each of `lookups`, whether indices beyond the table mean its last row.
+        count: The maximum number of rows that these look up.
+        clips: For each of `lookups`, whether out-of-bounds indices are clipped to the last row.
     """
 
     cell: int
@@ -83,18 +84,18 @@ class Table:
 
 @dataclasses.dataclass
 class Update:
-    """What servers compute for variables that are divided in the same way.
+    """An update that servers compute, for variables that are divided in the same way.
 
     Attributes:
-        crossing: The traced values that the servers get.
-        pushed: What the worker pushes for each: the same value, or what is summed to it.
-        sums: For each, whether it is the sum of what all workers push.
+        crossing: The traced values that the servers receive.
+        pushed: The value that the worker pushes for each: the same value, or its summand.
+        sums: For each, whether it is the sum of all workers' pushes.
         rows: For each, whether it has the variables' rows.
         writing: How the pushes of several workers update the variables.
-        cells: The indices of the inputs that it looks at.
-        outputs: The indices of the outputs that it gives.
-        equations: What it computes.
-        table: The table of whose rows it updates those that are pushed; None: all.
+        cells: The indices of the inputs that it reads.
+        outputs: The indices of the outputs that it computes.
+        equations: Its equations.
+        table: The table of which it updates only the pushed rows; None if it updates all rows.
     """
 
     crossing: list[Any]
@@ -109,10 +110,10 @@ class Update:
 
 
 class _WantsWholeError(Exception):
-    """Variables of which some rows cannot be updated for themselves.
+    """The rows of variables cannot be updated independently.
 
     Attributes:
-        cells: Their indices.
+        cells: The variables' indices.
     """
 
     def __init__(self, cells: Sequence[int], names: str):
@@ -125,16 +126,16 @@ class _WantsWholeError(Exception):
 
 
 @dataclasses.dataclass
-class Division:
-    """A divided program.
+class SplitProgram:
+    """A program, split between a worker and the servers.
 
     Attributes:
         jaxpr: The whole program, without calls.
-        remaining: The indices of the outputs that the worker gives.
-        updates: What the servers compute.
-        tables: What is pulled by rows.
-        pulled: The indices of the cells that the worker looks at as wholes.
-        dense_lookups: Those in which it looks up rows, and yet needs all of them.
+        remaining: The indices of the outputs that the worker computes.
+        updates: The servers' updates.
+        tables: The tables that are pulled by rows.
+        pulled: The indices of the cells that the worker pulls as a whole.
+        dense_lookups: The indices of those in which it looks up rows, but needs all rows.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -146,10 +147,11 @@ class Division:
 
 
 def inlined(program: jex.ClosedJaxpr, num_replicas: int = 1) -> jex.ClosedJaxpr:
-    """Returns the program with the bodies of its calls in their places.
+    """Returns the program with its calls inlined.
 
-    Of what it asks other replicas for, sums over `num_replicas` are left, each of one value. What
-    is added to rows of an input is added up first, and then to the input, which a server can do.
+    Of the collective operations, only sums over `num_replicas` are kept, each of a single value.
+    Additions to rows of an input are summed first, and then added to the input, which a server can
+    do.
     """
     return _inlined(program, num_replicas, None, 0)
 
@@ -159,13 +161,14 @@ def without_host_calls(
 ) -> tuple[jex.ClosedJaxpr, list[jex.JaxprEqn]]:
     """Returns the inlined program without its calls of host functions that return nothing.
 
-    They are those of `jax.debug.callback`, `jax.debug.print`, `jax.experimental.io_callback`. Those
-    in loops and branches stay.
+    These are the calls of `jax.debug.callback`, `jax.debug.print`, `jax.experimental.io_callback`.
+    Calls in loops and branches are kept.
 
     Args:
         program: The program.
         num_replicas: See `inlined`.
-        place: Before which output the operands of the calls become outputs.
+        place: The index of the output before which the operands of the calls are inserted as
+            outputs.
 
     Returns:
         The program, and the calls in order.
@@ -209,7 +212,7 @@ def _run(
         elif host_calls is not None and _is_host_call(equation):
             avals: list[Any] = [atom.aval for atom in equation.invars]
             typed = [
-                jnp.asarray(operand, aval.dtype)  # of a literal, it is the bare number
+                jnp.asarray(operand, aval.dtype)  # a literal is a plain number
                 for operand, aval in zip(operands, avals, strict=True)
             ]
             host_calls.append((equation, typed))
@@ -230,29 +233,29 @@ def _run(
 
 
 def names_the_replicas(equation: jex.JaxprEqn) -> bool:
-    """Whether the operation asks which replica this is, or for what the others have."""
+    """Returns whether the operation uses the replica's index, or communicates with others."""
     return equation.primitive.name == "axis_index" or is_collective(equation)
 
 
 def _is_host_call(equation: jex.JaxprEqn) -> bool:
-    """Whether the operation only calls a function of the host, which returns nothing."""
+    """Returns whether the operation only calls a host function without results."""
     is_call = equation.primitive.name in ("debug_callback", "debug_print", "io_callback")
     return is_call and not equation.outvars
 
 
 def _of_one_replica(equation: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Returns the results of a collective operation where there is one replica."""
+    """Returns the results of a collective operation of a single replica."""
     name = equation.primitive.name
     if name == "axis_index":
         return [jnp.zeros((), jnp.int32)]
     if name == "all_gather" and not equation.params["tiled"]:
         dimension = equation.params["all_gather_dimension"]
         return [jnp.expand_dims(operand, dimension) for operand in operands]
-    return operands  # sums, means, maxima of one; parts of what is divided by one
+    return operands  # sums, means, maxima and parts of one replica's values
 
 
 def _of_several_replicas(equation: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Returns the results of a collective operation: of a sum, those of each operand for itself."""
+    """Returns the results of a collective operation, with a separate sum for each operand."""
     if _is_sum(equation):
         return [lax.psum(operand, REPLICA_AXIS) for operand in operands]
     return evaluate(equation, operands)
@@ -266,16 +269,17 @@ def _reading(values: dict[Any, Any]) -> Callable[[Any], Any]:
     return lambda atom: atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
-class Divider:
-    """Divides one program.
+class Splitter:
+    """Splits one program between a worker and the servers.
 
     Args:
-        program: Maps the cells' values, then all else, to results and then new values of cells.
-        bounds: For every cell, its shards: the server, the first row, and the row behind the last.
-        written: The indices of the cells that the last outputs are for.
+        program: Maps the cells' values, followed by all other inputs, to results and then new
+            values of cells.
+        bounds: For every cell, its shards: the server, the first row, and the end row (exclusive).
+        written: The indices of the cells to which the last outputs are written.
         names: The cells' names.
-        writings: For every cell, how several workers update it. Default: there is one.
-        num_replicas: How many workers' pushes make one update.
+        writings: For every cell, how several workers update it. Default: for a single worker.
+        num_replicas: The number of workers whose pushes are combined into an update.
     """
 
     def __init__(
@@ -307,7 +311,7 @@ class Divider:
             self._needs[self._jaxpr.invars[cell]] = (1 << cell, False)
         for variable in self._jaxpr.invars[len(bounds) :]:
             self._needs[variable] = (0, True)
-        #: What sums over the workers are the sums of, and all that follows from such a sum.
+        #: The summands of sums over the workers, and all values that depend on such a sum.
         self._summands: dict[Any, Any] = {}
         self._follows_from_sums: set[Any] = set()
         for equation in self._jaxpr.eqns:
@@ -324,8 +328,8 @@ class Divider:
             ):
                 self._follows_from_sums.update(equation.outvars)
 
-    def divide(self) -> Division:
-        """Returns the division."""
+    def split(self) -> SplitProgram:
+        """Returns the split program."""
         candidates = self._looked_up()
         dense: list[int] = []
         while True:
@@ -373,12 +377,12 @@ class Divider:
             for cell in range(len(self._bounds))
             if self._jaxpr.invars[cell] in needed and cell not in by_rows
         ]
-        return Division(self._program, remaining, updates, tables, pulled, dense)
+        return SplitProgram(self._program, remaining, updates, tables, pulled, dense)
 
     # -- cutting --------------------------------------------------------------------------------
 
     def _groups(self, candidates: Sequence[Table]) -> dict[Any, list[int]]:
-        """Returns the outputs that are for cells which may be updated together."""
+        """Returns the outputs, grouped by cells that may be updated together."""
         looked_up = {self._bounds[table.cell] for table in candidates}
         groups: dict[Any, list[int]] = {}
         for place, cell in enumerate(self._written):
@@ -394,7 +398,7 @@ class Divider:
         return is_there and self._writings[cell] is writing
 
     def _update(self, key: Any, outputs: Sequence[int]) -> list[Update]:
-        """Returns the updates that give `outputs`, of cells of one group."""
+        """Returns the updates that compute `outputs`, for cells of one group."""
         place, writing = key
         by_rows = isinstance(place, tuple)
         rows = place[-1][2] if by_rows else None
@@ -427,13 +431,13 @@ class Divider:
         return updates
 
     def _can_be_at_home(self, equation: jex.JaxprEqn, rows: int | None) -> bool:
-        """Whether servers may compute an operation; with `rows`, on some rows alone."""
+        """Returns whether servers may compute an operation; with `rows`, on only some rows."""
         if rows is None and not self._follows_from_sums.isdisjoint(equation.outvars):
-            return not equation.effects  # nobody else can
+            return not equation.effects  # workers cannot compute it
         return _can_be_at_home(equation, rows)
 
     def _check_combined(self, update: Update) -> None:
-        """Raises a ValueError where workers would update variables by values that differ."""
+        """Raises a ValueError if workers would update variables with different values."""
         if self._num_replicas == 1 or update.writing is Writing.FIRST:
             return
         cells = [self._written[output - self._first_output] for output in update.outputs]
@@ -456,7 +460,7 @@ class Divider:
         return variable in self._consts and math.prod(variable.aval.shape) <= _SMALL
 
     def _costs(self, nodes: Iterable[Any], sources: Collection[Any]) -> dict[Any, int]:
-        """Returns what it costs to compute each value at the worker and push it."""
+        """Returns the cost of computing each value on the worker and pushing it."""
         pulled_anyway = 0
         for output in self._jaxpr.outvars[: self._first_output]:
             if isinstance(output, jex.Var):
@@ -485,7 +489,7 @@ class Divider:
         rows: int | None,
         writing: Writing,
     ) -> list[Update]:
-        """Returns one update for outputs that share what is at home; without rows, one for all."""
+        """Returns an update for each set of outputs that share server values; one without rows."""
         parts: list[tuple[list[int], set[Any]]] = []
         for output in outputs:
             looked_at = self._home_part([output], cut, home)[1] & home
@@ -520,7 +524,7 @@ class Divider:
     def _home_part(
         self, outputs: Sequence[int], cut: set[Any], home: set[Any]
     ) -> tuple[list[jex.JaxprEqn], set[Any]]:
-        """Returns the equations that give `outputs` of `cut` and `home`, and all values in them."""
+        """Returns the equations that compute `outputs` from `cut` and `home`, and their values."""
         seen: set[Any] = set()
         makers: dict[int, jex.JaxprEqn] = {}
         waiting = list(_variables(self._jaxpr.outvars[output] for output in outputs))
@@ -538,7 +542,7 @@ class Divider:
 
     @staticmethod
     def _with_rows(equations: Sequence[jex.JaxprEqn], outputs: Sequence[Any]) -> set[Any]:
-        """Returns which values have the variables' rows, given that the outputs have them."""
+        """Returns the values that have the variables' rows, given that the outputs have them."""
         found = {atom for atom in outputs if isinstance(atom, jex.Var)}
         for equation in reversed(equations):
             (output,) = equation.outvars
@@ -552,7 +556,7 @@ class Divider:
     # -- tables ---------------------------------------------------------------------------------
 
     def _looked_up(self) -> list[Table]:
-        """Returns the cells in which rows are looked up, fewer than there are."""
+        """Returns the cells in which fewer rows are looked up than they have."""
         found: dict[int, Table] = {}
         like: dict[Any, int] = {
             variable: cell for variable, cell in self._cell_of.items() if variable.aval.shape
@@ -582,7 +586,7 @@ class Divider:
     def _by_rows(
         self, table: Table, remaining: Sequence[int], updates: Sequence[Update]
     ) -> list[Update] | None:
-        """Returns the updates that can be made by rows; None: the worker needs the whole table."""
+        """Returns the table's updates by rows; None if the worker needs the whole table."""
         equations, _ = self.worker_equations(remaining, updates)
         rows = self.row_values(table, equations)
         if rows is None:
@@ -599,7 +603,7 @@ class Divider:
         return own
 
     def row_values(self, table: Table, equations: Sequence[jex.JaxprEqn]) -> set[Any] | None:
-        """Returns the worker's values with the table's rows; None: something sees them all."""
+        """Returns the worker's values with the table's rows; None if all rows are needed."""
         variable: Any = self._jaxpr.invars[table.cell]
         shape = variable.aval.shape
         rows = {variable}
@@ -607,7 +611,7 @@ class Divider:
         for equation in equations:
             operands = set(_variables(equation.invars))
             name = equation.primitive.name
-            if not equation.outvars:  # a branch may only have effects
+            if not equation.outvars:  # a branch may have only effects
                 if operands & rows:
                     return None
                 continue
@@ -652,7 +656,7 @@ class Divider:
     def worker_equations(
         self, remaining: Sequence[int], updates: Sequence[Update]
     ) -> tuple[list[jex.JaxprEqn], set[Any]]:
-        """Returns what the worker computes, and all values in it."""
+        """Returns the worker's equations, and all values in them."""
         wanted = [self._jaxpr.outvars[output] for output in remaining]
         wanted += [variable for update in updates for variable in update.pushed]
         return equations_for(self._jaxpr.eqns, wanted)
@@ -661,7 +665,7 @@ class Divider:
 def equations_for(
     equations: Sequence[jex.JaxprEqn], wanted: Iterable[Any]
 ) -> tuple[list[jex.JaxprEqn], set[Any]]:
-    """Returns the equations that give `wanted`, and all values in them."""
+    """Returns the equations that compute `wanted`, and all values in them."""
     seen = set(_variables(wanted))
     needed = []
     for equation in reversed(equations):
@@ -679,14 +683,14 @@ def evaluated(
     has_rows: Collection[Any] = (),
     rows: Any = None,
 ) -> list[Any]:
-    """Returns `wanted`, computed by `equations` of `values`, which it adds to.
+    """Returns `wanted`, computed by `equations` from `values`, which are extended.
 
-    Values in `has_rows` have `rows` rows, instead of those that they were traced with.
+    Values in `has_rows` have `rows` rows, instead of the number that they were traced with.
     """
     read = _reading(values)
     for equation in equations:
         operands = [read(atom) for atom in equation.invars]
-        output = next(iter(equation.outvars), None)  # a branch may only have effects
+        output = next(iter(equation.outvars), None)  # a branch may have only effects
         if (
             output is not None
             and output in has_rows
@@ -698,18 +702,18 @@ def evaluated(
         else:
             values.update(zip(equation.outvars, evaluate(equation, operands), strict=True))
     return [
-        jnp.asarray(read(atom), atom.aval.dtype)  # of a literal, it is the bare number
+        jnp.asarray(read(atom), atom.aval.dtype)  # a literal is a plain number
         for atom in wanted
     ]
 
 
 def rows_within(equations: Sequence[jex.JaxprEqn], outputs: Sequence[Any]) -> set[Any]:
-    """Returns which values in an update have the variables' rows."""
-    return Divider._with_rows(equations, outputs)
+    """Returns the values in an update that have the variables' rows."""
+    return Splitter._with_rows(equations, outputs)
 
 
 def _can_be_at_home(equation: jex.JaxprEqn, rows: int | None) -> bool:
-    """Whether servers may compute an operation; with `rows`, on some rows alone."""
+    """Returns whether servers may compute an operation; with `rows`, on only some rows."""
     name = equation.primitive.name
     if name in _ELEMENTWISE:
         return not equation.effects
@@ -727,7 +731,7 @@ def _can_be_at_home(equation: jex.JaxprEqn, rows: int | None) -> bool:
 
 
 def _passes_rows(equation: jex.JaxprEqn, operand: Any) -> bool:
-    """Whether `operand` has rows where the result of the equation has."""
+    """Returns whether `operand` has rows if the result of the equation has."""
     name = equation.primitive.name
     (output,) = equation.outvars
     if name in _ELEMENTWISE:
@@ -739,7 +743,7 @@ def _passes_rows(equation: jex.JaxprEqn, operand: Any) -> bool:
 
 
 def _is_of_rows(equation: jex.JaxprEqn) -> bool:
-    """Whether a `gather` or `scatter-add` takes or adds whole rows, by one index each."""
+    """Returns whether a `gather` or `scatter-add` handles whole rows, by one index each."""
     numbers = equation.params["dimension_numbers"]
     shape = _shape(equation.invars[0])
     if equation.primitive.name == "gather":

@@ -1,4 +1,4 @@
-"""Questions about the equations of a traced function, and evaluating one."""
+"""Queries about the equations of a traced function, and the evaluation of an equation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend import core as jex
 
-#: Operations that name an axis, and yet need no other device.
+#: Operations that name an axis but do not involve other devices.
 _LOCAL_OPERATIONS = frozenset("axis_index pvary pcast".split())
 
 #: Calls whose body may be inlined, with the parameter that holds it.
@@ -24,7 +24,7 @@ INLINED_CALLS = {
 
 
 def is_collective(equation: jex.JaxprEqn) -> bool:
-    """Whether the operation needs the other devices of a mesh axis."""
+    """Whether the operation involves the other devices of a mesh axis."""
     if equation.primitive.name in _LOCAL_OPERATIONS:
         return False
     axes = equation.params.get("axes", equation.params.get("axis_name", ()))
@@ -32,7 +32,7 @@ def is_collective(equation: jex.JaxprEqn) -> bool:
 
 
 def has_collectives(equation: jex.JaxprEqn) -> bool:
-    """Whether there are collective operations in the functions that the operation calls."""
+    """Whether the functions that the operation calls contain collective operations."""
     return any(
         is_collective(inner) or has_collectives(inner)
         for jaxpr in jex.jaxprs_in_params(equation.params)
@@ -41,9 +41,9 @@ def has_collectives(equation: jex.JaxprEqn) -> bool:
 
 
 def calls_host(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a traced function calls functions of the host, any of which may raise.
+    """Whether a traced function has host callbacks, any of which may raise.
 
-    They are those of `jax.pure_callback`, `jax.experimental.io_callback`, `jax.debug.callback`.
+    These are `jax.pure_callback`, `jax.experimental.io_callback` and `jax.debug.callback`.
     """
     return any(
         equation.primitive.name.endswith("_callback")
@@ -53,7 +53,7 @@ def calls_host(jaxpr: jex.Jaxpr) -> bool:
 
 
 def inlined_body(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
-    """Returns the function that the operation only calls; None if it is no such operation."""
+    """Returns the body of an operation that only calls a function; None for other operations."""
     parameter = INLINED_CALLS.get(equation.primitive.name)
     if parameter is None:
         return None

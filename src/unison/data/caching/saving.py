@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from unison.data.caching.cache import KeepingStream, KeepsElements, as_block, read_some
+from unison.data.caching.column_files import codec_of
+from unison.data.caching.dataset_files import DatasetWriter, KeptDataset, read_dataset
 from unison.data.functions import ElementFunction
-from unison.data.keeping.caching import KeepingStream, KeepsElements, as_block, read_some
-from unison.data.keeping.column_files import codec_of
-from unison.data.keeping.dataset_files import DatasetWriter, KeptDataset, read_dataset
 from unison.data.leaves import count_rows
 from unison.data.plan import INFINITE, Plan, Stream, position_of, stream_at
 from unison.data.sources.in_memory import Elements

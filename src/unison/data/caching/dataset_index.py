@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from unison.data.keeping.table_index import TableIndex, dtype_of_leaf
+from unison.data.caching.table_index import TableIndex, dtype_of_leaf
 from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import LEAF, Structure
 from unison.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError

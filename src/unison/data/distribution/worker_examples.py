@@ -36,7 +36,7 @@ _BY_POSITION = (Prefetch, Repeat, Shard, Shuffle, Skip, Take, WithOptions)
 
 
 @dataclasses.dataclass(frozen=True)
-class Division:
+class BatchSharding:
     """Which examples of every global batch are a worker's.
 
     Attributes:
@@ -124,7 +124,7 @@ def owned(
     if length == UNKNOWN or not (maps or rows is not None):
         return None
     is_endless = length == INFINITE
-    equal_division = Division(
+    equal_sharding = BatchSharding(
         plan.batch_size,
         None if is_endless else plan.cardinality(),
         None if is_endless else length,
@@ -134,13 +134,13 @@ def owned(
     )
 
     def plan_of_pass(proportions: Proportions = None) -> BatchShares:
-        division = dataclasses.replace(equal_division, proportions=proportions)
-        examples = OwnExamples(order, source, rows, division)
+        sharding = dataclasses.replace(equal_sharding, proportions=proportions)
+        examples = OwnExamples(order, source, rows, sharding)
         made: Plan = examples
         for each in reversed(maps):
             # A process has a copy of the function, which does not know where a pass has begun.
             if len(replicas) < num_replicas and not each.in_processes:
-                each = each.with_function(_Renumbered(each.function, division, examples))
+                each = each.with_function(_Renumbered(each.function, sharding, examples))
             made = each.with_inputs([made])
         return BatchShares(made, examples, elements)
 
@@ -168,14 +168,14 @@ class OwnExamples(Transformation):
         order: The examples of all workers, or the numbers of their rows.
         source: The examples of all workers.
         rows: The rows, if `order` gives numbers.
-        division: Which of them are the worker's.
+        sharding: Which of them are the worker's.
     """
 
-    def __init__(self, order: Plan, source: Plan, rows: Rows | None, division: Division):
+    def __init__(self, order: Plan, source: Plan, rows: Rows | None, sharding: BatchSharding):
         super().__init__(order)
         self._source = source
         self.rows_of_source = rows
-        self.division = division
+        self.sharding = sharding
         self._latest: weakref.ref[_OwnStream] | None = None
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
@@ -186,7 +186,7 @@ class OwnExamples(Transformation):
         return self._source.structure
 
     def cardinality(self) -> int:
-        return INFINITE if self.division.num_examples is None else UNKNOWN
+        return INFINITE if self.sharding.num_examples is None else UNKNOWN
 
     @property
     def latest(self) -> _OwnStream:
@@ -233,19 +233,19 @@ class _OwnStream(Stream):
 
     def skip_batches(self, count: int) -> None:
         """Begins with a later batch."""
-        self._stream.skip(count * self._plan.division.batch_size)
+        self._stream.skip(count * self._plan.sharding.batch_size)
         self._batch = self.first_batch = count
 
     def _open(self) -> Leaves | None:
         """Returns the examples of a batch, of which one is still to be taken; None at the end."""
-        division = self._plan.division
+        sharding = self._plan.sharding
         while self._block is None or self._position >= count_rows(self._block):
-            if self._batch == division.num_batches:
+            if self._batch == sharding.num_batches:
                 return None
-            block = self._stream.next_block(division.batch_size)
+            block = self._stream.next_block(sharding.batch_size)
             if block is None:
                 return None
-            where = division.read(self._batch)
+            where = sharding.read(self._batch)
             self._batch += 1
             self._block = self._taken(block, where) if where else None
             self._position = 0
@@ -278,7 +278,7 @@ class BatchShares(Transformation):
         self._elements = elements
 
     def cardinality(self) -> int:
-        count = self._examples.division.num_batches
+        count = self._examples.sharding.num_batches
         return INFINITE if count is None else count
 
     def nothing(self) -> Leaves:
@@ -302,15 +302,15 @@ class _SharesStream(Stream):
         self._plan = plan
         self._stream = stream
         self._examples = examples.latest
-        self._division = examples.division
+        self._sharding = examples.sharding
         self._batch = 0
 
     def next(self) -> Leaves | None:
-        division = self._division
-        if self._batch == division.num_batches:
+        sharding = self._sharding
+        if self._batch == sharding.num_batches:
             return None
-        size, own = division.size_of(self._batch), division.own(self._batch)
-        where = division.read(self._batch)
+        size, own = sharding.size_of(self._batch), sharding.own(self._batch)
+        where = sharding.read(self._batch)
         self._batch += 1
         block = self._stream.next_block(len(where)) if where else self._plan.nothing()
         if block is None:
@@ -321,7 +321,7 @@ class _SharesStream(Stream):
         if self._batch:
             super().skip(count)
             return
-        most = self._division.num_batches
+        most = self._sharding.num_batches
         self._batch = count if most is None else min(count, most)
         self._examples.skip_batches(self._batch)
 
@@ -342,9 +342,9 @@ class _Renumbered:
     Everything else is the function's own.
     """
 
-    def __init__(self, function: ElementFunction, division: Division, examples: OwnExamples):
+    def __init__(self, function: ElementFunction, sharding: BatchSharding, examples: OwnExamples):
         self._function = function
-        self._numbers: Callable[[Any], Any] = lambda places: division.numbers_of(
+        self._numbers: Callable[[Any], Any] = lambda places: sharding.numbers_of(
             places, examples.latest.first_batch
         )
 

@@ -1,0 +1,236 @@
+"""Where in Keras' `fit` a training is: what a backup restores, and an elastic worker enters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from unison.data import Dataset, DistributedDataset
+from unison.data.plan import Plan, memories_of, recall
+from unison.data.state import decode, encode
+from unison.train.keras_callbacks import give_states, states_of
+from unison.train.random_state import numpy_and_python, set_numpy_and_python
+
+
+def catch_batches(model: Any, take: Callable[[Any], None]) -> None:
+    """Has `take` called with the batches of the loop that begins: Keras' `EpochIterator`.
+
+    Keras builds the model by it, after a callback was given the model and before it is asked.
+    """
+    build = vars(model)["_symbolic_build"]
+
+    def building(iterator: Any = None, **kwargs: Any) -> Any:
+        vars(model)["_symbolic_build"] = build
+        if iterator is not None:
+            take(iterator)
+        return build(iterator=iterator, **kwargs)
+
+    vars(model)["_symbolic_build"] = building
+
+
+class FitPosition:
+    """The position of a `fit`, of which a checkpoint saves the state.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        epoch: The epoch.
+        batch: How many of its batches have been run.
+        batches: The batches of `fit`; None before there are any.
+        data: Where these are; see `Batches.state`.
+        others: The callbacks of `fit` that have a state of their own.
+        callbacks: What they remember; see `states_of`.
+        has_stopped: Whether one of them has ended the training.
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self.epoch = 0
+        self.batch = 0
+        self.batches: Batches | None = None
+        self.data: Any = None
+        self.others: list[Any] = []
+        self.callbacks: dict[str, Any] = {}
+        self.has_stopped = False
+        #: The values of the metrics' variables, as they were restored.
+        self._restored_metrics: list[np.ndarray] = []
+
+    def take(self, epochs: Any) -> None:
+        """Follows the batches of a `fit`: Keras' `EpochIterator`."""
+        self.batches = Batches(epochs)
+
+    def resume(self, epochs: int) -> None:
+        """Has `fit`, of so many epochs, begin at this position."""
+        self._model._initial_epoch = epochs if self.has_stopped else self.epoch
+        if self.batches is not None and self.data is not None:
+            self.batches.resume(self)
+
+    def give_states(self) -> None:
+        """Gives the callbacks what they are to remember."""
+        give_states(self.others, self.callbacks)
+
+    def hold_metrics(self) -> None:
+        """Keeps the metrics' values for the epoch that is resumed, which begins by a reset."""
+        self._restored_metrics = [v.numpy() for v in self._model.metrics_variables]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes that an epoch begins, or is resumed after some of its batches."""
+        self.epoch = epoch
+        restored, self._restored_metrics = self._restored_metrics, []
+        if self.batch and restored:
+            for variable, value in zip(self._model.metrics_variables, restored, strict=True):
+                variable.assign(value)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Notes that an epoch is over."""
+        self.epoch, self.batch = epoch + 1, 0
+        if self.batches is not None:
+            self.batches.end_epoch()
+
+    def forget(self) -> None:
+        """Begins with the next batch, wherever `resume` was to go."""
+        self._restored_metrics = []
+        self.batch = 0
+        if self.batches is not None:
+            self.batches.forget()
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "data": None if self.batches is None else self.batches.state(),
+            "callbacks": states_of(self.others),
+            "has_stopped": bool(self._model.stop_training),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.epoch, self.batch, self.data = state["epoch"], state["batch"], state["data"]
+        self.callbacks, self.has_stopped = state["callbacks"], state["has_stopped"]
+
+
+class Batches:
+    """The batches of `fit`, which can be entered where another run was stopped.
+
+    Args:
+        epochs: Keras' `EpochIterator`.
+    """
+
+    def __init__(self, epochs: Any):
+        self._epochs = epochs
+        self._make, self._enumerate = epochs._get_iterator, epochs._enumerate_iterator
+        vars(epochs).update(_get_iterator=self._new_pass, _enumerate_iterator=self._steps)
+        self._plan = _plan_of(epochs.data_adapter)
+        self._begun = self._now()
+        self._taken = 0
+        #: Whether a batch is fetched before it is asked for, to know which one is the last.
+        self._looks_ahead = False
+        self._is_over = False
+        #: What is entered by the next epoch and the next pass.
+        self._resumed: dict[str, Any] | None = None
+        self._resumed_batch = 0
+
+    def state(self) -> dict[str, Any]:
+        """Returns where the batches are: behind those that were taken."""
+        return {
+            "begun": self._begun,
+            "taken": self._taken,
+            "looks_ahead": self._looks_ahead,
+            "now": self._now(),
+        }
+
+    def resume(self, position: FitPosition) -> None:
+        """Goes to where others were.
+
+        Without a `now` in its data, what decides about the batches is as it is after those that
+        they had taken.
+        """
+        self._resumed, self._resumed_batch = position.data, position.batch
+        if not position.data["taken"]:
+            self._enter(position.data["now"])
+
+    def forget(self) -> None:
+        """Begins with the next batch, wherever `resume` was to go."""
+        self._resumed, self._resumed_batch = None, 0
+
+    def has_ended(self, batch: int) -> bool:
+        """Whether `batch` is the last one of the epoch."""
+        count = self._epochs.num_batches
+        return self._is_over if count is None else batch + 1 >= count
+
+    def end_epoch(self) -> None:
+        """Takes note that an epoch is over: the next one begins a pass, or goes on in this one."""
+        if self._epochs.steps_per_epoch is None:
+            self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self._taken = 0
+        self._looks_ahead = self._is_over = False
+
+    def _steps(self) -> Iterator[Any]:
+        """Keras' numbers of an epoch's steps; those that are done already are left out."""
+        done, self._resumed_batch = self._resumed_batch, 0
+        for begin, end, iterator in self._enumerate():
+            if begin == 0 and self._resumed is not None:
+                # Of a pass that goes over several epochs, earlier ones took some.
+                self._epochs._steps_seen += self._resumed["taken"] - done
+            if begin >= done:
+                yield begin, end, iterator
+
+    def _new_pass(self) -> Iterator[Any]:
+        self._begin_pass()
+        return self._counted(self._make())
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        # All of this when the first batch is asked for, as Keras shuffles then.
+        resumed, self._resumed = self._resumed, None
+        done = 0 if resumed is None else resumed["taken"]
+        if resumed is not None and done:
+            self._enter(resumed["begun"])
+        self._begun = self._now()
+        self._looks_ahead = self._epochs.num_batches is None
+        if resumed is not None and done:
+            self._looks_ahead = resumed["looks_ahead"]
+        for _ in range(done):
+            next(batches)
+        following = next(batches, _NONE) if self._looks_ahead else _NONE
+        self._taken = done
+        if resumed is not None and done and resumed["now"] is not None:
+            self._enter(resumed["now"])
+        while True:
+            if self._looks_ahead:
+                batch, following = (
+                    following,
+                    next(batches, _NONE) if following is not _NONE else _NONE,
+                )
+                self._is_over = following is _NONE
+            else:
+                batch = next(batches, _NONE)
+            if batch is _NONE:
+                return
+            self._taken += 1
+            yield batch
+
+    def _now(self) -> dict[str, Any]:
+        """Returns what decides which batches come."""
+        memories = None if self._plan is None else list(encode(memories_of(self._plan)))
+        return {**numpy_and_python(), "memories": memories}
+
+    def _enter(self, then: dict[str, Any]) -> None:
+        """Makes what decides about the batches as it was."""
+        set_numpy_and_python(then)
+        if self._plan is not None and then["memories"] is not None:
+            recall(self._plan, decode(*then["memories"]))
+
+
+_NONE = object()
+
+
+def _plan_of(adapter: Any) -> Plan | None:
+    """Returns the plan of the dataset that Keras iterates over; None if it is no dataset."""
+    dataset = getattr(adapter, "_dataset", None)
+    if isinstance(dataset, DistributedDataset):
+        return getattr(dataset._source, "_plan", None)
+    return dataset.plan if isinstance(dataset, Dataset) else None
