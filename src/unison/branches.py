@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from unison.cells import Cell, VariableAggregation, has_cell
 from unison.collectives import all_reduce_packed
 from unison.lifting import Lift, combine_writes, current_lift
-from unison.program import tracing_contexts
+from unison.program.tracing import reading_from, traced
 from unison.runtime.placement import REPLICA_AXIS
 
 
@@ -184,7 +183,7 @@ class _Loop:
     def inside(self, state: Any) -> Iterator[_BodyLift]:
         """Context manager in which variables have their values in this iteration."""
         own = _BodyLift(self._lift, dict(zip(self._values, state[1], strict=True)))
-        with own.as_current():
+        with reading_from(own):
             yield own
 
     def next_state(self, state: Any, carry: Any, own: _BodyLift) -> Any:
@@ -243,14 +242,6 @@ class _BodyLift(Lift):
         self._copies_get_equal_values = outer._copies_get_equal_values
         self.created = outer.created
         self.reads: set[Cell] = set()
-
-    def as_current(self) -> ExitStack:
-        """Makes this the current lift of the thread, also for Keras variables."""
-        stack = ExitStack()
-        stack.enter_context(self.active())
-        for context in tracing_contexts:
-            stack.enter_context(context(self))
-        return stack
 
     def own_copy(self, cell: Cell) -> jax.Array:
         if cell in self._values or cell in self._pending:
@@ -326,10 +317,10 @@ class _Trace:
         structure: Any = None
         own: Any = None
 
-        def traced() -> Any:
+        def body() -> Any:
             nonlocal structure, own
             own = _BodyLift(lift)
-            with own.as_current():
+            with reading_from(own):
                 found, structure = jax.tree.flatten(branch(), is_leaf=has_cell)
             leaves.extend(leaf if has_cell(leaf) else None for leaf in found)
             arrays = [jnp.asarray(leaf) for leaf in found if not has_cell(leaf)]
@@ -337,7 +328,7 @@ class _Trace:
             kinds.update((cell, kind) for cell, (kind, _) in left.items())
             return arrays, [array for _, array in left.values()]
 
-        jaxpr = jax.make_jaxpr(traced)()
+        jaxpr = traced(body)
         return cls(jaxpr, leaves, structure, kinds, own.reads, list(own.diverging))
 
     def run(

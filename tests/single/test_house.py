@@ -156,6 +156,32 @@ def renames_of_its_own(module: str, source: str) -> list[str]:
     ]
 
 
+#: The one place that traces what users give, and those that trace a jaxpr, or a part of one, again.
+TRACING = "program/tracing.py"
+TRACING_AGAIN = (
+    "compression/reporting.py",  # a compression's own functions, to count what they send
+    "lockstep.py",
+    "lowering/gathering.py",
+    "lowering/rewrite.py",
+    "parameter_server/splitting.py",
+    "program/numerics.py",
+    "runtime/private_jax.py",
+    "runtime/shared_memory/rewriting.py",
+    "tf/data/functions.py",
+)
+
+
+def traces_of_its_own(module: str, source: str) -> list[str]:
+    """One sentence for each trace of a user's function that `program.tracing` does not make."""
+    if module in (TRACING, *TRACING_AGAIN):
+        return []
+    return [
+        f"{module}:{node.lineno}: uses jax.make_jaxpr; use unison.program.tracing.traced"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.make_jaxpr"
+    ]
+
+
 def complaints_of(rule: Callable[[str, str], list[str]]) -> list[str]:
     """What a rule has to say of all modules."""
     return [each for name in modules() for each in rule(name, (PACKAGE / name).read_text())]
@@ -169,6 +195,7 @@ def complaints_of(rule: Callable[[str, str], list[str]]) -> list[str]:
         network_of_its_own,
         thread_locals_of_its_own,
         renames_of_its_own,
+        traces_of_its_own,
     ],
 )
 def test_every_module_keeps_the_rule(rule):
@@ -213,6 +240,12 @@ def test_a_rename_elsewhere_is_found():
     source = "import os\nos.replace(aside, path)"
     assert len(renames_of_its_own("train/archive.py", source)) == 1
     assert renames_of_its_own("storage/atomic.py", source) == []
+
+
+def test_a_trace_elsewhere_is_found():
+    source = "import jax\njaxpr = jax.make_jaxpr(function)(1.0)"
+    assert len(traces_of_its_own("keras/step.py", source)) == 1
+    assert traces_of_its_own("program/tracing.py", source) == []
 
 
 @pytest.mark.parametrize(
@@ -294,10 +327,10 @@ LONGER = {
     "data/dataset.py": "one class, whose methods are what users call, each with its docstring",
     "data/distribution/replica_batches.py": "a batch's way from workers to replicas",
     "keras/lookup.py": "three layers of Keras that differ in a line or two",
-    "keras/step.py": "a training step: to be divided where it shares its building with `run`",
+    "keras/step.py": "a step of Keras: its programs, what waits, and what has taken effect",
     "parameter_server/programs.py": "a scheduled function's way to programs of two machines",
     "parameter_server/splitting.py": "one algorithm over a program's equations",
-    "program/cache.py": "a program of `run`: to be divided where it shares its building with Keras",
+    "program/cache.py": "a program of `run`, from its signature to its results",
     "runtime/elastic/group.py": "an elastic group: view, launches, resumption and hooks",
     "runtime/elastic/roster.py": "the rules of membership, which a model explores as one",
     "runtime/private_jax.py": "all private names of JAX, each with its reason",

@@ -7,9 +7,8 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from unison.keras import step as compiled_steps
 from unison.lowering import lower_for_cpu, lowered_trace
-from unison.program import cache
+from unison.program import building
 
 
 def kernel_gradient(inputs, errors):
@@ -46,7 +45,7 @@ def refuse(function):
 
 
 def test_run_lowers_its_trace(monkeypatch, two_replicas):
-    monkeypatch.setattr(cache, "lower_for_cpu", refuse)
+    monkeypatch.setattr(building, "lower_for_cpu", refuse)
     doubled = two_replicas.run(lambda x: 2 * x, (np.ones(3, np.float32),))
     assert np.all(np.asarray(two_replicas.experimental_local_results(doubled)) == 2)
 
@@ -54,7 +53,7 @@ def test_run_lowers_its_trace(monkeypatch, two_replicas):
 def test_fit_lowers_its_trace(monkeypatch, two_replicas):
     import keras
 
-    monkeypatch.setattr(compiled_steps, "lower_for_cpu", refuse)
+    monkeypatch.setattr(building, "lower_for_cpu", refuse)
     with two_replicas.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from unison.keras.step import METRICS_OF_ALL, CompiledStep
+from unison.keras.step import CompiledStep
+from unison.keras.step_tracing import METRICS_OF_ALL
 
 
 class StepLogs(dict):

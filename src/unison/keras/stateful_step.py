@@ -20,7 +20,8 @@ from unison.data import Shares, count_examples
 from unison.keras.optimizers import scaled_in_keras_steps
 from unison.keras.variables import LiftingScope, ReplicatedVariable
 from unison.lifting import Lift, current_lift
-from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.program.tracing import traced
+from unison.runtime.placement import Placement
 from unison.strategies import get_replica_context
 from unison.strategies.replica_share import current_share, replica_share
 
@@ -113,7 +114,7 @@ def cells_touched_by(
             step(without_absent_parts(jax.tree.unflatten(structure, arrays)))
 
     avals = [jax.ShapeDtypeStruct((shares.chunk, *x.shape[1:]), x.dtype) for x in leaves]
-    jax.make_jaxpr(run, axis_env=[(REPLICA_AXIS, placement.num_replicas)])(*avals)
+    traced(run, *avals, num_replicas=placement.num_replicas)
     assert lift is not None
     return list(lift.touched)
 

@@ -8,38 +8,26 @@ import dataclasses
 import functools
 import logging
 import math
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
-from unison.cells import Cell, Layout, VariableAggregation
-from unison.collectives import all_reduce, all_reduce_packed
+from unison.cells import Cell, Layout
 from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
 from unison.jaxprs import calls_host
 from unison.keras.grouping import group_size_of, grouped
-from unison.keras.losses import with_global_reductions
-from unison.keras.metric_states import Update, updates_of
-from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
-from unison.keras.sharded_update import own_state, whole_state
-from unison.keras.share_notes import note_share
-from unison.keras.stateful_step import StatefulStep
+from unison.keras.step_tracing import METRICS_OF_ALL, StepTrace, StepTracer, flat_logs
 from unison.lifting import (
-    combine_writes,
-    combines_writes,
     enter_replica,
     leave_replica,
-    seen_from_outside,
 )
 from unison.lockstep import ByClass, run_in_lockstep
-from unison.lowering import has_shard_map, lower_for_cpu, lowered_trace
 from unison.program import (
     MIRRORED,
     PER_REPLICA,
@@ -48,48 +36,21 @@ from unison.program import (
     cell_spec,
     compile_replicas,
     numerics,
-    split_off_update,
 )
+from unison.program.building import CellForms, NamedTrace, lower_traces, split_update_at_home
 from unison.program.host_errors import errors_of_callbacks
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
-from unison.runtime.placement import REPLICA_AXIS, StepsInALoop
+from unison.runtime.placement import StepsInALoop
 from unison.runtime.planned import ProgramPlanned
 from unison.strategies import Strategy
-from unison.strategies.replica_share import ScaledBy, replica_share
 
 logger = logging.getLogger("unison")
 
 #: A step that has been compiled this often is warned about.
 _COMPILATIONS_TO_WARN = 8
-
-#: The groups whose copies the replicas write differently (the others change by the summed
-#: gradients only, and stay equal).
-_LOCAL_GROUPS = ("non_trainable_variables", "metrics_variables")
-
-#: The group of what a step that assigns touches beside the model's state. What the replicas write
-#: to it is combined when the step returns.
-OTHERS = "other_variables"
-
-#: For which updates averaging is exact, where a step assigns variables and where it returns them.
-_EXACT_IF_ASSIGNED = (
-    "what is the same on all replicas. A replica's gradients are its part of the global gradient: "
-    'sum them before, by tf.distribute.get_replica_context().all_reduce("SUM", gradients).'
-)
-_EXACT_IF_RETURNED = (
-    "an update that is linear in the gradients. Use self.optimizer.stateless_apply for others."
-)
-
-#: The states of metrics that are neither sums nor extremes.
-_warned_of: weakref.WeakSet[Cell] = weakref.WeakSet()
-
-#: How replicas combine the states of metrics that are no sums.
-_EXTREMES = {Update.MAX: "MAX", Update.MIN: "MIN"}
-
-#: Where a step's results have the metrics of all replicas, if they have them.
-METRICS_OF_ALL = "metrics of all replicas"
 
 
 @dataclasses.dataclass
@@ -105,8 +66,7 @@ class _Program:
         kept: Those of the rest of the state that replicas look at.
         returned: Those of the state that is returned.
         group_size: How many steps one execution can run.
-        layouts: What it relies on of the cells of the state; see `CompiledStep._layouts`.
-        layout_changes: `Cell.layout_changes` when they were compared last.
+        layouts: The layouts of the state's cells when it was compiled.
         bytes_sent: What a replica sends in a step, by the step's collectives.
         update: Computes further new state, at home.
         may_fail: Whether a function of the host that it calls may raise while it runs. It leaves
@@ -120,8 +80,7 @@ class _Program:
     kept: list[int]
     returned: list[int]
     group_size: int
-    layouts: list[tuple[Layout, str | None]]
-    layout_changes: int
+    layouts: CellForms
     bytes_sent: float
     update: HomeUpdate[int] | None = None
     may_fail: bool = False
@@ -174,19 +133,12 @@ class CompiledStep:
         self._model = model
         self._strategy = strategy
         self._step = step
-        self._assigns = isinstance(step, StatefulStep)
-        self._groups = [group for group, members in cells.items() for _ in members]
-        self._cells = [cell for members in cells.values() for cell in members]
-        self._sizes = [len(members) for members in cells.values()]
-        #: Whether the step trains the model.
-        self.trains = "optimizer_variables" in cells
+        self._tracer = StepTracer(model, strategy, step, cells, returns_examples)
+        self._groups = self._tracer.groups
+        self._cells = self._tracer.cells
         self._returns_examples = returns_examples
         #: Called with the number of steps that were launched together, and the new state.
         self.on_launch: Callable[[int, list[jax.Array]], None] | None = None
-        #: Whether the steps' results have the metrics of all replicas. Combining them takes all
-        #: processes, who need not look at the same logs.
-        has_others = strategy.placement.spans_processes or strategy.placement.is_elastic
-        self._tells_metrics = has_others and not returns_examples
         self._is_eager = model.run_eagerly and strategy.num_replicas_in_sync == 1
         #: Those that may wait and those that may not have entries of their own.
         self._programs: RecentlyUsed[Any, _Program] = RecentlyUsed(2 * MOST_PROGRAMS)
@@ -202,12 +154,23 @@ class CompiledStep:
         #: have taken effect; None: as the state says.
         self.known_metrics: list[Any] | None = None
         self._results: Any = {}
-        #: The names of the logs that are results of metrics; known after the first step.
-        self.metric_names: list[str] = []
         #: What a replica has sent in the latest step, in bytes.
         self.bytes_sent = 0.0
-        #: The names of all logs.
-        self.log_names: list[str] = []
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step trains the model."""
+        return self._tracer.trains
+
+    @property
+    def log_names(self) -> list[str]:
+        """The names of all logs; known after the first step."""
+        return self._tracer.log_names
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of the logs that are results of metrics; known after the first step."""
+        return self._tracer.metric_names
 
     @property
     def num_cells(self) -> int:
@@ -257,7 +220,7 @@ class CompiledStep:
         """Returns the program for batches like this one; a new one is compiled when it is run."""
         key = self._key(structure, leaves, may_wait)
         program = self._programs.get(key)
-        if program is None or not self._has_layouts_of(program):
+        if program is None or not program.layouts.hold():
             self.finish(state)
             program = self._made(key, structure, leaves, state)
         return program
@@ -443,7 +406,7 @@ class CompiledStep:
             planned.examples = program.shares.examples
             raise
         self.bytes_sent = program.bytes_sent
-        if self._launched and self._tells_metrics:
+        if self._launched and self._tracer.tells_metrics:
             self._launched[-1].metrics = self._results[METRICS_OF_ALL]
         for index, array in zip(program.returned, new, strict=program.update is None):
             state[index] = self._cells[index].keep(array)
@@ -472,15 +435,16 @@ class CompiledStep:
 
     def _execute_eagerly(self, state: list[jax.Array], structure: Any, leaves: list[Any]) -> None:
         """Runs the step in Python, operation by operation, on the only replica."""
+        tracer = self._tracer
         is_local = [cell.layout is Layout.LOCAL for cell in self._cells]
         lent = self._strategy.placement.lend(state)
         values = [x[0] if local else x for x, local in zip(lent, is_local, strict=True)]
         self._results, new = self._step(
-            self._regroup(values), jax.tree.unflatten(structure, map(jnp.asarray, leaves))
+            tracer.regrouped(values), jax.tree.unflatten(structure, map(jnp.asarray, leaves))
         )
         if not self._returns_examples:
-            before = self._regroup(values)[-1]
-            self._results = self._name_logs(_flat_logs(self._results), before, new[-1])
+            before, logs = tracer.regrouped(values)[-1], flat_logs(self._results)
+            self._results = tracer.logs_without_metrics(logs, before, new[-1])
         flat = [value for group in new for value in group]
         for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
             sharding = cell.placement.per_replica if local else cell.placement.mirrored
@@ -489,14 +453,6 @@ class CompiledStep:
         state[:] = flat  # at once: a signal handler may raise between any two calls
         if self.on_launch is not None:
             self.on_launch(1, state)
-
-    def _regroup(self, flat: Sequence[Any]) -> tuple[list[Any], ...]:
-        groups = []
-        start = 0
-        for size in self._sizes:
-            groups.append(list(flat[start : start + size]))
-            start += size
-        return tuple(groups)
 
     def _gather(self, results: Any, shares: Shares) -> Any:
         """Puts the rows of an uneven batch together again."""
@@ -527,8 +483,8 @@ class CompiledStep:
         if key not in self._alone:
             placement = self._strategy.placement
             shares = Shares(count * placement.num_replicas, placement.num_replicas)
-            trace, _ = self._trace(count, shares, structure, leaves, state, set())
-            of_trace = alone(trace)
+            trace = self._tracer.trace(count, shares, structure, leaves, state, set())
+            of_trace = alone(trace.jaxpr)
 
             def part(replica: jax.Array, stored: list[Any], own: list[Any]) -> list[Any]:
                 entered = [_enter(c, piece) for c, piece in zip(self._cells, stored, strict=True)]
@@ -554,34 +510,29 @@ class CompiledStep:
         classes = list(dict.fromkeys(shares.counts))
         diverging: set[int] = set()
 
-        def trace_all() -> list[tuple[ClosedJaxpr, Any]]:
+        def trace_all() -> list[StepTrace]:
             return [
-                self._trace(count, shares, structure, leaves, state, diverging) for count in classes
+                self._tracer.trace(count, shares, structure, leaves, state, diverging)
+                for count in classes
             ]
 
         traces = trace_all()
-        if self._combine_extremes(traces, state):
+        if self._tracer.combine_extremes(traces, state):
             traces = trace_all()
-        written = sorted(set().union(*(_written(trace, len(state)) for trace, _ in traces)))
-        for index in written:
-            if self._groups[index] in _LOCAL_GROUPS or index in diverging:
-                self._localize(index, state)
-        may_fail = any(calls_host(trace.jaxpr) for trace, _ in traces)
+        written = sorted(set().union(*(trace.written for trace in traces)))
+        self._tracer.localize(written, diverging, state)
+        may_fail = any(calls_host(trace.jaxpr.jaxpr) for trace in traces)
         update = None
         if not may_fail:
             traces, update = self._with_update_at_home(traces, written)
-        of_a_group = traces[0][0]
-        is_lowered = placement.platform == "cpu" and not any(
-            has_shard_map(trace.jaxpr) for trace, _ in traces
-        )
-        if is_lowered:
-            traces = [(lowered_trace(trace), tree) for trace, tree in traces]
+        of_a_group = traces[0].jaxpr
+        traces, lower = lower_traces(placement, traces)
         cells = self._cells
         returned = list(range(len(cells)))
         if update is not None:
             written = [index for index in written if index not in update.written]
             returned = [index for index in returned if index not in update.written]
-        looked_at = set(written).union(*(_read(*trace, len(cells)) for trace in traces))
+        looked_at = set(written).union(*(trace.used(len(cells)) for trace in traces))
         # The logs hold on to a step's metrics until somebody looks; the rest is overwritten.
         donated = [i for i in written if self._groups[i] != "metrics_variables"]
         kept = sorted(looked_at.difference(donated))
@@ -590,15 +541,15 @@ class CompiledStep:
             position: int, donated_state: list[Any], kept_state: list[Any], batch: list[Any]
         ) -> tuple[Any, list[Any]]:
             """Runs the step of a replica of the class at `position`."""
-            trace, result_tree = traces[position]
+            trace = traces[position]
             inputs: list[Any] = [None] * len(cells)
             pieces = zip([*donated, *kept], [*donated_state, *kept_state], strict=True)
             for index, piece in pieces:
                 inputs[index] = _enter(cells[index], piece)
             rows = max(classes[position], 1)
-            outputs = jaxpr_as_fun(trace)(*inputs, *(leaf[:rows] for leaf in batch))
-            num_results = result_tree.num_leaves
-            results = jax.tree.unflatten(result_tree, outputs[:num_results])
+            outputs = jaxpr_as_fun(trace.jaxpr)(*inputs, *(leaf[:rows] for leaf in batch))
+            num_results = trace.results.num_leaves
+            results = jax.tree.unflatten(trace.results, outputs[:num_results])
             end = num_results + len(returned)
             new = dict(zip(returned, outputs[num_results:end], strict=True))
             return results, [*(_leave(cells[i], new[i]) for i in written), *outputs[end:]]
@@ -608,8 +559,7 @@ class CompiledStep:
             of_replica = [classes.index(count) for count in shares.counts]
             return run_in_lockstep(bodies, of_replica)(donated_state, kept_state, batch)
 
-        if placement.platform == "cpu" and not is_lowered:
-            program = lower_for_cpu(program)
+        program = lower(program)
         place_of = {index: (0, place) for place, index in enumerate(donated)}
         place_of |= {index: (1, place) for place, index in enumerate(kept)}
 
@@ -652,404 +602,37 @@ class CompiledStep:
             kept,
             written,
             group_size,
-            layouts=self._layouts(),
-            layout_changes=Cell.layout_changes,
+            layouts=CellForms(self._layouts),
             bytes_sent=bytes_in(of_a_group.jaxpr, placement.num_replicas),
             update=update,
             may_fail=may_fail,
         )
 
     def _with_update_at_home(
-        self, traces: list[tuple[ClosedJaxpr, Any]], written: Sequence[int]
-    ) -> tuple[list[tuple[ClosedJaxpr, Any]], HomeUpdate[int] | None]:
-        """Divides off what can be updated at home, where variables have their one copy.
-
-        It is the first replica's: that of all others is the same.
-        """
-        placement = self._strategy.placement
-        if placement.home is None:
-            return traces, None
-        mirrored = {i for i, cell in enumerate(self._cells) if cell.layout is Layout.MIRRORED}
-        # The logs hold on to a step's metrics.
-        updated = [i for i in written if i in mirrored and self._groups[i] != "metrics_variables"]
-        splits = []
-        for trace, tree in traces:
-            for_home = {tree.num_leaves + index for index in updated}
-            splits.append(split_off_update(trace, at_home=mirrored, arriving=(), for_home=for_home))
-        first = splits[0]
-        if not first.outputs or any(
-            (split.outputs, split.crossing) != (first.outputs, first.crossing) for split in splits
-        ):
-            return traces, None
-        num_results = traces[0][1].num_leaves
+        self, traces: list[StepTrace], written: Sequence[int]
+    ) -> tuple[list[StepTrace], HomeUpdate[int] | None]:
+        """Splits off the update that can be computed at home; see `split_update_at_home`."""
         states = range(len(self._cells))
-        update = HomeUpdate(placement, first, states, [*range(-num_results, 0), *states])
-        # What it is to see as it was before must not be overwritten by the replicas.
-        if not set(written).difference(update.written).isdisjoint(update.read):
+        mirrored = {i for i, cell in enumerate(self._cells) if cell.layout is Layout.MIRRORED}
+        found = split_update_at_home(
+            self._strategy.placement,
+            [
+                NamedTrace(trace.jaxpr, states, [*([None] * trace.results.num_leaves), *states])
+                for trace in traces
+            ],
+            mirrored,
+            written,
+            # The logs hold on to a step's metrics.
+            updated={i for i in written if self._groups[i] != "metrics_variables"} & mirrored,
+        )
+        if found is None:
             return traces, None
-        return [(s.replica, tree) for s, (_, tree) in zip(splits, traces, strict=True)], update
+        splits, update = found
+        parts = zip(traces, splits, strict=True)
+        return [dataclasses.replace(trace, jaxpr=split.replica) for trace, split in parts], update
 
     def _layouts(self) -> list[tuple[Layout, str | None]]:
-        """Returns what a program relies on of the cells."""
         return [(cell.layout, cell.extreme) for cell in self._cells]
-
-    def _has_layouts_of(self, program: _Program) -> bool:
-        """Whether the state still has the layouts for which `program` was compiled."""
-        if program.layout_changes == Cell.layout_changes:
-            return True
-        if self._layouts() != program.layouts:
-            return False
-        program.layout_changes = Cell.layout_changes
-        return True
-
-    def _trace(
-        self,
-        count: int,
-        shares: Shares,
-        structure: Any,
-        leaves: list[Any],
-        flat: list[Any],
-        diverging: set[int],
-    ) -> tuple[ClosedJaxpr, Any]:
-        """Traces the step of a replica that gets `count` examples.
-
-        Returns its jaxpr (of the flat state and batch) and the structure of its results. The
-        indices of other variables whose copies it leaves different are added to `diverging`.
-        """
-        share = count / shares.examples
-        trees = []
-
-        def local(*args: Any) -> list[Any]:
-            batch = args[len(flat) :]
-            with (
-                replica_of_step(self._model, self._strategy, share, self._assigns),
-                values_known_equal() as equal,
-                whole_state(self._cells, args[: len(flat)]) as state,
-            ):
-                if not self.trains:
-                    state = self._united(state)
-                results, new = self._step(
-                    self._regroup(state), jax.tree.unflatten(structure, batch)
-                )
-                if isinstance(self._step, StatefulStep):
-                    equal += self._step.equal_values
-                    diverging.update(map(self._cells.index, self._step.diverging))
-                new_flat = [value for group in new for value in group]
-                if not self._returns_examples:
-                    before = self._regroup(state)[-1]
-                    results = self._global_logs(_flat_logs(results), before, new[-1], share)
-                new_flat = [
-                    old if value is seen else value
-                    for old, seen, value in zip(args, state, new_flat, strict=False)
-                ]
-                new_flat = self._with_equal_updates(args, new_flat, equal, share)
-                new_flat = own_state(self._cells, args, new_flat)
-            combining = self._combining(args, new_flat)
-            statistics = self._statistics(args, new_flat) if 0 in shares.counts else []
-            if count == 0:
-                results, new_flat = self._without_example(results, args, new_flat)
-            if shares.proportions is not None and statistics:
-                self._share_statistics(new_flat, statistics, shares, has_examples=count > 0)
-            new_flat = self._combine_writes(combining, new_flat)
-            new_flat = [
-                value if cell.extreme is None else all_reduce(cell.extreme, value)
-                for cell, value in zip(self._cells, new_flat, strict=True)
-            ]
-            if self._tells_metrics:
-                results = {**results, METRICS_OF_ALL: self._metrics_of_all(new_flat)}
-            results, tree = jax.tree.flatten(results)
-            trees.append(tree)
-            return [*results, *new_flat]
-
-        avals = [_replica_aval(c, a) for c, a in zip(self._cells, flat, strict=True)]
-        rows = max(count, 1)
-        avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
-        axis_env = [(REPLICA_AXIS, shares.num_replicas)]
-        with self._strategy.placement.tracing():
-            try:
-                trace = jax.make_jaxpr(local, axis_env=axis_env)(*avals)
-            except (TypeError, ValueError) as error:
-                note_share(error, [x.shape for x in leaves], rows, shares)
-                raise
-        return trace, trees[0]
-
-    def _name_logs(self, logs: Any, before: list[Any], metrics: list[Any]) -> dict[str, Any]:
-        """Sorts the names of the logs, and returns those logs that no metric tells."""
-        variables = self._model.metrics_variables
-        with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))):
-            results = self._model.get_metrics_result()
-            silent = self._silent_metrics(before, metrics)
-        self.log_names = list(logs)
-        self.metric_names = [name for name in logs if name in results and name not in silent]
-        return {name: value for name, value in logs.items() if name not in self.metric_names}
-
-    def _silent_metrics(self, before: list[Any], after: list[Any]) -> set[str]:
-        """Returns the names under which metrics speak that the step did not update.
-
-        A step of the user's may log something else under such a name: a `loss` of its own.
-        """
-        names: set[str] = set()
-        updated = iter([new is not old for old, new in zip(before, after, strict=True)])
-        for metric in self._model.metrics:
-            changed = [next(updated) for _ in metric.variables]
-            if not any(changed):
-                result = metric.result()
-                names.update(result if isinstance(result, dict) else [metric.name])
-        return names
-
-    def _global_logs(
-        self, logs: Any, before: list[Any], metrics: list[Any], share: float
-    ) -> dict[str, Any]:
-        """Leaves to `StepLogs` what metrics tell, and averages the rest over the examples."""
-        other = self._name_logs(logs, before, metrics)
-        weighted = jax.tree.map(
-            lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), other
-        )
-        return all_reduce("SUM", weighted) if other else {}
-
-    def _without_example(
-        self, results: Any, state: Sequence[Any], new: Sequence[Any]
-    ) -> tuple[Any, list[Any]]:
-        """Undoes what a replica without examples computed from the row of zeros that it got.
-
-        Its random streams go on: they stay in step with those of the other replicas.
-        """
-        if self._returns_examples:
-            results = jax.tree.map(lambda rows: rows[:0], results)
-        keep = [
-            group in _LOCAL_GROUPS and cell.layout is not Layout.STREAM
-            for group, cell in zip(self._groups, self._cells, strict=True)
-        ]
-        merged = zip(keep, state[: len(new)], new, strict=True)
-        return results, [old if unchanged else value for unchanged, old, value in merged]
-
-    def _statistics(self, before: Sequence[Any], after: Sequence[Any]) -> list[int]:
-        """Returns which of the written variables are means over the replicas' examples."""
-        return [
-            index
-            for index, (group, cell) in enumerate(zip(self._groups, self._cells, strict=True))
-            if group == "non_trainable_variables"
-            and after[index] is not before[index]
-            and jnp.issubdtype(after[index].dtype, jnp.inexact)
-            and cell.aggregation is not VariableAggregation.SUM
-        ]
-
-    def _share_statistics(
-        self, state: list[Any], statistics: list[int], shares: Shares, has_examples: bool
-    ) -> None:
-        """Gives a replica without examples the mean of the others' statistics.
-
-        It may never get any, and its statistics, the initial ones, would count for ever.
-        """
-        own = [state[index] for index in statistics]
-        sums = all_reduce_packed(own if has_examples else [jnp.zeros_like(x) for x in own])
-        if not has_examples:
-            num_sharing = sum(count > 0 for count in shares.counts)
-            for index, total in zip(statistics, sums, strict=True):
-                state[index] = (total / num_sharing).astype(state[index].dtype)
-
-    def _united(self, state: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns `state` with the means of copies that have diverged (moving statistics).
-
-        Evaluation and prediction see what is read and saved, not each replica its own copy.
-        """
-        diverged = [
-            index
-            for index, cell in enumerate(self._cells)
-            if cell.layout is Layout.LOCAL
-            and not cell.is_on_read
-            and cell.aggregation is VariableAggregation.MEAN
-        ]
-        united = list(state)
-        sums = all_reduce_packed([state[index] for index in diverged])
-        for index, total in zip(diverged, sums, strict=True):
-            united[index] = total / self._strategy.num_replicas_in_sync
-        return united
-
-    def _with_equal_updates(
-        self, before: Sequence[Any], after: list[Any], equal: list[Any], share: float
-    ) -> list[Any]:
-        """Returns `after` with equal weights on all replicas, whoever updated them.
-
-        What an optimizer returns is equal already. The results of a step that changes weights in
-        a way of its own are averaged by the examples (of integers, the first replica's are taken).
-        """
-        known = set(map(id, equal))
-        own = [
-            index
-            for index, (group, value) in enumerate(zip(self._groups, after, strict=True))
-            if group not in (*_LOCAL_GROUPS, OTHERS)
-            and value is not before[index]
-            and id(value) not in known
-        ]
-        if not own or self._strategy.num_replicas_in_sync == 1:
-            return after
-        logger.warning(
-            "The step of model %r changes %d variables without its optimizer, by what each "
-            "replica computed alone. The results are averaged over the replicas, weighted by "
-            "examples: exact for %s",
-            self._model.name,
-            len(own),
-            _EXACT_IF_ASSIGNED if self._assigns else _EXACT_IF_RETURNED,
-        )
-        is_first = lax.axis_index(REPLICA_AXIS) == 0
-
-        def contribution(value: jax.Array) -> jax.Array:
-            if not jnp.issubdtype(value.dtype, jnp.inexact):
-                return jnp.where(is_first, value, jnp.zeros_like(value))
-            return jnp.zeros_like(value) if share == 0 else (value * share).astype(value.dtype)
-
-        totals = all_reduce_packed([contribution(after[index]) for index in own])
-        for index, total in zip(own, totals, strict=True):
-            after[index] = total
-        return after
-
-    def _combining(self, before: Sequence[Any], after: Sequence[Any]) -> list[int]:
-        """Returns which of the written variables have copies that stay equal (`ON_WRITE`)."""
-        return [
-            index
-            for index, (group, cell) in enumerate(zip(self._groups, self._cells, strict=True))
-            if group in _LOCAL_GROUPS
-            and after[index] is not before[index]
-            and combines_writes(cell)
-        ]
-
-    def _combine_writes(self, combining: list[int], values: Sequence[Any]) -> list[Any]:
-        """Returns `values` with what all replicas wrote to the `combining` variables."""
-        cells = [self._cells[index] for index in combining]
-        combined = combine_writes(cells, [values[index] for index in combining])
-        everything = list(values)
-        for index, value in zip(combining, combined, strict=True):
-            everything[index] = value
-        return everything
-
-    def _combine_extremes(
-        self, traces: list[tuple[ClosedJaxpr, Any]], state: list[jax.Array]
-    ) -> bool:
-        """Has steps combine the states of metrics that are maxima or minima, not sums.
-
-        Warns of those that are neither. Returns whether the step has to be traced again.
-        """
-        if self._strategy.num_replicas_in_sync == 1:
-            return False
-        sums = [
-            index
-            for index, (group, cell) in enumerate(zip(self._groups, self._cells, strict=True))
-            if group == "metrics_variables"
-            and cell.is_on_read
-            and cell.reading_aggregation is VariableAggregation.SUM
-        ]
-        found: dict[int, set[Update]] = {index: set() for index in sums}
-        for trace, tree in traces:
-            outputs = {index: tree.num_leaves + index for index in sums}
-            for index, update in updates_of(trace.jaxpr, outputs).items():
-                found[index].add(update)
-        extremes = False
-        for index, updates in found.items():
-            updates -= {Update.NONE}
-            (update,) = updates if len(updates) == 1 else (Update.OTHER,)
-            if update in _EXTREMES:
-                extremes = True
-                with self._returned(index, state):
-                    self._cells[index].keep_equal_by(_EXTREMES[update])
-            elif not updates <= {Update.SUM} and self._cells[index] not in _warned_of:
-                _warned_of.add(self._cells[index])
-                logger.warning(
-                    "A metric updates its state %r in another way than by adding to it, or by a "
-                    "maximum or minimum. Its result on %d replicas is not that of one device: the "
-                    "replicas' states are added up. Write the update as a sum (state.assign_add), "
-                    "or create the state with add_variable(..., aggregation='mean').",
-                    self._cells[index].name,
-                    self._strategy.num_replicas_in_sync,
-                )
-        return extremes
-
-    def _metrics_of_all(self, state: Sequence[Any]) -> list[Any]:
-        """Returns the values of the metrics' variables, combined over the replicas."""
-        pairs = zip(self._cells, self._groups, state, strict=True)
-        return [
-            seen_from_outside(cell, value)
-            for cell, group, value in pairs
-            if group == "metrics_variables"
-        ]
-
-    def _localize(self, index: int, flat: list[Any]) -> None:
-        """Gives the replicas copies of their own of the state that they write differently."""
-        cell = self._cells[index]
-        if combines_writes(cell):
-            return
-        if cell.layout is Layout.MIRRORED:
-            with self._returned(index, flat):
-                cell.localize()
-
-    @contextlib.contextmanager
-    def _returned(self, index: int, state: list[jax.Array]) -> Iterator[None]:
-        """Inside, a cell of which the step has the array has it itself, and may change its form."""
-        cell = self._cells[index]
-        with signals_held:
-            borrower = cell.borrower
-            cell.put(state[index])
-            yield
-            state[index] = cell.take()
-            if borrower is not None:
-                cell.lend(borrower)
-
-
-def _flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
-    """Returns logs in which a metric of several results has an entry for each, as Keras shows."""
-    flat: dict[str, Any] = {}
-    for name, value in logs.items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
-
-
-@contextlib.contextmanager
-def replica_of_step(
-    model: keras.Model, strategy: Strategy, share: float, assigns: bool
-) -> Iterator[None]:
-    """Inside, the thread is a replica of `strategy` that runs a step of `model`.
-
-    Args:
-        model: A compiled model.
-        strategy: Its strategy.
-        share: The replica's share of the global batch's examples.
-        assigns: Whether the step assigns variables, as `train_step(self, data)` does.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(optimizer)
-    with (
-        strategy.replica_context(),
-        replica_share(share, scaled_by),
-        with_global_reductions(model, share),
-    ):
-        yield
-
-
-def _written(trace: ClosedJaxpr, state_size: int) -> set[int]:
-    """Returns the indices of the state that the traced step changes."""
-    inputs = trace.jaxpr.invars[:state_size]
-    outputs = trace.jaxpr.outvars[len(trace.jaxpr.outvars) - state_size :]
-    return {index for index in range(state_size) if outputs[index] is not inputs[index]}
-
-
-def _read(trace: ClosedJaxpr, result_tree: Any, state_size: int) -> set[int]:
-    """Returns the indices of the state that the traced step looks at."""
-    jaxpr = trace.jaxpr
-    results = jaxpr.outvars[: result_tree.num_leaves]
-    atoms = [*results, *(atom for equation in jaxpr.eqns for atom in equation.invars)]
-    used = set(map(id, atoms))
-    return {index for index in range(state_size) if id(jaxpr.invars[index]) in used}
-
-
-def _replica_aval(cell: Cell, stored: jax.Array) -> jax.ShapeDtypeStruct:
-    shape = stored.shape
-    if cell.layout is Layout.LOCAL:
-        shape = shape[1:]
-    elif cell.layout is Layout.SHARDED:
-        axis = cell.divided_axis
-        size = shape[axis] // cell.placement.num_replicas
-        shape = (*shape[:axis], size, *shape[axis + 1 :])
-    return jax.ShapeDtypeStruct(shape, stored.dtype)
 
 
 def _enter(cell: Cell, stored: jax.Array) -> jax.Array:

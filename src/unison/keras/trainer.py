@@ -40,7 +40,8 @@ from unison.keras.stateful_step import (
     cells_touched_by,
     is_stateful,
 )
-from unison.keras.step import OTHERS, CompiledStep, replica_of_step
+from unison.keras.step import CompiledStep
+from unison.keras.step_tracing import OTHERS, replica_of_step
 from unison.keras.text_input import TextEncoder, build_on_text
 from unison.keras.variables import adopt_all
 from unison.profiling.regions import FORWARD

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from unison.cells import Cell, Layout, VariableAggregation, has_cell, live_cells
+from unison.cells import Cell, Layout, VariableAggregation
 from unison.jaxprs import evaluate
 from unison.lifting import Lift
 from unison.parameter_server.cells import RemoteCell, RemotePlacement
@@ -38,9 +38,8 @@ from unison.parameter_server.splitting import (
     without_host_calls,
 )
 from unison.parameter_server.store import Shard
-from unison.program import tracing_contexts
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError
-from unison.runtime.placement import REPLICA_AXIS
+from unison.program.tracing import CellTrace, called_on, trace_over_cells
 from unison.runtime.precision import array_type, device_dtype
 from unison.thread_local import ThreadLocal
 
@@ -195,11 +194,9 @@ class WorkerProgram:
 
 
 @dataclasses.dataclass
-class _Trace:
-    jaxpr: Any
-    cells: list[Cell]
-    structure: Any
-    written: list[Cell]
+class _Trace(CellTrace):
+    """A trace whose calls of host functions are left to the coordinator."""
+
     host_calls: list[Any] = dataclasses.field(default_factory=list)
 
 
@@ -242,14 +239,14 @@ class Tracer:
             ValueError: It touches a variable that is not on the servers.
             TypeError: It returns something that is no array.
         """
-        trace = self._trace(call, arguments, batches, may_create=True)
+        whole = self._trace(call, arguments, batches, may_create=True)
         in_sync = self._placement.in_sync
         if in_sync > 1:
             # What was missing has been made; now as one of several workers.
-            trace = self._trace(call, arguments, batches, may_create=False, num_replicas=in_sync)
+            whole = self._trace(call, arguments, batches, may_create=False, num_replicas=in_sync)
         self.trace_count += 1
-        jaxpr, calls = without_host_calls(trace.jaxpr, in_sync, trace.structure.num_leaves)
-        trace = dataclasses.replace(trace, jaxpr=jaxpr, host_calls=calls)
+        jaxpr, calls = without_host_calls(whole.jaxpr, in_sync, whole.structure.num_leaves)
+        trace = _Trace(jaxpr, whole.cells, whole.structure, whole.written, calls)
         splitter = Splitter(
             trace.jaxpr,
             [_bounds(cell) for cell in trace.cells],
@@ -278,25 +275,20 @@ class Tracer:
         batches: dict[int, list[BatchSpec]],
         may_create: bool,
         num_replicas: int = 1,
-    ) -> _Trace:
-        cells = live_cells(self._placement)
-        lift: Lift | None = None
-        structure: Any = None
-
-        def traced(values: list[Any], arrays: list[Any], leaves: list[Any]) -> Any:
-            nonlocal lift, structure
+    ) -> CellTrace:
+        def on_one_replica(
+            values: dict[Cell, Any], may_create: bool, arrays: list[Any], leaves: list[Any]
+        ) -> tuple[Any, dict[Cell, jax.Array]]:
             *own_arrays, worker = arrays
             # Every worker draws from a random stream of its own.
             shifts = {
                 cell: _stream_shift(worker, cell.aval)
-                for cell in cells
+                for cell in values
                 if cell.layout is Layout.STREAM and isinstance(cell, RemoteCell)
             }
-            seen = dict(zip(cells, values, strict=True))
-            seen |= {cell: seen[cell] + shift for cell, shift in shifts.items()}
             lift = Lift(
                 self._placement,
-                seen,
+                values | {cell: values[cell] + shift for cell, shift in shifts.items()},
                 takes_new_cells=may_create,
                 replica_id=0 if num_replicas == 1 else None,
             )
@@ -307,39 +299,30 @@ class Tracer:
                 ]
                 for iterator, own in batches.items()
             }
-            with contextlib.ExitStack() as stack:
-                given = _Batches(taken)
-                stack.enter_context(_tracing(given, worker))
-                stack.enter_context(lift.active())
-                stack.enter_context(self._in_scope())
-                for context in tracing_contexts:
-                    stack.enter_context(context(lift))
+            given = _Batches(taken)
+
+            def call_with_batches() -> Any:
                 result = call(own_arrays)
                 given.check()
-                result = jax.tree.map(
-                    lambda leaf: lift.read(leaf.cell) if has_cell(leaf) else _as_result(leaf),
-                    result,
-                    is_leaf=has_cell,
-                )
-                new = [
-                    value - shifts[cell] if cell in shifts else value
-                    for cell, value in lift.results().items()
-                ]
-            leaves, structure = jax.tree.flatten(result)
-            return leaves, new
+                return result
 
+            with _tracing(given, worker):
+                result, new = called_on(lift, call_with_batches, self._in_scope(), _as_result)
+            return result, {
+                cell: value - shifts[cell] if cell in shifts else value
+                for cell, value in new.items()
+            }
+
+        worker = array_type((), np.dtype(np.int32))
         kinds = [_aval(kind) for own in batches.values() for spec in own for kind in spec.kinds]
-        make = jax.make_jaxpr(traced, axis_env=[(REPLICA_AXIS, num_replicas)])
+        inputs = [[*arguments, worker], kinds]
         try:
-            worker = array_type((), np.dtype(np.int32))
             with self._placement.as_if_of(num_replicas):
-                jaxpr = make([cell.aval for cell in cells], [*arguments, worker], kinds)
+                return trace_over_cells(
+                    self._placement, on_one_replica, inputs, num_replicas, may_create
+                )
         except VALUE_WANTED as error:
             raise ControlFlowError(error) from error
-        assert lift is not None
-        if may_create and not set(live_cells(self._placement)) <= set(cells):
-            return self._trace(call, arguments, batches, may_create=False)
-        return _Trace(jaxpr, cells, structure, list(lift.written))
 
     def _check_owned(self, trace: _Trace, split: SplitProgram) -> None:
         touched = {*split.pulled, *(cell for u in split.updates for cell in u.cells)}

@@ -6,8 +6,8 @@ compiles once per signature, and runs the program.
 """
 
 from unison.program.arguments import Arguments, Static, describe_for_function
-from unison.program.cache import ProgramCache, tracing_contexts
-from unison.program.central_storage import HomeUpdate, split_off_update
+from unison.program.cache import ProgramCache
+from unison.program.central_storage import HomeUpdate
 from unison.program.compiling import (
     MIRRORED,
     PER_REPLICA,
@@ -16,6 +16,7 @@ from unison.program.compiling import (
     compile_replicas,
 )
 from unison.program.control_flow import ControlFlowError
+from unison.program.tracing import tracing_contexts
 
 __all__ = [
     "MIRRORED",
@@ -29,6 +30,5 @@ __all__ = [
     "cell_spec",
     "compile_replicas",
     "describe_for_function",
-    "split_off_update",
     "tracing_contexts",
 ]

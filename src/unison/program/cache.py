@@ -12,17 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from unison.cells import Cell, Layout, has_cell, live_cells, unfinished_steps
+from unison.cells import Cell, Layout, unfinished_steps
 from unison.collectives.presence import Presence, from_the_first_operation
 from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.eager_fallback import needs_python
 from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
-from unison.lowering import has_shard_map, lower_for_cpu, lowered_trace
 from unison.program import numerics
 from unison.program.arguments import (
     INSIDE_A_TRANSFORMATION,
@@ -32,7 +31,8 @@ from unison.program.arguments import (
     classes_of,
     describe,
 )
-from unison.program.central_storage import HomeUpdate, SplitTrace, split_off_update
+from unison.program.building import CellForms, NamedTrace, lower_traces, split_update_at_home
+from unison.program.central_storage import HomeUpdate, SplitTrace
 from unison.program.compiling import (
     MIRRORED,
     PER_REPLICA,
@@ -46,16 +46,14 @@ from unison.program.identity import identity
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, enter_alone, piece_on
 from unison.program.smaller_group import described_for, shapes_of
+from unison.program.tracing import called_on, trace_over_cells, used_cells
 from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
-from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.placement import Placement
 from unison.values import PerReplica
 
 logger = logging.getLogger("unison")
-
-#: Contexts that other modules add around every trace (such as Keras' lifting scope).
-tracing_contexts: list[Callable[[Lift], AbstractContextManager[Any]]] = []
 
 #: How many first runs of a program may do more than call JAX's compiled code: one compiles it, and
 #: in one its results, whose placement differs from that of the variables' initial values, are
@@ -113,11 +111,10 @@ class _Trace:
     def replica_part(self, split: SplitTrace) -> _Trace:
         """Returns the part of this trace that replicas compute, given the split."""
         written = [self.written[i - self.count] for i in split.remaining[self.count :]]
-        touched = _touched(split.replica, self.cells)
         return dataclasses.replace(
             self,
             jaxpr=split.replica,
-            cells=touched,
+            cells=used_cells(split.replica, self.cells),
             written=written,
             crossing=split.crossing,
         )
@@ -134,13 +131,13 @@ class _Program:
             results, the new stored arrays of `written` and what `update` needs.
         structure: The structure of the function's result.
         results: Where the leaves of the result are; known once the program has been executed.
-        forms: The forms of `cells` when it was compiled, and `Cell.layout_changes` at that time.
         update: Updates further cells, at home.
         runs: The number of runs.
         taken: The arrays that an unfinished run has taken from `written`.
         returned: The results that XLA has returned in that run: at most one element.
         may_fail: Whether it has host callbacks, which may raise while it runs. Then it does not
             overwrite the old values, which are kept until it has ended.
+        forms: The forms of `cells` when it was compiled.
     """
 
     read: list[Cell]
@@ -148,12 +145,16 @@ class _Program:
     execute: Executable
     structure: Any
     results: _Results
-    forms: tuple[list[Any], int]
     update: HomeUpdate[Cell] | None = None
     runs: int = 0
     taken: list[jax.Array] = dataclasses.field(default_factory=list)
     returned: list[Any] = dataclasses.field(default_factory=list)
     may_fail: bool = False
+    forms: CellForms = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        cells = self.cells
+        self.forms = CellForms(lambda: [cell.form for cell in cells])
 
     def give_back(self) -> None:
         """Ends a run that was interrupted: puts the arrays that XLA has returned into the cells."""
@@ -171,17 +172,6 @@ class _Program:
         update = self.update
         at_home = [] if update is None else [*update.read, *update.written]
         return [*self.read, *self.written, *at_home]
-
-    def fits(self) -> bool:
-        """Whether the cells still have the forms that the program was compiled for."""
-        forms, changes = self.forms
-        if changes == Cell.layout_changes:
-            return True
-        changes = Cell.layout_changes
-        if [cell.form for cell in self.cells] != forms:
-            return False
-        self.forms = (forms, changes)
-        return True
 
 
 @dataclasses.dataclass
@@ -248,7 +238,7 @@ class ProgramCache:
         # The lock guards the cache, and keeps two programs from taking the same arrays.
         with LAUNCH_LOCK:
             program = self._programs.get(key)
-            if program is None or not program.fits():
+            if program is None or not program.forms.hold():
                 program = self._compile(function, arguments, may_create)
                 self._programs.keep(key, program)
                 self._warn_of_retracing(function)
@@ -457,13 +447,7 @@ class ProgramCache:
         update = None
         if not may_fail:
             traces, update = self._with_update_at_home(traces, descriptions)
-        is_lowered = placement.platform == "cpu" and not any(
-            has_shard_map(trace.jaxpr.jaxpr) for trace in traces
-        )
-        if is_lowered:
-            traces = [
-                dataclasses.replace(trace, jaxpr=lowered_trace(trace.jaxpr)) for trace in traces
-            ]
+        traces, lower = lower_traces(placement, traces)
         written = _in_order(trace.written for trace in traces)
         touched = _in_order(filter(None, trace.cells) for trace in traces)
         read = [cell for cell in touched if cell not in written]
@@ -502,11 +486,9 @@ class ProgramCache:
                 outputs.append(jnp.zeros((), bool))
             return [output if is_alone else output[None] for output in outputs], new, crossing
 
-        if placement.platform == "cpu" and not is_lowered:
-            program = lower_for_cpu(program)
         execute = compile_replicas(
             placement,
-            program,
+            lower(program),
             in_specs=(
                 [cell_spec(cell) for cell in written],
                 [self._spec(cell) for cell in read],
@@ -521,54 +503,34 @@ class ProgramCache:
             unchanged=lambda args, outputs: (outputs[0], args[0], outputs[2]),
             name=f"run of {getattr(function, '__name__', function)}",
         )
-        made = _Program(
-            read, written, execute, structures[0], results, ([], 0), update, may_fail=may_fail
-        )
-        made.forms = [cell.form for cell in made.cells], Cell.layout_changes
-        return made
+        return _Program(read, written, execute, structures[0], results, update, may_fail=may_fail)
 
     def _with_update_at_home(
         self, traces: list[_Trace], descriptions: Sequence[Any]
     ) -> tuple[list[_Trace], HomeUpdate[Cell] | None]:
-        """Splits off the update that can be computed at home, where variables have their only copy.
-
-        It is that of the first trace; in all others it is the same.
-        """
-        if self.placement.home is None:
-            return traces, None
+        """Splits off the update that can be computed at home; see `split_update_at_home`."""
         operands = [d for d in descriptions if not isinstance(d, Static)]
-        splits = [self._split(trace, operands) for trace in traces]
-        parts = [t.replica_part(s) for t, s in zip(traces, splits, strict=True)]
-        first = parts[0]
-        stays = set(first.written)
-        moved = [cell for cell in traces[0].written if cell not in stays]
-        if not moved or any(
-            part.crossing != first.crossing or set(trace.written) - set(part.written) != set(moved)
-            for trace, part in zip(traces, parts, strict=True)
-        ):
-            return traces, None
-        inputs = [*traces[0].cells, *operands]
-        outputs = [*(None for _ in range(first.count)), *traces[0].written]
-        update = HomeUpdate(self.placement, splits[0], inputs, outputs)
-        # The replicas must not overwrite variables that the update reads.
-        return (parts, update) if stays.isdisjoint(update.read) else (traces, None)
-
-    def _split(self, trace: _Trace, operands: Sequence[Any]) -> SplitTrace:
-        """Splits off the update of the cells that are kept at home."""
-
-        def is_at_home(cell: Cell | None) -> bool:
-            return cell is not None and self._is_own(cell) and cell.layout is Layout.MIRRORED
-
-        return split_off_update(
-            trace.jaxpr,
-            at_home={i for i, cell in enumerate(trace.cells) if is_at_home(cell)},
-            arriving={
-                index
-                for index, operand in enumerate(operands, len(trace.cells))
-                if isinstance(operand, Whole)
-            },
-            for_home={i for i, cell in enumerate(trace.written, trace.count) if is_at_home(cell)},
+        written = _in_order(trace.written for trace in traces)
+        at_home = {
+            cell
+            for cell in _in_order([written, *(filter(None, trace.cells) for trace in traces)])
+            if self._is_own(cell) and cell.layout is Layout.MIRRORED
+        }
+        found = split_update_at_home(
+            self.placement,
+            [
+                NamedTrace(trace.jaxpr, trace.cells, [*([None] * trace.count), *trace.written])
+                for trace in traces
+            ],
+            at_home,
+            written,
+            updated=at_home.intersection(written),
+            arriving=[i for i, operand in enumerate(operands) if isinstance(operand, Whole)],
         )
+        if found is None:
+            return traces, None
+        splits, update = found
+        return [t.replica_part(s) for t, s in zip(traces, splits, strict=True)], update
 
     def _trace_all(
         self,
@@ -626,24 +588,17 @@ class ProgramCache:
         With `is_known`, Python code in the function sees the replica's index as a number. If the
         replicas' shapes differ, `gathered` has the known sizes of all-gathers; see `SizeWanted`.
 
-        Every variable that the function might use is an input of the trace; which of them it uses
-        is determined from the jaxpr. If it creates variables (an optimizer's first step creates its
-        slots), it is traced again, with these among the inputs.
+        The trace has the variables as inputs that it uses; see `trace_over_cells`.
         """
         placement = self.placement
-        cells = live_cells(placement)
         lift: Lift | None = None
-        result_structure: Any = None
 
-        def on_one_replica(values: list[jax.Array], arrays: list[jax.Array]) -> tuple[Any, Any]:
-            nonlocal lift, result_structure
-            known = dict(zip(cells, values, strict=True))
-            lift = Lift(
-                placement,
-                known,
-                takes_new_cells=may_create,
-                replica_id=replica if is_known else None,
-            )
+        def on_one_replica(
+            values: dict[Cell, jax.Array], may_create: bool, arrays: list[jax.Array]
+        ) -> tuple[Any, dict[Cell, jax.Array]]:
+            nonlocal lift
+            index = replica if is_known else None
+            lift = Lift(placement, values, takes_new_cells=may_create, replica_id=index)
             remaining = iter(arrays)
             leaves = [
                 description.value if isinstance(description, Static) else next(remaining)
@@ -654,39 +609,26 @@ class ProgramCache:
                 if gathered is not None:
                     stack.enter_context(GatherSizes(gathered).met())
                     stack.enter_context(from_the_first_operation())
-                stack.enter_context(lift.active())
-                # First the scope: entering it may import the module that adds a context.
-                stack.enter_context(self._replica_context())
-                for context in tracing_contexts:
-                    stack.enter_context(context(lift))
-                result = jax.tree.map(
-                    lambda leaf: lift.read(leaf.cell) if has_cell(leaf) else _as_result(leaf),
-                    function(*args, **kwargs),
-                    is_leaf=has_cell,
-                )
-                new = list(lift.results().values())
-            leaves, result_structure = jax.tree.flatten(result)
-            return leaves, new
+                scope = self._replica_context()
+                return called_on(lift, lambda: function(*args, **kwargs), scope, _as_result)
 
         avals = [
             description.aval(replica)
             for description in arguments.descriptions
             if not isinstance(description, Static)
         ]
-        trace = jax.make_jaxpr(on_one_replica, axis_env=[(REPLICA_AXIS, placement.num_replicas)])
+        replicas = placement.num_replicas
         try:
-            jaxpr = trace([cell.aval for cell in cells], avals)
+            trace = trace_over_cells(placement, on_one_replica, [avals], replicas, may_create)
         except jax.errors.UnexpectedTracerError as error:
             if lift is None or not lift.written:
                 raise
             raise _written_in_a_transformation(lift) from error
         assert lift is not None
-        if may_create and not set(live_cells(placement)) <= set(cells):
-            return self._trace(function, arguments, replica, gathered, False, is_known)
-        if lift.written and any(isinstance(value, jax.core.Tracer) for value in jaxpr.consts):
+        if lift.written and any(isinstance(x, jax.core.Tracer) for x in trace.jaxpr.consts):
             raise _written_in_a_transformation(lift)
-        touched = _touched(jaxpr, cells)
-        return _Trace(jaxpr, touched, result_structure, list(lift.written), list(lift.diverging))
+        diverging = list(lift.diverging)
+        return _Trace(trace.jaxpr, trace.used, trace.structure, trace.written, diverging)
 
     def _is_own(self, cell: Cell) -> bool:
         return cell.placement is self.placement or cell.placement == self.placement
@@ -720,15 +662,6 @@ def _as_result(leaf: Any) -> jax.Array:
             "A function that strategy.run calls must return arrays, numbers and variables, in any "
             f"nesting. Received: {leaf!r} of type {type(leaf).__name__}."
         ) from error
-
-
-def _touched(jaxpr: ClosedJaxpr, cells: Sequence[Cell | None]) -> list[Cell | None]:
-    """Returns `cells`, the first inputs of `jaxpr`, with None for those that it does not use."""
-    equations = jaxpr.jaxpr.eqns
-    atoms = [*jaxpr.jaxpr.outvars, *(atom for equation in equations for atom in equation.invars)]
-    used = {atom for atom in atoms if not isinstance(atom, Literal)}
-    inputs = zip(cells, jaxpr.jaxpr.invars[: len(cells)], strict=True)
-    return [cell if variable in used else None for cell, variable in inputs]
 
 
 def _in_order(groups: Iterable[Iterable[Cell]]) -> list[Cell]:

@@ -112,8 +112,9 @@ class HomeUpdate(Generic[K]):
     Args:
         placement: The replicas' devices, and the home.
         split: The split trace.
-        inputs: The identifier of each input of the trace.
-        outputs: The identifier of each of its outputs.
+        inputs: The identifiers of the first inputs of the trace; None for those that are not
+            stored at home.
+        outputs: Those of its first outputs; None for those that the update does not compute.
 
     Attributes:
         taken: The variables that it reads and then overwrites.
@@ -123,10 +124,14 @@ class HomeUpdate(Generic[K]):
     """
 
     def __init__(
-        self, placement: Placement, split: SplitTrace, inputs: Sequence[K], outputs: Sequence[K]
+        self,
+        placement: Placement,
+        split: SplitTrace,
+        inputs: Sequence[K | None],
+        outputs: Sequence[K | None],
     ):
-        names = [inputs[index] for index in split.inputs]
-        self.written = [outputs[index] for index in split.outputs]
+        names = _identified(inputs[index] for index in split.inputs)
+        self.written = _identified(outputs[index] for index in split.outputs)
         self.taken = [name for name in names if name in self.written]
         self.read = [name for name in names if name not in self.written]
         self.crossing = split.crossing
@@ -164,6 +169,10 @@ class HomeUpdate(Generic[K]):
         with self._placement.launch_lock:
             arrived = jax.device_put([x.addressable_data(0) for x in sums], self._memory)
             return self._execute(arrived, taken, read)
+
+
+def _identified(names: Iterable[K | None]) -> list[K]:
+    return [name for name in names if name is not None]
 
 
 def _is_of_a_replica(equation: jex.JaxprEqn) -> bool:

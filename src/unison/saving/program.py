@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -16,9 +15,9 @@ from jax import export
 # With a jax.ShapeDtypeStruct, JAX would trace a 64-bit argument as one of 32 bits.
 from jax.core import ShapedArray
 
-from unison.cells import Cell, has_cell
+from unison.cells import Cell
 from unison.lifting import Lift
-from unison.program import tracing_contexts
+from unison.program.tracing import called_on
 from unison.runtime.placement import REPLICA_AXIS
 from unison.saving.exported import PLATFORMS, read_exported
 from unison.saving.specs import ArraySpec, arrays_for, filled
@@ -173,19 +172,14 @@ class _Traceable:
         def on_one_replica(values: list[jax.Array], arrays: list[jax.Array]) -> Any:
             lift = _OneReplica(dict(zip(cells, values, strict=True)))
             args, kwargs = filled(self._inputs, arrays)
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(lift.active())
-                stack.enter_context(lift.equal_writes())
-                for context in tracing_contexts:
-                    stack.enter_context(context(lift))
-                stack.enter_context(default_strategy().replica_context())
-                result = jax.tree.map(
-                    lambda leaf: lift.read(leaf.cell) if has_cell(leaf) else jnp.asarray(leaf),
-                    self._function(*args, **kwargs),
-                    is_leaf=has_cell,
+            with lift.equal_writes():
+                result, new_values = called_on(
+                    lift,
+                    lambda: self._function(*args, **kwargs),
+                    default_strategy().replica_context(),
+                    jnp.asarray,
                 )
             results = jax.tree.leaves(result)
-            new_values = lift.results()
             self.touched = lift.touched
             self.written = list(new_values)
             self.outputs = jax.tree.map(_spec_of_result, result)

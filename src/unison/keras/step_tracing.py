@@ -1,0 +1,469 @@
+"""Traces one step of a Keras model, as a replica runs it on its part of a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from unison.cells import Cell, Layout, VariableAggregation
+from unison.collectives import all_reduce, all_reduce_packed
+from unison.data import Shares
+from unison.keras.losses import with_global_reductions
+from unison.keras.metric_states import Update, updates_of
+from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
+from unison.keras.sharded_update import own_state, whole_state
+from unison.keras.share_notes import note_share
+from unison.keras.stateful_step import StatefulStep
+from unison.lifting import combine_writes, combines_writes, seen_from_outside
+from unison.program.tracing import traced
+from unison.runtime.interrupts import signals_held
+from unison.runtime.placement import REPLICA_AXIS
+from unison.strategies import Strategy
+from unison.strategies.replica_share import ScaledBy, replica_share
+
+logger = logging.getLogger("unison")
+
+#: The groups whose copies the replicas write differently (the others change by the summed
+#: gradients only, and stay equal).
+_LOCAL_GROUPS = ("non_trainable_variables", "metrics_variables")
+
+#: The group of what a step that assigns touches beside the model's state. What the replicas write
+#: to it is combined when the step returns.
+OTHERS = "other_variables"
+
+#: For which updates averaging is exact, where a step assigns variables and where it returns them.
+_EXACT_IF_ASSIGNED = (
+    "what is the same on all replicas. A replica's gradients are its part of the global gradient: "
+    'sum them before, by tf.distribute.get_replica_context().all_reduce("SUM", gradients).'
+)
+_EXACT_IF_RETURNED = (
+    "an update that is linear in the gradients. Use self.optimizer.stateless_apply for others."
+)
+
+#: The states of metrics that are neither sums nor extremes.
+_warned_of: weakref.WeakSet[Cell] = weakref.WeakSet()
+
+#: How replicas combine the states of metrics that are no sums.
+_EXTREMES = {Update.MAX: "MAX", Update.MIN: "MIN"}
+
+#: Where a step's results have the metrics of all replicas, if they have them.
+METRICS_OF_ALL = "metrics of all replicas"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTrace:
+    """A step as traced for the replicas with the same number of examples.
+
+    Attributes:
+        jaxpr: Maps the flat state and the batch to the results and the new flat state.
+        results: The structure of the results.
+        written: The indices of the state that it changes.
+    """
+
+    jaxpr: ClosedJaxpr
+    results: Any
+    written: set[int]
+
+    def used(self, state_size: int) -> set[int]:
+        """Returns the indices of the state whose values it uses for more than returning them."""
+        jaxpr = self.jaxpr.jaxpr
+        results = jaxpr.outvars[: self.results.num_leaves]
+        atoms = [*results, *(atom for equation in jaxpr.eqns for atom in equation.invars)]
+        used = set(map(id, atoms))
+        return {index for index in range(state_size) if id(jaxpr.invars[index]) in used}
+
+
+class StepTracer:
+    """Traces a train, test or predict step of `model`.
+
+    Args:
+        model: A built Keras model.
+        strategy: The strategy whose replicas run it.
+        step: Maps the state of one replica, a tuple of lists of arrays, and its batch to logs
+            (or outputs) and the new state.
+        cells: The groups of the model's variables that make up the state, in order.
+        returns_examples: Whether the step returns one row an example rather than logs.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        step: Callable[..., Any],
+        cells: dict[str, list[Cell]],
+        returns_examples: bool,
+    ):
+        self._model = model
+        self._strategy = strategy
+        self._step = step
+        self._assigns = isinstance(step, StatefulStep)
+        self._sizes = [len(members) for members in cells.values()]
+        #: The cells of the state, flat.
+        self.cells = [cell for members in cells.values() for cell in members]
+        #: The group of each of them.
+        self.groups = [group for group, members in cells.items() for _ in members]
+        #: Whether the step trains the model.
+        self.trains = "optimizer_variables" in cells
+        #: Whether it returns one row an example.
+        self.returns_examples = returns_examples
+        #: Whether the steps' results have the metrics of all replicas. Combining them takes all
+        #: processes, which need not read the same logs.
+        has_others = strategy.placement.spans_processes or strategy.placement.is_elastic
+        self.tells_metrics = has_others and not returns_examples
+        #: The names of the logs that are results of metrics; known after the first step.
+        self.metric_names: list[str] = []
+        #: The names of all logs.
+        self.log_names: list[str] = []
+
+    def regrouped(self, flat: Sequence[Any]) -> tuple[list[Any], ...]:
+        groups = []
+        start = 0
+        for size in self._sizes:
+            groups.append(list(flat[start : start + size]))
+            start += size
+        return tuple(groups)
+
+    def trace(
+        self,
+        count: int,
+        shares: Shares,
+        structure: Any,
+        leaves: list[Any],
+        flat: list[Any],
+        diverging: set[int],
+    ) -> StepTrace:
+        """Traces the step of a replica that gets `count` examples.
+
+        The indices of other variables whose copies it leaves different are added to `diverging`.
+        """
+        share = count / shares.examples
+        tree: Any = None
+
+        def on_one_replica(*args: Any) -> list[Any]:
+            nonlocal tree
+            batch = args[len(flat) :]
+            with (
+                replica_of_step(self._model, self._strategy, share, self._assigns),
+                values_known_equal() as equal,
+                whole_state(self.cells, args[: len(flat)]) as state,
+            ):
+                if not self.trains:
+                    state = self._united(state)
+                results, new = self._step(
+                    self.regrouped(state), jax.tree.unflatten(structure, batch)
+                )
+                if isinstance(self._step, StatefulStep):
+                    equal += self._step.equal_values
+                    diverging.update(map(self.cells.index, self._step.diverging))
+                new_flat = [value for group in new for value in group]
+                if not self.returns_examples:
+                    before = self.regrouped(state)[-1]
+                    results = self._global_logs(flat_logs(results), before, new[-1], share)
+                new_flat = [
+                    old if value is seen else value
+                    for old, seen, value in zip(args, state, new_flat, strict=False)
+                ]
+                new_flat = self._with_equal_updates(args, new_flat, equal, share)
+                new_flat = own_state(self.cells, args, new_flat)
+            combining = self._combining(args, new_flat)
+            statistics = self._statistics(args, new_flat) if 0 in shares.counts else []
+            if count == 0:
+                results, new_flat = self._without_example(results, args, new_flat)
+            if shares.proportions is not None and statistics:
+                self._share_statistics(new_flat, statistics, shares, has_examples=count > 0)
+            new_flat = self._combine_writes(combining, new_flat)
+            new_flat = [
+                value if cell.extreme is None else all_reduce(cell.extreme, value)
+                for cell, value in zip(self.cells, new_flat, strict=True)
+            ]
+            if self.tells_metrics:
+                results = {**results, METRICS_OF_ALL: self._metrics_of_all(new_flat)}
+            results, tree = jax.tree.flatten(results)
+            return [*results, *new_flat]
+
+        avals = [_replica_aval(c, a) for c, a in zip(self.cells, flat, strict=True)]
+        rows = max(count, 1)
+        avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
+        with self._strategy.placement.tracing():
+            try:
+                jaxpr = traced(on_one_replica, *avals, num_replicas=shares.num_replicas)
+            except (TypeError, ValueError) as error:
+                note_share(error, [x.shape for x in leaves], rows, shares)
+                raise
+        inputs = jaxpr.jaxpr.invars[: len(flat)]
+        outputs = jaxpr.jaxpr.outvars[len(jaxpr.jaxpr.outvars) - len(flat) :]
+        pairs = enumerate(zip(inputs, outputs, strict=True))
+        return StepTrace(jaxpr, tree, {index for index, (old, new) in pairs if new is not old})
+
+    def logs_without_metrics(
+        self, logs: Any, before: list[Any], metrics: list[Any]
+    ) -> dict[str, Any]:
+        """Sorts the names of the logs, and returns those logs that no metric tells."""
+        variables = self._model.metrics_variables
+        with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))):
+            results = self._model.get_metrics_result()
+            silent = self._silent_metrics(before, metrics)
+        self.log_names = list(logs)
+        self.metric_names = [name for name in logs if name in results and name not in silent]
+        return {name: value for name, value in logs.items() if name not in self.metric_names}
+
+    def _silent_metrics(self, before: list[Any], after: list[Any]) -> set[str]:
+        """Returns the names under which metrics speak that the step did not update.
+
+        A step of the user's may log something else under such a name: a `loss` of its own.
+        """
+        names: set[str] = set()
+        updated = iter([new is not old for old, new in zip(before, after, strict=True)])
+        for metric in self._model.metrics:
+            changed = [next(updated) for _ in metric.variables]
+            if not any(changed):
+                result = metric.result()
+                names.update(result if isinstance(result, dict) else [metric.name])
+        return names
+
+    def _global_logs(
+        self, logs: Any, before: list[Any], metrics: list[Any], share: float
+    ) -> dict[str, Any]:
+        """Leaves to `StepLogs` what metrics tell, and averages the rest over the examples."""
+        other = self.logs_without_metrics(logs, before, metrics)
+        weighted = jax.tree.map(
+            lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), other
+        )
+        return all_reduce("SUM", weighted) if other else {}
+
+    def _without_example(
+        self, results: Any, state: Sequence[Any], new: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Undoes what a replica without examples computed from the row of zeros that it got.
+
+        Its random streams go on: they stay in step with those of the other replicas.
+        """
+        if self.returns_examples:
+            results = jax.tree.map(lambda rows: rows[:0], results)
+        keep = [
+            group in _LOCAL_GROUPS and cell.layout is not Layout.STREAM
+            for group, cell in zip(self.groups, self.cells, strict=True)
+        ]
+        merged = zip(keep, state[: len(new)], new, strict=True)
+        return results, [old if unchanged else value for unchanged, old, value in merged]
+
+    def _statistics(self, before: Sequence[Any], after: Sequence[Any]) -> list[int]:
+        """Returns which of the written variables are means over the replicas' examples."""
+        return [
+            index
+            for index, (group, cell) in enumerate(zip(self.groups, self.cells, strict=True))
+            if group == "non_trainable_variables"
+            and after[index] is not before[index]
+            and jnp.issubdtype(after[index].dtype, jnp.inexact)
+            and cell.aggregation is not VariableAggregation.SUM
+        ]
+
+    def _share_statistics(
+        self, state: list[Any], statistics: list[int], shares: Shares, has_examples: bool
+    ) -> None:
+        """Gives a replica without examples the mean of the others' statistics.
+
+        It may never get any, and its statistics, the initial ones, would count for ever.
+        """
+        own = [state[index] for index in statistics]
+        sums = all_reduce_packed(own if has_examples else [jnp.zeros_like(x) for x in own])
+        if not has_examples:
+            num_sharing = sum(count > 0 for count in shares.counts)
+            for index, total in zip(statistics, sums, strict=True):
+                state[index] = (total / num_sharing).astype(state[index].dtype)
+
+    def _united(self, state: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns `state` with the means of copies that have diverged (moving statistics).
+
+        Evaluation and prediction see what is read and saved, not each replica its own copy.
+        """
+        diverged = [
+            index
+            for index, cell in enumerate(self.cells)
+            if cell.layout is Layout.LOCAL
+            and not cell.is_on_read
+            and cell.aggregation is VariableAggregation.MEAN
+        ]
+        united = list(state)
+        sums = all_reduce_packed([state[index] for index in diverged])
+        for index, total in zip(diverged, sums, strict=True):
+            united[index] = total / self._strategy.num_replicas_in_sync
+        return united
+
+    def _with_equal_updates(
+        self, before: Sequence[Any], after: list[Any], equal: list[Any], share: float
+    ) -> list[Any]:
+        """Returns `after` with equal weights on all replicas, whoever updated them.
+
+        What an optimizer returns is equal already. The results of a step that changes weights in
+        a way of its own are averaged by the examples (of integers, the first replica's are taken).
+        """
+        known = set(map(id, equal))
+        own = [
+            index
+            for index, (group, value) in enumerate(zip(self.groups, after, strict=True))
+            if group not in (*_LOCAL_GROUPS, OTHERS)
+            and value is not before[index]
+            and id(value) not in known
+        ]
+        if not own or self._strategy.num_replicas_in_sync == 1:
+            return after
+        logger.warning(
+            "The step of model %r changes %d variables without its optimizer, by what each "
+            "replica computed alone. The results are averaged over the replicas, weighted by "
+            "examples: exact for %s",
+            self._model.name,
+            len(own),
+            _EXACT_IF_ASSIGNED if self._assigns else _EXACT_IF_RETURNED,
+        )
+        is_first = lax.axis_index(REPLICA_AXIS) == 0
+
+        def contribution(value: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(value.dtype, jnp.inexact):
+                return jnp.where(is_first, value, jnp.zeros_like(value))
+            return jnp.zeros_like(value) if share == 0 else (value * share).astype(value.dtype)
+
+        totals = all_reduce_packed([contribution(after[index]) for index in own])
+        for index, total in zip(own, totals, strict=True):
+            after[index] = total
+        return after
+
+    def _combining(self, before: Sequence[Any], after: Sequence[Any]) -> list[int]:
+        """Returns which of the written variables have copies that stay equal (`ON_WRITE`)."""
+        return [
+            index
+            for index, (group, cell) in enumerate(zip(self.groups, self.cells, strict=True))
+            if group in _LOCAL_GROUPS
+            and after[index] is not before[index]
+            and combines_writes(cell)
+        ]
+
+    def _combine_writes(self, combining: list[int], values: Sequence[Any]) -> list[Any]:
+        """Returns `values` with what all replicas wrote to the `combining` variables."""
+        cells = [self.cells[index] for index in combining]
+        combined = combine_writes(cells, [values[index] for index in combining])
+        everything = list(values)
+        for index, value in zip(combining, combined, strict=True):
+            everything[index] = value
+        return everything
+
+    def combine_extremes(self, traces: Iterable[StepTrace], state: list[jax.Array]) -> bool:
+        """Has steps combine the states of metrics that are maxima or minima, not sums.
+
+        Warns of those that are neither. Returns whether the step has to be traced again.
+        """
+        if self._strategy.num_replicas_in_sync == 1:
+            return False
+        sums = [
+            index
+            for index, (group, cell) in enumerate(zip(self.groups, self.cells, strict=True))
+            if group == "metrics_variables"
+            and cell.is_on_read
+            and cell.reading_aggregation is VariableAggregation.SUM
+        ]
+        found: dict[int, set[Update]] = {index: set() for index in sums}
+        for trace in traces:
+            outputs = {index: trace.results.num_leaves + index for index in sums}
+            for index, update in updates_of(trace.jaxpr.jaxpr, outputs).items():
+                found[index].add(update)
+        extremes = False
+        for index, updates in found.items():
+            updates -= {Update.NONE}
+            (update,) = updates if len(updates) == 1 else (Update.OTHER,)
+            if update in _EXTREMES:
+                extremes = True
+                with self._returned(index, state):
+                    self.cells[index].keep_equal_by(_EXTREMES[update])
+            elif not updates <= {Update.SUM} and self.cells[index] not in _warned_of:
+                _warned_of.add(self.cells[index])
+                logger.warning(
+                    "A metric updates its state %r in another way than by adding to it, or by a "
+                    "maximum or minimum. Its result on %d replicas is not that of one device: the "
+                    "replicas' states are added up. Write the update as a sum (state.assign_add), "
+                    "or create the state with add_variable(..., aggregation='mean').",
+                    self.cells[index].name,
+                    self._strategy.num_replicas_in_sync,
+                )
+        return extremes
+
+    def _metrics_of_all(self, state: Sequence[Any]) -> list[Any]:
+        """Returns the values of the metrics' variables, combined over the replicas."""
+        pairs = zip(self.cells, self.groups, state, strict=True)
+        return [
+            seen_from_outside(cell, value)
+            for cell, group, value in pairs
+            if group == "metrics_variables"
+        ]
+
+    def localize(self, written: Iterable[int], diverging: set[int], flat: list[Any]) -> None:
+        """Gives the replicas copies of their own of the state that they write differently."""
+        for index in written:
+            cell = self.cells[index]
+            if self.groups[index] not in _LOCAL_GROUPS and index not in diverging:
+                continue
+            if cell.layout is Layout.MIRRORED and not combines_writes(cell):
+                with self._returned(index, flat):
+                    cell.localize()
+
+    @contextlib.contextmanager
+    def _returned(self, index: int, state: list[jax.Array]) -> Iterator[None]:
+        """Inside, a cell of which the step has the array has it itself, and may change its form."""
+        cell = self.cells[index]
+        with signals_held:
+            borrower = cell.borrower
+            cell.put(state[index])
+            yield
+            state[index] = cell.take()
+            if borrower is not None:
+                cell.lend(borrower)
+
+
+def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs in which a metric of several results has an entry for each, as Keras shows."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
+
+
+@contextlib.contextmanager
+def replica_of_step(
+    model: keras.Model, strategy: Strategy, share: float, assigns: bool
+) -> Iterator[None]:
+    """Inside, the thread is a replica of `strategy` that runs a step of `model`.
+
+    Args:
+        model: A compiled model.
+        strategy: Its strategy.
+        share: The replica's share of the global batch's examples.
+        assigns: Whether the step assigns variables, as `train_step(self, data)` does.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(optimizer)
+    with (
+        strategy.replica_context(),
+        replica_share(share, scaled_by),
+        with_global_reductions(model, share),
+    ):
+        yield
+
+
+def _replica_aval(cell: Cell, stored: jax.Array) -> jax.ShapeDtypeStruct:
+    shape = stored.shape
+    if cell.layout is Layout.LOCAL:
+        shape = shape[1:]
+    elif cell.layout is Layout.SHARDED:
+        axis = cell.divided_axis
+        size = shape[axis] // cell.placement.num_replicas
+        shape = (*shape[:axis], size, *shape[axis + 1 :])
+    return jax.ShapeDtypeStruct(shape, stored.dtype)
