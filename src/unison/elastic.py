@@ -141,10 +141,11 @@ class State:
                     "Leave that argument out."
                 )
         self._warn_of_what_is_left_out()
+        programs = 0 if group is None else group.runs - self._runs
         with signals_held:
             self._keep()
         if group is not None:
-            group.tell("commit")
+            group.tell("commit", programs=programs)
         if group is not None and group.is_over:
             raise GroupChanged(message="The group of workers has changed.")
 

@@ -23,9 +23,9 @@ def alone(*given):
 
 @pytest.mark.parametrize("kind", ["fit", "loop"])
 def test_a_worker_that_is_interrupted_joins_the_others_again(kind):
-    given = (kind, "epochs=4")
+    given = (kind, "epochs=16")  # it takes longer than until the last alarm
     alarms = ("alarms=4", "seed=1", "slow=0.02", "full=2")
     outcome = train(2, [], *given, *alarms, timeout=LIMIT)
     assert len(require_the_same_training(outcome, alone(*given))) == 2
     interrupted = [line for line in outcome.output(1) if line.startswith("INTERRUPTED")]
-    assert 1 <= len(interrupted) <= 4  # an alarm may come when the training has ended
+    assert 1 <= len(interrupted) <= 4  # an alarm may come between two loops

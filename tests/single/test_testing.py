@@ -79,6 +79,15 @@ def test_a_step_that_half_a_group_commits_is_found():
     assert kinds(a, b, c) == {"a step committed by half a group"}
 
 
+def test_a_commit_without_a_program_may_follow_the_one_that_was_running():
+    a = process("a", (1, "ab", 0, 6), (2, "a", 6, 7))
+    b = process("b", (1, "ab", 0, 4), (3, "b", 7, 7, TAKEN))
+    assert kinds(a, b) == {"a step committed by half a group"}
+    epoch_end = next(record for record in a if record["is"] == "commit" and record["step"] == 6)
+    epoch_end["programs"] = 0
+    assert check([a, b]) == []
+
+
 def test_that_the_last_step_lacks_in_one_worker_is_found():
     a = process("a", (1, "ab", 0, 5))
     b = process("b", (1, "ab", 0, 4))

@@ -2,7 +2,8 @@
 
 A step of a view is complete when all its members have committed it. The next view begins at the
 greatest step of its members; steps that only some of the other members have committed are then
-discarded. This is at most one program, the one that was running; it may contain several steps.
+discarded. This is at most one program, the one that was running; it may contain several steps, and
+commits without a program (at the end of an epoch) may follow it.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class _View:
         members: The members' ids.
         begins: The step with which each member began it; members that were lost may be missing.
         commits: The steps that each has committed in it.
+        without_program: Those of them that were committed without having run a program.
         left: The step with which each has left it.
         digests: The digests of each member's state, by step and number of variables.
     """
@@ -100,6 +102,7 @@ class _View:
         self.members: tuple[str, ...] = ()
         self.begins: dict[str, int] = {}
         self.commits: dict[str, list[int]] = collections.defaultdict(list)
+        self.without_program: set[tuple[str, int]] = set()
         self.left: dict[str, int] = {}
         self.digests: dict[tuple[int, int], dict[str, set[str]]] = collections.defaultdict(
             lambda: collections.defaultdict(set)
@@ -115,6 +118,13 @@ class _View:
         """The steps that all members are known to have committed."""
         steps = [set(self.commits[member]) for member in self.members]
         return set.intersection(*steps) if steps else set()
+
+    def programs_after(self, member: str, step: int) -> int:
+        """Returns how many programs of a member have taken effect after a step."""
+        return sum(
+            committed > step and (member, committed) not in self.without_program
+            for committed in self.commits[member]
+        )
 
 
 class _Job:
@@ -142,6 +152,8 @@ class _Job:
             elif what == "commit":
                 if before is None or step > before:
                     view.commits[member].append(step)
+                    if record.get("programs") == 0:
+                        view.without_program.add((member, step))
             elif what == "resumed":
                 view.begins[member] = step
             elif what == "left":
@@ -174,7 +186,7 @@ class _Job:
             for member, steps in view.commits.items():
                 # A single program may have been in flight for some; two show that the group went
                 # on.
-                if len([step for step in steps if step > following.base]) > 1:
+                if view.programs_after(member, following.base) > 1:
                     yield Finding(
                         TWO_GROUPS,
                         f"{member} has gone on in view {view.number} to step {steps[-1]}, and view "
@@ -214,7 +226,7 @@ class _Job:
             may_differ = 0 if is_last else 1
             for other, left in view.left.items():
                 for member, steps in view.commits.items():
-                    if len([step for step in steps if step > left]) > may_differ:
+                    if view.programs_after(member, left) > may_differ:
                         yield Finding(
                             HALF,
                             f"view {view.number}: {member} has come to step {steps[-1]}, and "
