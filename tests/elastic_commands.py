@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 #: Within which a job does what is waited for; the machine may be busy.
-SECONDS = 60
+SECONDS = 120
 
 
 def soon(look: Callable[[], object], why: Callable[[], object] = lambda: "") -> None:

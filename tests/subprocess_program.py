@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 
 from warm_processes import STARTUP, start_program
@@ -150,6 +151,28 @@ def environment_of_program(env: Mapping[str, str]) -> dict[str, str]:
     """Returns this environment without what sets devices and threads, and then `env`."""
     environment = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
     return environment | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": PYTHON_PATH, **env}
+
+
+def stop_process(process: int, seconds: float = 60.0) -> None:
+    """Stops a process, and waits until none of its threads runs.
+
+    One of them takes the signal when it gets a core, and stops the others: until then they go on.
+    """
+    os.kill(process, signal.SIGSTOP)
+    deadline = time.monotonic() + seconds
+    threads = pathlib.Path(f"/proc/{process}/task")
+    while any(_state(path) not in "Tt" for path in threads.glob("*/stat")):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Process {process} has not stopped within {seconds:g} s.")
+        time.sleep(0.01)
+
+
+def _state(stat: pathlib.Path) -> str:
+    """The letter of a thread's state in Linux; that of a stopped one if it has ended."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "T"
 
 
 def kill_group(group: int) -> None:

@@ -20,7 +20,7 @@ import pytest
 import unison
 from parameter_server_threads import free_addresses, until
 from server_program import write_program
-from subprocess_program import PYTHON_PATH
+from subprocess_program import PYTHON_PATH, stop_process
 from unison.cli import main
 from unison.errors import CancelledError, UnavailableError
 from unison.parameter_server import ClusterCoordinator, ParameterServerStrategy
@@ -89,6 +89,9 @@ class Cluster:
 
     def send(self, number, job, index):
         os.kill(self.processes[job, index].pid, number)
+
+    def stop(self, job, index):
+        stop_process(self.processes[job, index].pid)
 
     def kill(self, job, index):
         self.send(signal.SIGKILL, job, index)
@@ -172,7 +175,7 @@ def test_a_stopped_worker_is_given_up_and_its_late_push_does_not_count(start):
     strategy.timeout_seconds = 3
     values = [coordinator.schedule(add, args=(1.0,)) for _ in range(200)]
     until(lambda: values[30].is_ready, "calls are run")
-    cluster.send(signal.SIGSTOP, "worker", 0)
+    cluster.stop("worker", 0)
     coordinator.join()
     cluster.send(signal.SIGCONT, "worker", 0)
     for _ in range(20):
@@ -201,7 +204,7 @@ def test_a_stopped_server_is_noticed_and_named(start):
     first, _, add = counters(strategy)
     coordinator.schedule(add, args=(1.0,))
     coordinator.join()
-    cluster.send(signal.SIGSTOP, "ps", first.cell.shards[0].server)
+    cluster.stop("ps", first.cell.shards[0].server)
     value = coordinator.schedule(add, args=(1.0,))
     try:
         with pytest.raises(UnavailableError, match=r"is lost.*no sign of life for 5 s"):
@@ -231,7 +234,7 @@ def test_steps_go_on_without_workers_that_are_killed_or_stopped(start):
 
     values = run(20)
     until(lambda: values[0].is_ready, "steps are run")
-    cluster.send(signal.SIGSTOP, "worker", 0)
+    cluster.stop("worker", 0)
     coordinator.join()  # the other two are enough
     cluster.send(signal.SIGCONT, "worker", 0)
     more = run(50)
