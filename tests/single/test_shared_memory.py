@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.replica_function import ReplicaFunction
 from unison.runtime.shared_memory import group as groups
 from unison.runtime.shared_memory.library import CHUNK_BYTES, Kind, Ticket, exchange, library
 
@@ -45,6 +46,11 @@ def placement(request, monkeypatch):
     return Placement(devices)
 
 
+def program_of(placement, function):
+    """The program of a function of a value of every replica."""
+    return placement.program(ReplicaFunction(function, PER_REPLICA, PER_REPLICA))
+
+
 def both_ways(placement, function, *stacked):
     """What the replicas' function returns through memory, and through XLA."""
     spread = [placement.spread(x) for x in stacked]
@@ -52,9 +58,10 @@ def both_ways(placement, function, *stacked):
     def of_replica(*pieces):
         return jax.tree.map(lambda x: x[None], function(*(piece[0] for piece in pieces)))
 
-    through_memory = placement.program(of_replica, (PER_REPLICA,) * len(spread), PER_REPLICA)
+    part = ReplicaFunction(of_replica, (PER_REPLICA,) * len(spread), PER_REPLICA)
+    through_memory = placement.program(part)
     memory = groups._of_devices.pop(placement.devices)
-    by_xla = placement.program(of_replica, (PER_REPLICA,) * len(spread), PER_REPLICA)
+    by_xla = placement.program(part)
     results = by_xla(*spread)
     groups._of_devices[placement.devices] = memory
     own = through_memory(*spread)
@@ -167,10 +174,8 @@ def test_all_replicas_get_the_same_bits(placement):
 
 
 def test_programs_follow_each_other_in_one_order(placement):
-    step = placement.program(
-        lambda x: lax.psum(x, REPLICA_AXIS) / placement.num_replicas + 1, PER_REPLICA, PER_REPLICA
-    )
-    other = placement.program(lambda x: lax.pmax(x, REPLICA_AXIS), PER_REPLICA, PER_REPLICA)
+    step = program_of(placement, lambda x: lax.psum(x, REPLICA_AXIS) / placement.num_replicas + 1)
+    other = program_of(placement, lambda x: lax.pmax(x, REPLICA_AXIS))
     x = placement.spread(np.zeros((placement.num_replicas, 50), np.float32))
     y = placement.spread(some(placement, 50_000))
     largest = []
@@ -252,7 +257,7 @@ def test_counters_and_numbers_start_again_at_zero_after_the_last(placement):
     first = np.array(memory.ticket)
     first[:, Ticket.OPERATION] = 2**32 - 2
     memory.ticket = placement.spread(first)
-    step = placement.program(lambda x: lax.psum(x, REPLICA_AXIS), PER_REPLICA, PER_REPLICA)
+    step = program_of(placement, lambda x: lax.psum(x, REPLICA_AXIS))
     values = some(placement, 200_000)  # seven chunks
     for _ in range(3):
         result = step(placement.spread(values))
@@ -261,7 +266,7 @@ def test_counters_and_numbers_start_again_at_zero_after_the_last(placement):
 
 
 def test_a_program_that_is_traced_leaves_the_ticket_alone(placement):
-    step = placement.program(lambda x: lax.psum(x, REPLICA_AXIS), PER_REPLICA, PER_REPLICA)
+    step = program_of(placement, lambda x: lax.psum(x, REPLICA_AXIS))
     x = placement.spread(some(placement, 5))
     jax.make_jaxpr(step)(x)
     np.testing.assert_array_equal(np.asarray(step(x))[1], some(placement, 5).sum(0))

@@ -43,8 +43,8 @@ from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
-from unison.runtime.placement import StepsInALoop
 from unison.runtime.planned import ProgramPlanned
+from unison.runtime.replica_function import ReplicaFunction, StepsInALoop
 from unison.strategies import Strategy
 
 logger = logging.getLogger("unison")
@@ -576,8 +576,7 @@ class CompiledStep:
         if group_size > 1:
             program = grouped(program, donated, kept, written)
         batch_specs = [PER_REPLICA] if group_size == 1 else [PER_REPLICA, MIRRORED]
-        execute = compile_replicas(
-            placement,
+        part = ReplicaFunction(
             program,
             in_specs=(
                 [cell_spec(cells[i]) for i in donated],
@@ -595,6 +594,7 @@ class CompiledStep:
             unchanged=unchanged if group_size == 1 else StepsInALoop(),
             name=f"{getattr(self._step, '__name__', 'a step')} of model {self._model.name!r}",
         )
+        execute = compile_replicas(placement, part)
         return _Program(
             shares,
             execute,

@@ -25,8 +25,9 @@ from unison.parameter_server.partitioners import Partitioner
 from unison.parameter_server.shared import current_store
 from unison.parameter_server.store import Shard, Store
 from unison.runtime.interrupts import signals_held
-from unison.runtime.placement import PlacedProgram, Placement, Unchanged
+from unison.runtime.placement import Placement
 from unison.runtime.precision import array_type
+from unison.runtime.replica_function import PlacedProgram, ReplicaFunction
 from unison.thread_local import ThreadLocal
 
 
@@ -85,22 +86,13 @@ class RemotePlacement(Placement):
             loop.settle()
         return self._store
 
-    def program(
-        self,
-        function: Callable[..., Any],
-        in_specs: Any,
-        out_specs: Any,
-        donate: Sequence[int] = (),
-        name: str = "a program",
-        unchanged: Unchanged | None = None,
-    ) -> PlacedProgram:
+    def program(self, part: ReplicaFunction) -> PlacedProgram:
         """See `Placement.program`.
 
         The caller must do more than call the jitted function: the variables are written back to the
         servers, either all or none of them.
         """
-        program = super().program(function, in_specs, out_specs, donate, name, unchanged)
-        return PlacedProgram(program.launch)
+        return PlacedProgram(super().program(part).launch)
 
     @contextlib.contextmanager
     def as_if_of(self, num_replicas: int) -> Iterator[None]:

@@ -42,7 +42,7 @@ from unison.program.compiling import (
 )
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError
 from unison.program.host_errors import errors_of_callbacks
-from unison.program.identity import identity
+from unison.program.identity import Calling, identity
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
 from unison.program.single_replica import alone, compile_alone, enter_alone, piece_on
 from unison.program.smaller_group import described_for, shapes_of
@@ -51,6 +51,7 @@ from unison.runtime.devices import LAUNCH_LOCK
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import Placement
+from unison.runtime.replica_function import ReplicaFunction
 from unison.values import PerReplica
 
 logger = logging.getLogger("unison")
@@ -399,6 +400,8 @@ class ProgramCache:
         )
 
     def _warn_of_retracing(self, function: Callable[..., Any]) -> None:
+        if isinstance(function, Calling):
+            function = function.function
         made_for = getattr(function, "__code__", type(function)), self._variant()
         self._retraces[made_for] += 1
         if self._retraces[made_for] == _RETRACES_TO_WARN:
@@ -486,8 +489,7 @@ class ProgramCache:
                 outputs.append(jnp.zeros((), bool))
             return [output if is_alone else output[None] for output in outputs], new, crossing
 
-        execute = compile_replicas(
-            placement,
+        part = ReplicaFunction(
             lower(program),
             in_specs=(
                 [cell_spec(cell) for cell in written],
@@ -503,6 +505,7 @@ class ProgramCache:
             unchanged=lambda args, outputs: (outputs[0], args[0], outputs[2]),
             name=f"run of {getattr(function, '__name__', function)}",
         )
+        execute = compile_replicas(placement, part)
         return _Program(read, written, execute, structures[0], results, update, may_fail=may_fail)
 
     def _with_update_at_home(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,40 +12,27 @@ from unison.cells import Cell, Layout
 from unison.lowering.gathering import gathered_where_used
 from unison.program import numerics
 from unison.runtime.elastic import ElasticProgram
-from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, PlacedProgram, Placement, Unchanged
+from unison.runtime.placement import REPLICA_AXIS, WEIGHTS, Placement
+from unison.runtime.replica_function import PlacedProgram, ReplicaFunction
 
 MIRRORED = PartitionSpec()
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 
 
-def compile_replicas(
-    placement: Placement,
-    function: Callable[..., Any],
-    in_specs: Any,
-    out_specs: Any,
-    donate: Sequence[int] = (),
-    name: str = "a program",
-    unchanged: Unchanged | None = None,
-) -> Executable:
-    """Compiles `function`, which computes one replica's part, for all replicas of `placement`.
+def compile_replicas(placement: Placement, part: ReplicaFunction) -> Executable:
+    """Compiles a function that computes one replica's part for all replicas of `placement`.
 
     Args:
         placement: The replicas' devices.
-        function: Maps this replica's values to this replica's results. Per-replica values are
-            passed and returned with their leading axis, which has size 1 here.
-        in_specs: The arguments' partition specs, as for `jax.shard_map`.
-        out_specs: Those of the results.
-        donate: The arguments whose buffers the program may reuse.
-        name: The name of the program in messages.
-        unchanged: The results of a program that has no effect; see `Placement.program`.
+        part: The function. Per-replica values are passed and returned with their leading axis,
+            which has size 1 in it.
 
     Returns:
         The compiled function.
     """
     if placement.zero >= WEIGHTS:
-        function = gathered_where_used(function)
-    program = placement.program(function, in_specs, out_specs, donate, name, unchanged)
-    return Executable(program, placement, function, in_specs)
+        part = dataclasses.replace(part, function=gathered_where_used(part.function))
+    return Executable(placement.program(part), placement, part)
 
 
 class Executable:
@@ -56,20 +43,13 @@ class Executable:
     Args:
         program: The program.
         placement: The replicas' devices.
-        function: One replica's part of it.
-        in_specs: The arguments' partition specs.
+        part: One replica's part of it.
     """
 
-    def __init__(
-        self,
-        program: PlacedProgram,
-        placement: Placement,
-        function: Callable[..., Any],
-        in_specs: Any,
-    ):
+    def __init__(self, program: PlacedProgram, placement: Placement, part: ReplicaFunction):
         self._launch = program.launch
         self._placement = placement
-        self._function, self._in_specs = function, in_specs
+        self._part = part
         #: See `PlacedProgram`. Code that calls it passes errors to `explain`.
         self.jitted = program.jitted
 
@@ -77,9 +57,7 @@ class Executable:
         try:
             # With several processes, JAX does the check: they could not all search for the cause.
             if self.jitted is not None and numerics.are_checked():
-                return numerics.launch_checked(
-                    self._launch, args, self._function, self._in_specs, self._placement
-                )
+                return numerics.launch_checked(self._launch, args, self._part, self._placement)
             return self._launch(*args)
         except jax.errors.JaxRuntimeError as error:
             self.explain(error, args)

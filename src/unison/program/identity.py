@@ -6,7 +6,7 @@ import dataclasses
 import dis
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 
@@ -23,6 +23,23 @@ class ById:
         return id(self.target)
 
 
+class Calling:
+    """A callable object that calls a function; it has the function's programs, for each `key`.
+
+    Attributes:
+        function: The function.
+        key: What else its programs depend on.
+    """
+
+    def __init__(self, function: Callable[..., Any], key: Hashable):
+        self.__name__ = getattr(function, "__name__", repr(function))
+        self.function = function
+        self.key = key
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
 def identity(function: Callable[..., Any]) -> Any:
     """Returns the cache key for compiled programs of `function`.
 
@@ -30,6 +47,8 @@ def identity(function: Callable[..., Any]) -> Any:
     written inside a loop is compiled once. The objects are those in their closures and defaults,
     and the globals that they name.
     """
+    if isinstance(function, Calling):
+        return identity(function.function), function.key
     if hasattr(function, "__func__") and hasattr(function, "__self__"):  # a method
         return identity(function.__func__), ById(function.__self__)
     if isinstance(function, functools.partial):

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from unison.jaxprs import calls_host, evaluate, inlined_body
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.private_jax import traceback_of
+from unison.runtime.replica_function import ReplicaFunction
 from unison.tracebacks import last_user_frame
 
 _config: Any = jax.config  # whose options are untyped
@@ -34,8 +35,7 @@ def are_checked() -> bool:
 def launch_checked(
     launch: Callable[..., Any],
     args: tuple[Any, ...],
-    function: Callable[..., Any],
-    in_specs: Any,
+    part: ReplicaFunction,
     placement: Placement,
 ) -> Any:
     """Launches a program and checks its results.
@@ -44,8 +44,7 @@ def launch_checked(
         launch: Launches it. It gets copies of the arguments, so that the originals survive a
             failure.
         args: The arguments.
-        function: One replica's part of the program.
-        in_specs: The arguments' partition specs.
+        part: One replica's part of the program.
         placement: The replicas' devices.
 
     Raises:
@@ -58,7 +57,7 @@ def launch_checked(
         results = launch(*jax.tree.map(jnp.copy, args))
         if not any(bool(is_bad(leaf)) for leaf in jax.tree.leaves(results)):
             return results
-        where, equation = _culprit(is_bad, args, function, in_specs, placement)
+        where, equation = _culprit(is_bad, args, part, placement)
     looked_for = " or ".join(["NaN"] * nans + ["infinity"] * infs)
     options = " and ".join(["jax_debug_nans"] * nans + ["jax_debug_infs"] * infs)
     error = FloatingPointError(
@@ -83,15 +82,14 @@ def _has_bad(nans: bool, infs: bool, value: Any) -> Any:
 def _culprit(
     is_bad: Callable[[Any], Any],
     args: tuple[Any, ...],
-    function: Callable[..., Any],
-    in_specs: Any,
+    part: ReplicaFunction,
     placement: Placement,
 ) -> tuple[str, JaxprEqn | None]:
     """Returns where such a value is, in words, and the operation that produced it, if known."""
     equations: list[JaxprEqn] = []
 
     def watched(*own: Any) -> jax.Array:
-        traced = jax.make_jaxpr(function)(*own)
+        traced = jax.make_jaxpr(part.function)(*own)
         if calls_host(traced.jaxpr):  # callbacks must not run twice
             return jnp.zeros((1, 0), bool)
         flags: list[jax.Array] = []
@@ -100,7 +98,7 @@ def _culprit(
 
     if any(bool(is_bad(leaf)) for leaf in jax.tree.leaves(args)):
         return "an argument, or in a variable", None
-    program = placement.jitted(watched, in_specs, PartitionSpec(REPLICA_AXIS))
+    program = placement.jitted(ReplicaFunction(watched, part.in_specs, PartitionSpec(REPLICA_AXIS)))
     found = np.asarray(program(*args)).any(axis=0)
     if not found.any():
         return "a result", None

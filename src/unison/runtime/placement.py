@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from unison.runtime import devices
 from unison.runtime.liveness import watched
 from unison.runtime.private_jax import shard_map
+from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, specs_of_each
 from unison.runtime.shared_memory import shared_memory_of
 from unison.thread_local import ThreadLocal
 
@@ -38,13 +39,6 @@ _SMALLEST_DIVIDED = 2**10
 #: The spec of an array with a whole copy on every device.
 WHOLE = PartitionSpec()
 
-
-class StepsInALoop:
-    """Marks a program as a loop of steps, each of which either takes effect or does not."""
-
-
-#: How to compute the results of a program that has no effect; see `Placement.program`.
-Unchanged = Callable[[Sequence[Any], Any], Any] | StepsInALoop
 
 _in_scope: ThreadLocal[Placement | None] = ThreadLocal(None)
 
@@ -377,47 +371,26 @@ class Placement:
         """Returns a program that gathers over the replicas, and not over their cores."""
         if division not in self._gatherings:
             axis = division.index(REPLICA_AXIS)
+            whole = PartitionSpec(*(None if entry == REPLICA_AXIS else entry for entry in division))
             self._gatherings[division] = self.program(
-                lambda part: jax.lax.all_gather(part, REPLICA_AXIS, axis=axis, tiled=True),
-                division,
-                PartitionSpec(*(None if entry == REPLICA_AXIS else entry for entry in division)),
-                name="a gathering of all replicas' values",
+                ReplicaFunction(
+                    lambda part: jax.lax.all_gather(part, REPLICA_AXIS, axis=axis, tiled=True),
+                    division,
+                    whole,
+                    name="a gathering of all replicas' values",
+                )
             )
         return self._gatherings[division]
 
-    def program(
-        self,
-        function: Callable[..., Any],
-        in_specs: Any,
-        out_specs: Any,
-        donate: Sequence[int] = (),
-        name: str = "a program",
-        unchanged: Unchanged | None = None,
-    ) -> PlacedProgram:
-        """Returns `function`, which computes one replica's part, as one program for all replicas.
-
-        Args:
-            function: Maps this replica's values to this replica's results.
-            in_specs: The arguments' partition specs, as for `jax.shard_map`.
-            out_specs: The partition specs of the results.
-            donate: The arguments whose buffers the program may reuse.
-            name: The program's name in messages.
-            unchanged: Maps a replica's arguments and results to the results of the program if it
-                must have no effect; or a `StepsInALoop`, if the function is a loop of steps. A
-                group of workers that may change needs it (see `unison.runtime.elastic`); elsewhere,
-                a program takes effect or raises.
-        """
-        del unchanged
+    def program(self, part: ReplicaFunction) -> PlacedProgram:
+        """Returns a function that computes one replica's part as one program for all replicas."""
         if self.rules is not None:
             self.rules.warn_of_unmatched()
         memory = shared_memory_of(self.devices)
         if memory is not None:
-            function = memory.program(function)
-            in_specs = (PartitionSpec(REPLICA_AXIS), *specs_of_each(in_specs))
-            out_specs = (PartitionSpec(REPLICA_AXIS), out_specs)
-            donate = (0, *(place + 1 for place in donate))
-        jitted = self.jitted(function, in_specs, out_specs, donate)
-        compiled = watched(jitted, name) if self.spans_processes else jitted
+            part = with_ticket(part, memory.program(part.function))
+        jitted = self.jitted(part)
+        compiled = watched(jitted, part.name) if self.spans_processes else jitted
 
         def launch(*args: Any) -> Any:
             with self.launch_lock:
@@ -431,34 +404,30 @@ class Placement:
         is_a_call = memory is None and not self.spans_processes
         return PlacedProgram(launch, jitted if is_a_call else None)
 
-    def jitted(
-        self,
-        function: Callable[..., Any],
-        in_specs: Any,
-        out_specs: Any,
-        donate: Sequence[int] = (),
-    ) -> jax.stages.Wrapped:
-        """Returns the jitted function that `program` runs; see there for the arguments."""
+    def jitted(self, part: ReplicaFunction) -> jax.stages.Wrapped:
+        """Returns the jitted function that `program` runs."""
         mapped = shard_map(
-            function,
+            part.function,
             mesh=self.mesh,
-            in_specs=jax.tree.map(_over_replicas, in_specs),
-            out_specs=jax.tree.map(_over_replicas, out_specs),
+            in_specs=jax.tree.map(_over_replicas, part.in_specs),
+            out_specs=jax.tree.map(_over_replicas, part.out_specs),
             axis_names={REPLICA_AXIS},
             check_vma=False,
         )
         # Given explicitly, so that arrays that are not on the mesh yet do not need a separate
         # program.
-        shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), in_specs)
+        shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), part.in_specs)
         out_shardings = None
         if self.cores_per_replica > 1:
             # The results are placed as specified, however XLA divided them inside the program.
-            out_shardings = jax.tree.map(functools.partial(NamedSharding, self.mesh), out_specs)
+            out_shardings = jax.tree.map(
+                functools.partial(NamedSharding, self.mesh), part.out_specs
+            )
         return jax.jit(
             mapped,
             in_shardings=shardings,
             out_shardings=out_shardings,
-            donate_argnums=tuple(donate),
+            donate_argnums=tuple(part.donate),
         )
 
     def tracing(self) -> AbstractContextManager[Any]:
@@ -476,21 +445,21 @@ class Placement:
             return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class PlacedProgram:
-    """A program of all replicas.
+def with_ticket(
+    part: ReplicaFunction, function: Callable[..., Any], copies: int = 1
+) -> ReplicaFunction:
+    """Returns `function`, which takes a ticket before what `part` takes.
 
-    Attributes:
-        launch: Runs it.
-        jitted: The underlying jitted function, if launching the program is only calling that
-            function under the launch lock.
+    It returns as many copies of a ticket before the results.
     """
-
-    launch: Callable[..., Any]
-    jitted: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        return self.launch(*args)
+    spec = PartitionSpec(REPLICA_AXIS)
+    return dataclasses.replace(
+        part,
+        function=function,
+        in_specs=(spec, *specs_of_each(part.in_specs)),
+        out_specs=(*(spec for _ in range(copies)), part.out_specs),
+        donate=(0, *(place + 1 for place in part.donate)),
+    )
 
 
 def _mesh_of(cores: Sequence[jax.Device], core_axes: Mapping[str, int]) -> Mesh:
@@ -557,11 +526,6 @@ def prime_factors(number: int) -> list[int]:
             number //= divisor
         divisor += 1
     return factors
-
-
-def specs_of_each(in_specs: Any) -> tuple[Any, ...]:
-    """Returns the specs of the arguments; a single spec stands for a single argument."""
-    return (in_specs,) if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
 
 
 def memory_of(device: jax.Device) -> SingleDeviceSharding:

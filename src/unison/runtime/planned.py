@@ -19,8 +19,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from unison.runtime import devices
-from unison.runtime.placement import WHOLE, PlacedProgram, Placement, Unchanged, specs_of_each
+from unison.runtime.placement import WHOLE, Placement
 from unison.runtime.precision import device_dtype
+from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, specs_of_each
 from unison.runtime.tpu.slices import Described, description_of
 from unison.thread_local import ThreadLocal
 
@@ -199,19 +200,10 @@ class PlannedPlacement(Placement):
     def of_first_process(self, value: Any) -> Any:
         return value
 
-    def program(
-        self,
-        function: Callable[..., Any],
-        in_specs: Any,
-        out_specs: Any,
-        donate: Sequence[int] = (),
-        name: str = "a program",
-        unchanged: Unchanged | None = None,
-    ) -> PlacedProgram:
-        del unchanged
-        compiled = self.jitted(function, in_specs, out_specs, donate)
+    def program(self, part: ReplicaFunction) -> PlacedProgram:
+        compiled, name = self.jitted(part), part.name
         shardings = jax.tree.map(
-            functools.partial(NamedSharding, self.mesh), specs_of_each(in_specs)
+            functools.partial(NamedSharding, self.mesh), specs_of_each(part.in_specs)
         )
 
         def launch(*args: Any) -> Any:

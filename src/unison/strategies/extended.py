@@ -12,6 +12,7 @@ from unison.cells import has_cell
 from unison.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce, ReduceOp
 from unison.eager_fallback import needs_python
 from unison.lifting import current_lift
+from unison.program.identity import Calling
 from unison.runtime import process_group
 from unison.runtime.device_strings import canonical_name, resolve
 from unison.runtime.placement import scoped_placement
@@ -300,29 +301,19 @@ class StrategyExtended:
         return process_group.is_first()
 
 
-class _Updating:
-    """A function that `strategy.run` calls for each copy of a variable, outside the replicas.
-
-    Its programs are cached by the function, like those of a bound method.
-    """
+class _Updating(Calling):
+    """A function that `strategy.run` calls for each copy of a variable, outside the replicas."""
 
     def __init__(self, fn: Callable[..., Any], strategy: Strategy, differently: bool):
-        self.__func__ = fn
-        self.__self__ = _DIFFERENTLY if differently else _ALIKE
-        # These count and name a function that is retraced repeatedly.
-        self.__code__ = getattr(fn, "__code__", type(fn))
-        self.__qualname__ = getattr(fn, "__qualname__", repr(fn))
+        super().__init__(fn, differently)
         self._strategy = strategy
+        self._differently = differently
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         lift = current_lift()
         assert lift is not None
-        differently = self.__self__ is _DIFFERENTLY
-        with context.entered(self._strategy), lift.updating_copies(differently):
-            return self.__func__(*args, **kwargs)
-
-
-_ALIKE, _DIFFERENTLY = object(), object()
+        with context.entered(self._strategy), lift.updating_copies(self._differently):
+            return super().__call__(*args, **kwargs)
 
 
 def _has_components(tree: Any) -> bool:

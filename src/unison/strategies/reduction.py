@@ -19,6 +19,7 @@ from unison.collectives.operations import mean_dtype
 from unison.lifting import current_lift
 from unison.program import MIRRORED, PER_REPLICA
 from unison.runtime.placement import REPLICA_AXIS, Placement
+from unison.runtime.replica_function import ReplicaFunction
 from unison.slices import IndexedSlices
 from unison.values import DistributedValues, PerReplica, ReplicaLocal, is_distributed
 
@@ -144,7 +145,9 @@ def _reduced_slices(
 def _over_replicas(op: ReduceOp, placement: Placement) -> Callable[[jax.Array], jax.Array]:
     """Returns the program that combines the slices of an array; every replica gets the result."""
     return placement.program(
-        lambda own: _OF_SLICES[op](own[0]), PER_REPLICA, MIRRORED, name=f"reduce by {op.name}"
+        ReplicaFunction(
+            lambda own: _OF_SLICES[op](own[0]), PER_REPLICA, MIRRORED, name=f"reduce by {op.name}"
+        )
     )
 
 

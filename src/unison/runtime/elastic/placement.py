@@ -19,14 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from unison.runtime.placement import (
-    REPLICA_AXIS,
-    PlacedProgram,
-    Placement,
-    StepsInALoop,
-    Unchanged,
-    specs_of_each,
-)
+from unison.runtime.placement import REPLICA_AXIS, Placement, with_ticket
+from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, StepsInALoop
 from unison.runtime.shared_memory.library import Ticket
 from unison.runtime.shared_memory.rewriting import Transaction
 from unison.thread_local import ThreadLocal
@@ -144,22 +138,14 @@ class ElasticPlacement(Placement):
         rows = [np.frombuffer(part, own.dtype).reshape(-1, *own.shape[1:]) for part in parts]
         return np.concatenate(rows)
 
-    def program(
-        self,
-        function: Callable[..., Any],
-        in_specs: Any,
-        out_specs: Any,
-        donate: Sequence[int] = (),
-        name: str = "a program",
-        unchanged: Unchanged | None = None,
-    ) -> PlacedProgram:
+    def program(self, part: ReplicaFunction) -> PlacedProgram:
         """See `Placement.program`.
 
         A program with `unchanged` may still be running when the call returns: the caller gets its
         outcome from the group. A program without it is waited for, and run again if it had no
         effect; its result is a single array, the same on all replicas.
         """
-        specs = specs_of_each(in_specs)
+        function, unchanged = part.function, part.unchanged
 
         def transaction(num_replicas: int) -> Transaction:
             if isinstance(unchanged, StepsInALoop):
@@ -168,16 +154,11 @@ class ElasticPlacement(Placement):
 
         def compile_for(num_replicas: int) -> jax.stages.Wrapped:
             if num_replicas == len(self.local_devices):
-                return self.jitted(function, specs, out_specs, donate)
-            return self.jitted(
-                transaction(num_replicas),
-                (_OWN, *specs),
-                (_OWN, _OWN, out_specs),
-                (0, *(place + 1 for place in donate)),
-            )
+                return self.jitted(part)
+            return self.jitted(with_ticket(part, transaction(num_replicas), copies=2))
 
         is_waited_for = unchanged is None
-        return PlacedProgram(ElasticProgram(compile_for, self.group, name, is_waited_for))
+        return PlacedProgram(ElasticProgram(compile_for, self.group, part.name, is_waited_for))
 
 
 class ElasticProgram:

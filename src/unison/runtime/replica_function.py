@@ -1,0 +1,63 @@
+"""What a replica computes of a program, and the program as it is launched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+
+class StepsInALoop:
+    """Marks a program as a loop of steps, each of which either takes effect or does not."""
+
+
+#: How to compute the results of a program that has no effect; see `ReplicaFunction`.
+Unchanged = Callable[[Sequence[Any], Any], Any] | StepsInALoop
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaFunction:
+    """A function that computes one replica's part of a program.
+
+    Attributes:
+        function: Maps this replica's values to this replica's results.
+        in_specs: The arguments' partition specs, as for `jax.shard_map`.
+        out_specs: The partition specs of the results.
+        donate: The arguments whose buffers the program may reuse.
+        name: The program's name in messages.
+        unchanged: Maps a replica's arguments and results to the results of the program if it must
+            have no effect; or a `StepsInALoop`, if the function is a loop of steps. A group of
+            workers that may change needs it (see `unison.runtime.elastic`); elsewhere, a program
+            takes effect or raises.
+    """
+
+    function: Callable[..., Any]
+    in_specs: Any
+    out_specs: Any
+    donate: Sequence[int] = ()
+    name: str = "a program"
+    unchanged: Unchanged | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedProgram:
+    """A program of all replicas.
+
+    Attributes:
+        launch: Runs it.
+        jitted: The underlying jitted function, if launching the program is only calling that
+            function under the launch lock.
+    """
+
+    launch: Callable[..., Any]
+    jitted: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        return self.launch(*args)
+
+
+def specs_of_each(in_specs: Any) -> tuple[Any, ...]:
+    """Returns the specs of the arguments; a single spec stands for a single argument."""
+    return (in_specs,) if isinstance(in_specs, PartitionSpec) else tuple(in_specs)
