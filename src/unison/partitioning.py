@@ -124,7 +124,7 @@ class PartitionRules:
         if unknown:
             raise ValueError(
                 f"Expected the mesh axes that divide a replica, {sorted(self._axes)}. Received: "
-                f"{pattern!r}: {tuple(entries)}. (What the replicas divide, zero= says.)"
+                f"{pattern!r}: {tuple(entries)}. (Use zero= for what the replicas divide.)"
             )
         if len(set(used)) < len(used):
             raise ValueError(

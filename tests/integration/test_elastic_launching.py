@@ -98,7 +98,7 @@ def test_nothing_is_left_of_a_command_that_is_killed_and_the_next_goes_on(comman
     first.process.kill()
     soon(lambda: not any(map(is_running, [first.pid(0), first.pid(1)])))
     second = command(*options)
-    second.says(r"^\[unison\] the job goes on from .*/job/state$")
+    second.says(r"^\[unison\] the job resumes from .*/job/state$")
     assert int(second.says(r"^\[worker 0\] pid \d+ of 2 from (\d+)$")[1]) > 0
 
     second.process.send_signal(signal.SIGTERM)
@@ -133,7 +133,7 @@ def test_too_few_workers_save_and_say_so(command, tmp_path):
     assert "all 0 restarts are used (--restarts)" in given_up
     assert any("exit code 77" in line and "2 workers are needed" in line for line in first.messages)
     # Nobody gave a folder, so it is said where the state is.
-    folder = Path(first.says(r"to go on: unison run --folder (\S+) ")[1])
+    folder = Path(first.says(r"to resume: unison run --folder (\S+) ")[1])
     assert folder.parent == tmp_path
     assert (folder / "state").exists()
 
@@ -154,7 +154,7 @@ def test_a_worker_that_hangs_is_left_out_and_comes_back(command, tmp_path):
     hung = first.pid(1)
     os.kill(hung, signal.SIGSTOP)
     first.says(r"^\[unison\] worker 1 is out of the group: ")
-    first.says(r"^\[unison\] regrouped: 1 worker \(worker 0\) go on")
+    first.says(r"^\[unison\] regrouped: 1 worker \(worker 0\), from step")
     told = len(first.messages)
     os.kill(hung, signal.SIGCONT)
     first.says(r"^\[unison\] regrouped: 2 workers .*; worker 1 joined$", told)
@@ -168,13 +168,13 @@ def test_a_worker_that_wakes_after_the_end_leaves_nothing_to_resume(command, tmp
     first.says("the job runs: 2 workers")
     stopped = first.pid(1)
     os.kill(stopped, signal.SIGSTOP)
-    first.says(r"^\[unison\] regrouped: 1 worker \(worker 0\) go on")
+    first.says(r"^\[unison\] regrouped: 1 worker \(worker 0\), from step")
     (tmp_path / "end").touch()
     first.says(r"^\[unison\] the job is done$")
     os.kill(stopped, signal.SIGCONT)
     assert first.ends() == 0
     assert not (job / "state").exists()
-    assert not any("to go on" in line for line in first.messages)
+    assert not any("to resume" in line for line in first.messages)
 
 
 def test_a_worker_that_hangs_for_too_long_is_killed_and_started_again(command, tmp_path):

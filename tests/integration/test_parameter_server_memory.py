@@ -177,7 +177,7 @@ def test_a_model_larger_than_the_one_servers_memory_is_refused_with_its_shape(st
             unison.Variable(np.zeros((rows, width), np.float32))
         said = str(refused.value)
         assert "Parameter server 0" in said
-        assert "no memory for float32[1048576, 96], 402,653,184 bytes" in said
+        assert "Out of memory: float32[1048576, 96], 402,653,184 bytes" in said
         assert "RLIMIT_DATA" in said
         # It goes on with what there is memory for.
         smaller = unison.Variable(np.ones((rows // 8, width), np.float32))

@@ -166,7 +166,7 @@ def look_at_the_messages(output):
 
     A group that was not complete in time is formed again, with as many workers.
     """
-    said = re.findall(r"unison (worker \d[^:]*): View \d+: (\d) workers go on together", output)
+    said = re.findall(r"unison (worker \d[^:]*): View \d+: (\d) workers continue", output)
     sizes = [int(size) for size, _ in itertools.groupby(size for _, size in said)]
     assert sizes == [2, 1, 2, 3], output
     # Who has been in the group before comes first.

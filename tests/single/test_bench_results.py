@@ -124,7 +124,7 @@ def test_results_come_back_from_their_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ("[]", "does not hold what unison bench writes"),
         ('{"what": "unison bench", "format": 99}', "is of format 99; this version reads format 1"),
         ('{"what": "unison bench"}', "is of format None"),
@@ -265,7 +265,7 @@ def test_columns_that_say_nothing_are_left_out():
         (["--devices", "1,4", "--batch", "2", "--scaling", "strong", "mlp"], "too few examples"),
         (["--batch", "512", "--examples", "100", "mlp"], "is larger than the data"),
         (["--output", __file__, "mlp"], "Expected a folder for --output. Received: "),
-        (["--batch", "64", __file__], "The program is not told what --batch says"),
+        (["--batch", "64", __file__], "The program does not receive --batch"),
         ([__file__, "--batch", "{batch}"], "--batch does not say what it is"),
         (["-m", "mlp", "--batch", "{batch}"], "--batch does not say what it is"),
         (["--scaling", "weak", __file__], "--scaling is about batches"),

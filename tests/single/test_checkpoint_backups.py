@@ -459,4 +459,4 @@ def test_callback_that_the_backup_does_not_know_begins_anew(tmp_path, two_replic
     with caplog.at_level(logging.WARNING):
         arrays(build(two_replicas), callbacks=[backup, counting])
     assert counting.seen == [1, 2]
-    assert "knows no callback Counting" in caplog.text
+    assert "no state of callback Counting" in caplog.text

@@ -826,7 +826,7 @@ def test_list_of_checkpoints_that_cannot_be_read_is_ignored_with_a_warning(tmp_p
 
 def test_empty_list_of_checkpoints_is_a_value_error(tmp_path):
     (tmp_path / "checkpoint").write_text("")
-    with pytest.raises(ValueError, match="names no latest checkpoint"):
+    with pytest.raises(ValueError, match="does not name the latest checkpoint"):
         latest_checkpoint(tmp_path)
 
 

@@ -323,7 +323,7 @@ def test_elsewhere_there_is_no_tpu_slice(alone):
         raise urllib.error.URLError("no such host")
 
     alone.setattr(urllib.request, "urlopen", answer)
-    with pytest.raises(RuntimeError, match="no machine of a Cloud TPU slice"):
+    with pytest.raises(RuntimeError, match="does not belong to a Cloud TPU slice"):
         CloudTPUClusterResolver()
     assert not CloudTPUClusterResolver.is_here()
 

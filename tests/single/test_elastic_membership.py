@@ -267,7 +267,8 @@ def test_too_few_wait_and_then_end(job):
     first, second = job.start(2)
     second.close()
     eventually(lambda: first.interrupted)
-    with pytest.raises(Ended, match=r"2 workers are needed to go on, and there is 1 \(worker 0\)"):
+    needed = r"2 workers are needed to continue, and there is 1 \(worker 0\)"
+    with pytest.raises(Ended, match=needed):
         first.regroup(3, True)
     assert register.wait(LIMIT) == 77
 

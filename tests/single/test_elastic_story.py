@@ -75,7 +75,7 @@ def test_a_group_that_has_changed_says_since_when_and_who_is_new():
     now[0] = 101.25
     second = {"event": "started", "workers": ["worker 0", "worker 2"], "step": 7}
     assert story.told(second) == (
-        "regrouped: 2 workers (worker 0, worker 2) go on from step 7 after 1.25 s; worker 2 joined"
+        "regrouped: 2 workers (worker 0, worker 2), from step 7 after 1.25 s; worker 2 joined"
     )
     third = {"event": "started", "workers": ["worker 0"], "step": 9}
-    assert story.told(third) == "regrouped: 1 worker (worker 0) go on from step 9"
+    assert story.told(third) == "regrouped: 1 worker (worker 0), from step 9"

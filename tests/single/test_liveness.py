@@ -135,7 +135,7 @@ def test_one_that_is_late_is_reported_once_with_its_stack(caplog):
     )
     assert "in test_one_that_is_late_is_reported_once_with_its_stack" in report
     stragglers.look(101, [], True, 20.0)
-    assert caplog.messages[1:] == ["worker 2 (c:1) goes on after 10.0 s"]
+    assert caplog.messages[1:] == ["worker 2 (c:1) has resumed after 10.0 s"]
 
 
 def test_one_that_is_late_and_does_not_answer_is_reported_as_stopped(caplog):

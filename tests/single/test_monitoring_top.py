@@ -131,7 +131,7 @@ def test_a_launcher_that_goes_without_a_word_ends_the_watching(run_top, monkeypa
         status, printed, _ = run_top(url(collector))
         ending.join()
     assert status == 0
-    assert "The job has ended: nobody tells of it any more" in printed
+    assert "The job has ended: nothing reports about it any more" in printed
 
 
 def test_the_end_waits_for_those_who_watch_and_for_nobody_else():

@@ -330,7 +330,7 @@ def test_arguments_that_refer_to_each_other_end(folder, monkeypatch):
         data = bytes(program.serialize())
     assert len(data) < 10_000
     replace_program(folder, data)
-    with pytest.raises(DataLossError, match="are no lists and dictionaries"):
+    with pytest.raises(DataLossError, match="are not lists and dictionaries"):
         load(folder)
 
 
@@ -353,7 +353,7 @@ def test_arguments_of_a_program_of_ones_own_classes_are_refused(folder):
     export.register_namedtuple_serialization(Pair, serialized_name="test.Pair")
     program = export.export(jax.jit(lambda pair: ([pair.arrays[0]], [])))(Pair(*AVALS))
     replace_program(folder, bytes(program.serialize()))
-    with pytest.raises(DataLossError, match="are no lists and dictionaries"):
+    with pytest.raises(DataLossError, match="are not lists and dictionaries"):
         load(folder)
 
 

@@ -81,7 +81,7 @@ def test_a_restored_stream_goes_on_exactly(table, taken, monkeypatch):
         (b",1.5,a", "Field 0 of record 4 .* an empty field. Give the column a default"),
         (b"5,1.5", "Expected 3 fields in record 4 of the dataset. Received 2: b'5,1.5'"),
         (b"5,1.5,a,b", "Expected 3 fields in record 4 of the dataset. Received 4"),
-        (b'5,1.5,"a"b', "Record 4 of the dataset is no CSV"),
+        (b'5,1.5,"a"b', "Record 4 of the dataset is not valid CSV"),
         (b"", "Expected 3 fields in record 4 of the dataset. Received 0"),
     ],
 )

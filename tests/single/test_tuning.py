@@ -236,7 +236,7 @@ def test_a_saved_choice_is_given_again(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON file"),
+        ("{", "is not valid JSON"),
         ("[]", "Expected in .* an object with communication options"),
         ('{"speed": 3}', "Received: {'speed': 3}"),
         ('{"bytes_per_pack": true}', "Received: {'bytes_per_pack': True}"),

@@ -47,4 +47,4 @@ def test_the_worker_that_is_late_is_named_with_its_stack(tmp_path):
     late = re.findall(r"(worker \d) has kept the others waiting for", output)
     assert late == ["worker 1"], output
     assert "in dawdle" in output
-    assert re.search(r"worker 1 goes on after \d+\.\d s", output), output
+    assert re.search(r"worker 1 has resumed after \d+\.\d s", output), output

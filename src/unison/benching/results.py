@@ -70,7 +70,7 @@ class Results:
         except OSError as error:
             raise NoResultsError(f"Cannot read {path}: {error.strerror}.") from error
         except ValueError as error:
-            raise NoResultsError(f"{path} is no JSON: {error}") from error
+            raise NoResultsError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(said, dict) or said.get("what") != _WHAT:
             raise NoResultsError(
                 f"{path} does not hold what unison bench writes. Give the results.json of a run."

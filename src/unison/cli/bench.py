@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
         f"is one of {', '.join(_MODELS)}; SCRIPT is any program that trains by Keras' fit or "
         "strategy.run. It is not changed, and ended when it has been measured; among its "
         "arguments, {batch}, {examples}, {replicas}, {workers} and {devices} stand for numbers. "
-        "`unison bench compare --help` tells how two measurements are compared.",
+        "`unison bench compare --help` shows how two measurements are compared.",
     )
     of_sizes = parser.add_argument_group("sizes", "lists: 1,2,4")
     of_sizes.add_argument(
@@ -166,7 +166,7 @@ def _sizes(
     for name, given in (("batch", options.batch), ("examples", options.examples)):
         if given is not None and not target.is_told(name):
             raise CommandError(
-                f"The program is not told what --{name} says. Put {{{name}}} among its arguments: "
+                f"The program does not receive --{name}. Put {{{name}}} among its arguments: "
                 f"unison bench --{name} {given[0]} {target.script} --{name} '{{{name}}}'"
             )
         if given is None and target.is_told(name) and not target.is_model:

@@ -112,7 +112,7 @@ def _choose_keras_backend() -> None:
     chosen = os.environ.setdefault("KERAS_BACKEND", "jax")
     if chosen != "jax":
         raise CommandError(
-            f"Unison runs Keras on JAX, and the environment says KERAS_BACKEND={chosen}. Unset it, "
+            f"Unison runs Keras on JAX, but KERAS_BACKEND={chosen} is set. Unset it, "
             "or set KERAS_BACKEND=jax"
         )
 

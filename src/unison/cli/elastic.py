@@ -122,7 +122,7 @@ class _Supervision:
             )
             self._group.job = job
             if self._folder.has_state:
-                self._say(f"the job goes on from {self._folder.path / 'state'}")
+                self._say(f"the job resumes from {self._folder.path / 'state'}")
             self._say_how_to_join(register.address)
             with _stopping(job) as signals, self._terminal.progress(job, self._workers):
                 code = job.run(options.timeout)
@@ -212,7 +212,7 @@ class _Supervision:
         elif self._folder.has_state:
             where = self._folder.path
             self._say(
-                f"its state is in {where / 'state'}; to go on: unison run --folder "
+                f"its state is in {where / 'state'}; to resume: unison run --folder "
                 f"{shlex.quote(str(where))} ..., with the same arguments otherwise"
             )
 

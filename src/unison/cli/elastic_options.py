@@ -23,7 +23,7 @@ _ANY_ADDRESS = ("", "0.0.0.0", "::")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of elastic jobs."""
     group = parser.add_argument_group(
-        "elastic jobs", "the job goes on when workers are lost, and takes in new ones"
+        "elastic jobs", "the job continues when workers are lost, and accepts new ones"
     )
     group.add_argument(
         "--min-workers", type=int, metavar="M", help="with fewer, it stops (default: 1)"
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--folder",
         metavar="DIR",
-        help="where the job keeps what it needs to go on when it is started again (default: a "
+        help="where the job keeps what it needs to resume when it is started again (default: a "
         "temporary folder)",
     )
     group.add_argument(

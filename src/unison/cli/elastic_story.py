@@ -75,9 +75,9 @@ class Story:
         since = self._interrupted_at
         self._interrupted_at = None
         new = f"; {', '.join(joined)} joined" if joined else ""
-        at = f" from step {event['step']}" if event.get("step") is not None else ""
+        at = f", from step {event['step']}" if event.get("step") is not None else ""
         after = f" after {self._now() - since:.2f} s" if since is not None else ""
-        return f"regrouped: {count} ({', '.join(members)}) go on{at}{after}{new}"
+        return f"regrouped: {count} ({', '.join(members)}){at}{after}{new}"
 
     def _lost(self, event: Mapping[str, Any]) -> str:
         return f"{event['worker']} is out of the group: {event['why']}"

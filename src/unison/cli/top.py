@@ -177,13 +177,13 @@ def _state(place: _Place) -> dict[str, Any]:
             f"{body.decode(errors='replace').strip()} Give the whole URL."
         )
     if answer.status != 200:
-        raise CommandError(f"At {place.address} is no job of Unison: status {answer.status}.")
+        raise CommandError(f"No Unison job answers at {place.address}: status {answer.status}.")
     try:
         state: dict[str, Any] = json.loads(body)
         if "workers" not in state:
             raise ValueError("there are no workers")
     except (ValueError, TypeError) as error:
-        raise CommandError(f"At {place.address} is no job of Unison: {error}.") from error
+        raise CommandError(f"No Unison job answers at {place.address}: {error}.") from error
     return state
 
 
@@ -200,7 +200,7 @@ def _watch(place: _Place, console: Console) -> int:
             try:
                 state = _state(place)
             except _GoneError:
-                state = {**state, "ended": "nobody tells of it any more"}
+                state = {**state, "ended": "nothing reports about it any more"}
             live.update(_shown(state, console.width), refresh=True)
     return 0
 

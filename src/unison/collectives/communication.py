@@ -102,7 +102,7 @@ class CommunicationOptions:
             try:
                 said = parsed_json(file.read())
             except ValueError as error:
-                raise ValueError(f"{os.fspath(path)} is no JSON file: {error}") from None
+                raise ValueError(f"{os.fspath(path)} is not valid JSON: {error}") from None
         kinds: dict[str, tuple[type, ...]] = {
             "bytes_per_pack": (int,),
             "timeout_seconds": (int, float, type(None)),

@@ -308,7 +308,7 @@ class _Decoder:
         shape = shape_of(shape)
         lengths = self._array(described)
         if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any():
-            raise ValueError("the lengths of texts are no lengths")
+            raise ValueError("the lengths of texts are invalid")
         whole = self._piece(place, sum(lengths.tolist()))
         ends = np.cumsum(lengths)
         texts = np.empty(len(ends), object)

@@ -92,8 +92,8 @@ class Dispatcher:
                 if error.server in by_server(program.shards):
                     self._install_on(program, [error.server])
             logger.warning(
-                "parameter server %d is back, as it was after %d updates; of the %d calls that "
-                "have begun, at most %d are lost on it",
+                "parameter server %d has restarted with its state after %d updates; of the %d "
+                "calls that have begun, at most %d are lost on it",
                 error.server,
                 store.restored[error.server],
                 self.queue.begun,

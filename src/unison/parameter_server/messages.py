@@ -338,9 +338,7 @@ class Connection:
         while rest:  # otherwise it would be read as the next message
             rest -= len(self._receive_bytes(min(rest, _SKIPPED_BYTES)))
         shapes = ", ".join(f"{dtype.name}{list(shape)}" for dtype, shape in arrays)
-        raise NoRoomError(
-            kind, f"There is no memory for {shapes}, {size:,} bytes. {memory_in_words()}"
-        )
+        raise NoRoomError(kind, f"Out of memory: {shapes}, {size:,} bytes. {memory_in_words()}")
 
     def _receive_bytes(self, count: int) -> np.ndarray:
         """Returns the next bytes, in memory that is aligned."""

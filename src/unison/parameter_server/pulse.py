@@ -78,7 +78,7 @@ class Pulse:
                 return
             patience = self._patience()
             if time.monotonic() - self._heard > patience:
-                self.verdict = f"it has given no sign of life for {patience:g} s"
+                self.verdict = f"it has sent no heartbeat for {patience:g} s"
                 self._on_silence()
                 self._connection.close()
                 self.close()

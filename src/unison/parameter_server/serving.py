@@ -219,7 +219,8 @@ class Server:
                 return
             if not said_goodbye:
                 self._failure = UnavailableError(
-                    message=f"The coordinator has gone, so {self.job_name} {self.task_index} ends."
+                    message="The connection to the coordinator is closed, so "
+                    f"{self.job_name} {self.task_index} exits."
                 )
             self._ended.set()
 

@@ -167,7 +167,7 @@ class WorkerThread:
 
     def _say_that_it_is_silent(self) -> None:
         logger.warning(
-            "worker %d (%s) has given no sign of life for %g s: it is given up",
+            "worker %d (%s) has sent no heartbeat for %g s: it is considered lost",
             self._index,
             self._address,
             self._timeout,

@@ -114,7 +114,7 @@ def _check_tree(tree: Any) -> None:
         node = waiting.pop()
         count += 1 + whole_number(node.ChildrenLength(), most=_MOST_VALUES)
         if count > _MOST_VALUES or node.Kind() not in _KINDS_OF_NODES:
-            raise ValueError("the arguments or results of a program are no lists and dictionaries")
+            raise ValueError("the arguments or results of a program are not lists and dictionaries")
         waiting += [node.Children(index) for index in range(node.ChildrenLength())]
 
 

@@ -98,7 +98,7 @@ def parsed_json(text: bytes | str) -> Any:
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is no JSON text: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
 
 
 def whole_number(value: object, least: int = 0, most: int = _MOST) -> int:

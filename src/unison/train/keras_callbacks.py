@@ -52,7 +52,7 @@ def give_states(callbacks: Iterable[Any], states: Mapping[str, Any]) -> None:
     """Lets callbacks remember what `states_of` has returned for others like them."""
     for name, callback in _named(callbacks):
         if name not in states:
-            logger.warning("The backup knows no callback %s: it begins anew.", name)
+            logger.warning("The backup has no state of callback %s: it starts from scratch.", name)
         elif has_state(callback):
             callback.set_state(states[name])
         else:

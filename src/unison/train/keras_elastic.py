@@ -315,7 +315,7 @@ class ElasticLoops:
         self._tell_state(self._trainer.running)
         if passed > len(batches):
             raise InternalError(
-                message=f"The others have gone on by {passed} steps, of which this worker has the "
+                message=f"The others are ahead by {passed} steps, of which this worker has the "
                 f"batches of {len(batches)} only."
             )
         if place is not None:

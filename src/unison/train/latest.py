@@ -99,7 +99,7 @@ def agreed_checkpoint(latest: str | None) -> str | None:
                 f"worker {i}: {', '.join(found) or 'none'}" for i, found in enumerate(seen_by_all)
             )
             + ". Let them share the folder, copy it to those that lack it, or delete it "
-            "everywhere to begin anew."
+            "everywhere to start again."
         )
     return os.path.join(folder or "", common[0])
 
@@ -123,7 +123,7 @@ def get_checkpoint_state(
     Checkpoints that it names outside of the folder are left out, with a warning.
 
     Raises:
-        ValueError: The file names no latest checkpoint.
+        ValueError: The file does not name the latest checkpoint.
 
     TF: `tf.train.get_checkpoint_state`.
     """
@@ -147,7 +147,7 @@ def get_checkpoint_state(
         logger.warning("Ignoring %s, which cannot be read: %s", path, error)
         return None
     if not fields.get("model_checkpoint_path"):
-        raise ValueError(f"{path} names no latest checkpoint. Delete it, and save anew.")
+        raise ValueError(f"{path} does not name the latest checkpoint. Delete it, and save again.")
     latest = _paths_inside(folder, fields["model_checkpoint_path"][:1], path)
     if not latest:
         return None

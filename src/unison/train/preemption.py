@@ -240,7 +240,7 @@ class PreemptionCheckpointHandler:
         if is_last:
             self._exit()
         else:
-            logger.info("The training goes on for most of the grace period.")
+            logger.info("Training continues for most of the grace period.")
 
     def _target_alone(self) -> int | None:
         """Returns the target of the only worker: where it is."""

@@ -425,7 +425,7 @@ class _StepsInTurn(Steps):
     def resume(self, positions: Sequence[Position]) -> None:
         if len(positions) != self._workers.num_workers:
             raise ValueError(
-                "Where a function makes each worker's dataset, a pass goes on with as many workers "
+                "Where a function makes each worker's dataset, a pass resumes with as many workers "
                 f"as it began. Expected: {len(positions)}. Received: {self._workers.num_workers}. "
                 "Use experimental_distribute_dataset, or begin a new epoch."
             )

@@ -113,7 +113,8 @@ class CsvColumns(Transformation):
             fields = self._fields.of(record)
         except csv.Error as error:
             raise InvalidArgumentError(
-                message=f"Record {index} of the dataset is no CSV: {error}. Received: {record!r}"
+                message=f"Record {index} of the dataset is not valid CSV: {error}. Received: "
+                f"{record!r}"
             ) from error
         least = 1 + max((column.place for column in self._columns), default=-1)
         expected = least if self._num_fields is None else self._num_fields

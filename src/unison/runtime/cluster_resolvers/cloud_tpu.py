@@ -84,6 +84,6 @@ def _metadata(name: str) -> str:
             return str(answer.read().decode())
     except (OSError, urllib.error.URLError) as error:
         raise RuntimeError(
-            f"This is no machine of a Cloud TPU slice: {' or '.join(_HOSTS)} and {_PLACE} are not "
-            f"set, and there is no answer from {_METADATA} ({error})."
+            f"This machine does not belong to a Cloud TPU slice: {' or '.join(_HOSTS)} and "
+            f"{_PLACE} are not set, and {_METADATA} does not answer ({error})."
         ) from error

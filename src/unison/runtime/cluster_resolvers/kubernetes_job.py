@@ -40,8 +40,8 @@ class KubernetesJobClusterResolver(ClusterResolver):
     def __init__(self, workers: int | None = None, port: int = 8470, override_client: Any = None):
         if not self.is_here():
             raise RuntimeError(
-                f"The environment variable {_INDEX} is not set: this is no pod of an indexed job. "
-                "Set completionMode: Indexed."
+                f"The environment variable {_INDEX} is not set: this pod does not belong to an "
+                "indexed job. Set completionMode: Indexed."
             )
         self.task_type = "worker"
         self.task_id = int(os.environ[_INDEX])

@@ -116,8 +116,8 @@ def _slurm(name: str) -> str:
     variable = f"SLURM_{name}"
     if variable not in os.environ:
         raise RuntimeError(
-            f"The environment variable {variable} is not set: this is no step of a Slurm job. "
-            "Start the program with srun."
+            f"The environment variable {variable} is not set: this process does not belong to a "
+            "Slurm job step. Start the program with srun."
         )
     return os.environ[variable]
 
@@ -131,7 +131,7 @@ def _tasks_of_nodes(given: int | Mapping[str, int] | None) -> dict[str, int]:
     counts = expand_tasks_per_node(_slurm("STEP_TASKS_PER_NODE"))
     if len(counts) != len(nodes):
         raise ValueError(
-            f"SLURM_STEP_TASKS_PER_NODE tells of {len(counts)} nodes, SLURM_STEP_NODELIST of "
+            f"SLURM_STEP_TASKS_PER_NODE lists {len(counts)} nodes, SLURM_STEP_NODELIST of "
             f"{len(nodes)}."
         )
     return dict(zip(nodes, counts, strict=True))

@@ -270,7 +270,8 @@ def _memory(
                     try:
                         socket.send_fds(connection, [b"m"], files)
                     except OSError as error:
-                        raise Broken(f"{team.name(call.caller)} has gone: {error}") from error
+                        member = team.name(call.caller)
+                        raise Broken(f"the connection to {member} is closed: {error}") from error
     else:
         who = team.name(leader)
         with meeting.connect(team.call(own, leader, _MEMORY), address, who) as connection:

@@ -308,7 +308,7 @@ class ElasticGroup:
             self._membership.suspect(about)
         return GroupChanged(
             message=f"The group of workers has changed: {self._membership.interrupted or about}. "
-            "Keras' fit goes on by itself; put a loop of your own into a function that "
+            "Keras' fit continues by itself; put a loop of your own into a function that "
             "unison.elastic.run calls."
         )
 
@@ -797,7 +797,7 @@ class ElasticGroup:
     def _say(self, view: View, seconds: float) -> None:
         if view.own == 0:
             logger.info(
-                "View %d: %d workers go on together after %.2f s",
+                "View %d: %d workers continue after %.2f s",
                 view.number,
                 len(view.members),
                 seconds,

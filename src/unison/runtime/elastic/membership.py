@@ -288,7 +288,7 @@ class Membership:
 
     def _seek(self) -> None:
         """Connects to the register, and exchanges messages until the connection is lost."""
-        why = "it closes the connection, or says nothing"
+        why = "it closed the connection, or sent nothing"
         try:
             stream = connect(
                 split_address(self._address),

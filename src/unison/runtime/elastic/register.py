@@ -290,11 +290,11 @@ class Register:
                 self._obey(guest, message)
                 self._carry_out()
         except (KeyError, TypeError, ValueError) as error:
-            why = f"it has said what no worker says ({type(error).__name__}: {error})"
+            why = f"it has sent an invalid message ({type(error).__name__}: {error})"
             guest.line.is_open = False
         self._attend(guest, why)
 
-    def _attend(self, guest: _Guest, why: str = "it does not read what it is told") -> None:
+    def _attend(self, guest: _Guest, why: str = "it does not read its messages") -> None:
         """Closes a connection that has ended; otherwise updates which events it waits for."""
         if guest not in self._guests:
             return
@@ -385,7 +385,7 @@ class Register:
         )
         slot, software = message["slot"], dict(message["software"])
         if (before := self._workers.get(member.id)) is not None:
-            self._close(before, "it has come anew")
+            self._close(before, "it has connected again")
         guest.id, guest.name = member.id, member.name
         self._workers[member.id] = guest
         self._roster.hello(member, None if slot is None else _number(slot), software)
@@ -421,7 +421,7 @@ class Register:
             try:
                 self._on_event(effect.event)
             except Exception:
-                logger.exception("What was to be told of the event %s failed.", effect.event)
+                logger.exception("The listener for the event %s has failed.", effect.event)
 
     def _tell(self, guest: _Guest, message: Message) -> None:
         guest.line.send(message)

@@ -574,7 +574,7 @@ class Roster:
             return
         for id_, worker in list(self.workers.items()):
             if worker.is_ready and not worker.is_open and id_ not in self.holders:
-                why = "the others have gone on without it, and it cannot join them where it is"
+                why = "the others have continued without it, and it cannot join them at its step"
                 self._refuse(worker, REFUSED, why)
                 del self.workers[id_]
 
@@ -709,7 +709,7 @@ class Roster:
             )
         else:
             why = (
-                f"{self._limits.min_workers} workers are needed to go on, and there "
+                f"{self._limits.min_workers} workers are needed to continue, and there "
                 f"{'is' if len(able) == 1 else 'are'} {_count(able)}"
             )
         self.end(TOO_FEW_WORKERS, f"{why} (after {self._limits.wait:g} s)")

@@ -119,7 +119,7 @@ class Stragglers:
         for worker, late in list(self._reported.items()):
             if counts.get(worker) != late.count:
                 del self._reported[worker]
-                about = f"{self._names[worker]} goes on after {now - late.since:.1f} s"
+                about = f"{self._names[worker]} has resumed after {now - late.since:.1f} s"
                 self._report(worker, False, about)
         for worker, (_, late) in list(self._asked.items()):
             if counts.get(worker) != late.count:
