@@ -91,7 +91,8 @@ def test_an_operand_of_a_program_does_not_change_while_it_lives(ends):
 def test_what_there_is_no_memory_for_is_named_and_the_next_message_comes(ends, monkeypatch):
     monkeypatch.setattr(messages, "memory_left", lambda: (1000, "a limit"))
     array = np.zeros((5_000, 1_000), np.float32)
-    with pytest.raises(NoRoomError, match=r"Out of memory: float32\[5000, 1000\], 20,000,000") as no:
+    words = r"Out of memory: float32\[5000, 1000\], 20,000,000"
+    with pytest.raises(NoRoomError, match=words) as no:
         sent(ends, array, are_kept=True)
     assert no.value.kind == "values"
     assert isinstance(no.value, MemoryError)
