@@ -128,7 +128,7 @@ def of_these_replicas(monkeypatch):
     """Makes the replicas of this process those of a job whose workers may change."""
     gc.collect()  # a commit reads all variables, also those of servers that other tests had
     group = SimpleNamespace(placement=strategy.placement, settle=lambda most: None, is_over=False)
-    group.tell, group.runs = lambda point: None, 0
+    group.tell, group.runs = lambda point, **about: None, 0
     monkeypatch.setattr(unison.elastic, "elastic_group", lambda: group)
 
 
@@ -173,7 +173,7 @@ def test_a_generator_of_keras_that_only_the_others_have_is_made():
 def variables(monkeypatch):
     """Makes variables of a job whose workers may change."""
     group = SimpleNamespace(
-        settle=lambda most: None, tell=lambda point: None, is_over=False, runs=0
+        settle=lambda most: None, tell=lambda point, **about: None, is_over=False, runs=0
     )
     group.placement = ElasticPlacement(jax.devices()[:1], group)
     monkeypatch.setattr(unison.elastic, "elastic_group", lambda: group)
