@@ -15,6 +15,7 @@ import urllib.parse
 import pytest
 
 from connections import LIMIT, ended, until
+from left_over import Since
 from unison.net.acceptor import Acceptor
 from unison.net.connecting import connect
 from unison.net.handshake import server_handshake
@@ -208,13 +209,13 @@ def test_only_the_user_can_enter_the_folder_of_the_service(relays):
 
 
 def test_relays_leave_nothing_when_they_are_closed():
-    before = sorted(os.listdir("/proc/self/fd")), threading.active_count()
+    since = Since()
     with contextlib.closing(Relays()) as relays:
         client, service = relays.connected()
         client.sendall(b"!")
         service.recv(1)
         client.close()
-    until(lambda: (sorted(os.listdir("/proc/self/fd")), threading.active_count()) == before)
+    until(lambda: not since.threads() and not since.descriptors())
     assert list(runtime_folder().iterdir()) == []
 
 

@@ -15,7 +15,6 @@ import re
 import socket
 import stat
 import textwrap
-import threading
 import time
 import types
 import warnings
@@ -27,6 +26,7 @@ import pytest
 
 import unison
 from connections import ended, is_closed, until
+from left_over import Since
 from monitoring_reports import state_of_the_job, state_when, told, watched
 from unison.monitoring import first_worker, page, reporting, running_jobs
 from unison.monitoring import meter as meters
@@ -160,12 +160,12 @@ def test_a_loss_that_is_not_computed_or_deleted_is_not_read(meter):
 def test_a_step_costs_microseconds():
     """No assertion on time: what it must not do is to wait for a device or to send."""
     meter = Meter()
-    before = threading.active_count()
+    since = Since()
     for _ in range(10_000):
         meter._begin()
     assert meter.steps == 10_000
     assert len(meter.marks) < 1000
-    assert threading.active_count() == before
+    assert since.threads() == []
 
 
 def test_what_a_program_reports_itself_is_told(monkeypatch, meter):
@@ -708,25 +708,25 @@ def test_a_page_of_the_web_cannot_ask_under_a_name_of_its_own(collector):
 
 def test_connections_that_ask_for_nothing_are_few_and_keep_nobody_from_looking(collector):
     host, port = collector.address.split(":")
-    before = threading.active_count()
+    since = Since()
     with contextlib.ExitStack() as flood:
         idle = [
             flood.enter_context(socket.create_connection((host, int(port)))) for _ in range(200)
         ]
         assert ask(collector, "/state.json", token=collector.token)[0] == 200
         until(lambda: sum(map(is_closed, idle)) >= 160)
-        assert threading.active_count() == before
+        assert since.threads() == []
 
 
 def test_who_asks_without_the_token_or_does_not_read_gets_no_thread(collector):
     host, port = collector.address.split(":")
-    before = threading.active_count()
+    since = Since()
     with contextlib.ExitStack() as flood:
         for _ in range(20):
             connection = flood.enter_context(socket.create_connection((host, int(port))))
             connection.sendall(b"GET /state.json HTTP/1.1\r\nHost: x\r\n\r\n")
         assert ask(collector, "/state.json", token=collector.token)[0] == 200
-        assert threading.active_count() == before
+        assert since.threads() == []
 
 
 @pytest.mark.parametrize(

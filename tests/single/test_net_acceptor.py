@@ -15,6 +15,7 @@ import time
 import pytest
 
 from connections import CHANNEL, SECRET, ended, is_closed, served, until
+from left_over import Since
 from unison.net.acceptor import AcceptingThread, Acceptor
 from unison.net.connecting import connect
 from unison.net.handshake import server_handshake
@@ -39,10 +40,10 @@ def closed_later(connections):
 
 def test_a_connection_that_says_nothing_has_no_thread():
     with served() as server:
-        before = threading.active_count()
+        since = Since()
         with closed_later(silent(server, 20)):
             until(lambda: server.acceptor.pending == 20)
-            assert threading.active_count() == before
+            assert since.threads() == []
 
 
 def test_one_deadline_holds_for_the_whole_handshake():

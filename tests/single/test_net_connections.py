@@ -13,6 +13,7 @@ import time
 import pytest
 
 from connections import CHANNEL, LIMIT, SECRET, Served, Squatter, ended, served, until
+from left_over import Since
 from unison.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from unison.net import handshake, proof, tls
 from unison.net.certificate import new_key_pair
@@ -429,10 +430,10 @@ def test_connections_that_fail_leave_nothing_open(encryption):
     with served() as server:
         attempts(server)  # what is made once is made by now
         until(lambda: server.acceptor.pending == 0)
-        before = os.listdir("/proc/self/fd"), threading.active_count()
+        since = Since()
         attempts(server)
         until(lambda: server.acceptor.pending == 0)
-        assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+        assert (since.descriptors(), since.threads()) == ([], [])
 
 
 def test_a_server_is_closed_with_those_that_have_proved_nothing():

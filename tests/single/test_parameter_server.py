@@ -5,7 +5,6 @@ import functools
 import gc
 import os
 import socket
-import threading
 import time
 
 import jax
@@ -16,6 +15,7 @@ import pytest
 
 import unison
 from connections import Squatter
+from left_over import Since
 from parameter_server_threads import free_addresses
 from unison.errors import CancelledError, DeadlineExceededError, OutOfRangeError
 from unison.net.connecting import connect
@@ -498,7 +498,7 @@ def test_who_has_another_key_is_refused(monkeypatch):
 def test_a_stranger_that_says_nothing_gets_no_thread_and_keeps_nobody_out():
     (address,) = free_addresses(1)
     host, _, port = address.rpartition(":")
-    before = threading.active_count()
+    since = Since()
     server = Server(ClusterSpec({"ps": [address]}), "ps", 0)
     with contextlib.ExitStack() as ends:
         ends.callback(server.stop)
@@ -507,7 +507,7 @@ def test_a_stranger_that_says_nothing_gets_no_thread_and_keeps_nobody_out():
         connection = messages.connect(address, 20.0, "ps 0", role="pulse")
         ends.callback(connection.close)
         assert connection.ask("ping").kind == "alive"
-        assert threading.active_count() == before + 2  # that accepts, and of this connection
+        assert len(since.threads()) == 2  # that accepts, and of this connection
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
