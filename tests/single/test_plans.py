@@ -29,6 +29,7 @@ from unison.planning import (
     StepPlan,
     UnknownHardwareError,
     Workload,
+    calibration,
     cluster_named,
     collectives_of,
     plan_first_step,
@@ -752,3 +753,19 @@ def test_the_command_says_what_it_expected(tmp_path, options, message, capsys):
     script.write_text("")
     assert main(["plan", *options, str(script)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_sums_that_seem_to_take_no_time_are_as_fast_as_caches_at_most(monkeypatch):
+    """Where others use the cores, a step with a sum may take no longer than one without."""
+    noise = dict.fromkeys((2**14, 2**19, 2**24), 1e-6)
+    rates = {2**22: 2e10, 2**26: 4e9}
+    measured = {"_measure": (1e11, rates, noise), "_measure_sums": noise}
+
+    def launch(function, workers, timeout):
+        return [measured[function.__name__]] * workers
+
+    monkeypatch.setattr(calibration, "launch", launch)
+    found = calibration.calibrate()
+    for link in (found.link, found.shared_link):
+        assert link.rate <= 1.01 * 2e10  # it is fitted to three sums
+        assert link.latency > 0

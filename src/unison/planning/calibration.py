@@ -136,11 +136,12 @@ def calibrate(timeout: float = 300.0) -> Calibration:
         is_measured=True,
         cache_rates=tuple((float(size), rate) for size, rate in rates.items()),
     )
-    link = _fitted([own[2] for own in measured])
+    fastest = max(rates.values())
+    link = _fitted([own[2] for own in measured], fastest)
     shared_link = link
     if (crowd := _TURNS * cores) <= _MOST_PROCESSES:
         sums = launch(_measure_sums, workers=crowd, timeout=end - time.monotonic())
-        shared_link = _fitted(sums, turns=_TURNS)
+        shared_link = _fitted(sums, fastest, turns=_TURNS)
     return Calibration(device, link, cores, shared_link)
 
 
@@ -167,7 +168,7 @@ _UPDATED = tuple(2**power for power in range(18, 23, 2))
 _ARRAYS = 4
 
 
-def _fitted(seconds: Sequence[dict[int, float]], turns: float = 1.0) -> Link:
+def _fitted(seconds: Sequence[dict[int, float]], fastest: float, turns: float = 1.0) -> Link:
     """Returns the latency and the rate that explain what sums took, by their bytes.
 
     Of n processes a ring sends 2 (n - 1) messages, and 2 (n - 1) / n of the bytes. Relative
@@ -175,6 +176,8 @@ def _fitted(seconds: Sequence[dict[int, float]], turns: float = 1.0) -> Link:
 
     Args:
         seconds: What each process measured.
+        fastest: The bytes per second of caches. No sum is faster: where one seems to be, others
+            used the cores meanwhile.
         turns: How many of them share a core.
     """
     count = len(seconds)
@@ -182,6 +185,7 @@ def _fitted(seconds: Sequence[dict[int, float]], turns: float = 1.0) -> Link:
     taken = np.array([max(own[size] for own in seconds) for size in seconds[0]])
     messages = np.full(len(sizes), 2.0 * (count - 1) * turns)
     sent = 2 * (count - 1) / count * turns * sizes
+    taken = np.maximum(taken, sent / fastest)
     terms = np.stack([messages, sent], axis=1) / taken[:, None]
     (latency, seconds_a_byte), *_ = np.linalg.lstsq(terms, np.ones(len(sizes)))
     if min(latency, seconds_a_byte) <= 0:  # too noisy to tell the two apart
