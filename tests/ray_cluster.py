@@ -75,7 +75,7 @@ def run(address, *arguments: object) -> subprocess.CompletedProcess:
         command(address, *arguments),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
         env={**os.environ, "UNISON_OF_THE_TEST": "yes"},
     )

@@ -37,7 +37,7 @@ from unison.errors import UnavailableError
 from unison.runtime.launching import Program, launch, ray_nodes
 from unison.runtime.launching.ray_nodes import WorkerActor
 
-pytestmark = [with_ray, pytest.mark.timeout(240)]
+pytestmark = [with_ray, pytest.mark.timeout(360)]
 
 TRAINING = """
 import json, os, sys
@@ -78,7 +78,7 @@ def test_the_workers_of_a_job_get_a_key_of_their_own(address, monkeypatch):
 
         return os.environ["UNISON_KEY"]
 
-    first, second = launch(own_key, address=address.address, timeout=100)
+    first, second = launch(own_key, address=address.address, timeout=200)
     assert first == second
     assert len(bytes.fromhex(first)) == 32
 
@@ -126,7 +126,7 @@ def test_workers_of_all_nodes_are_watched_from_here(address, tmp_path, monkeypat
         text=True,
     )
     try:
-        state = state_when(functools.partial(all_run, 2), process, seconds=100)
+        state = state_when(functools.partial(all_run, 2), process, seconds=200)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     finally:
@@ -164,7 +164,7 @@ def test_launch_gives_what_every_worker_returned(address):
 
     environment = {"EXTRA": "e"}
     results = launch(
-        where, args=(10,), environment=environment, timeout=100, address=address.address
+        where, args=(10,), environment=environment, timeout=200, address=address.address
     )
     assert results == [(0, "e"), (10, "e")]
 
@@ -233,7 +233,7 @@ def elastic_job(address, folder: Path, *options: str):
         text=True,
         env={**os.environ, "TMPDIR": str(folder)},  # what a killed one leaves
     )
-    watchdog = threading.Timer(120, process.kill)
+    watchdog = threading.Timer(200, process.kill)
     watchdog.start()
     said = []
 

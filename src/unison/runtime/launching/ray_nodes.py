@@ -27,11 +27,12 @@ from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Wor
 
 Result = TypeVar("Result")
 
-#: Timeouts in seconds for a connection, for the start of Ray's driver, and for resources and
-#: actors.
+#: Timeouts in seconds for a connection, for the start of Ray's driver, for resources, and for
+#: actors: their nodes fetch the folder, start Python and import Unison.
 _SECONDS_TO_CONNECT = 5.0
 _SECONDS_TO_JOIN = 30.0
 _SECONDS_FOR_ROOM = 60.0
+_SECONDS_TO_START = 180.0
 
 #: Seconds for which an actor waits for output to report, and the timeout of its replies.
 _TELL_EVERY = 1.0
@@ -148,7 +149,7 @@ class RayNodes:
             self._actors = _placed_actors(ray, room, nodes, undoing)
             try:
                 addresses = ray.get(
-                    [actor.address.remote() for actor in self._actors], timeout=_SECONDS_FOR_ROOM
+                    [actor.address.remote() for actor in self._actors], timeout=_SECONDS_TO_START
                 )
             except ray.exceptions.RayError as error:
                 raise UnavailableError(
