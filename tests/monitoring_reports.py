@@ -51,7 +51,7 @@ def state_of_the_job():
         return json.loads(connection.getresponse().read())
 
 
-def state_when(is_so, process, seconds=60):
+def state_when(is_so, process, seconds=120):
     """The same as soon as `is_so` of it; `process` runs the job."""
     last = time.monotonic() + seconds
     state = None

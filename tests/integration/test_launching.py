@@ -52,7 +52,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: object, timeout: float = 60) -> subprocess.CompletedProcess:
+def run(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess:
     """`unison run` in a warm process; the workers that it starts are fresh ones."""
     return run_program(UNISON, "run", *arguments, timeout=timeout, imported=("jax", "unison"))
 
@@ -127,7 +127,7 @@ def test_a_worker_has_gpus_of_its_own_and_keras_runs_on_jax(tmp_path):
         [sys.executable, "-m", "unison", "run", "-n", "2", str(program)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env=environment,
     )
@@ -268,7 +268,7 @@ def test_children_of_workers_end_with_them(program):
 def test_ctrl_c_reaches_the_workers(program):
     process = started(program, "wait")
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGINT
     assert output == ""
     assert errors == "unison run: interrupted (SIGINT); the 2 workers were ended\n"
@@ -286,7 +286,7 @@ def test_ctrl_c_reaches_workers_of_a_process_that_passes_over_it(program):
             while not lines and time.monotonic() < last:
                 time.sleep(0.05)
             job.signal(signal.SIGINT)
-            job.wait(timeout=30)
+            job.wait(timeout=90)
     finally:
         signal.signal(signal.SIGINT, before)
     assert lines[-1] == "KeyboardInterrupt"
@@ -298,7 +298,7 @@ def test_the_second_ctrl_c_kills_workers_that_do_not_listen(program):
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGINT
     assert not processes_of(program)
 
@@ -307,8 +307,8 @@ def test_the_second_ctrl_c_kills_workers_that_do_not_listen(program):
 def test_the_workers_end_with_the_command(program, number):
     process = started(program, "wait")
     process.send_signal(number)
-    process.communicate(timeout=30)
-    assert ends_within(program, 10)
+    process.communicate(timeout=90)
+    assert ends_within(program, 30)
 
 
 def test_a_bound_ends_workers_that_take_longer(program):
@@ -347,7 +347,7 @@ def test_launch_gives_what_every_worker_returned():
         return scale * task, os.environ["EXTRA"], os.environ["UNISON_CPU_DEVICES"]
 
     results = launch(
-        where, 3, args=(10,), devices_per_worker=2, environment={"EXTRA": "e"}, timeout=60
+        where, 3, args=(10,), devices_per_worker=2, environment={"EXTRA": "e"}, timeout=120
     )
     assert results == [(0, "e", "2"), (10, "e", "2"), (20, "e", "2")]
 
@@ -360,7 +360,7 @@ def test_launch_raises_what_the_first_worker_raised():
 
     lines = []
     with pytest.raises(WorkerError, match=r"(?s)worker 1 failed.*ValueError: not me") as caught:
-        launch(fail, timeout=60, on_line=lambda worker, line: lines.append((worker, line)))
+        launch(fail, timeout=120, on_line=lambda worker, line: lines.append((worker, line)))
     assert (caught.value.worker, caught.value.exit_code) == (1, 1)
     assert (1, "ValueError: not me") in lines
 
@@ -373,7 +373,7 @@ def test_an_error_is_shown_with_the_one_that_it_came_of():
             raise RuntimeError("outer") from error
 
     with pytest.raises(WorkerError, match=r"(?s)ValueError: inner.*RuntimeError: outer"):
-        launch(fail, workers=1, timeout=60, on_line=lambda *line: None)
+        launch(fail, workers=1, timeout=120, on_line=lambda *line: None)
 
 
 def test_launch_has_a_bound():
@@ -384,7 +384,7 @@ def test_launch_has_a_bound():
 @pytest.mark.parametrize("ends", [lambda: sys.exit(0), lambda: os._exit(0)])
 def test_a_worker_that_ends_without_returning_is_named(ends):
     with pytest.raises(WorkerError, match="worker 0 ended without returning") as caught:
-        launch(ends, workers=1, timeout=60, on_line=lambda *line: None)
+        launch(ends, workers=1, timeout=120, on_line=lambda *line: None)
     assert (caught.value.worker, caught.value.exit_code) == (0, 0)
 
 
@@ -396,7 +396,7 @@ def test_what_cannot_be_sent_is_named():
 
 def test_what_cannot_be_sent_back_is_named():
     with pytest.raises(WorkerError, match=r"cannot be pickled.*Return numbers"):
-        launch(threading.Lock, workers=1, timeout=60, on_line=lambda *line: None)
+        launch(threading.Lock, workers=1, timeout=120, on_line=lambda *line: None)
 
 
 def test_a_program_that_cannot_start_leaves_no_worker(tmp_path):

@@ -31,7 +31,7 @@ from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver
 
 KEY = "ef" * 32
-SECONDS = 60
+SECONDS = 120
 MEBIBYTE = 1 << 20
 
 #: A process of a cluster; the argument is how much more a server may allocate. Its standard output

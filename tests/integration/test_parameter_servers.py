@@ -29,7 +29,7 @@ from unison.runtime.cluster_resolvers import SimpleClusterResolver
 from warm_processes import start_program
 
 KEY = "cd" * 32
-SECONDS = 60
+SECONDS = 120
 
 
 #: What `python -m unison.parameter_server` runs.

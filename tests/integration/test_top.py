@@ -21,7 +21,7 @@ from subprocess_program import environment_of_program, kill_group
 from unison.monitoring.collector import Collector
 from unison.monitoring.running_jobs import running_jobs
 
-SECONDS = 60
+SECONDS = 120
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -87,7 +87,7 @@ def test_a_worker_that_raises_ends_the_job_at_once():
 
     # JAX would wait for five minutes.
     with pytest.raises(WorkerError, match=r"(?s)worker 1 failed.*one is unwell"):
-        launch(fail, workers=2, timeout=60, on_line=lambda *line: None)
+        launch(fail, workers=2, timeout=120, on_line=lambda *line: None)
 
 
 def test_components_of_several_dtypes_are_refused_on_all_workers():
