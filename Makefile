@@ -61,7 +61,7 @@ endef
 
 # Which tests are slow was recorded by `make durations`, in tests/durations.txt.
 test: lint
-	$(call TEST_AND_CHECK_TYPES,-m "not soak and (canary or not slow)")
+	$(call TEST_AND_CHECK_TYPES,-m "not soak and (smoke or not slow)")
 
 check: lint
 	$(call TEST_AND_CHECK_TYPES)

@@ -2,7 +2,7 @@
 
 `durations.txt` has the seconds of each test function that takes more than `LIMIT`, the mean over
 its parameters: `make test` leaves these out, and `make check` runs them. A test that is marked
-`canary` always runs.
+`smoke` always runs.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_the_demo_learns_scikit_learns_digits_on_two_replicas():
     assert number_in(finished.stdout, "test accuracy") > 90
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_the_demo_gives_the_weights_of_one_device_on_uneven_batches(run_command, save_images):
     arguments = ("--data", save_images(), "--epochs", 1, "--batch", 50, "--replicas", 3)
     status, printed, _ = run_command("demo", *arguments)

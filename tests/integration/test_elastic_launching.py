@@ -40,7 +40,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     assert still_run or left == []
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_workers_are_lost_and_join_and_the_job_goes_on(command, tmp_path):
     job = tmp_path / "job"
     first = command("--min-workers", 1, "--max-workers", 3, "-n", 2, "--folder", job)

@@ -98,7 +98,7 @@ wait $first
 """
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_the_script_for_slurm_trains_there(program, bin_folder):
     add_program(bin_folder, "srun", SRUN)
     script = printed("slurm", "--devices-per-worker", 1, program)

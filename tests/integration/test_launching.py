@@ -340,7 +340,7 @@ def test_bad_arguments_end_in_one_line(arguments, said, capsys):
     assert said in line
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_launch_gives_what_every_worker_returned():
     def where(scale):
         task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

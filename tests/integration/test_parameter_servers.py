@@ -144,7 +144,7 @@ def counters(strategy):
     return first, second, add
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_calls_of_killed_workers_count_once(start):
     cluster, strategy, coordinator = start(2, 2)
     first, second, add = counters(strategy)
@@ -384,7 +384,7 @@ def run(folder, workers, servers, *arguments):
     )
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_unison_run_starts_workers_and_servers(tmp_path):
     finished = run(tmp_path, 2, 2)
     assert finished.returncode == 0, finished.stderr

@@ -46,7 +46,7 @@ def numbers_after(words: str, printed: str) -> list[float]:
     return [float(number) for number in found]
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_the_guide():
     printed = printed_by("guide")
     assert "replicas: 2" in printed

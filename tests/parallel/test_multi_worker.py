@@ -61,7 +61,7 @@ def _arrays(value):
     return [np.array(part) for part in value]
 
 
-@pytest.mark.canary
+@pytest.mark.smoke
 def test_a_custom_loop_trains_as_in_one_process():
     alone = expected("custom_loop", 2)
     for result in results_of("custom_loop", 2, 1):
