@@ -6,6 +6,7 @@ import pathlib
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 from subprocess_program import FEW_OPTIMIZATIONS, PYTHON_PATH, run_program
@@ -39,6 +40,42 @@ def handler():
     yield raising
     for number, previous in zip(signals, before, strict=True):
         signal.signal(number, previous)
+
+
+class Arriving:
+    """A metric's value for which the program waits when a signal arrives."""
+
+    def __array__(self, dtype=None, copy=None):
+        signal.raise_signal(signal.SIGUSR1)
+        return np.zeros((), dtype)
+
+    __float__ = __array__
+
+
+@pytest.mark.parametrize("loop", ["fit", "evaluate"])
+def test_a_signal_is_not_lost_where_an_epochs_metrics_are_waited_for(handler, loop):
+    """Keras waits inside a bare `except`."""
+    import keras
+
+    import unison
+
+    class Model(keras.Sequential):
+        is_at_the_end = False
+
+        def get_metrics_result(self):
+            return {"loss": Arriving()} if self.is_at_the_end else super().get_metrics_result()
+
+    class End(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.is_at_the_end = True
+
+        on_test_batch_end = on_train_batch_end
+
+    with unison.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = Model([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(AlarmError):
+        getattr(model, loop)(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[End()])
 
 
 def test_a_handler_runs_at_the_end(handler):

@@ -155,6 +155,7 @@ class ReplicaTrainer:
             reset_metrics=without_signals(model.reset_metrics),
             set_weights=without_signals(model.set_weights),
             _aggregate_additional_loss=aggregating_scaled(model._aggregate_additional_loss),
+            _get_metrics_result_or_logs=_on_the_host(model._get_metrics_result_or_logs),
             _symbolic_build=functools.partial(self._build, model._symbolic_build),
             _get_jax_state=self._take_state,
             _unison_trainer=self,
@@ -542,6 +543,19 @@ def trains_alone(model: keras.Model) -> bool:
         ReplicaTrainer(model, default_strategy())
         return True
     return False
+
+
+def _on_the_host(metrics_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that waits for the metrics and copies them to the host.
+
+    Keras itself waits for them inside a bare `except`, where Ctrl-C would be ignored.
+    """
+
+    @functools.wraps(metrics_of)
+    def on_the_host(logs: Any) -> Any:
+        return jax.device_get(metrics_of(logs))
+
+    return on_the_host
 
 
 def _first_batch_of(iterator: Any) -> Any:
