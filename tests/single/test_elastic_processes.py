@@ -10,7 +10,6 @@ import pytest
 
 from unison.errors import UnavailableError
 from unison.runtime.launching import ElasticJob, Guard, ProcessWorker, Program, Restarts
-from unison.runtime.launching.restarts import GivenUpError
 
 
 class Group:
@@ -432,18 +431,19 @@ time.sleep(600)
 
 def test_pauses_double_and_have_a_bound():
     restarts = Restarts(100)
-    pauses = [restarts.pause(0, lived=20.0, has_joined=False) for _ in range(8)]
+
+    def pause(lived, has_joined):
+        return restarts.lost(0, "SIGKILL", lived, has_joined)["again_in"]
+
+    pauses = [pause(20.0, False) for _ in range(8)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert restarts.pause(0, lived=1.0, has_joined=True) == 0.0
-    assert restarts.pause(0, lived=20.0, has_joined=False) == 0.5
+    assert pause(1.0, True) == 0.0
+    assert pause(20.0, False) == 0.5
 
 
 def test_workers_are_given_up_one_by_one():
     restarts = Restarts(100)
-    for _ in range(2):
-        restarts.pause(0, lived=1.0, has_joined=False)
-        restarts.pause(1, lived=1.0, has_joined=False)
-    restarts.pause(1, lived=1.0, has_joined=True)
-    restarts.pause(1, lived=1.0, has_joined=False)
-    with pytest.raises(GivenUpError, match="before it had joined"):
-        restarts.pause(0, lived=1.0, has_joined=False)
+    ends = [(0, False), (1, False), (0, False), (1, False), (1, True), (1, False), (0, False)]
+    *others, last = [restarts.lost(worker, "", 1.0, has_joined) for worker, has_joined in ends]
+    assert not any("given_up" in event for event in others)
+    assert "before it had joined" in last["given_up"]

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restarts",
         type=int,
         metavar="R",
-        help=f"how often, in the whole job, a lost worker is started again (default: {_RESTARTS})",
+        help="how often, in the whole job, a lost worker is started again, also with --ps "
+        f"(default: {_RESTARTS})",
     )
     group.add_argument(
         "--restarts-on-error",
@@ -105,6 +106,10 @@ def check(options: argparse.Namespace) -> None:
     """
     if not is_elastic(options):
         _refuse(options, "is for elastic jobs. Give --min-workers, or leave it out", *_OF_ELASTIC)
+        if options.ps is None and options.ps_at is None:
+            why = "is for elastic jobs and parameter servers. Give --min-workers or --ps"
+            _refuse(options, why, "restarts")
+        _check_numbers(options)
         return
     _refuse(
         options,
@@ -112,12 +117,7 @@ def check(options: argparse.Namespace) -> None:
         "machine, and more workers on others with --join",
         "env",
     )
-    for name, least in (("restarts", 0), ("heartbeat_timeout", 0.5), ("wait", 0), ("grace", 0)):
-        given = getattr(options, name)
-        if given is not None and not given >= least:
-            raise CommandError(f"Expected at least {least} for {_option(name)}. Received: {given}")
-        if given == math.inf:
-            raise CommandError(f"Expected a number with an end for {_option(name)}. Received: inf")
+    _check_numbers(options)
     if options.join is not None:
         first = ("min_workers", "max_workers", "folder", "listen", "address")
         _refuse(options, "is for the command that starts the job: leave it out with --join", *first)
@@ -147,7 +147,6 @@ def check(options: argparse.Namespace) -> None:
 
 #: The options that require an elastic job.
 _OF_ELASTIC = (
-    "restarts",
     "restarts_on_error",
     "heartbeat_timeout",
     "wait",
@@ -155,6 +154,15 @@ _OF_ELASTIC = (
     "folder",
     "listen",
 )
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name, least in (("restarts", 0), ("heartbeat_timeout", 0.5), ("wait", 0), ("grace", 0)):
+        given = getattr(options, name)
+        if given is not None and not given >= least:
+            raise CommandError(f"Expected at least {least} for {_option(name)}. Received: {given}")
+        if given == math.inf:
+            raise CommandError(f"Expected a number with an end for {_option(name)}. Received: inf")
 
 
 def _option(name: str) -> str:

@@ -9,6 +9,21 @@ from typing import Any
 from unison.runtime.elastic.protocol import DONE, REGISTER_LOST
 
 
+def lost_task(name: str, event: Mapping[str, Any], restarts: int) -> str:
+    """Returns the message about a lost task of a job.
+
+    Args:
+        name: The task's name.
+        event: The event; see `Restarts.lost`.
+        restarts: The maximum number of restarts.
+    """
+    lost = f"{name} was lost ({event['why']})"
+    if "given_up" in event:
+        return f"{lost}; it is not started again: {event['given_up']}"
+    after = f" in {event['again_in']:g} s" if event["again_in"] else ""
+    return f"{lost}; it is started again{after} ({event['restart']} of {restarts})"
+
+
 class Story:
     """Turns events of a job's register and processes into lines.
 
@@ -45,11 +60,7 @@ class Story:
         return f"worker {event['worker']} is started"
 
     def _process_lost(self, event: Mapping[str, Any]) -> str:
-        lost = f"worker {event['worker']} was lost ({event['why']})"
-        if "given_up" in event:
-            return f"{lost}; it is not started again: {event['given_up']}"
-        after = f" in {event['again_in']:g} s" if event["again_in"] else ""
-        return f"{lost}; it is started again{after} ({event['restart']} of {self._restarts})"
+        return lost_task(f"worker {event['worker']}", event, self._restarts)
 
     def _process_ended(self, event: Mapping[str, Any]) -> str:
         code = f" with exit code {event['code']}" if event["code"] else ""

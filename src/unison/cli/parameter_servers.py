@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.text import Text
 
 from unison.cli import elastic_options, top
+from unison.cli.elastic_story import lost_task
 from unison.cli.errors import CommandError
 from unison.cli.interrupted_output import InterruptedOutput
 from unison.cli.programs import program_of
@@ -20,7 +22,7 @@ from unison.net.addresses import LOOPBACK, split_address
 from unison.net.secret import key, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.devices import available_cores
-from unison.runtime.launching import ProcessWorker, Program, RayNodes, Room, Start
+from unison.runtime.launching import ProcessWorker, Program, RayNodes, Restarts, Room, Start
 from unison.runtime.launching.environments import cluster_on_this_machine
 from unison.runtime.launching.server_jobs import (
     SERVING,
@@ -90,7 +92,7 @@ def check(options: argparse.Namespace) -> None:
     if elastic_options.is_elastic(options):
         raise CommandError(
             "--min-workers, --max-workers and --join are for jobs without parameter servers: with "
-            "these, lost workers are started again anyway. Leave them out."
+            "these, lost workers are started again anyway (--restarts). Leave them out."
         )
 
 
@@ -171,13 +173,20 @@ def _run(
         programs.append(Program(arguments, environment))
     terminal = _TerminalWithTasks(options.no_color, tasks)
     output = InterruptedOutput(terminal.show)
+    restarts = elastic_options.restarts(options)
+
+    def hear(event: Mapping[str, Any]) -> None:
+        lost = lost_task(str(tasks[event["worker"]]), event, restarts)
+        terminal.say(f"unison run: {lost}")
+
     job = ParameterServerJob(
         monitored.programs(programs),
         tasks,
         output,
         start,
+        Restarts(restarts),
         restarts_servers=checkpoints is not None,
-        say=lambda line: terminal.say(f"unison run: {line}"),
+        on_event=hear,
     )
     interrupts: list[int] = []
     with job, _interrupting(job, interrupts, output):

@@ -8,24 +8,25 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Sequence
+from typing import Protocol, Self
 
 from unison.errors import UnavailableError
 from unison.runtime.elastic.protocol import DONE, REGISTER_LOST, TOO_FEW_WORKERS
 from unison.runtime.launching.ends import End, end_of
 from unison.runtime.launching.jobs import Failure
-from unison.runtime.launching.restarts import GivenUpError, Restarts
-from unison.runtime.launching.workers import OnLine, Program, Start, Worker
+from unison.runtime.launching.restarts import Restarts
+from unison.runtime.launching.workers import (
+    POLL_INTERVAL,
+    OnEvent,
+    OnLine,
+    Program,
+    Start,
+    Worker,
+)
 
 #: The exit code of a job that has timed out.
 TIMEOUT_EXIT_CODE = 124
-
-#: Called with each event: `event` is its type, `worker` the worker's index.
-OnEvent = Callable[[Mapping[str, Any]], None]
-
-#: Seconds between two polls of the workers.
-_LOOK_EVERY = 0.05
 
 
 class Group(Protocol):
@@ -224,9 +225,9 @@ class ElasticJob:
 
     def _wait_a_moment(self) -> None:
         if self._outcome is not None:
-            time.sleep(_LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
             return
-        self._outcome = self._group.wait(_LOOK_EVERY)
+        self._outcome = self._group.wait(POLL_INTERVAL)
         if self._outcome is not None:
             self._call_off_those_to_come()
 
@@ -292,15 +293,12 @@ class ElasticJob:
     def _start_again(
         self, place: _Place, failure: Failure, lived: float, because: str = ""
     ) -> None:
-        told = {"event": "process lost", "worker": place.index, "why": failure.how + because}
-        try:
-            pause = self._restarts.pause(place.index, lived, place.has_joined)
-        except GivenUpError as error:
+        event = self._restarts.lost(place.index, failure.how + because, lived, place.has_joined)
+        if "given_up" in event:
             self._last_given_up = failure
-            self._on_event({**told, "given_up": str(error)})
         else:
-            place.starts_at = time.monotonic() + pause
-            self._on_event({**told, "again_in": pause, "restart": self._restarts.used})
+            place.starts_at = time.monotonic() + event["again_in"]
+        self._on_event(event)
 
     def _call_off_those_to_come(self) -> None:
         """Cancels pending starts, and terminates the workers that are not in the group."""
@@ -322,7 +320,7 @@ class ElasticJob:
             self._group.end(why)
         last = time.monotonic() + self._grace
         while self.running and self._stops < 2 and time.monotonic() < last:
-            time.sleep(_LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
             self._look()
         self._kill()
 

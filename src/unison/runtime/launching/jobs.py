@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start, Worker
-
-#: Seconds between two polls of the workers.
-_LOOK_EVERY = 0.05
+from unison.runtime.launching.workers import (
+    POLL_INTERVAL,
+    OnLine,
+    ProcessWorker,
+    Program,
+    Start,
+    Worker,
+)
 
 #: Seconds to wait for the failure of another worker that a failed worker has reported: errors may
 #: be reported before the process that caused them has ended.
@@ -142,7 +146,7 @@ class Job:
                     f"Expected {len(self._workers)} workers to end within {timeout:g} s. Still "
                     f"running: {waiting}. They have been ended."
                 )
-            time.sleep(_LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         failed = self._culprit()
         self.end()
         if failed is not None:
@@ -164,7 +168,7 @@ class Job:
             self.signal(signal.SIGTERM)
             last = time.monotonic() + self._grace
             while self.running and time.monotonic() < last:
-                time.sleep(_LOOK_EVERY)
+                time.sleep(POLL_INTERVAL)
         # A worker's children may outlive it, for example if it was killed.
         self.signal(signal.SIGKILL)
         for worker in self._workers:

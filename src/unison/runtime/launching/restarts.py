@@ -1,8 +1,9 @@
-"""The restart policy for lost workers of an elastic job."""
+"""The restart policy for the lost workers of a job."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 #: A worker that ends within this time, this many times in a row, before joining, is given up.
 _SOON = 10.0
@@ -13,10 +14,6 @@ _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
 
-class GivenUpError(Exception):
-    """A worker is not restarted; the message states why."""
-
-
 @dataclasses.dataclass
 class Restarts:
     """The restarts of a job's workers.
@@ -25,13 +22,13 @@ class Restarts:
         at_most: The maximum number of restarts in the whole job.
 
     Examples:
-        >>> restarts = Restarts(at_most=10)
-        >>> restarts.pause(worker=0, lived=60.0, has_joined=True)
-        0.0
-        >>> [restarts.pause(worker=0, lived=20.0, has_joined=False) for _ in range(3)]
-        [0.5, 1.0, 2.0]
-        >>> restarts.used
-        4
+        >>> restarts = Restarts(at_most=2)
+        >>> restarts.lost(worker=1, why="SIGKILL", lived=60.0, has_joined=True)
+        {'event': 'process lost', 'worker': 1, 'why': 'SIGKILL', 'again_in': 0.0, 'restart': 1}
+        >>> [restarts.lost(0, "SIGTERM", lived=60.0, has_joined=False)["again_in"]]
+        [0.5]
+        >>> restarts.lost(0, "SIGTERM", lived=60.0, has_joined=False)["given_up"]
+        'all 2 restarts are used (--restarts)'
     """
 
     at_most: int
@@ -43,25 +40,28 @@ class Restarts:
         self._in_vain: dict[int, int] = {}
         self._soon: dict[int, int] = {}
 
-    def pause(self, worker: int, lived: float, has_joined: bool) -> float:
-        """Counts a restart, and returns the seconds to wait before it.
+    def lost(self, worker: int, why: str, lived: float, has_joined: bool) -> dict[str, Any]:
+        """Counts a restart, and returns the event of the loss.
 
         Args:
             worker: The worker that was lost.
+            why: How its process ended.
             lived: Seconds for which it ran.
             has_joined: Whether it had joined the job.
 
-        Raises:
-            GivenUpError: It is not to be restarted.
+        Returns:
+            The event: with the seconds until the worker is restarted as `again_in`, and the
+            number of the restart; or, if it is not restarted, with the reason as `given_up`.
         """
+        event = {"event": "process lost", "worker": worker, "why": why}
         in_vain = 0 if has_joined else self._in_vain.get(worker, 0) + 1
         soon = 0 if has_joined or lived > _SOON else self._soon.get(worker, 0) + 1
         self._in_vain[worker], self._soon[worker] = in_vain, soon
         if soon >= _SOON_IN_A_ROW:
-            raise GivenUpError(
-                f"it ended {soon} times in a row within {_SOON:g} s, before it had joined"
-            )
+            reason = f"it ended {soon} times in a row within {_SOON:g} s, before it had joined"
+            return {**event, "given_up": reason}
         if self.used >= self.at_most:
-            raise GivenUpError(f"all {self.at_most} restarts are used (--restarts)")
+            return {**event, "given_up": f"all {self.at_most} restarts are used (--restarts)"}
         self.used += 1
-        return min(_FIRST_PAUSE * 2 ** (in_vain - 1), _LONGEST_PAUSE) if in_vain else 0.0
+        pause = min(_FIRST_PAUSE * 2 ** (in_vain - 1), _LONGEST_PAUSE) if in_vain else 0.0
+        return {**event, "again_in": pause, "restart": self.used}

@@ -7,19 +7,29 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Self
 
 from unison.net.secret import KEY_VARIABLE
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import THREAD_VARIABLES
 from unison.runtime.launching.jobs import Failure, Job
-from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start, Worker
+from unison.runtime.launching.restarts import Restarts
+from unison.runtime.launching.workers import (
+    POLL_INTERVAL,
+    OnEvent,
+    OnLine,
+    ProcessWorker,
+    Program,
+    Start,
+    Worker,
+)
 
 #: The module that a worker or server runs.
 SERVING = "unison.parameter_server"
 
-#: Seconds between two polls of the processes.
-_LOOK_EVERY = 0.05
+#: A task that has run for this many seconds counts as one that has joined the job.
+_SECONDS_TO_JOIN = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +98,9 @@ class ParameterServerJob(Job):
         tasks: The tasks; the first is the chief.
         on_line: Called for every line that a task prints, in threads.
         start: Starts a task.
-        restarts: The maximum number of restarts in the whole job.
+        restarts: Decides whether a task is restarted. Default: up to 10 times in the whole job.
         restarts_servers: Whether servers are restarted.
-        say: Called with a message about each event.
+        on_event: Called with an event for each lost task; `worker` is its place in `tasks`.
     """
 
     def __init__(
@@ -99,15 +109,23 @@ class ParameterServerJob(Job):
         tasks: Sequence[Task],
         on_line: OnLine,
         start: Start = ProcessWorker,
-        restarts: int = 10,
+        restarts: Restarts | None = None,
         restarts_servers: bool = False,
-        say: Callable[[str], None] = print,
+        on_event: OnEvent = lambda event: None,
     ):
         super().__init__(programs, on_line, start=start)
         self._tasks = tasks
-        self._restarts = restarts
+        self._restarts = Restarts(at_most=10) if restarts is None else restarts
         self._restarts_servers = restarts_servers
-        self._say = say
+        self._on_event = on_event
+        self._started_at = [0.0] * len(tasks)
+        #: When each task that has ended is restarted; None if it is not.
+        self._starts_at: dict[int, float | None] = {}
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._started_at = [time.monotonic()] * len(self._tasks)
+        return self
 
     def wait(self, timeout: float | None = None) -> Failure | None:
         """Waits until the chief is done; then terminates the others.
@@ -124,10 +142,8 @@ class ParameterServerJob(Job):
             if last is not None and time.monotonic() > last:
                 self.end()
                 raise TimeoutError(f"Expected the job to end within {timeout:g} s. It was ended.")
-            for place, worker in enumerate(self._workers):
-                if place and worker.exit_code is not None:
-                    self._bring_back(place, worker)
-            time.sleep(_LOOK_EVERY)
+            self._restart_lost_tasks()
+            time.sleep(POLL_INTERVAL)
         self.end()
         if chief.exit_code:
             self.failure = Failure(0, chief.exit_code, chief.last_lines())
@@ -137,17 +153,37 @@ class ParameterServerJob(Job):
         """Sends Ctrl-C to the chief: it may still save variables, so servers keep running."""
         self._workers[0].signal(signal.SIGINT)
 
-    def _bring_back(self, place: int, worker: Worker) -> None:
-        task = self._tasks[place]
-        may_return = self._restarts > 0 and (task.job != "ps" or self._restarts_servers)
-        if worker.exit_code == 0 or worker.ended_at < 0 or not may_return:
-            return
-        self._restarts -= 1
+    def _restart_lost_tasks(self) -> None:
+        """Decides about the tasks that have ended, and starts those that are due."""
+        for place, worker in enumerate(self._workers[1:], 1):
+            if worker.exit_code is None:
+                continue
+            if place not in self._starts_at:
+                self._starts_at[place] = self._restart_time(place, worker)
+            starts_at = self._starts_at[place]
+            if starts_at is not None and time.monotonic() >= starts_at:
+                self._restart(place, worker)
+
+    def _restart_time(self, place: int, worker: Worker) -> float | None:
+        """Returns when a task that has ended is restarted; None if it is not."""
+        is_kept_down = self._tasks[place].job == "ps" and not self._restarts_servers
+        if worker.exit_code == 0 or is_kept_down:
+            return None
         how = Failure(place, worker.exit_code or 0, ()).how
-        self._say(f"{task} has ended ({how}); it is started again")
+        return self._after_loss(place, how, worker.ended_at - self._started_at[place])
+
+    def _after_loss(self, place: int, how: str, lived: float) -> float | None:
+        event = self._restarts.lost(place, how, lived, has_joined=lived > _SECONDS_TO_JOIN)
+        self._on_event(event)
+        return None if "given_up" in event else time.monotonic() + event["again_in"]
+
+    def _restart(self, place: int, worker: Worker) -> None:
+        worker.signal(signal.SIGKILL)  # its children
         worker.close()
+        self._started_at[place] = time.monotonic()
         try:
             self._workers[place] = self._start(place, self._programs[place], self._on_line)
         except Exception as error:  # Ray raises many types: its node may be lost
-            self._say(f"{task} cannot be started again: {error}")
-            worker.ended_at = -1.0
+            self._starts_at[place] = self._after_loss(place, str(error), lived=0.0)
+        else:
+            del self._starts_at[place]

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from unison.runtime.launching.guards import Guard, ending_with_this_process
 from unison.runtime.launching.output import printed_lines
@@ -26,6 +27,9 @@ from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 #: Called with a worker's index and a line that it has printed, without the line terminator.
 OnLine = Callable[[int, str], None]
 
+#: Called with each event of a job's processes: `event` is its type, `worker` the worker's index.
+OnEvent = Callable[[Mapping[str, Any]], None]
+
 #: Called with a report of a worker, a line of JSON, and with the seconds by which the clock of its
 #: machine is ahead of the local one.
 OnReport = Callable[[bytes, float], None]
@@ -33,6 +37,9 @@ OnReport = Callable[[bytes, float], None]
 #: The variable with the pipe to which a worker may write such lines: the file descriptor and its
 #: inode, which identifies the pipe.
 REPORTS_VARIABLE = "UNISON_REPORTS"
+
+#: Seconds between two polls of a job's workers.
+POLL_INTERVAL = 0.05
 
 #: The maximum length of a report; longer lines are not reports.
 _MOST_BYTES = 1 << 20
