@@ -4,6 +4,7 @@ JAX and Keras read these variables when they are first imported, so they are set
 pytest imports a test or, for the doctests, a module of the package.
 """
 
+import collections
 import gc
 import logging
 import os
@@ -66,17 +67,20 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Marks the tests that are slow, and orders the files.
 
-    Those whose tests wait for other processes are put between those whose tests compute: so both
-    kinds run side by side. The doctests come last: their files are short.
+    The longest files come first, so that no process is left with one at the end. Those whose tests
+    wait for other processes are put between those whose tests compute: so both kinds run side by
+    side. The doctests come last: their files are short.
     """
     recorded = Durations.read()
-    files = {}
+    files, seconds = {}, collections.Counter()
     for item in items:
         files.setdefault(item.path, []).append(item)
+        seconds[item.path] += recorded.seconds(item.nodeid)
         if recorded.is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
-    waiting = [path for path in files if path.parent.name in WAITING]
-    computing = [path for path in files if path.parent.name == "single"]
+    longest = sorted(files, key=seconds.__getitem__, reverse=True)
+    waiting = [path for path in longest if path.parent.name in WAITING]
+    computing = [path for path in longest if path.parent.name == "single"]
     between = 0.9 * len(computing) / max(1, len(waiting))
     places = {path: number * between for number, path in enumerate(waiting)}
     places |= {path: number for number, path in enumerate(computing)}

@@ -43,6 +43,10 @@ class Durations(NamedTuple):
         """Whether a test, by its node's id, takes more than `LIMIT` seconds."""
         return function_of(test) in self.functions
 
+    def seconds(self, test: str) -> float:
+        """The recorded seconds of a test, by its node's id; 0 if it is not slow."""
+        return self.functions.get(function_of(test), 0.0)
+
 
 def function_of(test: str) -> str:
     """The function of a test, without its parameters.
