@@ -1,4 +1,4 @@
-"""Input: datasets, and how strategies divide them between the replicas."""
+"""Input: datasets, and their division between replicas and workers."""
 
 from unison.lazy_loader import attach_stub
 

@@ -1,4 +1,4 @@
-"""Chunks: consecutive elements on their way into a function, and what it makes of them."""
+"""Chunks: consecutive elements that are passed to a function together, and its results."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.errors import InvalidArgumentError
 
-#: A chunk is to take so many seconds, beside which handing it over does not count.
+#: The duration of a chunk in seconds, with which the cost of passing it on is negligible.
 _SECONDS_OF_A_CHUNK = 5e-3
 
-#: How many elements a chunk has at most, if nobody asks for larger blocks.
+#: The maximum number of elements of a chunk, unless larger blocks are requested.
 _MOST_ELEMENTS = 1024
 
-#: How many elements are taken at once for a function of blocks where single ones are asked for.
+#: The number of elements for a function of blocks if single elements are requested.
 _BLOCK_FOR_SINGLE_ELEMENTS = 256
 
-#: Makes an array of a shape and a dtype, whose values are still to be written.
+#: Allocates an array of a shape and a dtype, whose values are written later.
 Allocate = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
 
 class Chunk:
-    """Consecutive elements: stacked, or one by one.
+    """Consecutive elements: stacked, or in a list.
 
     Args:
-        start: The number of the first one.
-        block: They, stacked.
-        elements: Or they, one by one.
+        start: The number of the first element.
+        block: The elements, stacked.
+        elements: Or the elements in a list.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Chunk:
         return self._elements[index]
 
     def part(self, start: int, stop: int) -> Chunk:
-        """Returns the elements from place `start` up to `stop`."""
+        """Returns the elements from `start` up to `stop`."""
         if start == 0 and stop >= len(self):
             return self
         if self._block is not None:
@@ -94,10 +94,10 @@ class Chunk:
 
     @classmethod
     def of_state(cls, state: State) -> Self:
-        """Returns the chunk whose `state` this was.
+        """Returns the chunk with this `state`.
 
         Raises:
-            ValueError: It was that of none.
+            ValueError: It is not the state of a chunk.
         """
         start, block, elements = state
         if type(start) is not int or (block is None) == (elements is None):
@@ -109,12 +109,12 @@ class Chunk:
 
 
 def joined(chunks: list[Chunk]) -> Chunk:
-    """Returns consecutive chunks of stacked elements as one."""
+    """Returns consecutive chunks of stacked elements as one chunk."""
     return Chunk(chunks[0].start, concatenate([chunk.stacked() for chunk in chunks]))
 
 
 def _have_one_shape(plan: Plan) -> bool:
-    """Whether the elements of a plan are known to have one shape, so that they can be stacked."""
+    """Whether the elements of a plan are known to have one shape, and so can be stacked."""
     signature = plan.known_signature
     return signature is not None and all(
         isinstance(spec, ArraySpec) and spec.shape is not None and None not in spec.shape
@@ -123,19 +123,19 @@ def _have_one_shape(plan: Plan) -> bool:
 
 
 class ChunkReader:
-    """Takes the elements of a plan out of a new stream, in chunks.
+    """Reads the elements of a plan from a new stream, in chunks.
 
     Args:
-        source: The plan of them.
-        for_blocks: Whether more than one are read only for a consumer who wants them stacked.
+        source: Their plan.
+        for_blocks: Whether several are read only for a consumer that needs them stacked.
     """
 
     def __init__(self, source: Plan, for_blocks: bool = False):
         self._stream = source.stream()
         self._position = 0
-        #: What has been read before, and is to be read again.
+        #: The elements that have been read and returned, and are read again.
         self._again: collections.deque[Chunk] = collections.deque()
-        #: What was raised behind elements that have been read.
+        #: The error that was raised after elements that have been read.
         self._error: Exception | None = None
         self._is_stackable = for_blocks or _have_one_shape(source)
 
@@ -143,8 +143,8 @@ class ChunkReader:
         """Returns the next elements; None at the end.
 
         Args:
-            count: How many, or fewer.
-            times: How often so many are read, as if each time were one call.
+            count: Their maximum number.
+            times: The number of such reads that are counted as one call.
         """
         if self._again:
             return self._read_again(count * times)
@@ -153,7 +153,7 @@ class ChunkReader:
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame
+                del error  # its traceback references this frame
         if self._is_stackable and count > 1:
             return self._read_blocks(count, times)
         return self._read_elements(count * times)
@@ -193,7 +193,7 @@ class ChunkReader:
         return Chunk(start, elements=elements) if elements else None
 
     def state_with(self, before: Sequence[Chunk]) -> State:
-        """Returns where the inputs are, if those of `before` are to be read once more."""
+        """Returns the position of the inputs at which the elements of `before` are read again."""
         again = [chunk.state() for chunk in (*before, *self._again)]
         return {"stream": self._stream.state(), "position": self._position, "again": again}
 
@@ -205,13 +205,13 @@ class ChunkReader:
 
 
 class _RowWriter:
-    """Results that are written into arrays as they come, as long as they are of one kind.
+    """Results that are written into arrays as they arrive, while their signatures are the same.
 
     Args:
-        start: The number of the first one's element.
-        count: How many there are at most.
-        allocate: Makes the arrays.
-        as_leaves: Makes leaves of a result, which it may be already.
+        start: The number of the first result's element.
+        count: Their maximum number.
+        allocate: Allocates the arrays.
+        as_leaves: Converts a result to leaves, unless it already is one.
     """
 
     def __init__(
@@ -226,9 +226,9 @@ class _RowWriter:
         self._count = count
         self._allocate = allocate
         self._written = 0
-        #: An array for every leaf, with the shape and the dtype of its rows.
+        #: An array for each leaf, with the shape and the dtype of its rows.
         self._arrays: list[tuple[np.ndarray, tuple[int, ...], np.dtype]] | None = None
-        #: The results as they are, where they are not of one kind, or no numbers.
+        #: The results in a list, if their signatures differ, or they are not numbers.
         self._elements: list[Leaves] | None = None
 
     def __len__(self) -> int:
@@ -247,7 +247,7 @@ class _RowWriter:
         self._written += 1
 
     def _write(self, result: Leaves) -> bool:
-        """Writes a result, if it is of the kind of the first one, and returns whether it is."""
+        """Writes a result, if it has the signature of the first one, and returns whether it has."""
         assert self._arrays is not None
         row = self._written
         for leaf, (array, shape, dtype) in zip(result, self._arrays, strict=True):
@@ -269,25 +269,25 @@ class _RowWriter:
             self._elements = [leaves]
 
     def chunk(self) -> Chunk:
-        """Returns what has been written."""
+        """Returns the written results."""
         if self._elements is not None:
             return Chunk(self._start, elements=self._elements)
         assert self._arrays is not None
         return Chunk(self._start, tuple(array[: self._written] for array, _, _ in self._arrays))
 
 
-#: What a function made of a chunk, in order: results, and what it raised for an element.
+#: The results of a function for a chunk, in order, and the errors that it raised for elements.
 Outcome = list[Chunk | Exception]
 
 
 class ChunkFunction:
-    """A function of elements, or of blocks of them, as it is called for chunks.
+    """A function of elements, or of blocks of elements, as it is called for chunks.
 
     Args:
         function: The function.
-        structure: Returns what is around the leaves of the elements; asked when there is one.
-        takes_blocks: Whether it takes blocks.
-        epoch: What its calls in this pass have in common.
+        structure: Returns the structure of the elements; called when there is an element.
+        takes_blocks: Whether its argument is a block.
+        epoch: The common part of its calls in this pass.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class ChunkFunction:
         self._epoch = epoch
 
     def __reduce__(self) -> Any:
-        # Another process has no plan to ask.
+        # Another process does not have the plan.
         return _with_structure, (
             self.function,
             self._structure(),
@@ -312,7 +312,7 @@ class ChunkFunction:
         )
 
     def count_for(self, asked_for: int) -> int:
-        """Returns how many elements to take for the function where so many are asked for."""
+        """Returns the number of elements to pass to the function if `asked_for` are requested."""
         return _BLOCK_FOR_SINGLE_ELEMENTS if self.takes_blocks and asked_for == 1 else asked_for
 
     def of_element(self, element: Leaves, index: int) -> Leaves:
@@ -332,7 +332,7 @@ class ChunkFunction:
         """Returns the stacked results of a function of blocks.
 
         Raises:
-            InvalidArgumentError: They are not as many as the elements.
+            InvalidArgumentError: Their number differs from that of the elements.
         """
         stop = start + count_rows(block)
         try:
@@ -353,7 +353,7 @@ class ChunkFunction:
         return results
 
     def __call__(self, chunk: Chunk, allocate: Allocate = np.empty) -> Outcome:
-        """Returns what the function makes of the elements."""
+        """Returns the function's results for the elements."""
         if not self.takes_blocks:
             return self._one_by_one(chunk, allocate)
         try:
@@ -361,7 +361,7 @@ class ChunkFunction:
         except InvalidArgumentError as error:
             return [error]
         except Exception as error:
-            # In blocks of one it fails only for those elements that are the reason.
+            # In blocks of one, it fails only for the elements that cause the error.
             return self._one_by_one(chunk, allocate) if len(chunk) > 1 else [error]
 
     def _one_by_one(self, chunk: Chunk, allocate: Allocate) -> Outcome:
@@ -384,7 +384,7 @@ class ChunkFunction:
         try:
             return outcome
         finally:
-            del outcome  # each error's traceback holds this frame, and would hold the others
+            del outcome  # each error's traceback references this frame, which references the others
 
     def _caller(self, chunk: Chunk) -> Callable[[Leaves, int], Leaves]:
         """Returns the function of one element of a chunk and its number."""
@@ -403,11 +403,11 @@ def _with_structure(
 
 
 class Results:
-    """What a function made of a chunk, as it is handed out.
+    """The outcome of a chunk, as it is consumed.
 
     Args:
         chunk: The elements.
-        outcome: What became of them.
+        outcome: The results and errors of its elements.
     """
 
     def __init__(self, chunk: Chunk, outcome: Outcome):
@@ -417,15 +417,15 @@ class Results:
         self._taken = 0
 
     def __bool__(self) -> bool:
-        """Whether there are any left."""
+        """Whether there are results left."""
         return bool(self._left)
 
     def rest(self) -> Chunk:
-        """Returns the elements of which the results have not been taken."""
+        """Returns the elements whose results have not been consumed."""
         return self._chunk.part(self._taken, len(self._chunk))
 
     def next(self) -> Leaves:
-        """Returns the next one, or raises what was raised for its element."""
+        """Returns the next result, or raises the error of its element."""
         results = self._present()
         self._place += 1
         element = results[self._place - 1]
@@ -433,7 +433,7 @@ class Results:
         return element
 
     def next_block(self, count: int) -> Leaves:
-        """Returns the next ones, `count` of them or fewer, stacked."""
+        """Returns up to `count` of the next results, stacked."""
         results = self._present()
         part = results.part(self._place, self._place + count)
         self._place += len(part)
@@ -448,7 +448,7 @@ class Results:
             try:
                 raise results
             finally:
-                del results  # its traceback holds this frame
+                del results  # its traceback references this frame
         return results
 
     def _go_on(self, results: Chunk, count: int) -> None:
@@ -459,17 +459,17 @@ class Results:
 
 
 class Pace:
-    """How long calls take, and how many of them are worth being handed over together."""
+    """The duration of calls, and the number of calls that are worth a chunk."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
     def note(self, count: int, seconds: float) -> None:
-        """Takes note of how long `count` calls took."""
+        """Records the duration of `count` calls."""
         self._seconds = seconds / count
 
     def elements(self) -> int:
-        """Returns how many elements a chunk should have."""
+        """Returns the number of elements of a chunk."""
         if not self._seconds:
             return 1
         return min(max(int(_SECONDS_OF_A_CHUNK / self._seconds), 1), _MOST_ELEMENTS)

@@ -54,7 +54,7 @@ from unison.errors import InvalidArgumentError
 
 
 class Dataset:
-    """Elements, and what is done to them, computed as they are iterated over.
+    """Elements, and the transformations that compute them as they are iterated over.
 
     An element is an array, a number, `bytes`, or tuples, named tuples and dictionaries of them.
     Arrays are NumPy's, and keep their dtype; text is `bytes`. Every transformation returns a new
@@ -63,7 +63,7 @@ class Dataset:
     Make one by a class method (`from_tensor_slices`, `range`, `from_generator`, ...).
 
     Args:
-        plan: How the elements are computed.
+        plan: The computation of the elements.
 
     Examples:
         >>> images, labels = np.arange(6.0).reshape(3, 2), np.array([7, 8, 9])
@@ -77,14 +77,14 @@ class Dataset:
     """
 
     def __init__(self, plan: Plan):
-        #: How the elements are computed.
+        #: The computation of the elements.
         self.plan = plan
         for observer in when_made:
             observer()
 
-    # -- what the drop-in face changes -----------------------------------------------------
+    # -- overridden by `unison.tf` ---------------------------------------------------------
 
-    #: The class of what `get_next_as_optional` returns.
+    #: The class of the results of `get_next_as_optional`.
     optional: ClassVar[type[Optional]] = Optional
 
     @staticmethod
@@ -94,30 +94,30 @@ class Dataset:
 
     @classmethod
     def _function(cls, function: Callable[..., Any], stage: str) -> ElementFunction:
-        """Returns a user's function as plans call it."""
+        """Returns a user's function in the form that plans call."""
         return ElementFunction(function, stage, cls.shown, cls._leaf)
 
-    #: Returns what a user gives as a part of an element, as a leaf.
+    #: Returns a part of an element, as the user has written it, as a leaf.
     _leaf = staticmethod(as_leaf)
 
     @classmethod
     def shown(cls, leaf: Any) -> Any:
-        """Returns a leaf as users see it."""
+        """Returns a leaf in the form that users see."""
         return cls._of(leaf) if isinstance(leaf, Plan) else leaf
 
     @classmethod
     def shown_spec(cls, spec: Any) -> Any:
-        """Returns the spec of a leaf as users see it."""
+        """Returns the spec of a leaf in the form that users see."""
         return spec
 
     @classmethod
     def _device(cls, device: Any) -> Any:
-        """Returns the device that a user means, or the sharding."""
+        """Returns the device that a user has named, or the sharding."""
         return device
 
     @classmethod
     def _seed(cls, seed: int | None) -> int:
-        """Returns the seed to use where a user gives `seed`."""
+        """Returns the seed to use if a user gives `seed`."""
         return fresh_seed() if seed is None else int(seed)
 
     # -- sources ---------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Dataset:
             tensors: An array, or a structure of arrays with as many rows; lists become arrays.
 
         Raises:
-            ValueError: An array has no rows, or another number of them.
+            ValueError: An array has no rows, or the arrays have different numbers of rows.
 
         TF: `tf.data.Dataset.from_tensor_slices`.
         """
@@ -153,7 +153,7 @@ class Dataset:
         args: Sequence[Any] | None = None,
         output_signature: Any = None,
     ) -> Dataset:
-        """Returns the dataset of what a function's iterator yields.
+        """Returns the dataset of the elements of a function's iterator.
 
         Args:
             generator: Called for every iteration; returns an iterable.
@@ -161,10 +161,10 @@ class Dataset:
             output_shapes: Their shapes, likewise; unknown if left out.
             args: Passed to `generator`, as leaves.
             output_signature: Instead of the two, specs in the elements' structure: anything with
-                a shape and a dtype. With none of them, elements are what the first one is.
+                a shape and a dtype. Without any of these, the first element determines them.
 
         Raises:
-            TypeError: `generator` cannot be called, or both ways to say the signature are used.
+            TypeError: `generator` is not callable, or the signature is given in both ways.
 
         Examples:
             >>> list(Dataset.from_generator(lambda n: range(n), args=(3,)))
@@ -210,8 +210,8 @@ class Dataset:
         """Returns the endless dataset of random int64 numbers from 0 up to 2**32.
 
         Args:
-            seed: Determines them.
-            rerandomize_each_iteration: Whether every pass has other ones.
+            seed: Determines the numbers.
+            rerandomize_each_iteration: Whether every pass has different numbers.
 
         Examples:
             >>> numbers = Dataset.random(seed=4).take(3)
@@ -232,14 +232,14 @@ class Dataset:
         """Returns the dataset of the names of the files that a pattern matches.
 
         Args:
-            file_pattern: A pattern with `*`, `?` and `[...]`, or several of them. With `://` in
-                it, it is fsspec's.
-            shuffle: Whether they come in a random order, another one in each pass; the default.
+            file_pattern: A pattern with `*`, `?` and `[...]`, or several of them. A pattern with
+                `://` is fsspec's.
+            shuffle: Whether they are in random order, a new one in each pass; the default.
                 Otherwise they are sorted.
-            seed: Of that order.
+            seed: The seed of that order.
 
         Raises:
-            InvalidArgumentError: There is no such file.
+            InvalidArgumentError: No file matches.
 
         TF: `tf.data.Dataset.list_files`.
         """
@@ -251,10 +251,11 @@ class Dataset:
     def from_source(cls, source: Any) -> Dataset:
         """Returns the dataset of the elements that another object holds.
 
-        What has `__len__` and `__getitem__` (a list, a PyTorch `Dataset`, a Grain `MapDataset` or
-        data source, a Hugging Face `Dataset`) has access by index: `shuffle` permutes its indices.
-        Where it has `__getitems__`, that is asked for whole batches; of Hugging Face datasets,
-        whole columns are taken. PyTorch's tensors become arrays that share their memory.
+        An object with `__len__` and `__getitem__` (a list, a PyTorch `Dataset`, a Grain
+        `MapDataset` or data source, a Hugging Face `Dataset`) has access by index: `shuffle`
+        permutes its indices. If it has `__getitems__`, whole batches are requested from that; from
+        Hugging Face datasets, whole columns. PyTorch's tensors become arrays that share their
+        memory.
 
         Args:
             source: Such an object; an iterable (a PyTorch or Grain `DataLoader`, a Grain
@@ -263,7 +264,7 @@ class Dataset:
                 maps, which are the parts of one array.
 
         Raises:
-            TypeError: It is none of these.
+            TypeError: It is neither of these.
 
         Examples:
             >>> squares = [n * n for n in range(4)]
@@ -309,14 +310,14 @@ class Dataset:
 
     @classmethod
     def zip(cls, *args: Any, datasets: Any = None) -> Dataset:
-        """Returns the dataset of one element of every dataset side by side.
+        """Returns the dataset of tuples of one element of each dataset.
 
         Args:
             args: The datasets, or one structure of them; lists do not count as one.
             datasets: Another place for that structure.
 
         Raises:
-            TypeError: Something is no dataset.
+            TypeError: An argument is not a dataset.
 
         TF: `tf.data.Dataset.zip`.
         """
@@ -340,17 +341,17 @@ class Dataset:
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
     ) -> Dataset:
-        """Returns the dataset of elements drawn from datasets at random.
+        """Returns the dataset of elements drawn at random from datasets.
 
         Args:
-            datasets: At least one.
-            weights: How often each is drawn; equally often if left out.
+            datasets: At least one dataset.
+            weights: The relative frequency of each dataset; equal frequencies if left out.
             seed: Determines the draws.
-            stop_on_empty_dataset: Whether all ends when one ends; otherwise the others go on.
+            stop_on_empty_dataset: Whether the result ends when one of them ends; otherwise it
 
         Raises:
-            ValueError: There is no dataset, or another number of weights.
-            TypeError: The datasets' elements do not fit together.
+            ValueError: There is no dataset, or the number of weights differs.
+            TypeError: The datasets' elements have different structures.
 
         TF: `tf.data.Dataset.sample_from_datasets`.
         """
@@ -371,16 +372,17 @@ class Dataset:
         choice_dataset: Dataset,
         stop_on_empty_dataset: bool = True,
     ) -> Dataset:
-        """Returns the dataset of elements of the datasets that another one chooses.
+        """Returns the dataset of elements of the datasets that another dataset chooses.
 
         Args:
-            datasets: At least one.
-            choice_dataset: Their indices, int64 scalars.
-            stop_on_empty_dataset: Whether all ends when one is chosen that has ended; otherwise
-                that choice is passed over.
+            datasets: At least one dataset.
+            choice_dataset: The indices of the datasets, int64 scalars.
+            stop_on_empty_dataset: Whether the result ends when an ended dataset is chosen;
+                otherwise that choice is skipped.
 
         Raises:
-            TypeError: The datasets' elements do not fit together, or the choices are no indices.
+            TypeError: The datasets' elements have different structures, or the choices are no
+                indices.
 
         TF: `tf.data.Dataset.choose_from_datasets`.
         """
@@ -408,22 +410,24 @@ class Dataset:
         """Returns the dataset of a function's results.
 
         Args:
-            map_func: Takes an element; one that is a tuple, as several arguments. Returns
+            map_func: Takes an element (a tuple as several arguments). Returns
                 anything that an element can be.
-            num_parallel_calls: In how many threads, or processes, it is called. `AUTOTUNE`
-                measures whether threads are worth while; of processes it starts one a CPU.
-            deterministic: Whether the results keep the order of the elements (default: they do).
+            num_parallel_calls: The number of threads or processes that call it. `AUTOTUNE`
+                measures whether threads are faster; with processes, it starts one per CPU.
+            deterministic: Whether the results keep the order of the elements (default: True).
             executor: "thread", or "process" for functions that keep Python busy. Worker processes
-                get the function pickled, see elements as NumPy has them, and take many at once.
-            vectorized: Whether `map_func` takes elements stacked, and returns stacked results. How
-                many it gets is not said: it must do the same for each.
-            seed: Of random numbers. If given, `map_func` takes a key behind the element: a uint32
-                array of shape [2], which the seed, the number of the pass over the dataset and
-                that of the element determine. NumPy's `default_rng`, JAX's random functions and
-                `tf.image.stateless_random_*` take it. Vectorized: keys of shape [n, 2].
+                get the function pickled, get elements as NumPy arrays, and take many elements at a
+                time.
+            vectorized: Whether `map_func` takes stacked elements, and returns stacked results.
+                Their number is not specified: the result for an element must not depend on it.
+            seed: The seed of random numbers. If given, `map_func` takes a key after the element: a
+                uint32 array of shape [2], determined by the seed, the number of the pass over the
+                dataset, and the number of the element. NumPy's `default_rng`, JAX's random
+                functions and `tf.image.stateless_random_*` accept it. Vectorized: keys of
+                shape [n, 2].
 
         Raises:
-            InvalidArgumentError: `num_parallel_calls` or `executor` is none.
+            InvalidArgumentError: Invalid `num_parallel_calls` or `executor`.
 
         Examples:
             >>> list(Dataset.range(3).map(lambda x: x * 10))
@@ -448,14 +452,14 @@ class Dataset:
         return self._of(Map(plan, function, calls, is_ordered, executor, vectorized))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Returns the dataset of the elements of which `predicate` is true.
+        """Returns the dataset of the elements for which `predicate` is true.
 
         TF: `tf.data.Dataset.filter`.
         """
         return self._of(filtering.Filter(self.plan, self._function(predicate, "filter")))
 
     def take_while(self, predicate: Callable[..., Any]) -> Dataset:
-        """Returns the dataset of the elements before the first of which `predicate` is false.
+        """Returns the dataset of the elements before the first one for which `predicate` is false.
 
         TF: `tf.data.Dataset.take_while`.
         """
@@ -466,7 +470,7 @@ class Dataset:
         initial_state: Any,
         scan_func: Callable[..., Any],
     ) -> Dataset:
-        """Returns the dataset of what a function of a state and an element returns.
+        """Returns the dataset of the outputs of a function of a state and an element.
 
         Args:
             initial_state: The first state, any structure.
@@ -488,7 +492,7 @@ class Dataset:
         initial_state: Any,
         reduce_func: Callable[..., Any],
     ) -> Any:
-        """Returns the last state of a function of a state and every element.
+        """Returns the last state of a function that is called with a state and each element.
 
         Args:
             initial_state: The first state, any structure.
@@ -536,13 +540,14 @@ class Dataset:
     ) -> Dataset:
         """Returns the dataset of the elements in a random order.
 
-        Each element is drawn from a buffer of the next `buffer_size` ones. Of arrays and ranges,
-        no buffer is filled: their indices are shuffled, and batches are taken at once.
+        Each element is drawn from a buffer of the next `buffer_size` elements. For arrays and
+        ranges,
+        no buffer is filled: their indices are shuffled, and whole batches are read.
 
         Args:
             buffer_size: For a uniform order, the length of the dataset or more.
             seed: Determines the orders; drawn from NumPy's global generator if left out.
-            reshuffle_each_iteration: Whether every pass has an order of its own.
+            reshuffle_each_iteration: Whether every pass has a new order.
 
         TF: `tf.data.Dataset.shuffle` (its orders are others).
         """
@@ -552,7 +557,7 @@ class Dataset:
         )
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Returns the elements `count` times over; without end for None or -1.
+        """Returns the elements repeated `count` times; endlessly for None or -1.
 
         TF: `tf.data.Dataset.repeat`.
         """
@@ -567,7 +572,7 @@ class Dataset:
         return self._of(selection.Skip(self.plan, _integer(count, "count")))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Returns every `num_shards`-th element, from that at `index` on.
+        """Returns every `num_shards`-th element, starting at `index`.
 
         `shard(SHARD_HINT, SHARD_HINT)` stands for the shard of each worker; see
         `AutoShardPolicy.HINT`.
@@ -581,7 +586,7 @@ class Dataset:
         )
 
     def enumerate(self, start: int = 0) -> Dataset:
-        """Returns pairs of a number, counted from `start`, and an element.
+        """Returns pairs of a number, counted from `start`, and the element.
 
         TF: `tf.data.Dataset.enumerate`.
         """
@@ -609,8 +614,8 @@ class Dataset:
         """Returns the dataset of consecutive elements stacked.
 
         Args:
-            batch_size: How many; the last batch may have fewer.
-            drop_remainder: Whether such a last batch is dropped.
+            batch_size: Their number; the last batch may be smaller.
+            drop_remainder: Whether a smaller last batch is dropped.
 
         TF: `tf.data.Dataset.batch`.
         """
@@ -628,11 +633,11 @@ class Dataset:
         """Returns the dataset of consecutive elements, padded to one shape and stacked.
 
         Args:
-            batch_size: How many; the last batch may have fewer.
+            batch_size: Their number; the last batch may be smaller.
             padded_shapes: A shape for every leaf, in their structure; a size of None (or -1)
                 stands for the largest of the batch. Default: the sizes that are known.
-            padding_values: What to pad with: one value, or one a leaf. Default: 0, empty text.
-            drop_remainder: Whether a last, smaller batch is dropped.
+            padding_values: The padding: one value, or one per leaf. Default: 0, empty text.
+            drop_remainder: Whether a smaller last batch is dropped.
 
         Examples:
             >>> rows = Dataset.from_generator(lambda: [[1], [2, 3]])
@@ -663,8 +668,8 @@ class Dataset:
         """Returns the examples of batches in batches of other sizes.
 
         Args:
-            batch_size: The size, or several that are used in turn.
-            drop_remainder: Whether a last batch that is smaller than its size is dropped.
+            batch_size: The size, or several sizes that are used in turn.
+            drop_remainder: Whether a last batch that is too small is dropped.
 
         TF: `tf.data.Dataset.rebatch`.
         """
@@ -678,13 +683,13 @@ class Dataset:
         window_size: int | None = None,
         window_size_func: Callable[..., Any] | None = None,
     ) -> Dataset:
-        """Returns the elements of the datasets that a function makes of elements with one key.
+        """Returns the elements of the datasets that a function returns for elements with one key.
 
         Args:
             key_func: Returns the key of an element, an int64.
             reduce_func: Takes a key and the dataset of a window; returns a dataset.
-            window_size: How many elements a window has.
-            window_size_func: Or a function of the key that tells.
+            window_size: The number of elements of a window.
+            window_size_func: Instead, a function of the key that returns this number.
 
         TF: `tf.data.Dataset.group_by_window`.
         """
@@ -715,13 +720,13 @@ class Dataset:
         Args:
             element_length_func: Returns the length of an element.
             bucket_boundaries: The lengths at which a new bucket begins.
-            bucket_batch_sizes: The size of the batches of each bucket, one more than boundaries.
+            bucket_batch_sizes: The batch size of each bucket, one more than boundaries.
             padded_shapes: As `padded_batch` takes them.
             padding_values: As `padded_batch` takes them.
-            pad_to_bucket_boundary: Whether sizes that are not known are padded to one less than
+            pad_to_bucket_boundary: Whether unknown sizes are padded to one less than
                 the bucket's upper boundary. The last bucket must then stay empty.
             no_padding: Whether the elements of a bucket are stacked without padding.
-            drop_remainder: Whether a last, smaller batch of a bucket is dropped.
+            drop_remainder: Whether a smaller last batch of a bucket is dropped.
 
         TF: `tf.data.Dataset.bucket_by_sequence_length`.
         """
@@ -754,18 +759,18 @@ class Dataset:
         padded_shapes: Any = None,
         padding_values: Any = None,
     ) -> Dataset:
-        """Returns padded batches that hold as many elements as a budget of tokens or bytes allows.
+        """Returns padded batches with as many elements as a budget of tokens or bytes allows.
 
         Args:
-            max_size: What the size of a batch may be.
+            max_size: The maximum size of a batch.
             size_func: Returns the size of an element, a number.
             counts_padding: Whether the size of a batch is its number of elements times the largest
                 size; otherwise it is the sum of their sizes.
-            max_count: How many elements a batch may hold; None for any number.
-            sort_window: Of how many elements, each time, those of similar sizes come together,
-                which leaves little to pad.
-            drop_oversize: Whether an element of more than `max_size` is left out; it is an error
-                otherwise.
+            max_count: The maximum number of elements in a batch; None for no limit.
+            sort_window: The number of elements that are read ahead and grouped by size,
+                which reduces the padding.
+            drop_oversize: Whether an element larger than `max_size` is left out; otherwise it is an
+                error.
             padded_shapes: As `padded_batch` takes them.
             padding_values: As `padded_batch` takes them.
 
@@ -799,29 +804,29 @@ class Dataset:
         buffer_size: int = 1024,
         seed: int | None = None,
     ) -> Dataset:
-        """Returns shuffled batches in which every class has its share.
+        """Returns shuffled batches that contain every class in given proportions.
 
-        The numbers are exact: what does not divide goes to other classes from batch to batch, so
-        that over many batches each class has its share to the element.
+        The numbers are exact: remainders are given to different classes from batch to batch, so
+        that over many batches the proportions are exact to the element.
 
         Args:
-            batch_size: How many elements a batch holds; there are no smaller ones.
+            batch_size: The number of elements in a batch; there are no smaller batches.
             class_func: Returns the class of an element, an integer of at least 0 and less than
-                `num_classes`. Of arrays and what else has access by index, it is asked about every
+                `num_classes`. If elements have access by index, it is called for every
                 element before the first batch.
             num_classes: The number of classes.
             weights: The share of each class; they need not add up to 1. Equal shares if left out;
                 with `np.bincount(labels)`, those of the data.
-            exhausted: What happens when a class runs out. "repeat": its elements come again, and
-                a pass ends when every element has been given at least once (oversampling). "stop":
-                the pass ends, and no element has been given twice (undersampling).
-            buffer_size: How many elements of a class may wait where there is no access by index.
-                With "repeat", a class that is short when another one's buffer is full gives
-                elements again; with "stop", what finds its buffer full takes another's place.
-            seed: Determines the orders, of every pass another one.
+            exhausted: The behaviour when a class runs out. "repeat": its elements are repeated, and
+                a pass ends when every element has been used at least once (oversampling). "stop":
+                the pass ends, and no element has been used twice (undersampling).
+            buffer_size: The number of elements of a class that are buffered without access by
+                index. With "repeat", a class that runs short while another class's buffer is full
+                repeats elements; with "stop", an element whose buffer is full replaces another one.
+            seed: Determines the orders, which differ between passes.
 
         Raises:
-            ValueError: There is another number of weights, or they are no shares.
+            ValueError: The number of weights differs, or they are not proportions.
 
         Examples:
             >>> labels = np.array([0, 0, 0, 0, 0, 0, 1, 1])
@@ -856,19 +861,20 @@ class Dataset:
         initial_dist: Any = None,
         seed: int | None = None,
     ) -> Dataset:
-        """Returns pairs of a class and an element, with given shares of the classes.
+        """Returns pairs of a class and an element, with the classes in given proportions.
 
-        To get there, elements are left out, and others are given twice: the dataset is read a
-        second time beside the first. `stratified_batch` has exact numbers in every batch.
+        For this, elements are left out and others are used twice: the dataset is read a
+        second time in parallel. `stratified_batch` has exact numbers in every batch.
 
         Args:
-            class_func: Returns the class of an element, an integer from 0 on.
-            target_dist: The share that each class is to have.
-            initial_dist: The share that each class has; estimated while reading if left out.
-            seed: Determines what is left out.
+            class_func: Returns the class of an element, an integer of at least 0.
+            target_dist: The proportion of each class in the result.
+            initial_dist: The proportion of each class in the input; estimated while reading if left
+                out.
+            seed: Determines which elements are left out.
 
         Raises:
-            ValueError: The shares are none, or are not as many.
+            ValueError: They are not proportions, or their number differs.
 
         TF: `tf.data.Dataset.rejection_resample`.
         """
@@ -888,7 +894,7 @@ class Dataset:
     # -- datasets of datasets --------------------------------------------------------------
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
-        """Returns the elements of the datasets that a function makes of every element.
+        """Returns the elements of the datasets that a function returns for every element.
 
         Examples:
             >>> lines = Dataset.range(3).flat_map(lambda n: Dataset.range(n))
@@ -907,16 +913,18 @@ class Dataset:
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Returns the elements of such datasets in turn.
+        """Returns the elements of the datasets that a function returns for every element, in turn.
 
         Args:
-            map_func: Makes a dataset of an element.
-            cycle_length: How many datasets are read at a time; default: the number of CPUs.
-            block_length: How many elements are taken of each in its turn; default 1.
-            num_parallel_calls: How many of them are read ahead, in threads; `AUTOTUNE`: all of
-                those being read.
-            deterministic: Whether the turns are kept (default: they are), even if that means to
-                wait; otherwise the turn is that of a dataset that has something ready.
+            map_func: Returns the dataset of an element.
+            cycle_length: The number of datasets that are read at a time; default: the number of
+                CPUs.
+            block_length: The number of elements that are taken from each in its turn; default 1.
+            num_parallel_calls: The number of datasets that are read ahead, in threads; `AUTOTUNE`:
+                all that are being read.
+            deterministic: Whether the order of the turns is kept (default: True), even if this
+                means waiting; otherwise, the next turn is that of any dataset with an element
+                ready.
 
         TF: `tf.data.Dataset.interleave`.
         """
@@ -940,13 +948,13 @@ class Dataset:
         stride: int = 1,
         drop_remainder: bool = False,
     ) -> Dataset:
-        """Returns datasets of consecutive elements, one for every leaf.
+        """Returns datasets of consecutive elements, one for each leaf.
 
         Args:
-            size: How many elements a window has.
-            shift: By how many elements each begins later than the one before; default: `size`.
-            stride: The distance of its elements.
-            drop_remainder: Whether windows that are not full are dropped.
+            size: The number of elements in a window.
+            shift: The distance between the beginnings of two windows; default: `size`.
+            stride: The distance between two elements of a window.
+            drop_remainder: Whether incomplete windows are dropped.
 
         TF: `tf.data.Dataset.window`.
         """
@@ -960,19 +968,19 @@ class Dataset:
     # -- speed -----------------------------------------------------------------------------
 
     def cache(self, filename: str | os.PathLike = "") -> Dataset:
-        """Returns the same elements, computed once and then kept.
+        """Returns the same elements, computed once and then stored.
 
-        They are kept when a pass has come to the end. Later passes have access by index, so that
+        They are stored when a pass has reached the end. Later passes have access by index, so that
         `shuffle` permutes indices.
 
         Args:
-            filename: They are kept in files, in the folder `filename + ".cache"`, for later
-                processes. Nothing: they are kept in memory. Files are written block by block,
+            filename: They are stored in files, in the folder `filename + ".cache"`, for later
+                processes. If left out: in memory. Files are written block by block,
                 and each block is checked (CRC-32) when it is first read.
 
         Raises:
             InvalidArgumentError: The files hold the elements of another pipeline.
-            DataLossError: They are not what was written.
+            DataLossError: The files are corrupt.
 
         TF: `tf.data.Dataset.cache`.
         """
@@ -987,12 +995,12 @@ class Dataset:
     ) -> None:
         """Writes the elements to a folder, from which `load` reads them.
 
-        They appear there as a whole, in place of those that were there.
+        They replace the existing ones atomically.
 
         Args:
-            path: The folder; with `://` in it, it is fsspec's.
-            compression: None, "GZIP", or "SNAPPY" (needs pyarrow). Elements that are not
-                compressed are read where they lie, by index.
+            path: The folder; with `://`, it is fsspec's.
+            compression: None, "GZIP", or "SNAPPY" (needs pyarrow). Uncompressed elements are
+                memory-mapped, with access by index.
             shard_func: Returns the number of an element's shard, an int64. Default: one shard.
 
         Examples:
@@ -1020,14 +1028,14 @@ class Dataset:
 
         Args:
             path: The folder.
-            element_spec: What the elements must be; what they are if left out.
+            element_spec: The expected specs of the elements; the stored ones if left out.
             reader_func: Takes the dataset of the shards, each a dataset, and returns the dataset
                 of their elements. Default: one element of each shard in turn.
 
         Raises:
-            NotFoundError: There is no dataset.
-            InvalidArgumentError: Its elements are others.
-            DataLossError: Its files are not what was written; of elements, when they are read.
+            NotFoundError: The folder has no dataset.
+            InvalidArgumentError: Its elements have other specs.
+            DataLossError: Its files are corrupt; raised for elements when they are read.
 
         TF: `tf.data.Dataset.load`.
         """
@@ -1043,16 +1051,16 @@ class Dataset:
         reader_func: Callable[[Any], Dataset] | None = None,
         shard_func: Callable[..., Any] | None = None,
     ) -> Dataset:
-        """Returns the same elements, which the first pass writes to a folder for later ones.
+        """Returns the same elements, which the first pass writes to a folder for later passes.
 
-        Of the pipeline that made them, only the structure and dtypes of the elements are checked:
-        remove the folder when it changes.
+        Of the pipeline that computed them, only the structure and dtypes of the elements are
+        checked: remove the folder when it changes.
 
         Args:
-            path: The folder; with `://` in it, it is fsspec's.
-            compression: As `save` takes it; "AUTO" is none.
-            reader_func: As `load` takes it.
-            shard_func: As `save` takes it.
+            path: The folder; with `://`, it is fsspec's.
+            compression: As in `save`; "AUTO" is no compression.
+            reader_func: As in `load`.
+            shard_func: As in `save`.
 
         TF: `tf.data.Dataset.snapshot`.
         """
@@ -1065,7 +1073,7 @@ class Dataset:
     def _reader(
         cls, reader_func: Callable[[Any], Dataset] | None, stage: str
     ) -> Callable[[KeptDataset], Plan]:
-        """Returns what makes the plan of the elements of shards."""
+        """Returns the function from the shards' elements to a plan."""
 
         def read(kept: KeptDataset) -> Plan:
             if reader_func is None and len(kept.shards) == 1:
@@ -1084,28 +1092,30 @@ class Dataset:
         return read
 
     def prefetch(self, buffer_size: int) -> Dataset:
-        """Returns the same elements, computed in a thread before they are asked for.
+        """Returns the same elements, which a thread computes ahead.
 
         Args:
-            buffer_size: How many may wait; `AUTOTUNE` for a few, 0 for none.
+            buffer_size: The number of elements that it computes ahead; `AUTOTUNE` for a few, 0 for
+                none.
 
         TF: `tf.data.Dataset.prefetch`.
         """
         return self._of(Prefetch(self.plan, _integer(buffer_size, "buffer_size")))
 
     def prefetch_to_device(self, size: int = 2, device: Any = None) -> Dataset:
-        """Returns the same elements as `jax.Array`s, put on a device by a thread beforehand.
+        """Returns the same elements as `jax.Array`s, which a thread copies to a device ahead.
 
-        It is the last thing done to a dataset. Text stays on the host, and numbers have the dtypes
-        that JAX gives them.
+        It must be the last transformation. Text stays on the host, and numbers get the dtypes
+        that JAX supports.
 
         Args:
-            size: How many elements may wait there; `AUTOTUNE` for a few.
+            size: The number of elements that it copies ahead; `AUTOTUNE` for a few.
             device: A `jax.Device`, or a `jax.sharding.Sharding`, which divides every array between
-                several (of several processes, each gives its part); default: JAX's default one.
+                several (with several processes, each provides its part); default: JAX's default
+                one.
 
         Raises:
-            InvalidArgumentError: `size` is no positive number.
+            InvalidArgumentError: `size` is not a positive number.
 
         Examples:
             >>> import jax
@@ -1135,7 +1145,7 @@ class Dataset:
         return dataset
 
     def assert_cardinality(self, expected_cardinality: int) -> Dataset:
-        """Returns the same elements, with an error if there are not as many.
+        """Returns the same elements, with an error if their number differs.
 
         TF: `tf.data.experimental.assert_cardinality`.
         """
@@ -1148,7 +1158,7 @@ class Dataset:
         return self._of(filtering.Unique(self.plan))
 
     def ignore_errors(self, log_warning: bool = False) -> Dataset:
-        """Returns the elements whose computation does not fail.
+        """Returns the elements, except those whose computation fails.
 
         Args:
             log_warning: Whether each failure is logged.
@@ -1158,9 +1168,9 @@ class Dataset:
         return self._of(IgnoreErrors(self.plan, log_warning))
 
     def with_options(self, options: Options) -> Dataset:
-        """Returns the same elements, with options that are added to those that are set.
+        """Returns the same elements, with options that are merged with the previous ones.
 
-        Those of order and threads are for the transformations that follow.
+        Options of order and threads apply to the transformations that follow.
 
         TF: `tf.data.Dataset.with_options`.
         """
@@ -1176,7 +1186,7 @@ class Dataset:
         """Returns the only element.
 
         Raises:
-            InvalidArgumentError: There is none, or more than one.
+            InvalidArgumentError: There is no element, or more than one.
 
         TF: `tf.data.Dataset.get_single_element`.
         """
@@ -1199,8 +1209,8 @@ class Dataset:
     def element_spec(self) -> Any:
         """The shapes and dtypes of an element's leaves, in its structure.
 
-        Where only an element tells (after `map` with a NumPy function), the first one is
-        computed, and the sizes of arrays are left open.
+        If only an element determines them (after `map` with a NumPy function), the first one is
+        computed, and the sizes of arrays are left unknown.
         """
         signature = self.plan.signature
         return signature.map(self.shown_spec).element_spec
@@ -1247,7 +1257,7 @@ def _integer(value: Any, name: str) -> int:
     """Returns an argument that must be an integer, Python's or NumPy's or an array of one.
 
     Raises:
-        TypeError: It is none; a float is never rounded.
+        TypeError: It is not an integer; a float is never rounded.
     """
     try:
         return operator.index(value)

@@ -1,4 +1,4 @@
-"""The functions that users give to `map`, `filter` and their kin."""
+"""Users' functions for `map`, `filter` and similar transformations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ElementFunction:
     Args:
         function: The function.
         stage: The transformation's name, for messages.
-        shown: Makes what the function sees of a leaf: of a plan, its dataset.
-        as_leaf: Makes a leaf of what it returns.
+        shown: Converts a leaf to the function's argument: a plan, for example, to its dataset.
+        as_leaf: Converts a result to a leaf.
     """
 
-    #: Whether a call depends on those before it: on variables, on a stream of random numbers.
+    #: Whether a call depends on earlier calls: on variables, on a stream of random numbers.
     is_stateful = False
 
     def __init__(
@@ -44,18 +44,18 @@ class ElementFunction:
         self.stage = stage
         self._shown = shown
         self._as_leaf = as_leaf
-        #: The structure of the results; known from the first call on.
+        #: The structure of the results; known after the first call.
         self.structure: Structure | None = None
 
     def state(self) -> State:
-        """Returns what calls have left behind for those of later passes."""
+        """Returns the state of earlier calls that affects later passes."""
         return None
 
     def restore(self, state: State) -> None:
-        """Takes over what the calls of an equal function have left behind."""
+        """Restores the state of earlier calls of an equal function."""
 
     def begin(self) -> Any:
-        """Returns what the calls of one pass over the elements have in common."""
+        """Returns the common part of the calls of one pass over the elements."""
         return None
 
     def __call__(
@@ -64,13 +64,13 @@ class ElementFunction:
         """Returns the leaves of the function's result.
 
         Args:
-            leaves: Those of the element.
-            structure: What is around them.
-            epoch: What `begin` returned for this pass; None for a call by itself.
+            leaves: The leaves of the element.
+            structure: The structure of the element.
+            epoch: The result of `begin` for this pass; None for a call outside of a pass.
             index: The element's number.
 
         Raises:
-            TypeError: The result has another structure than the results before.
+            TypeError: The result's structure differs from that of the earlier ones.
         """
         shown = map(self._shown, leaves)
         if structure.is_flat_tuple:
@@ -82,7 +82,7 @@ class ElementFunction:
     def for_rows(self, structure: Structure, epoch: Any) -> Callable[[Leaves, int], Leaves]:
         """Returns the function of the rows of stacked elements, and their numbers.
 
-        What it returns is to be written into arrays: it need not be leaves yet.
+        Its result is written into arrays: it does not have to be leaves yet.
         """
         del epoch
         function, flatten = self.user_function, self.flatten
@@ -95,14 +95,14 @@ class ElementFunction:
         return tuple(map(self._as_leaf, results))
 
     def call_with(self, element: Any) -> Any:
-        """Calls the function with an element as it sees it."""
+        """Calls the function with an element."""
         # A named tuple is one argument.
         return (
             self.user_function(*element) if type(element) is tuple else self.user_function(element)
         )
 
     def flatten(self, result: Any) -> Leaves:
-        """Returns what a result has in the places of the leaves."""
+        """Returns a result's values at the positions of the leaves."""
         if self.structure is None:
             leaves, structure = flatten(as_tuple(result))
             if not leaves:
@@ -123,10 +123,10 @@ class ElementFunction:
             ) from error
 
     def adopt(self, structure: Structure) -> None:
-        """Takes note of the structure of results of another process.
+        """Records the structure of results in another process.
 
         Raises:
-            TypeError: It is not that of the results before.
+            TypeError: It differs from that of earlier results.
         """
         if self.structure is None:
             self.structure = structure
@@ -137,41 +137,41 @@ class ElementFunction:
             )
 
     def signature_of(self, inputs: Signature) -> Signature | None:
-        """Returns what the results are; None where only a call would tell."""
+        """Returns the signature of the results; None if only a call would determine it."""
         del inputs
         return None
 
     def on_text_blocks(self, sample: Leaves, structure: Structure) -> BlockFunction | None:
-        """Returns the function of stacked elements that hold text; None where it takes one at a
+        """Returns the function of stacked elements with text; None if it takes one element at
         time.
 
         Args:
             sample: The leaves of one of the elements.
-            structure: What is around them.
+            structure: Their structure.
         """
         del sample, structure
         return None
 
     def on_blocks(self, inputs: Signature) -> BlockFunction | None:
-        """Returns the function of stacked elements; None where it takes one at a time.
+        """Returns the function of stacked elements; None if it takes one element at a time.
 
         Args:
-            inputs: What the elements are.
+            inputs: The signature of the elements.
         """
         del inputs
         return None
 
 
 def as_it_is(leaf: Any) -> Any:
-    """Returns a leaf as functions see it that are called with what NumPy has."""
+    """Returns the argument for a leaf, of functions that are called with NumPy's types."""
     return leaf
 
 
 def as_truth(leaves: Leaves, stage: str) -> bool:
-    """Returns the answer of a predicate.
+    """Returns the result of a predicate.
 
     Raises:
-        ValueError: It is no truth value.
+        ValueError: It is not a truth value.
     """
     answer = leaves[0]
     if len(leaves) == 1 and isinstance(answer, np.bool_):
@@ -180,15 +180,15 @@ def as_truth(leaves: Leaves, stage: str) -> bool:
 
 
 def as_tuple(result: Any) -> Any:
-    """Returns a function's result, which as a list has as many components."""
+    """Returns a function's result; a list is returned as a tuple."""
     return tuple(result) if type(result) is list else result
 
 
 def note_batch(error: Exception, stage: str, start: int) -> None:
-    """Adds a note to an error that says of which elements a batch was to be made."""
+    """Adds a note to an error that names the elements of the batch."""
     error.add_note(f"In {stage}, where element 0 of the batch is element {start} of its input.")
 
 
 def note_place(error: Exception, stage: str, index: int) -> None:
-    """Adds a note to an error that says where in the pipeline it happened."""
+    """Adds a note to an error that names the stage of the pipeline."""
     error.add_note(f"In the function of {stage}, called for element {index} of the dataset.")

@@ -1,4 +1,4 @@
-"""Iterators over datasets, and the optional elements that they give."""
+"""Iterators over datasets, and the optional elements that they return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unison.tracebacks import filter_traceback
 
 _NOTHING = object()
 
-#: What a state consists of, and the number of its format.
+#: The parts of a state, and the version of its format.
 _KEYS = ("version", "pipeline", "position", "data")
 
 _REMEDY = "Begin a new epoch, or take another checkpoint."
@@ -26,15 +26,15 @@ _VERSION = 1
 
 
 class ElementIterator:
-    """The elements of a dataset, one after the other.
+    """The consecutive elements of a dataset.
 
     Args:
         elements: The elements.
-        element_spec: What the elements are; called when somebody asks.
+        element_spec: Returns their specs.
         optional: The class of the optional elements.
 
     Examples:
-        Going on in the middle of a pass, here with another iterator, elsewhere in another process:
+        Resuming in the middle of a pass, here with another iterator, elsewhere in another process:
 
         >>> from unison.data import Dataset
         >>> dataset = Dataset.range(6).shuffle(6, seed=1).batch(2)
@@ -61,7 +61,7 @@ class ElementIterator:
 
     @property
     def element_spec(self) -> Any:
-        """What the elements are."""
+        """The specs of the elements."""
         return self._element_spec()
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,7 +73,7 @@ class ElementIterator:
         return self._meter.next(self._elements)
 
     def statistics(self) -> InputStatistics:
-        """Returns how many elements were given, and how long the loop waited for them.
+        """Returns the number of returned elements, and the time for which the loop waited for them.
 
         Examples:
             >>> from unison.data import Dataset
@@ -89,7 +89,7 @@ class ElementIterator:
         """Returns the next element.
 
         Raises:
-            OutOfRangeError: There is none left.
+            OutOfRangeError: There is no further element.
         """
         try:
             return next(self)
@@ -97,37 +97,37 @@ class ElementIterator:
             raise OutOfRangeError(message="End of sequence") from None
 
     def get_next_as_optional(self) -> Optional:
-        """Returns the next element, or the word that there is none."""
+        """Returns the next element as an optional, which is empty at the end."""
         try:
             return self._optional(next(self), self._element_spec)
         except StopIteration:
             return self._optional(_NOTHING, self._element_spec)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns where the iterator is.
+        """Returns the position of the iterator.
 
-        What waits in the buffers of transformations (`shuffle`, `window`, `prefetch`) is part of
-        it; what can be computed again, as the order of a shuffled array, is not. A `Checkpoint`
-        that is given the iterator saves it.
+        The buffers of transformations (`shuffle`, `window`, `prefetch`) are part of
+        it; what can be computed again, such as the order of a shuffled array, is not. A
+        `Checkpoint` that contains the iterator saves it.
 
         Returns:
             Text and arrays, for `set_state`; nothing in it needs pickling.
 
         Raises:
-            TypeError: A buffer holds what cannot be kept, or the elements are no pipeline's.
+            TypeError: A buffer holds what cannot be saved, or the elements are not a pipeline's.
         """
         return self._pipeline.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where another iterator over an equal dataset was; the next passes, too.
+        """Resumes at the position of another iterator over an equal dataset; the next passes, too.
 
-        A generator is read anew up to there; every other source is entered where it was left.
+        A generator is read again up to the position; all other sources resume directly.
 
         Args:
-            state: What its `get_state` returned.
+            state: The result of `get_state`.
 
         Raises:
-            ValueError: It is the state of another pipeline. The iterator stays where it is.
+            ValueError: It is the state of another pipeline. The iterator keeps its position.
         """
         self._pipeline.set_state(state)
 
@@ -143,7 +143,7 @@ class ElementIterator:
 
 
 class Optional:
-    """An element, or none: what `get_next_as_optional` returns.
+    """An element, or none: the result of `get_next_as_optional`.
 
     TF: `tf.experimental.Optional`.
     """
@@ -159,12 +159,12 @@ class Optional:
 
     @classmethod
     def empty(cls, element_spec: Any) -> Self:
-        """Returns the word that there is no element."""
+        """Returns the empty optional."""
         return cls(_NOTHING, lambda: element_spec)
 
     @property
     def element_spec(self) -> Any:
-        """What the element is."""
+        """The specs of the element."""
         return self._element_spec()
 
     def has_value(self) -> Any:
@@ -175,7 +175,7 @@ class Optional:
         """Returns the element.
 
         Raises:
-            InvalidArgumentError: There is none.
+            InvalidArgumentError: It is empty.
         """
         if self._value is _NOTHING:
             raise InvalidArgumentError(message="The given optional does not have a value.")
@@ -185,11 +185,11 @@ class Optional:
 class PlanElements(Iterator[Any]):
     """The elements of a plan, with the structure around their leaves.
 
-    After an error it goes on with the element behind.
+    After an error, it continues with the next element.
 
     Args:
         plan: The plan.
-        shown: Makes what is seen of a leaf.
+        shown: Converts a leaf for the user.
     """
 
     def __init__(self, plan: Plan, shown: Callable[[Any], Any]):
@@ -198,13 +198,13 @@ class PlanElements(Iterator[Any]):
         self._shown = shown
 
     def get_state(self) -> dict[str, Any]:
-        """Returns where they are; see `ElementIterator.get_state`."""
+        """Returns their position; see `ElementIterator.get_state`."""
         position, data = encode(self._reading.state())
         pipeline = self._plan.description
         return {"version": _VERSION, "pipeline": pipeline, "position": position, "data": data}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where others were; see `ElementIterator.set_state`."""
+        """Resumes at another position; see `ElementIterator.set_state`."""
         texts = "pipeline", "position"
         has_keys = isinstance(state, dict) and state.keys() == {*_KEYS}
         if not has_keys or not all(isinstance(state[key], str) for key in texts):
@@ -226,7 +226,7 @@ class PlanElements(Iterator[Any]):
         try:
             self._reading.restore(position)
         except (LookupError, TypeError, AttributeError, OverflowError) as error:
-            # A function of the user's may fail as well, where elements are read again.
+            # A user's function may fail as well, if elements are read again.
             if isinstance(error, OpError) or not raised_by(error, "unison", "numpy"):
                 raise
             reason = f"{type(error).__name__}: {error}"
@@ -240,7 +240,7 @@ class PlanElements(Iterator[Any]):
 
 
 def require_python(what: str) -> None:
-    """Raises where a program is being traced, of which every run would see the same element."""
+    """Raises if a program is being traced: every run of it would use the same element."""
     lift = current_lift()
     needs_python(what)
     if lift is not None:

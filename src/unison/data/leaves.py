@@ -1,4 +1,4 @@
-"""The leaves of elements as NumPy has them, one by one and stacked.
+"""The leaves of elements as NumPy's types, single and stacked.
 
 Numbers are arrays or NumPy scalars of their own dtype, also of 64 bits. Text is `bytes`, and
 arrays of text are arrays of `bytes` objects. The elements of a window are datasets; their leaf is
@@ -17,14 +17,14 @@ from unison.errors import InvalidArgumentError
 
 
 class NestedDataset:
-    """Base of the leaves that are no arrays but plans of datasets."""
+    """Base of the leaves that are not arrays but plans of datasets."""
 
 
 def as_leaf(value: Any) -> Any:
     """Returns `value` as a leaf.
 
     Args:
-        value: Anything that NumPy makes an array of numbers or text of, or a dataset.
+        value: Anything that NumPy converts to an array of numbers or text, or a dataset.
 
     Raises:
         TypeError: `value` is neither.
@@ -48,14 +48,14 @@ def as_leaf(value: Any) -> Any:
     array = _as_array(value)
     if array.dtype.kind in "OSUT":
         array = _as_text(array, value)
-    # Of an array without axes, NumPy gives the scalar, or the `bytes`.
+    # For an array without axes, NumPy returns the scalar, or the `bytes`.
     return array if array.ndim else array[()]
 
 
 def _as_array(value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
-        # NumPy's own arrays of bytes end each of them at its last byte that is not 0.
+        # NumPy's own arrays of bytes strip trailing zeros.
         return np.array(value, object) if array.dtype.kind == "S" else array
     except ValueError as error:
         raise ValueError(
@@ -91,17 +91,17 @@ def is_text(leaf: Any) -> bool:
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
-    """Returns the shape of a leaf that is no dataset."""
+    """Returns the shape of a leaf that is not a dataset."""
     return getattr(leaf, "shape", ())
 
 
 def dtype_of(leaf: Any) -> np.dtype:
-    """Returns the dtype of a leaf that is no dataset; `object` for text."""
+    """Returns the dtype of a leaf that is not a dataset; `object` for text."""
     return np.dtype(object) if isinstance(leaf, bytes) else leaf.dtype
 
 
 def stack(elements: Sequence[Leaves]) -> Leaves:
-    """Returns consecutive elements, of which there is at least one, stacked along a new axis 0.
+    """Returns consecutive elements, at least one, stacked along a new axis 0.
 
     Raises:
         InvalidArgumentError: A leaf has different shapes or dtypes.
@@ -135,12 +135,12 @@ def _stack_leaf(leaves: list[Any], index: int) -> np.ndarray:
 
 
 def count_rows(block: Leaves) -> int:
-    """Returns the number of elements that are stacked in `block`."""
+    """Returns the number of elements stacked in `block`."""
     return block[0].shape[0]
 
 
 def concatenate(blocks: Sequence[Leaves]) -> Leaves:
-    """Returns blocks of stacked elements as one.
+    """Returns blocks of stacked elements as one block.
 
     Raises:
         InvalidArgumentError: Their elements have different shapes.
@@ -161,21 +161,21 @@ def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns a copy of the rows at `indices`, in that order.
 
     Raises:
-        IndexError: There is no such row.
+        IndexError: An index is out of range.
 
     Examples:
         >>> table = np.arange(6).reshape(2, 3)
         >>> gathered(table, np.array([1])), gathered(table.T, np.array([2, 0])).tolist()
         (array([[3, 4, 5]]), [[2, 5], [0, 3]])
     """
-    # `take` copies whole rows, in two thirds of the time; but an array whose rows are not one
-    # behind the other it would copy first, all of it.
+    # `take` copies whole rows, in two thirds of the time; but it would first copy all of an
+    # array whose rows are not contiguous.
     is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
     return array.take(indices, axis=0) if is_plain else array[indices]
 
 
 def read_only(array: Any) -> Any:
-    """Returns a view of `array` that cannot be written through: a source's data stays."""
+    """Returns a read-only view of `array`: a source's data is not changed."""
     if not isinstance(array, np.ndarray):
         return array
     view = array.view()

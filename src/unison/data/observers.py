@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Called whenever a dataset is made: others may take datasets then.
+#: Called whenever a dataset is created: from then on, arguments may be datasets.
 when_made: list[Callable[[], None]] = []

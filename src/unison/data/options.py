@@ -1,4 +1,4 @@
-"""Options of datasets, and of how strategies distribute them."""
+"""Options of datasets, and of their distribution by strategies."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from unison.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How the input of several workers is divided between them.
+    """The division of the input between several workers.
 
     * `DATA`: the workers share every global batch, as the replicas of one worker do: W workers of
-      R replicas get what one worker of W x R replicas gets. A worker reads and maps its own
-      examples only, where their order tells which they are; else it computes whole batches.
-    * `FILE`: worker i reads every W-th file, from the i-th on, in batches of its replicas' sizes.
-      Fewer files than workers, and sources that are no files, are errors.
-    * `AUTO`: `FILE`, where the elements come from at least W files one by one (not through `take`
-      or `zip`, say); else `DATA`.
-    * `HINT`: `dataset.shard(SHARD_HINT, SHARD_HINT)` says where.
-    * `OFF`: every worker reads everything.
+      R replicas get what one worker of W x R replicas gets. A worker only reads and maps its own
+      examples if the order determines them; otherwise it computes whole batches.
+    * `FILE`: worker i reads every W-th file, starting at the i-th, in batches of its replicas'
+      sizes. Fewer files than workers, and sources that are not files, are errors.
+    * `AUTO`: `FILE` if the elements come from at least W files one by one (not through `take`
+      or `zip`, say); otherwise `DATA`.
+    * `HINT`: the elements are divided at `dataset.shard(SHARD_HINT, SHARD_HINT)`.
+    * `OFF`: every worker reads all elements.
 
-    On one worker, it decides how global batches are divided between the replicas: under `AUTO`
-    and `DATA` each batch for itself, under the others the stream of examples, so that a replica
+    With one worker, it determines the division of global batches between the replicas: under `AUTO`
+    and `DATA` each batch is divided, under the others the stream of examples, so that a replica
     gets full batches as long as there are examples.
 
     TF: `tf.data.experimental.AutoShardPolicy` (there, `DATA` gives a worker every W-th batch of
@@ -41,14 +41,14 @@ class AutoShardPolicy(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of a dataset; None where nothing was said.
+    """Options of a dataset; None if an option is not set.
 
     Attributes:
         auto_shard_policy: How strategies divide the dataset.
-        deterministic: Whether the transformations that follow keep the order of the elements
-            where they are not told themselves, by their own `deterministic`.
-        num_threads: In how many threads the functions of each transformation that follows are
-            called at most; as many under `AUTOTUNE`.
+        deterministic: Whether the transformations that follow keep the order of the elements,
+            unless their own `deterministic` is set.
+        num_threads: The maximum number of threads for the functions of each transformation that
+            follows; the number under `AUTOTUNE`.
     """
 
     auto_shard_policy: AutoShardPolicy | None = None
@@ -63,18 +63,18 @@ class Options:
             )
 
     def keeps_order(self, deterministic: bool | None) -> bool:
-        """Whether a transformation keeps the order that was told `deterministic`."""
+        """Whether a transformation with this argument `deterministic` keeps the order."""
         said = self.deterministic if deterministic is None else deterministic
         return said is not False
 
     def parallel_calls(self, asked_for: int | None) -> int | None:
-        """Returns the number of parallel calls of a transformation that was told `asked_for`."""
+        """Returns the number of parallel calls of a transformation, given its argument."""
         if asked_for is None or self.num_threads is None:
             return asked_for
         return self.num_threads if asked_for == AUTOTUNE else min(asked_for, self.num_threads)
 
     def merge(self, other: Options) -> Options:
-        """Returns what either says; `other` where both do."""
+        """Returns both options merged; those of `other` take precedence."""
         said = {name: value for name, value in vars(other).items() if value is not None}
         return dataclasses.replace(self, **said)
 
@@ -93,7 +93,7 @@ class WithOptions(SameElements):
         return self._input.stream()
 
 
-#: `dataset.shard(SHARD_HINT, SHARD_HINT)` says where to divide under `AutoShardPolicy.HINT`.
+#: Marks where to divide under `AutoShardPolicy.HINT`: `dataset.shard(SHARD_HINT, SHARD_HINT)`.
 #: TF: `tf.data.experimental.SHARD_HINT`.
 SHARD_HINT = -1
 
@@ -109,7 +109,7 @@ class ShardHere(SameElements):
 
 
 def options_of(plan: Plan) -> Options:
-    """Returns the options that a plan and its inputs have, the outer ones before the inner."""
+    """Returns the options of a plan and its inputs, the outer ones before the inner."""
     options = Options()
     for source in plan.inputs:
         options = options.merge(options_of(source))
@@ -117,28 +117,28 @@ def options_of(plan: Plan) -> Options:
 
 
 class InputReplicationMode(enum.Enum):
-    """Who calls the function of `distribute_datasets_from_function`.
+    """The calls of the function of `distribute_datasets_from_function`.
 
     TF: `tf.distribute.InputReplicationMode`.
     """
 
-    #: Each worker once; its replicas take batches in turn.
+    #: Once per worker; its replicas take batches in turn.
     PER_WORKER = "PER_WORKER"
-    #: Each replica, for a dataset of its own.
+    #: Once per replica, for its own dataset.
     PER_REPLICA = "PER_REPLICA"
 
 
 class InputOptions(NamedTuple):
-    """How a strategy brings batches to its replicas.
+    """The transfer of batches to a strategy's replicas.
 
     Attributes:
-        experimental_fetch_to_device: Whether batches are put on the replicas' devices, ahead of
-            time; otherwise they stay on the host.
-        experimental_replication_mode: Who calls the dataset function.
+        experimental_fetch_to_device: Whether batches are copied to the replicas' devices ahead of
+            their use; otherwise they stay on the host.
+        experimental_replication_mode: The calls of the dataset function.
         experimental_place_dataset_on_device: Whether the dataset itself is placed on the devices;
-            takes `experimental_fetch_to_device=False` and `PER_REPLICA`. It makes no difference
-            here: elements are computed on the host, and fetched.
-        experimental_per_replica_buffer_size: How many batches a replica may be ahead.
+            requires `experimental_fetch_to_device=False` and `PER_REPLICA`. It makes no difference
+            here: elements are computed on the host, and copied.
+        experimental_per_replica_buffer_size: The number of batches that a replica reads ahead.
 
     TF: `tf.distribute.InputOptions`.
     """
@@ -150,14 +150,14 @@ class InputOptions(NamedTuple):
 
 
 class InputContext:
-    """What a dataset function knows of the input pipeline that it makes.
+    """The context in which a dataset function creates an input pipeline.
 
     Args:
-        num_input_pipelines: How many there are: one a worker.
-        input_pipeline_id: Which of them this is.
+        num_input_pipelines: The number of pipelines: one per worker.
+        input_pipeline_id: The index of this one.
         num_replicas_in_sync: The number of replicas on all workers.
-        batch_shares: The part of a global batch of each replica that takes batches of this
-            pipeline, where the strategy has `batch_shares`.
+        batch_shares: The parts of a global batch of the replicas that take batches of this
+            pipeline, if the strategy has `batch_shares`.
 
     TF: `tf.distribute.InputContext`.
     """
@@ -177,7 +177,7 @@ class InputContext:
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns the size of a replica's batch.
 
-        Under `batch_shares`, it is the replica's share, of which there must be one for all
+        With `batch_shares`, it is the replica's share, which must be the same for all
         replicas of the pipeline.
 
         Raises:

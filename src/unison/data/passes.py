@@ -1,4 +1,4 @@
-"""The passes over a plan: every iteration from the first element on is one, with a number."""
+"""The passes over a plan: every iteration from the first element is one, with a number."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class Passes:
-    """Counts the passes over a plan, whichever threads make them.
+    """Counts the passes over a plan, from all threads.
 
-    With the seed and an element's index, the number of the pass determines what is drawn.
+    The seed, an element's index and the number of the pass determine random numbers.
 
     Args:
-        begun: How many have begun.
+        begun: The number of passes that have begun.
 
     Examples:
         >>> passes = Passes()
@@ -34,17 +34,17 @@ class Passes:
             return self._begun - 1
 
     def resume(self, number: int) -> None:
-        """Takes note that pass `number`, begun elsewhere, goes on here: later ones follow it."""
+        """Records that pass `number`, begun elsewhere, continues here: later ones follow it."""
         with self._lock:
             self._begun = max(self._begun, number + 1)
 
     def state(self) -> int:
-        """Returns how many passes have begun."""
+        """Returns the number of passes that have begun."""
         with self._lock:
             return self._begun
 
     def restore(self, state: int) -> None:
-        """Goes on, or back, to where `state` passes have begun."""
+        """Sets the number of passes that have begun to `state`."""
         with self._lock:
             self._begun = state
 

@@ -1,11 +1,11 @@
-"""Plans: what a dataset is made of, and how its elements are computed.
+"""Plans: the sources and transformations of a dataset, and the computation of its elements.
 
 A `Dataset` is a plan: a tree of `Plan`s, one for each source and transformation. Iterating opens
-a `Stream`, one for each plan, which knows where it is. Wherever the meaning allows it, elements
+a `Stream` for each plan, which has a position. Where the semantics permit, elements
 are computed as whole blocks:
 
-* `Stream.next_block` gives consecutive elements stacked, which is what `batch` asks for;
-* `Plan.rows` gives access by index, which lets `shuffle` permute numbers and not elements.
+* `Stream.next_block` returns consecutive elements stacked, for `batch`;
+* `Plan.rows` is access by index, with which `shuffle` permutes numbers and not elements.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from unison.data.structure import Leaves, Structure
 #: The cardinality of a dataset that never ends. TF: `tf.data.INFINITE_CARDINALITY`.
 INFINITE = -1
 
-#: The cardinality of a dataset whose length only iterating tells.
+#: The cardinality of a dataset whose length is known only after iterating.
 #: TF: `tf.data.UNKNOWN_CARDINALITY`.
 UNKNOWN = -2
 
-#: Lets the library choose: a number of threads, the size of a buffer. TF: `tf.data.AUTOTUNE`.
+#: The library chooses: a number of threads, the size of a buffer. TF: `tf.data.AUTOTUNE`.
 AUTOTUNE = -1
 
 
 class Stream(abc.ABC):
-    """The elements of a plan, from the first on; opened by `Plan.stream`.
+    """The elements of a plan, from the first; opened by `Plan.stream`.
 
-    Everything that decides what comes next is in its attributes. Those that reading changes are
-    named in `moving`; what they hold is the stream's state.
+    Its attributes determine the next element. Those that change with reading are
+    named in `moving`; their values are the stream's state.
     """
 
-    #: The attributes that reading changes. They hold numbers, text, arrays, elements, random
+    #: The attributes that change with reading. They hold numbers, text, arrays, elements, random
     #: generators, other streams, and lists of these.
     moving: ClassVar[Sequence[str]] = ()
 
     def state(self) -> State:
-        """Returns where the stream is; see `restore`."""
+        """Returns the position of the stream; see `restore`."""
         if not self.moving:
             raise TypeError(
                 f"{type(self).__qualname__} must name in `moving` what reading changes."
@@ -55,10 +55,10 @@ class Stream(abc.ABC):
         return {name: state_of(getattr(self, name)) for name in self.moving}
 
     def restore(self, state: State) -> None:
-        """Goes to where another stream of the same plan, also of another process, was.
+        """Resumes at the position of another stream of the same plan, also of another process.
 
         Args:
-            state: What its `state` returned.
+            state: The result of its `state`.
 
         Raises:
             ValueError: It is the state of another kind of stream.
@@ -73,10 +73,10 @@ class Stream(abc.ABC):
 
     @abc.abstractmethod
     def next(self) -> Leaves | None:
-        """Returns the next element; None at the end, and ever after."""
+        """Returns the next element; None at the end, also in further calls."""
 
     def next_block(self, count: int) -> Leaves | None:
-        """Returns the next elements stacked: `count` of them, fewer at the end, None after it.
+        """Returns up to `count` of the next elements, stacked; None at the end.
 
         Raises:
             InvalidArgumentError: They have different shapes.
@@ -87,7 +87,7 @@ class Stream(abc.ABC):
         return stack(elements) if elements else None
 
     def skip(self, count: int) -> None:
-        """Passes over the next `count` elements, or those that are left."""
+        """Skips the next `count` elements."""
         for _ in range(count):
             if self.next() is None:
                 return
@@ -140,23 +140,23 @@ class RowsStream(Stream):
 
 
 class Observer(Protocol):
-    """Opens streams and access by index itself, and so sees what they do."""
+    """Opens streams and access by index itself, to observe them."""
 
     def stream(self, plan: Plan, open_stream: Callable[[], Stream]) -> Stream:
-        """Returns a stream of `plan`, like that of `open_stream`."""
+        """Returns a stream of `plan`, as `open_stream` does."""
         ...
 
     def rows(self, plan: Plan, open_rows: Callable[[], Rows | None]) -> Rows | None:
-        """Returns access by index to `plan`, like that of `open_rows`."""
+        """Returns access by index to `plan`, as `open_rows` does."""
         ...
 
 
-#: Sees all that is opened; None for nobody. See `unison.data.statistics.timing`.
+#: Observes all that is opened; None if nothing does. See `unison.data.statistics.timing`.
 observer: Observer | None = None
 
 
 def _observed(rows: Callable[[Any], Rows | None]) -> Callable[[Any], Rows | None]:
-    """Returns a plan's method `rows` that lets the observer open them."""
+    """Returns a plan's method `rows`, with which the observer opens them."""
 
     @functools.wraps(rows)
     def opened(self: Plan) -> Rows | None:
@@ -170,19 +170,19 @@ def _observed(rows: Callable[[Any], Rows | None]) -> Callable[[Any], Rows | None
 class Plan(NestedDataset):
     """A source or a transformation.
 
-    A subclass gives `_stream` or `rows`, and says what it knows of its elements beforehand
+    A subclass implements `_stream` or `rows`, and returns what is known of its elements in advance
     (`cardinality`, `signature_from`).
     """
 
-    #: What the dataset is called in messages.
+    #: The name of the dataset in messages.
     name: ClassVar[str]
     inputs: Sequence[Plan] = ()
 
-    #: The attributes that, with the inputs, tell it from other plans of its class: numbers, text,
-    #: and tuples of them. A state of another plan is refused.
+    #: The attributes that, with the inputs, distinguish it from other plans of its class: numbers,
+    #: text, and tuples of them. A state of another plan is rejected.
     identity: ClassVar[Sequence[str]] = ()
 
-    #: The attributes that passes change and later passes depend on: a number of passes.
+    #: The attributes that passes change and later passes depend on: the number of passes.
     lasting: ClassVar[Sequence[str]] = ()
 
     _found_signature: Signature | None = None
@@ -193,29 +193,29 @@ class Plan(NestedDataset):
             setattr(cls, "rows", _observed(vars(cls)["rows"]))  # noqa: B010
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
-        """Returns what the elements are, where those of the inputs are `inputs`.
+        """Returns the signature of the elements, given those of the inputs.
 
-        None where only an element would tell.
+        None if only an element would determine it.
         """
         del inputs
         return None
 
     @property
     def known_signature(self) -> Signature | None:
-        """What the elements are; None where only one of them would tell."""
+        """The signature of the elements; None if only an element would determine it."""
         inputs = [plan.known_signature for plan in self.inputs]
         known = [signature for signature in inputs if signature is not None]
         return self.signature_from(known) if len(known) == len(inputs) else None
 
     @property
     def signature(self) -> Signature:
-        """What the elements are; looks at the first one where nothing else tells.
+        """The signature of the elements; computes the first one if nothing else determines it.
 
         Raises:
-            ValueError: There is none to look at.
+            ValueError: There is no element to compute.
         """
-        # No functools.cached_property: before Python 3.12 it holds one lock for all plans, also
-        # while the first element is computed, for which threads may want another plan's signature.
+        # Not functools.cached_property: before Python 3.12 it holds one lock for all plans, also
+        # while the first element is computed, for which threads may need another plan's signature.
         if self._found_signature is None:
             self._found_signature = self._find_signature()
         return self._found_signature
@@ -231,13 +231,13 @@ class Plan(NestedDataset):
                 f"What the elements of {self.name} are is known from the first one, and there is "
                 "none. Ask its source for the element_spec."
             )
-        # One element does not tell the sizes of all.
+        # One element does not determine the sizes of all.
         signature = Signature.of(first, self.structure)
         return signature.map(lambda spec: spec.with_unknown_sizes())
 
     @property
     def structure(self) -> Structure:
-        """The structure of the elements; of one that has been computed, always known."""
+        """The structure of the elements; known once an element has been computed."""
         return self.signature.structure
 
     def cardinality(self) -> int:
@@ -245,17 +245,17 @@ class Plan(NestedDataset):
         return UNKNOWN
 
     def rows(self) -> Rows | None:
-        """Returns access by index; None where there is none."""
+        """Returns access by index; None if it is not available."""
         return None
 
     def sample(self) -> Leaves | None:
-        """Returns one of the elements, to try a function on; None where that would be work, or
-        would be seen by users.
+        """Returns one of the elements, to try a function on; None if this would take long, or
+        would have effects that users notice.
         """
         return None
 
     def stream(self) -> Stream:
-        """Opens the elements from the first on."""
+        """Opens the elements, from the first."""
         return self._open() if observer is None else observer.stream(self, self._open)
 
     def _open(self) -> Stream:
@@ -267,12 +267,12 @@ class Plan(NestedDataset):
 
     @property
     def opened(self) -> Sequence[Plan]:
-        """The plans that its streams read: the inputs, and such as choose between them."""
+        """The plans that its streams read: the inputs, and plans that choose between them."""
         return self.inputs
 
     @property
     def description(self) -> str:
-        """The plan in one line, as `Slices(length=9).Shuffle(buffer_size=5).Batch(size=2)`."""
+        """The plan in one line, such as `Slices(length=9).Shuffle(buffer_size=5).Batch(size=2)`."""
         values = (f"{name.lstrip('_')}={getattr(self, name)!r}" for name in self.identity)
         own = f"{self.name}({', '.join(values)})"
         inputs = [plan.description for plan in self.opened]
@@ -281,11 +281,11 @@ class Plan(NestedDataset):
         return ".".join([*inputs, own])
 
     def memory(self) -> State:
-        """Returns what the passes so far have left behind for later ones."""
+        """Returns the state of earlier passes that affects later ones."""
         return {name: state_of(getattr(self, name)) for name in self.lasting}
 
     def remember(self, memory: State) -> None:
-        """Takes over what passes over an equal plan have left behind; see `memory`."""
+        """Restores this state, of passes over an equal plan; see `memory`."""
         for name in self.lasting:
             setattr(self, name, restored(getattr(self, name), memory[name]))
 
@@ -298,7 +298,7 @@ class Plan(NestedDataset):
 
     @property
     def batch_size(self) -> int | None:
-        """How many examples every element holds, but for the last ones; None if unknown."""
+        """The number of examples in every element except the last ones; None if unknown."""
         signature = self.known_signature
         return None if signature is None else signature.batch_size
 
@@ -328,7 +328,7 @@ class Transformation(Plan):
 
 
 class SameElements(Transformation):
-    """Base of the transformations that change no element."""
+    """Base of the transformations that do not change elements."""
 
     def sample(self) -> Leaves | None:
         return self._input.sample()
@@ -342,7 +342,7 @@ class SameElements(Transformation):
 
 
 class Reading:
-    """The elements of a plan being read, by which they can be read on elsewhere.
+    """The elements of a plan that is read, with a state at which reading can resume elsewhere.
 
     Args:
         plan: The plan.
@@ -350,30 +350,30 @@ class Reading:
 
     def __init__(self, plan: Plan):
         self._plan = plan
-        # What decides how the plan is opened may be another thing when the state is asked for: a
+        # The way in which the plan was opened may differ when the state is requested: a
         # cache may have been filled.
         self._before = memories_of(plan)
         #: The elements.
         self.stream = plan.stream()
 
     def state(self) -> State:
-        """Returns where it is, and what passes over the plan have left behind."""
+        """Returns its position, and the state of passes over the plan."""
         return {"before": self._before, **position_of(self._plan, self.stream)}
 
     def restore(self, state: State) -> None:
-        """Goes to where another one, of an equal plan, was; where that fails, nothing changes."""
+        """Resumes at the state of another one, of an equal plan; if it fails, nothing changes."""
         self.stream = stream_at(self._plan, state)
         self._before = state["before"]
 
 
 def position_of(plan: Plan, stream: Stream) -> State:
-    """Returns where a stream over `plan` is, with what `stream_at` needs to go on from there."""
+    """Returns the position of a stream over `plan`, from which `stream_at` resumes."""
     memories = memories_of(plan)
     while True:
         position = {"plans": memories, "stream": stream.state()}
         memories = memories_of(plan)
-        # Otherwise a thread that reads ahead has begun another pass beside; it has soon read what
-        # may wait.
+        # Otherwise, a thread that reads ahead has begun another pass; it soon fills its
+        # buffer.
         if is_same(memories, position["plans"]):
             return position
 
@@ -383,7 +383,7 @@ def stream_at(plan: Plan, position: State) -> Stream:
 
     Args:
         plan: The plan, or an equal one; see `Plan.description`.
-        position: What `position_of` returned, or `Reading.state`.
+        position: The result of `position_of`, or of `Reading.state`.
     """
     present = memories_of(plan)
     try:
@@ -393,14 +393,14 @@ def stream_at(plan: Plan, position: State) -> Stream:
     except BaseException:
         recall(plan, present)
         raise
-    # Opening a stream is the beginning of a pass, which this one is not.
+    # Opening a stream counts a pass, but this one continues a pass.
     recall(plan, position["plans"])
     return stream
 
 
 @contextlib.contextmanager
 def looking_at(plan: Plan) -> Iterator[None]:
-    """Inside, what is read of a plan is a look at it, and no pass."""
+    """Inside, reading a plan does not count as a pass."""
     before = memories_of(plan)
     try:
         yield
@@ -409,23 +409,23 @@ def looking_at(plan: Plan) -> Iterator[None]:
 
 
 def memories_of(plan: Plan) -> list[State]:
-    """Returns what passes over a plan, and what it is made of, have left behind for later ones.
+    """Returns the state of earlier passes over a plan, and its inputs, that affects later ones.
 
-    It says nothing of transformations that leave nothing behind, which an equal plan may lack:
+    Transformations without such a state are left out, since an equal plan may lack them:
     options, batches of other sizes.
     """
     return [memory for each in _tree(plan) if (memory := each.memory())]
 
 
 def recall(plan: Plan, memories: Sequence[State]) -> None:
-    """Lets the passes over a plan go on as those over an equal one would; see `memories_of`."""
+    """Restores the state of passes over an equal plan; see `memories_of`."""
     remembering = (each for each in _tree(plan) if each.memory())
     for each, memory in zip(remembering, memories, strict=True):
         each.remember(memory)
 
 
 def _tree(plan: Plan) -> Iterator[Plan]:
-    """Yields a plan, and what it is made of."""
+    """Yields a plan, and its inputs."""
     yield plan
     for source in plan.opened:
         yield from _tree(source)

@@ -1,4 +1,4 @@
-"""Random numbers that a seed and counters determine, wherever and whenever they are drawn."""
+"""Random numbers that are determined by a seed and counters, wherever they are drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def random_generator(seed: int, *counters: int) -> np.random.Generator:
-    """Returns the generator that belongs to a seed and counters (an epoch, a purpose).
+    """Returns the generator of a seed and counters (an epoch, a purpose).
 
     Examples:
         >>> random_generator(7, 0).integers(100) == random_generator(7, 0).integers(100)
@@ -17,7 +17,7 @@ def random_generator(seed: int, *counters: int) -> np.random.Generator:
 
 
 def fresh_seed() -> int:
-    """Returns a seed for where none was given.
+    """Returns a seed, if the user has given none.
 
     It is drawn from NumPy's global generator, so that `np.random.seed` (and with it
     `keras.utils.set_random_seed`) makes a program repeatable.

@@ -1,4 +1,4 @@
-"""The datasets of files of records: TFRecords, and records of one length."""
+"""Datasets of files of records: TFRecords, and fixed-length records."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TFRecordDataset(Dataset):
     Args:
         filenames: The name of a file, several, or a dataset of names.
         compression_type: "GZIP", "ZLIB", or nothing.
-        buffer_size: How many bytes are read of a file at once.
-        num_parallel_reads: How many files are read at a time, each ahead in a thread, their
-            records in turn; default: one file after the other, without threads.
-        on_corrupt: "raise" a `DataLossError` that says where a record is damaged, or "skip" it:
-            then reading goes on with the next record that is whole, and `num_skipped` counts.
+        buffer_size: The number of bytes of a file that are read at a time.
+        num_parallel_reads: The number of files that are read at a time, each ahead in a thread,
+            their records in turn; default: one file after another, without threads.
+        on_corrupt: "raise" a `DataLossError` with the position of a corrupt record, or "skip" it:
+            then reading continues with the next complete record, and `num_skipped` counts.
 
     Examples:
         >>> from unison.data.files import TFRecordWriter
@@ -62,22 +62,22 @@ class TFRecordDataset(Dataset):
 
     @property
     def num_skipped(self) -> int:
-        """How many damaged records this process has passed over, in all passes together."""
+        """The number of corrupt records that this process has skipped, in all passes together."""
         return self._skipped.count
 
 
 class FixedLengthRecordDataset(Dataset):
-    """The records of files of records of one length, as `bytes`.
+    """The records of files of fixed-length records, as `bytes`.
 
     Args:
         filenames: The name of a file, several, or a dataset of names.
         record_bytes: The length of a record.
-        header_bytes: How many bytes come before the first record of a file.
-        footer_bytes: How many come after the last one.
-        buffer_size: How many bytes are read of a file at once.
+        header_bytes: The number of bytes before the first record of a file.
+        footer_bytes: The number of bytes after the last one.
+        buffer_size: The number of bytes of a file that are read at a time.
         compression_type: "GZIP", "ZLIB", or nothing.
-        num_parallel_reads: How many files are read at a time, each ahead in a thread, their
-            records in turn; default: one file after the other, without threads.
+        num_parallel_reads: The number of files that are read at a time, each ahead in a thread,
+            their records in turn; default: one file after another, without threads.
 
     TF: `tf.data.FixedLengthRecordDataset`.
     """

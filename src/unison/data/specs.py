@@ -1,4 +1,4 @@
-"""What is known of a dataset's elements beforehand: their structure, shapes and dtypes."""
+"""The structure, shapes and dtypes of a dataset's elements, known in advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ArraySpec:
     """The shape and dtype of one leaf.
 
     Attributes:
-        shape: The sizes, None for one that is not known; None: not even their number is known.
+        shape: The sizes, None for an unknown one; None: even their number is unknown.
         dtype: NumPy's dtype; `object` for text.
         name: A name, without meaning.
     """
@@ -28,10 +28,10 @@ class ArraySpec:
 
     @classmethod
     def like(cls, spec: Any) -> ArraySpec:
-        """Returns the spec of anything that has a shape and a dtype: a `tf.TensorSpec`, an array.
+        """Returns the spec of any object with a shape and a dtype: a `tf.TensorSpec`, an array.
 
         Raises:
-            TypeError: `spec` has not.
+            TypeError: `spec` does not have them.
         """
         if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
             raise TypeError(
@@ -43,20 +43,20 @@ class ArraySpec:
 
     @classmethod
     def of(cls, leaf: Any) -> Any:
-        """Returns the spec of a leaf; of a dataset, the `DatasetSpec`."""
+        """Returns the spec of a leaf; for a dataset, the `DatasetSpec`."""
         if isinstance(leaf, NestedDataset):
             return DatasetSpec(leaf)
         return cls(shape_of(leaf), dtype_of(leaf))
 
     def batched(self, size: int | None) -> ArraySpec:
-        """Returns the spec of `size` such leaves stacked."""
+        """Returns the spec of `size` stacked leaves."""
         return ArraySpec(None if self.shape is None else (size, *self.shape), self.dtype)
 
     def unbatched(self) -> ArraySpec:
         """Returns the spec of one row.
 
         Raises:
-            ValueError: There are no rows: the leaf is a scalar.
+            ValueError: It has no rows: the leaf is a scalar.
         """
         if self.shape == ():
             raise ValueError(
@@ -65,7 +65,7 @@ class ArraySpec:
         return ArraySpec(None if self.shape is None else self.shape[1:], self.dtype)
 
     def widened(self, other: Any) -> ArraySpec:
-        """Returns the narrowest spec that describes what both do.
+        """Returns the narrowest spec that describes both.
 
         Raises:
             ValueError: The dtypes differ.
@@ -78,11 +78,11 @@ class ArraySpec:
         return ArraySpec(tuple(a if a == b else None for a, b in pairs), self.dtype)
 
     def with_unknown_sizes(self) -> ArraySpec:
-        """Returns the spec that says the number of axes, but no size."""
+        """Returns the spec with the number of axes, and unknown sizes."""
         return ArraySpec(None if self.shape is None else (None,) * len(self.shape), self.dtype)
 
     def describes(self, leaf: Any) -> bool:
-        """Whether a leaf has the dtype, and the sizes that are known."""
+        """Whether a leaf has the dtype, and the known sizes."""
         if isinstance(leaf, NestedDataset) or dtype_of(leaf) != self.dtype:
             return False
         shape = shape_of(leaf)
@@ -93,12 +93,12 @@ class ArraySpec:
 
     @property
     def is_static(self) -> bool:
-        """Whether arrays of this spec have one shape, and are numbers."""
+        """Whether arrays of this spec have one shape, and contain numbers."""
         return self.shape is not None and None not in self.shape and self.dtype.kind != "O"
 
 
 class DatasetSpec:
-    """The spec of an element that is a dataset itself.
+    """The spec of an element that is itself a dataset.
 
     Args:
         plan: The plan of such a dataset.
@@ -114,7 +114,7 @@ class DatasetSpec:
 
     @property
     def signature(self) -> Signature:
-        """What that dataset's elements are."""
+        """The signature of that dataset's elements."""
         return self._plan.signature
 
     @property
@@ -145,11 +145,11 @@ class DatasetSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """What a plan's elements are: their structure, and the spec of every leaf.
+    """The signature of a plan's elements: their structure, and the spec of every leaf.
 
     Attributes:
-        structure: What is around the leaves.
-        specs: An `ArraySpec` or `DatasetSpec` a leaf.
+        structure: The structure.
+        specs: An `ArraySpec` or `DatasetSpec` for each leaf.
     """
 
     structure: Structure
@@ -162,12 +162,12 @@ class Signature:
 
     @property
     def element_spec(self) -> Any:
-        """The specs with the structure around them."""
+        """The specs in the structure."""
         return self.structure.pack(self.specs)
 
     @property
     def is_static(self) -> bool:
-        """Whether all elements have the same shapes, and hold numbers only."""
+        """Whether all elements have the same shapes, and contain numbers only."""
         return all(spec.is_static for spec in self.specs)
 
     def map(self, function: Callable[[Any], Any]) -> Signature:
@@ -192,7 +192,7 @@ class Signature:
         return self.map(lambda spec: spec.unbatched())
 
     def widened(self, other: Signature) -> Signature:
-        """Returns the narrowest signature that describes the elements of both.
+        """Returns the narrowest signature that describes both.
 
         Raises:
             TypeError: The structures or dtypes differ.
@@ -210,7 +210,7 @@ class Signature:
 
     @property
     def batch_size(self) -> int | None:
-        """The size that all leaves have along their first axis, where it is known and one."""
+        """The size that all leaves have along their first axis, if it is known and the same."""
         sizes = {spec.shape[0] if spec.shape else None for spec in self.specs}
         return sizes.pop() if len(sizes) == 1 else None
 

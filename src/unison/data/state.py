@@ -1,8 +1,8 @@
-"""Where a stream is: values that can be kept, and from which another process goes on.
+"""The position of a stream: values that can be saved, and from which another process resumes.
 
-`state_of` and `restored` take the state of the values that a stream holds; `encode` makes JSON
-text and one array of bytes of it, which any kind of file can hold, and `decode` the same state
-again, to the last bit. Nothing is pickled.
+`state_of` and `restored` handle the state of a stream's values; `encode` converts it to JSON
+text and one array of bytes, which any kind of file can hold, and `decode` returns the same
+state, bit for bit. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from unison.storage.decoding import (
     whole_number,
 )
 
-#: What can be kept: None, numbers, text, elements (NumPy arrays and scalars, `bytes`, arrays of
-#: `bytes`, windows), and lists, tuples and dictionaries (of text keys) of these.
+#: The types that can be saved: None, numbers, text, elements (NumPy arrays and scalars, `bytes`,
+#: arrays of `bytes`, windows), and lists, tuples and dictionaries (of text keys) of these.
 State = Any
 
 
 @runtime_checkable
 class HasState(Protocol):
-    """What knows where it is."""
+    """An object with a position."""
 
     def state(self) -> State:
-        """Returns where it is; later reading does not change that."""
+        """Returns its position; later reading does not change the result."""
         ...
 
     def restore(self, state: State) -> None:
-        """Goes to where another one was."""
+        """Resumes at the position of another one."""
         ...
 
 
 def state_of(value: Any) -> State:
-    """Returns what is to be kept of a value that reading changes."""
+    """Returns the state of a value that changes with reading."""
     if isinstance(value, int | float | str | bytes | np.ndarray | np.generic):
-        return value  # at once: a buffer has many of them
+        return value  # checked first: a buffer has many of them
     if isinstance(value, HasState):
         return value.state()
     if isinstance(value, np.random.Generator):
@@ -62,11 +62,11 @@ def state_of(value: Any) -> State:
 
 
 def restored(value: Any, state: State) -> Any:
-    """Returns a value as it was when `state` was taken of it.
+    """Returns a value with a state.
 
     Args:
-        value: What is there now: the same kind of value.
-        state: What `state_of` returned.
+        value: The current value, of the same kind.
+        state: The result of `state_of`.
     """
     if isinstance(value, HasState):
         value.restore(state)
@@ -86,29 +86,29 @@ def restored(value: Any, state: State) -> Any:
 
 _Kind = TypeVar("_Kind")
 
-#: Of the classes of leaves that are no arrays, by name: the class, what is kept of one, and what
-#: makes one of that.
+#: By the name of a class of leaves that are not arrays: the class, the function that returns
+#: a leaf's state, and the function that restores it.
 _kinds: dict[str, tuple[type, Callable[[Any], State], Callable[[State], Any]]] = {}
 
 
 def keep_kind(
     kind: type[_Kind], to_state: Callable[[_Kind], State], from_state: Callable[[State], _Kind]
 ) -> None:
-    """Lets elements with leaves of class `kind` be kept.
+    """Allows elements with leaves of class `kind` to be saved.
 
     Args:
         kind: The class.
-        to_state: Returns what is to be kept of one.
-        from_state: Returns one, of what was kept.
+        to_state: Returns the state of a leaf.
+        from_state: Returns the leaf with a state.
     """
     _kinds[kind.__name__] = kind, to_state, from_state
 
 
 def encode(state: State) -> tuple[str, np.ndarray]:
-    """Returns a state as JSON text and an array of bytes, to which the text refers.
+    """Returns a state as JSON text and an array of bytes, which the text references.
 
     Raises:
-        TypeError: Something in it cannot be kept.
+        TypeError: A part of it cannot be saved.
 
     Examples:
         >>> text, data = encode({"position": 3, "buffer": [np.float32(1.5), np.float32(2.5)]})
@@ -123,10 +123,10 @@ def encode(state: State) -> tuple[str, np.ndarray]:
 
 
 def decode(text: str, data: np.ndarray) -> State:
-    """Returns the state of which `encode` has made `text` and `data`.
+    """Returns the state that `encode` has converted to `text` and `data`.
 
     Raises:
-        DataLossError: It has made none of that.
+        DataLossError: They are not a result of `encode`.
     """
     with decoding("The position of an iterator", "Begin a new epoch, or take another checkpoint."):
         decoder = _Decoder(np.ascontiguousarray(data, np.uint8))
@@ -134,17 +134,17 @@ def decode(text: str, data: np.ndarray) -> State:
 
 
 def check_like(state: State, own: State) -> None:
-    """Checks that numbers in a state are numbers, and text is text, as in another one.
+    """Checks that numbers in a state are numbers, and text is text, as in another state.
 
     Args:
-        state: What was decoded.
-        own: The state of the stream that is to take it, which may be in another phase of a pass.
+        state: The decoded state.
+        own: The state of the stream that restores it, which may be in another phase of a pass.
 
     Raises:
         ValueError: A part has another type.
     """
     is_container = isinstance(own, dict | list | tuple)
-    if own is None or (state is None and is_container):  # not open yet, or no longer
+    if own is None or (state is None and is_container):  # not opened yet, or closed
         return
     if _type_of(state) is not _type_of(own):
         raise ValueError(f"expected {type(own).__name__}, received {str(state)[:80]!r}")
@@ -162,13 +162,13 @@ def _type_of(state: State) -> type:
 
 
 def is_same(one: State, other: State) -> bool:
-    """Whether two states are equal, to the last bit."""
+    """Whether two states are equal, bit for bit."""
     (text, data), (other_text, other_data) = encode(one), encode(other)
     return text == other_text and np.array_equal(data, other_data)
 
 
 def cannot_keep(value: Any) -> TypeError:
-    """Returns the error that says that a state has something in it that cannot be kept."""
+    """Returns the error for a part of a state that cannot be saved."""
     what = f"{value!r} of type {type(value).__name__}"
     if isinstance(value, NestedDataset):
         what = "an element that holds a dataset, and no window of arrays"
@@ -180,10 +180,10 @@ def cannot_keep(value: Any) -> TypeError:
 
 
 class _Encoder:
-    """Makes JSON of values. What is no JSON is a dictionary of one key that begins with a kind."""
+    """Converts values to JSON. Other types are dictionaries of one key that begins with a kind."""
 
     def __init__(self) -> None:
-        #: The bytes, one piece after the other.
+        #: The bytes, in consecutive pieces.
         self.parts: list[bytes] = []
         self._size = 0
 
@@ -207,7 +207,7 @@ class _Encoder:
         return self._leaf(value)
 
     def _list(self, items: list[Any]) -> Any:
-        """Encodes a list; one of similar elements leaf by leaf, as a buffer has thousands."""
+        """Encodes a list; one of similar elements leaf by leaf, since a buffer has thousands."""
         kinds = {_kind_of(item) for item in items}
         if len(kinds) != 1 or None in kinds:
             return [self.encode(item) for item in items]
@@ -234,7 +234,7 @@ class _Encoder:
         return [list(array.shape), self._array(np.array(list(map(len, texts)), np.int64)), place]
 
     def _put(self, data: bytes) -> int:
-        """Adds a piece, and returns where it begins."""
+        """Adds a piece, and returns its offset."""
         self.parts.append(data)
         self._size += len(data)
         return self._size - len(data)
@@ -247,7 +247,7 @@ class _Encoder:
 
 
 def _kind_of(item: Any) -> Any:
-    """Returns what items of a list have in common that are kept together; None if they are not."""
+    """Returns the common properties of a list's items that are stored together; None if not."""
     if isinstance(item, np.generic):
         return "scalar", item.dtype
     if isinstance(item, np.ndarray):
@@ -258,7 +258,7 @@ def _kind_of(item: Any) -> Any:
 
 
 class _Decoder:
-    """Makes values of what `_Encoder` made of them."""
+    """Converts results of `_Encoder` back to values."""
 
     def __init__(self, data: np.ndarray):
         self._data = data
@@ -292,12 +292,12 @@ class _Decoder:
     def _array(self, content: Any) -> np.ndarray:
         name, sizes, place = plain_list(content, 3)
         dtype, shape = dtype_named(name, "biufcmM"), shape_of(sizes)
-        # A copy: aligned, and it does not keep all the bytes.
+        # A copy: aligned, and without a reference to all the bytes.
         piece = self._piece(place, bytes_of(shape, dtype))
         return np.frombuffer(piece, dtype).reshape(shape).copy()
 
     def _piece(self, place: Any, size: int) -> bytes:
-        """Returns so many bytes from a place on. Raises: ValueError: there are fewer."""
+        """Returns a number of bytes from an offset. Raises: ValueError: there are fewer."""
         begin = whole_number(place, most=self._data.size)
         if size > self._data.size - begin:
             raise ValueError(f"{size} bytes were expected, {self._data.size - begin} are left")
@@ -322,7 +322,7 @@ class _Decoder:
 
 
 def _name_of(dtype: np.dtype) -> str:
-    """Returns the name of a dtype; to NumPy, those that JAX adds (bfloat16) are mere bytes."""
+    """Returns the name of a dtype; NumPy treats JAX's additional dtypes (bfloat16) as bytes."""
     if dtype.kind in "biufcmM":
         return dtype.str
     if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None:

@@ -1,8 +1,8 @@
-"""How long a program waits for its input, and which stage of a pipeline keeps it waiting.
+"""The time for which a program waits for its input, and the stage of a pipeline that causes it.
 
-Every iterator measures its waiting, always (`iterator.statistics()`). What each stage takes is
-measured while asked for (`timing()`): every stream and every access by index that is opened then
-is wrapped, and the time that a stage spends in its inputs does not count as its own.
+Every iterator measures its waiting, always (`iterator.statistics()`). The time of each stage is
+measured on request (`timing()`): every stream and every access by index that is opened then
+is wrapped, and the time that a stage spends in its inputs is not counted as its own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class InputStatistics:
-    """How long a loop has waited for its input.
+    """The time for which a loop has waited for its input.
 
     Attributes:
-        elements: How many elements (of a batched dataset, batches) it was given.
-        waiting: The seconds that it waited for them.
-        seconds: All seconds, from when it asked for the first one to when it was given the last.
+        elements: The number of elements (of a batched dataset, batches) that it received.
+        waiting: The seconds for which it waited for them.
+        seconds: The total seconds, from the first request until the last element was received.
     """
 
     elements: int
@@ -45,7 +45,7 @@ class InputStatistics:
 
     @property
     def waiting_share(self) -> float:
-        """The part of the time that was spent waiting: 0 is a pipeline that is fast enough."""
+        """The fraction of the time that was spent waiting: 0 if the pipeline is fast enough."""
         return self.waiting / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -59,15 +59,15 @@ _waited_seconds = ThreadLocal(0.0)
 
 
 def waited_seconds() -> float:
-    """Returns how long this thread has waited for elements of datasets so far, in seconds.
+    """Returns the seconds for which this thread has waited for elements of datasets so far.
 
-    What a loop waited is the difference between two calls.
+    The waiting time of a loop is the difference between two calls.
     """
     return _waited_seconds.value
 
 
 class Meter:
-    """Measures how long a loop waits for its elements."""
+    """Measures the time for which a loop waits for its elements."""
 
     __slots__ = ("_begin", "_elements", "_end", "_waiting")
 
@@ -90,17 +90,17 @@ class Meter:
             if self._begin is None:
                 self._begin = begin
             self._waiting += end - begin
-            # Iterators that were asked for this element have counted the same seconds.
+            # Iterators that were called for this element have counted the same seconds.
             _waited_seconds.value = before + end - begin
 
     def statistics(self) -> InputStatistics:
-        """Returns what has been measured so far."""
+        """Returns the measurements so far."""
         seconds = 0.0 if self._begin is None else self._end - self._begin
         return InputStatistics(self._elements, self._waiting, seconds)
 
 
 def metered(elements: Iterator[Result]) -> Iterator[Result]:
-    """Yields the elements, and counts the time that they take as waited for by the thread."""
+    """Yields the elements, and counts their time as waiting time of the thread."""
     meter = Meter()
     while True:
         try:
@@ -114,17 +114,17 @@ def metered(elements: Iterator[Result]) -> Iterator[Result]:
 
 
 class Stage:
-    """A plan of a pipeline, and what it has taken so far.
+    """A plan of a pipeline, and its measurements so far.
 
     Attributes:
         name: The plan's name.
-        elements: How many elements it gave.
-        seconds: The time that it took, in all threads, without its inputs.
+        elements: The number of elements that it returned.
+        seconds: Its time, in all threads, without its inputs.
         inputs: The stages that it reads.
-        ready: How many elements were ready on average when one was asked for; None of a stage
+        ready: The mean number of elements that were ready when one was requested; None for a stage
             that computes nothing ahead.
-        only_waits: Whether its time is spent waiting for a thread that runs its inputs, and is
-            theirs.
+        only_waits: Whether its time is spent waiting for a thread that runs its inputs, and counts
+            as theirs.
     """
 
     def __init__(self, plan: Plan, is_made: bool = False):
@@ -133,11 +133,11 @@ class Stage:
         self.seconds = 0.0
         self.ready: float | None = None
         self.only_waits = False
-        #: The plan; of those that a function makes, the first one.
+        #: The plan; if a function creates several, the first one.
         self.plan = plan
-        #: Whether its plans are made by a function of elements, or belong to those.
+        #: Whether its plans are created by a function of elements, or are inputs of such plans.
         self.is_made = is_made
-        #: The stages that it reads, by their place among the plan's inputs, or by name.
+        #: The stages that it reads, by their index in the plan's inputs, or by name.
         self.stages: dict[int | str, Stage] = {}
         self._asked = 0
         self._lock = threading.Lock()
@@ -147,13 +147,13 @@ class Stage:
         return list(self.stages.values())
 
     def add(self, seconds: float, elements: int) -> None:
-        """Adds what a call took and gave."""
+        """Adds the duration and the elements of a call."""
         with self._lock:
             self.seconds += seconds
             self.elements += elements
 
     def note_ready(self, count: int) -> None:
-        """Takes note of how many elements are ready while one is asked for."""
+        """Records the number of elements that are ready when one is requested."""
         with self._lock:
             self.ready = ((self.ready or 0.0) * self._asked + count) / (self._asked + 1)
             self._asked += 1
@@ -161,12 +161,12 @@ class Stage:
 
 @dataclasses.dataclass
 class _Current:
-    """What a thread computes now.
+    """The current computation of a thread.
 
     Attributes:
-        stage: The stage; None outside of all.
+        stage: The stage; None outside of all stages.
         plan: Its plan.
-        inside: The seconds that its present call has spent in other stages so far.
+        inside: The seconds that its current call has spent in other stages so far.
     """
 
     stage: Stage | None = None
@@ -178,14 +178,14 @@ _current = ThreadLocal(default_factory=_Current)
 
 
 class _Timed:
-    """Base of what counts for a stage."""
+    """Base of the measurements of a stage."""
 
     def __init__(self, plan: Plan, stage: Stage):
         self._plan = plan
         self._stage = stage
 
     def run(self, function: Callable[..., Result], *args: Any) -> tuple[Result, float]:
-        """Calls a function; returns its result, and the seconds that were the stage's own."""
+        """Calls a function; returns its result, and the stage's own seconds."""
         current = _current.value
         outer = current.stage, current.plan, current.inside
         current.stage, current.plan, current.inside = self._stage, self._plan, 0.0
@@ -201,7 +201,7 @@ class _Timed:
 
 
 class _TimedStream(_Timed, Stream):
-    """A stream whose calls count for a stage."""
+    """A stream whose calls are measured for a stage."""
 
     def __init__(self, plan: Plan, stage: Stage, open_stream: Callable[[], Stream]):
         super().__init__(plan, stage)
@@ -238,7 +238,7 @@ class _TimedStream(_Timed, Stream):
 
 
 class _TimedRows(_Timed, Rows):
-    """Access by index that counts for a stage."""
+    """Access by index that is measured for a stage."""
 
     def __init__(self, plan: Plan, stage: Stage, rows: Rows):
         super().__init__(plan, stage)
@@ -257,7 +257,7 @@ class _TimedRows(_Timed, Rows):
         return self._timed(1, self._rows.element, index)
 
     def _timed(self, count: int, function: Callable[..., Leaves], *args: Any) -> Leaves:
-        # A stage that reads its own rows gives them as a stream, where they are counted.
+        # A stage that reads its own rows returns them as a stream, in which they are counted.
         is_own = _current.value.plan is self._plan
         leaves, seconds = self.run(function, *args)
         self._stage.add(seconds, 0 if is_own else count)
@@ -265,7 +265,7 @@ class _TimedRows(_Timed, Rows):
 
 
 class StageTimes:
-    """What the stages of all pipelines take that are opened inside a `with` block.
+    """The time of the stages of all pipelines that are opened inside a `with` block.
 
     Examples:
         >>> import time
@@ -278,7 +278,7 @@ class StageTimes:
     """
 
     def __init__(self) -> None:
-        #: The stages of plans that no function makes, by the plan's identity.
+        #: The stages of plans that are not created by functions, by the plan's identity.
         self._stages: dict[int, Stage] = {}
         self._lock = threading.Lock()
 
@@ -304,12 +304,12 @@ class StageTimes:
 
     @property
     def slowest(self) -> Stage | None:
-        """The stage that took the most time; None where there was none."""
+        """The stage that took the most time; None if there is none."""
         working = [stage for stage in self._all() if not stage.only_waits]
         return max(working, key=lambda stage: stage.seconds, default=None)
 
     def share(self, stage: Stage) -> float:
-        """Returns the part of the time of all stages that one took."""
+        """Returns the fraction of the time of all stages that one stage took."""
         total = sum(stage.seconds for stage in self._all() if not stage.only_waits)
         return stage.seconds / total if total else 0.0
 
@@ -329,11 +329,11 @@ class StageTimes:
         )
 
     def stream(self, plan: Plan, open_stream: Callable[[], Stream]) -> Stream:
-        """Opens a stream of `plan`; what it does from now on is measured."""
+        """Opens a stream of `plan`; it is measured from then on."""
         return _TimedStream(plan, self._stage_of(plan), open_stream)
 
     def rows(self, plan: Plan, open_rows: Callable[[], Rows | None]) -> Rows | None:
-        """Opens access by index to `plan`; what it does from now on is measured."""
+        """Opens access by index to `plan`; it is measured from then on."""
         stage = self._stage_of(plan)
         rows, seconds = _Timed(plan, stage).run(open_rows)
         stage.add(seconds, 0)
@@ -347,7 +347,7 @@ class StageTimes:
             if reading is plan:
                 return reader
             places = [n for n, source in enumerate(reading.inputs) if source is plan]
-            # The datasets that a function makes are one stage, however many there are.
+            # The datasets that a function creates are one stage, whatever their number.
             key = places[0] if places else plan.name
             if key not in reader.stages:
                 if reader.is_made or not places:
@@ -370,10 +370,10 @@ class StageTimes:
 
 
 def timing() -> StageTimes:
-    """Returns what measures, inside a `with` block, the time of every stage of every pipeline.
+    """Returns a context manager that measures the time of every stage of every pipeline.
 
-    Pipelines that were opened before (iterators that exist already) are not measured. Measuring
-    takes about a microsecond an element and stage.
+    Pipelines that were opened before (existing iterators) are not measured. Measuring
+    takes about a microsecond per element and stage.
 
     Examples:
         with unison.data.timing() as stages:

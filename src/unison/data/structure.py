@@ -1,7 +1,7 @@
-"""The structure of an element: tuples, named tuples and dictionaries around its leaves.
+"""The structure of an element: the tuples, named tuples and dictionaries that contain its leaves.
 
-A plan hands elements on as flat tuples of leaves; the structure is put around them where a user's
-function, or the user, gets them.
+Plans pass elements on as flat tuples of leaves; they are packed into the structure for users'
+functions, and for the user.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Leaves = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """What is around the leaves of an element.
+    """The structure of an element.
 
     Args:
-        kind: `tuple`, a class of named tuples, `dict` or `OrderedDict`; `type(None)` where there
-            is nothing; None for a leaf.
-        children: The structures inside; a dictionary's by sorted key.
+        kind: `tuple`, a class of named tuples, `dict` or `OrderedDict`; `type(None)` for an
+            empty structure; None for a leaf.
+        children: The structures inside; those of a dictionary by sorted key.
         keys: The sorted keys of a dictionary.
-        order: The keys in the dictionary's own order, which makes no difference.
+        order: The keys in the dictionary's own order, which is ignored in comparisons.
 
     Examples:
         >>> leaves, structure = flatten({"label": 3, "image": (1, 2)})
@@ -44,7 +44,7 @@ class Structure:
 
     @functools.cached_property
     def _slices(self) -> list[slice] | None:
-        """Where the leaves of every child are; None where every child is a leaf."""
+        """The positions of every child's leaves; None if every child is a leaf."""
         if all(child.kind is None for child in self.children):
             return None
         slices = []
@@ -60,7 +60,7 @@ class Structure:
         return self.kind is tuple and self._slices is None
 
     def pack(self, leaves: Sequence[Any]) -> Any:
-        """Returns the leaves with the structure around them."""
+        """Returns the leaves packed into the structure."""
         if self.kind is None:
             return leaves[0]
         parts: Sequence[Any] = leaves
@@ -78,7 +78,7 @@ class Structure:
         return dict(ordered) if self.kind is dict else collections.OrderedDict(ordered)
 
     def flatten(self, value: Any) -> Leaves:
-        """Returns what `value` has in the places of this structure's leaves.
+        """Returns the parts of `value` at the positions of this structure's leaves.
 
         Raises:
             ValueError: `value` has another structure.
@@ -102,7 +102,7 @@ class Structure:
         return all(child._collect(part, leaves) for child, part in pairs)
 
     def _parts(self, value: Any) -> Sequence[Any] | None:
-        """Returns what `value` has in the places of the children; None if it has no such places."""
+        """Returns the parts of `value` at the positions of the children; None if it differs."""
         if self.kind is type(None):
             return () if value is None else None
         if self.kind is tuple:
@@ -118,7 +118,7 @@ class Structure:
         return str(self.pack([_Dot()] * self.num_leaves))
 
 
-#: The structure of a leaf alone.
+#: The structure of a single leaf.
 LEAF = Structure()
 
 
@@ -131,7 +131,7 @@ def flatten(value: Any, lists_are_tuples: bool = False) -> tuple[Leaves, Structu
     """Returns the leaves of `value` and its structure.
 
     Args:
-        value: Tuples, named tuples, dictionaries and None around leaves.
+        value: Tuples, named tuples, dictionaries and None that contain leaves.
         lists_are_tuples: Whether a list is a part of the structure, and not a leaf.
     """
     leaves: list[Any] = []
@@ -160,7 +160,7 @@ def _structure_of(value: Any, leaves: list[Any], lists_are_tuples: bool) -> Stru
 
 
 class _Dot:
-    """A leaf, where a structure is printed."""
+    """A leaf, when a structure is printed."""
 
     def __repr__(self) -> str:
         return "."

@@ -10,14 +10,14 @@ from unison.data.files.records import CHUNK
 
 
 class TextLineDataset(Dataset):
-    """The lines of text files, as `bytes` without their ends.
+    """The lines of text files, as `bytes` without line terminators.
 
     Args:
         filenames: The name of a file, several, or a dataset of names.
         compression_type: "GZIP", "ZLIB", or nothing.
-        buffer_size: How many bytes are read of a file at once.
-        num_parallel_reads: How many files are read at a time, each ahead in a thread, their lines
-            in turn; default: one file after the other, without threads.
+        buffer_size: The number of bytes of a file that are read at a time.
+        num_parallel_reads: The number of files that are read at a time, each ahead in a thread,
+            their lines in turn; default: one file after another, without threads.
 
     TF: `tf.data.TextLineDataset`.
     """

@@ -1,4 +1,4 @@
-"""Saving the state of a program and bringing it back, and optimizers."""
+"""Checkpoints of the state of a program, and optimizers."""
 
 from unison.lazy_loader import attach_stub
 

@@ -1,12 +1,12 @@
-"""The file of a checkpoint: arrays, and the graph of the objects that they belong to.
+"""The file format of checkpoints: arrays, and the graph of the objects to which they belong.
 
-`PREFIX.index` is a ZIP archive as `numpy.savez` writes it: an uncompressed `.npy` member for each
-array, named by the array's path in the graph, and `checkpoint.json`. Every member carries a CRC-32,
-which reading checks. Nothing in it is pickled, and `numpy.load` opens it.
+`PREFIX.index` is a ZIP archive in the format of `numpy.savez`: an uncompressed `.npy` member for
+each array, named by the array's path in the graph, and `checkpoint.json`. Every member has a
+CRC-32, which is verified when it is read. Nothing in it is pickled, and `numpy.load` opens it.
 
-Why not Orbax (0.12): it gives back arrays whose bits were flipped on the disk without an error,
-writes NumPy arrays in process 0 only and refuses arrays that one process holds, while TensorFlow's
-programs let every worker write a checkpoint of its own.
+Why not Orbax (0.12): it returns arrays whose bits were flipped on the disk without an error,
+writes NumPy arrays in process 0 only, and rejects arrays that are in one process only, while in
+TensorFlow's programs every worker may write its own checkpoint.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from unison.storage.decoding import (
 )
 from unison.storage.npy import KINDS, opened_zip, read_member
 
-#: What follows a checkpoint's prefix in the name of its file, as in TensorFlow.
+#: The suffix of a checkpoint's file after its prefix, as in TensorFlow.
 SUFFIX = ".index"
 
-#: Bytes that are written at once: their checksum is computed while they are in the cache.
+#: The number of bytes that are written at a time: small enough to stay in the cache for the
+#: checksum.
 _PIECE = 1 << 20
 
 _GRAPH = "checkpoint.json"
@@ -53,9 +54,9 @@ class Node:
     """An object of a checkpoint.
 
     Attributes:
-        children: The numbers of the nodes that it refers to, by name.
-        variable: The key of the array that is its value, if it is a variable.
-        state: What its `get_state` returned, encoded (see `structures`); None if it has none.
+        children: The indices of the nodes that it references, by name.
+        variable: The key of the array with its value, if it is a variable.
+        state: The encoded result of its `get_state` (see `structures`); None if it has none.
     """
 
     children: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -71,7 +72,7 @@ _FIELDS = {field.name for field in dataclasses.fields(Node)}
 
 
 def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a checkpoint, which appears whole or not at all and replaces one that is there."""
+    """Writes a checkpoint atomically; it replaces an existing one."""
     with atomic.replacing(prefix + SUFFIX) as file:
         write_archive_to(file, nodes, arrays)
         happened("checkpoint")
@@ -99,7 +100,7 @@ def write_archive_to(
 
 
 def _write_array(stream: IO[bytes], array: np.ndarray) -> None:
-    """Writes an array as `numpy.lib.format.write_array` does, which copies it once more."""
+    """Writes an array as `numpy.lib.format.write_array` does, but without its additional copy."""
     array = np.asarray(array, order="C")
     header = np.lib.format.header_data_from_array_1_0(array)
     np.lib.format.write_array_header_1_0(stream, header)
@@ -110,25 +111,25 @@ def _write_array(stream: IO[bytes], array: np.ndarray) -> None:
 
 
 class ArrayDescription(NamedTuple):
-    """What is known of an array before it is read."""
+    """The properties of an array that are known before it is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 class Archive:
-    """A checkpoint to read from; it can be read as long as this object lives.
+    """A checkpoint that is open for reading; it can be read while this object exists.
 
     Args:
         prefix: The checkpoint's path, without `.index`.
-        file: What is read, where it is not at that path: then that is its name in messages.
+        file: The open file, if it is not at that path: the prefix is then its name in messages.
 
     Attributes:
         nodes: The objects; the first one is the root.
         arrays: The description of every array, by key.
 
     Raises:
-        NotFoundError: There is no checkpoint.
+        NotFoundError: The checkpoint does not exist.
         DataLossError: It is corrupt.
         InvalidArgumentError: Another release wrote it, in another format.
     """
@@ -165,7 +166,7 @@ class Archive:
         """Returns an array.
 
         Raises:
-            NotFoundError: The checkpoint has none of that name.
+            NotFoundError: The checkpoint has no array of that name.
             DataLossError: It is corrupt.
         """
         if key not in self.arrays:
@@ -182,10 +183,10 @@ class Archive:
             return array
 
     def verify(self) -> None:
-        """Reads everything and compares the checksums.
+        """Reads everything and verifies the checksums.
 
         Raises:
-            DataLossError: Something is corrupt, or not there.
+            DataLossError: A part is corrupt or missing.
         """
         missing = {_member(key) for key in self.arrays} - set(self._archive.namelist())
         with self._decoding():
@@ -220,10 +221,10 @@ def _node_of(described: Any) -> Node:
 
 
 def check_graph(nodes: Sequence[Node], keys: Container[str]) -> None:
-    """Checks that what nodes refer to is there.
+    """Checks that all that nodes reference exists.
 
     Args:
-        nodes: The nodes; there is a root.
+        nodes: The nodes; at least the root.
         keys: The keys of the arrays.
 
     Raises:
@@ -258,7 +259,7 @@ def _member(key: str) -> str:
 
 
 def _name_of_dtype(dtype: np.dtype) -> str:
-    # To NumPy's own notation, the dtypes that JAX adds (bfloat16, ...) are bytes without a meaning.
+    # In NumPy's own notation, JAX's additional dtypes (bfloat16, ...) are bytes without a meaning.
     return dtype.name if dtype.kind == "V" else dtype.str
 
 

@@ -1,4 +1,4 @@
-"""Writing in a thread, while the program goes on."""
+"""Writing in a thread, while the program continues."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from collections.abc import Callable
 
 logger = logging.getLogger("unison")
 
-#: Seconds that the end of the program waits for what is being written.
+#: The timeout in seconds for unfinished writes at the end of the program.
 _SECONDS_AT_EXIT = 600.0
 
-#: Seconds after which a waiting thread looks whether that which writes is there.
+#: Seconds between two checks, of a waiting thread, whether the writing thread still exists.
 _LOOK_AFTER = 1.0
 
 _writers: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
 
 
 class BackgroundWriter:
-    """A thread that writes one thing at a time; it ends with this object.
+    """A thread that runs one write at a time; it ends with this object.
 
-    It waits for the next one: to start a thread takes milliseconds.
+    It waits for further writes: starting a thread takes milliseconds.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        #: How many things are written, or are to be.
+        #: The number of writes that are running or queued.
         self._count = 0
         self._error: BaseException | None = None
-        #: Guards the last two; told when something has been written.
+        #: Guards the last two; notified at the end of a write.
         self._changed = threading.Condition()
         weakref.finalize(self, self._queue.put, None)
         _writers.add(self)
         _wait_at_exit()
 
     def start(self, write: Callable[[], None]) -> None:
-        """Lets `write` be called, after what is being written.
+        """Queues `write`, which is called after the current write.
 
         Raises:
-            Exception: What the call before has raised.
+            Exception: The error of the previous call.
         """
         self.wait()
         with self._changed:
-            if not self._is_alive:  # not started yet, or this is a child of the process that has it
+            if not self._is_alive:  # not started yet, or this is a forked process
                 self._count = 0
                 self._thread = threading.Thread(
                     target=_call_each, args=(self._queue,), name="unison checkpoint", daemon=True
@@ -59,14 +59,14 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written, by another thread than that which asks."""
+        """Whether a write is running in a thread other than the caller's."""
         return self._count > 0 and self._is_alive and not self._is_called_by_what_writes()
 
     def wait(self) -> None:
-        """Waits until nothing is being written; what is called while it is written does not wait.
+        """Waits until no write is running; a call from within a write does not wait.
 
         Raises:
-            Exception: What the last call has raised; once.
+            Exception: The error of the last call; raised once.
         """
         if self._is_called_by_what_writes():
             return
@@ -78,7 +78,7 @@ class BackgroundWriter:
             raise error
 
     def wait_at_exit(self, deadline: float) -> None:
-        """Waits for what is being written, and logs what cannot be raised any more."""
+        """Waits for the current write, and logs errors that can no longer be raised."""
         with self._changed:
             while self._count and self._is_alive and time.monotonic() < deadline:
                 self._changed.wait(_LOOK_AFTER)
@@ -91,7 +91,7 @@ class BackgroundWriter:
         error = None
         try:
             write()
-        except BaseException as raised:  # raised where somebody waits
+        except BaseException as raised:  # raised by the next caller that waits
             error = raised
         with self._changed:
             self._error = error or self._error
@@ -109,14 +109,14 @@ class BackgroundWriter:
 def _call_each(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # which holds the writer
+        del call  # which references the writer
 
 
 _registered = threading.Event()
 
 
 def _wait_at_exit() -> None:
-    # With the first writer: what is registered later runs earlier, before JAX and the cluster go.
+    # Registered with the first writer: it runs before the exit handlers of JAX and of the cluster.
     if not _registered.is_set():
         _registered.set()
         atexit.register(_wait_for_all)

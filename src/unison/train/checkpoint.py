@@ -1,4 +1,4 @@
-"""`Checkpoint`: saves the state of a graph of objects, and brings it back."""
+"""`Checkpoint`: saves and restores the state of a graph of objects."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from unison.variables import Variable
 
 logger = logging.getLogger("unison")
 
-#: Where the folder of a saved model has its variables; it can be restored, too.
+#: The path of the variables in the folder of a saved model; it can be restored, too.
 _OF_A_SAVED_MODEL = os.path.join("variables", "variables")
 
 _COUNTER = "save_counter"
 
 
 class Checkpoint(Tracked):
-    """Saves and restores variables, and the objects that hold them.
+    """Saves and restores variables, and the objects that contain them.
 
-    A checkpoint follows attributes, lists, tuples and dictionaries of what it is given: variables
+    A checkpoint follows attributes, lists, tuples and dictionaries of its objects: variables
     (Unison's and Keras'), modules, Keras models, layers, optimizers and metrics, other checkpoints,
     iterators over datasets, and other objects with `get_state` and `set_state` (Grain's iterators).
-    Values are those seen outside the replicas, so that they can be restored under another strategy.
+    Values are those outside of replicas, so that they can be restored under another strategy.
 
     Args:
-        root: An object whose parts are the checkpoint's own: `Checkpoint(model)` can be restored
+        root: An object whose parts become the checkpoint's own: `Checkpoint(model)` can be restored
             into `Checkpoint(other_model)`, and into any object with attributes of the same names.
-        objects: What to follow, by name.
+        objects: The objects to follow, by name.
 
     Raises:
         ValueError: An object has no state that a checkpoint can follow.
@@ -81,10 +81,10 @@ class Checkpoint(Tracked):
     """
 
     def __init__(self, root: Any = None, **objects: Any):
-        #: A save counts, writes and records what it wrote: one after the other.
+        #: A save counts, writes and records its path: only one at a time.
         self._saving = threading.RLock()
         self._background: BackgroundWriter | None = None
-        #: Where the values were copied to that were saved asynchronously, for the next ones.
+        #: The copies of the values of the last asynchronous save, which the next one reuses.
         self._copies: weakref.WeakKeyDictionary[Cell, np.ndarray] = weakref.WeakKeyDictionary()
         if _COUNTER in objects:
             raise AttributeError(
@@ -103,7 +103,7 @@ class Checkpoint(Tracked):
 
     @property
     def save_counter(self) -> Variable:
-        """How often `save` was called; it numbers the checkpoints, and is saved in them."""
+        """The number of calls of `save`; it numbers the checkpoints, and is saved in them."""
         if _COUNTER not in vars(self):
             with scoped_placement(default_strategy().placement):
                 counter = Variable(0, trainable=False, name=_COUNTER, dtype=np.int64)
@@ -112,13 +112,13 @@ class Checkpoint(Tracked):
         return vars(self)[_COUNTER]
 
     def save(self, file_prefix: str | os.PathLike, options: CheckpointOptions | None = None) -> str:
-        """Writes a checkpoint and makes it its folder's latest one.
+        """Writes a checkpoint and records it as the latest in its folder.
 
-        Several workers that name one path write it once; see `docs/saving.md`.
+        Several workers with the same path write it once; see `docs/saving.md`.
 
         Args:
             file_prefix: Its path, to which a hyphen and the number of the checkpoint are added.
-            options: How it is written.
+            options: Options for writing.
 
         Returns:
             The path, for `restore`.
@@ -128,7 +128,7 @@ class Checkpoint(Tracked):
             ResourceExhaustedError: The disk is full.
             ValueError: An `ON_READ` variable without aggregation has no common value.
             RuntimeError: Inside a replica program.
-            DeadlineExceededError: The values are spread over several workers, not all of which
+            DeadlineExceededError: The values are distributed over several workers, not all of which
                 save.
         """
 
@@ -145,14 +145,14 @@ class Checkpoint(Tracked):
         options: CheckpointOptions | None = None,
         then: Callable[[str, bool], None] | None = None,
     ) -> str:
-        """Counts, and writes a checkpoint without making it its folder's latest one; see `save`.
+        """Counts, and writes a checkpoint, without recording it as its folder's latest; see `save`.
 
         Args:
             file_prefix: Its path without the number.
-            number: The number; default: that of the counter.
+            number: The number; default: the next one of the counter.
             options: See `save`.
-            then: Called when the checkpoint is there, with its path, and whether this process has
-                written it.
+            then: Called when the checkpoint has been written, with its path, and whether this
+                process has written it.
         """
         _require_known_values()
         with self._saving_alone():
@@ -176,9 +176,9 @@ class Checkpoint(Tracked):
         return self._write(os.fspath(file_prefix), options)
 
     def sync(self) -> None:
-        """Waits until what is saved asynchronously is written.
+        """Waits until asynchronous saves are written.
 
-        A callback of what is being saved does not wait for that.
+        The callback of a save does not wait for that save.
 
         Raises:
             OpError: It could not be written.
@@ -190,9 +190,9 @@ class Checkpoint(Tracked):
 
     @contextlib.contextmanager
     def _saving_alone(self) -> Iterator[None]:
-        """Inside, nobody else saves, and nothing is being written."""
+        """Inside, no other thread saves, and no write is running."""
         while True:
-            self.sync()  # outside of the lock, for which a callback of that may wait
+            self.sync()  # outside of the lock, since the callback of a write may need it
             with self._saving:
                 if self._background is None or not self._background.is_busy:
                     yield
@@ -242,7 +242,7 @@ class Checkpoint(Tracked):
         return path
 
     def read(self, save_path: str | os.PathLike, options: Any = None) -> CheckpointLoadStatus:
-        """Restores what `write` or `save` has written.
+        """Restores a checkpoint of `write` or `save`.
 
         Objects that exist get their values now. Variables that are created later (by a Keras model
         that is not built, as an optimizer's slots, as attributes that are set later) get theirs
@@ -250,15 +250,15 @@ class Checkpoint(Tracked):
 
         Args:
             save_path: The path that `write` or `save` returned, or a saved model's folder. It may
-                be a checkpoint that TensorFlow has written.
-            options: Accepted for TensorFlow's sake.
+                be a checkpoint of TensorFlow.
+            options: Accepted for compatibility with TensorFlow.
 
         Returns:
-            What was restored, with assertions about it.
+            The status, with assertions about what was restored.
 
         Raises:
-            NotFoundError: There is no such checkpoint.
-            DataLossError: It is damaged. Nothing was changed.
+            NotFoundError: The checkpoint does not exist.
+            DataLossError: It is corrupt. Nothing was changed.
             ValueError: A variable has another shape. Nothing was changed.
             InvalidArgumentError: A variable has another dtype. Nothing was changed.
         """
@@ -272,7 +272,7 @@ class Checkpoint(Tracked):
         return status
 
     def _read_archive(self, archive: AnyArchive) -> CheckpointLoadStatus:
-        """Restores what is in an archive; see `read`."""
+        """Restores the content of an archive; see `read`."""
         others = () if self._root is self else (self,)
         is_tensorflows = isinstance(archive, TensorBundle)
         parts = parts_as_tensorflow_names(self._parts) if is_tensorflows else self._parts
@@ -281,12 +281,12 @@ class Checkpoint(Tracked):
     def restore(
         self, save_path: str | os.PathLike | None, options: Any = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
-        """Restores what `save` has written, with the number of checkpoints; see `read`.
+        """Restores a checkpoint of `save`, with the number of checkpoints; see `read`.
 
         Args:
-            save_path: The path; None, which `latest_checkpoint` returns for a folder without a
-                checkpoint, restores nothing.
-            options: Accepted for TensorFlow's sake.
+            save_path: The path; None, which `latest_checkpoint` returns for a folder without
+                checkpoints, restores nothing.
+            options: Accepted for compatibility with TensorFlow.
         """
         if save_path is None:
             return InitializationOnlyStatus()
@@ -295,7 +295,7 @@ class Checkpoint(Tracked):
 
     @property
     def _root(self) -> Any:
-        """The object that the checkpoint's first node stands for."""
+        """The object of the checkpoint's first node."""
         return vars(self).get("root", self)
 
     def _parts(self, owner: Any) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _log_written(path: str, arrays: dict[str, np.ndarray], seconds: float) -> No
 
 
 def _wide(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the counter of the checkpoints in 64 bits, also where there are 32 only."""
+    """Returns the number of checkpoints as a 64-bit integer, also without JAX's 64-bit mode."""
     counters = (key for key in arrays if key.startswith(f"{_COUNTER}/"))
     return {key: arrays[key].astype(np.int64) for key in counters}
 

@@ -1,4 +1,4 @@
-"""Opening a checkpoint, ours or TensorFlow's."""
+"""Opening a checkpoint of Unison or TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle
 
 AnyArchive = Archive | TensorBundle
 
-#: How many bytes of a file say whose it is.
+#: The number of bytes of a file that identify its format.
 _TAIL = 8
 
 
@@ -22,8 +22,8 @@ def open_checkpoint(prefix: str) -> AnyArchive:
         prefix: Its path, without `.index`.
 
     Raises:
-        NotFoundError: There is none.
-        DataLossError: It is damaged.
+        NotFoundError: It does not exist.
+        DataLossError: It is corrupt.
     """
     try:
         with files.open_to_read(prefix + SUFFIX) as file:
@@ -33,5 +33,5 @@ def open_checkpoint(prefix: str) -> AnyArchive:
                 file.seek(0)
                 return TensorBundle(prefix, file.read())
     except NotFoundError:
-        pass  # of which an archive says more
+        pass  # for which an archive raises a better error
     return Archive(prefix)

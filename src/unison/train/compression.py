@@ -1,4 +1,4 @@
-"""A compression for the optimizers of Keras and Optax."""
+"""Compression for the optimizers of Keras and Optax."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def with_compression(
 ) -> KerasOptimizer:
     """Makes a Keras optimizer send the replicas' gradients compressed; returns the optimizer.
 
-    In `fit`, in a `train_step` of one's own and in a custom loop, under every strategy. To be
-    called before the first step. The compression's state lies among the optimizer's variables: a
-    checkpoint has it. The compression itself is no part of the optimizer's configuration: give it
-    again to an optimizer that was loaded, before its variables are.
+    In `fit`, in a custom `train_step` and in a custom loop, under every strategy. It must be
+    called before the first step. The compression's state is in the optimizer's variables, and so in
+    checkpoints. The compression itself is not part of the optimizer's configuration: add it
+    again to an optimizer that was loaded, before its variables are loaded.
 
-    What is not compressed is summed by the method of `with_aggregation`. Every replica updates
+    Uncompressed gradients are summed by the method of `with_aggregation`. Every replica updates
     all weights.
 
     Args:
@@ -41,9 +41,9 @@ def with_compression(
         compression: A compression of `unison.compression`.
 
     Raises:
-        TypeError: It is no Keras optimizer, or no compression.
-        ValueError: The optimizer has a compression already, or it is a `LossScaleOptimizer` and
-            the replicas are to train apart.
+        TypeError: It is not a Keras optimizer, or not a compression.
+        ValueError: The optimizer already has a compression, or it is a `LossScaleOptimizer` and
+            the compression trains the replicas apart.
 
     Examples:
         >>> import keras, unison, unison.train
@@ -62,12 +62,12 @@ def with_compression(
 
 
 def compression_report(optimizer: keras.optimizers.Optimizer) -> tuple[Report, float]:
-    """Returns what a step of `optimizer` sends, and the norm of what is still to be sent.
+    """Returns the bytes that a step of `optimizer` sends, and the norm of the residuals.
 
     The norm is that of the sum of all replicas' residuals.
 
     Raises:
-        ValueError: It has no compression, or no weights yet.
+        ValueError: It has no compression, or has no weights yet.
 
     Examples:
         >>> import keras, unison, unison.train
@@ -90,8 +90,8 @@ class CompressedState(NamedTuple):
     """The state of a `compressed` transformation.
 
     Attributes:
-        compression: That of the compression.
-        inner: That of the transformation that it wraps.
+        compression: The state of the compression.
+        inner: The state of the wrapped transformation.
     """
 
     compression: CompressionState
@@ -108,20 +108,20 @@ def compressed(
     """Returns an Optax transformation that first combines the replicas' gradients, compressed.
 
     For programs under `strategy.run`, and for a hand-written `jax.shard_map`. Its state differs
-    between the replicas: keep what `strategy.run` returns, and pass it on. With `local_sgd` and
-    `diloco` the weights differ as well, but for rounding after each average; their step needs the
-    parameters.
+    between the replicas: store what `strategy.run` returns, and pass it on. With `local_sgd` and
+    `diloco`, the weights differ as well, except after each averaging (up to rounding); their step
+    needs the parameters.
 
     Args:
         transformation: An Optax optimizer or another transformation of gradients.
         compression: A compression of `unison.compression`.
         op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
-        method: How what is not compressed is summed.
+        method: The method by which uncompressed gradients are summed.
         axis_name: The mesh axis of the replicas.
 
     Raises:
-        TypeError: It is no compression.
-        ValueError: There is no such method or operation.
+        TypeError: It is not a compression.
+        ValueError: Unknown method or operation.
 
     Examples:
         >>> import jax.numpy as jnp, optax, unison, unison.train

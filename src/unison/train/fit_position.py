@@ -1,4 +1,4 @@
-"""Where in Keras' `fit` a training is: what a backup restores, and an elastic worker enters."""
+"""The position in Keras' `fit`: a backup restores it, and a joining worker enters it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unison.train.random_state import numpy_and_python, set_numpy_and_python
 def catch_batches(model: Any, take: Callable[[Any], None]) -> None:
     """Has `take` called with the batches of the loop that begins: Keras' `EpochIterator`.
 
-    Keras builds the model by it, after a callback was given the model and before it is asked.
+    Keras uses it to build the model, after a callback got the model and before it is called.
     """
     build = vars(model)["_symbolic_build"]
 
@@ -31,19 +31,19 @@ def catch_batches(model: Any, take: Callable[[Any], None]) -> None:
 
 
 class FitPosition:
-    """The position of a `fit`, of which a checkpoint saves the state.
+    """The position of a `fit`, whose state a checkpoint saves.
 
     Args:
         model: The model.
 
     Attributes:
         epoch: The epoch.
-        batch: How many of its batches have been run.
-        batches: The batches of `fit`; None before there are any.
-        data: Where these are; see `Batches.state`.
-        others: The callbacks of `fit` that have a state of their own.
-        callbacks: What they remember; see `states_of`.
-        has_stopped: Whether one of them has ended the training.
+        batch: The number of its batches that have been run.
+        batches: The batches of `fit`; None before they exist.
+        data: Their position; see `Batches.state`.
+        others: The callbacks of `fit` that have state.
+        callbacks: Their state; see `states_of`.
+        has_stopped: Whether a callback has stopped the training.
     """
 
     def __init__(self, model: Any):
@@ -55,29 +55,29 @@ class FitPosition:
         self.others: list[Any] = []
         self.callbacks: dict[str, Any] = {}
         self.has_stopped = False
-        #: The values of the metrics' variables, as they were restored.
+        #: The values of the metrics' variables that were restored.
         self._restored_metrics: list[np.ndarray] = []
 
     def take(self, epochs: Any) -> None:
-        """Follows the batches of a `fit`: Keras' `EpochIterator`."""
+        """Tracks the batches of a `fit`: Keras' `EpochIterator`."""
         self.batches = Batches(epochs)
 
     def resume(self, epochs: int) -> None:
-        """Has `fit`, of so many epochs, begin at this position."""
+        """Makes `fit`, with this number of epochs, begin at this position."""
         self._model._initial_epoch = epochs if self.has_stopped else self.epoch
         if self.batches is not None and self.data is not None:
             self.batches.resume(self)
 
     def give_states(self) -> None:
-        """Gives the callbacks what they are to remember."""
+        """Restores the callbacks' state."""
         give_states(self.others, self.callbacks)
 
     def hold_metrics(self) -> None:
-        """Keeps the metrics' values for the epoch that is resumed, which begins by a reset."""
+        """Stores the metrics' values for the epoch that is resumed, which begins with a reset."""
         self._restored_metrics = [v.numpy() for v in self._model.metrics_variables]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes that an epoch begins, or is resumed after some of its batches."""
+        """Records that an epoch begins, or resumes after some of its batches."""
         self.epoch = epoch
         restored, self._restored_metrics = self._restored_metrics, []
         if self.batch and restored:
@@ -85,13 +85,13 @@ class FitPosition:
                 variable.assign(value)
 
     def end_epoch(self, epoch: int) -> None:
-        """Notes that an epoch is over."""
+        """Records that an epoch has ended."""
         self.epoch, self.batch = epoch + 1, 0
         if self.batches is not None:
             self.batches.end_epoch()
 
     def forget(self) -> None:
-        """Begins with the next batch, wherever `resume` was to go."""
+        """Begins with the next batch, and discards the position of `resume`."""
         self._restored_metrics = []
         self.batch = 0
         if self.batches is not None:
@@ -112,7 +112,7 @@ class FitPosition:
 
 
 class Batches:
-    """The batches of `fit`, which can be entered where another run was stopped.
+    """The batches of `fit`, which can resume where another run was stopped.
 
     Args:
         epochs: Keras' `EpochIterator`.
@@ -125,15 +125,15 @@ class Batches:
         self._plan = _plan_of(epochs.data_adapter)
         self._begun = self._now()
         self._taken = 0
-        #: Whether a batch is fetched before it is asked for, to know which one is the last.
+        #: Whether a batch is fetched before it is requested, to know which one is the last.
         self._looks_ahead = False
         self._is_over = False
-        #: What is entered by the next epoch and the next pass.
+        #: The positions for the next epoch and the next pass.
         self._resumed: dict[str, Any] | None = None
         self._resumed_batch = 0
 
     def state(self) -> dict[str, Any]:
-        """Returns where the batches are: behind those that were taken."""
+        """Returns the position of the batches: after those that were taken."""
         return {
             "begun": self._begun,
             "taken": self._taken,
@@ -142,17 +142,17 @@ class Batches:
         }
 
     def resume(self, position: FitPosition) -> None:
-        """Goes to where others were.
+        """Resumes at another position.
 
-        Without a `now` in its data, what decides about the batches is as it is after those that
-        they had taken.
+        Without `now` in its data, the state that determines the batches is the one after the
+        batches that were taken.
         """
         self._resumed, self._resumed_batch = position.data, position.batch
         if not position.data["taken"]:
             self._enter(position.data["now"])
 
     def forget(self) -> None:
-        """Begins with the next batch, wherever `resume` was to go."""
+        """Begins with the next batch, and discards the position of `resume`."""
         self._resumed, self._resumed_batch = None, 0
 
     def has_ended(self, batch: int) -> bool:
@@ -161,7 +161,7 @@ class Batches:
         return self._is_over if count is None else batch + 1 >= count
 
     def end_epoch(self) -> None:
-        """Takes note that an epoch is over: the next one begins a pass, or goes on in this one."""
+        """Records that an epoch has ended: the next one begins a pass, or continues this one."""
         if self._epochs.steps_per_epoch is None:
             self._begin_pass()
 
@@ -170,11 +170,11 @@ class Batches:
         self._looks_ahead = self._is_over = False
 
     def _steps(self) -> Iterator[Any]:
-        """Keras' numbers of an epoch's steps; those that are done already are left out."""
+        """Keras' numbers of an epoch's steps, without those that are already done."""
         done, self._resumed_batch = self._resumed_batch, 0
         for begin, end, iterator in self._enumerate():
             if begin == 0 and self._resumed is not None:
-                # Of a pass that goes over several epochs, earlier ones took some.
+                # In a pass over several epochs, earlier epochs took some.
                 self._epochs._steps_seen += self._resumed["taken"] - done
             if begin >= done:
                 yield begin, end, iterator
@@ -184,7 +184,7 @@ class Batches:
         return self._counted(self._make())
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        # All of this when the first batch is asked for, as Keras shuffles then.
+        # All of this when the first batch is requested, since Keras shuffles then.
         resumed, self._resumed = self._resumed, None
         done = 0 if resumed is None else resumed["taken"]
         if resumed is not None and done:
@@ -214,12 +214,12 @@ class Batches:
             yield batch
 
     def _now(self) -> dict[str, Any]:
-        """Returns what decides which batches come."""
+        """Returns the state that determines the batches."""
         memories = None if self._plan is None else list(encode(memories_of(self._plan)))
         return {**numpy_and_python(), "memories": memories}
 
     def _enter(self, then: dict[str, Any]) -> None:
-        """Makes what decides about the batches as it was."""
+        """Restores the state that determines the batches."""
         set_numpy_and_python(then)
         if self._plan is not None and then["memories"] is not None:
             recall(self._plan, decode(*then["memories"]))
@@ -229,7 +229,7 @@ _NONE = object()
 
 
 def _plan_of(adapter: Any) -> Plan | None:
-    """Returns the plan of the dataset that Keras iterates over; None if it is no dataset."""
+    """Returns the plan of the dataset that Keras iterates over; None if it is not a dataset."""
     dataset = getattr(adapter, "_dataset", None)
     if isinstance(dataset, DistributedDataset):
         return getattr(dataset._source, "_plan", None)

@@ -1,6 +1,6 @@
-"""The graph of objects that a checkpoint follows: who refers to whom, by which name.
+"""The graph of objects that a checkpoint follows: references, by name.
 
-It is TensorFlow's object graph: an object is found again by the names that lead to it from the
+It is TensorFlow's object graph: an object is identified by the names on the path from the
 root, not by its own name, so that parts of a checkpoint can be restored into another program.
 """
 
@@ -28,10 +28,10 @@ _ATTRIBUTE = ".ATTRIBUTES"
 
 
 def parts_of(owner: Any) -> dict[str, Any]:
-    """Returns the objects with a state that `owner` refers to, by name.
+    """Returns the objects with state that `owner` references, by name.
 
     Raises:
-        ValueError: A dictionary has such an object under a key that is no text.
+        ValueError: A dictionary has such an object under a key that is not text.
     """
     if isinstance(owner, dict):
         return _items(owner)
@@ -47,7 +47,7 @@ def parts_of(owner: Any) -> dict[str, Any]:
 
 
 def parts_as_tensorflow_names(parts: Parts) -> Parts:
-    """Returns what names parts as TensorFlow's checkpoints do, and as ours."""
+    """Returns the part names of TensorFlow's checkpoints, which are also ours."""
 
     def named(owner: Any) -> dict[str, Any]:
         keras_parts = _keras_parts()
@@ -59,7 +59,7 @@ def parts_as_tensorflow_names(parts: Parts) -> Parts:
 
 
 def is_tracked(value: Any) -> bool:
-    """Whether a checkpoint follows `value`: it has a state, or refers to what may have one."""
+    """Whether a checkpoint follows `value`: it has state, or references what may have it."""
     if isinstance(value, dict):
         return any(map(is_tracked, value.values()))
     if isinstance(value, list | tuple):
@@ -71,14 +71,14 @@ def is_tracked(value: Any) -> bool:
 
 
 def is_variable(value: Any) -> bool:
-    """Whether `value` is a variable, ours or Keras'."""
+    """Whether `value` is a variable, Unison's or Keras'."""
     return has_cell(value) or (
         "keras" in sys.modules and isinstance(value, sys.modules["keras"].Variable)
     )
 
 
 def has_state(value: Any) -> bool:
-    """Whether `value` gives and takes its state by `get_state` and `set_state`."""
+    """Whether `value` has the methods `get_state` and `set_state`."""
     return (
         not isinstance(value, type)
         and callable(getattr(value, "get_state", None))
@@ -87,7 +87,7 @@ def has_state(value: Any) -> bool:
 
 
 def reachable(root: Any, parts: Parts) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields every object that can be reached from `root`, the nearest first, with its path."""
+    """Yields every object that is reachable from `root`, the nearest first, with its path."""
     queue: collections.deque[tuple[tuple[str, ...], Any]] = collections.deque([((), root)])
     seen = {id(root)}
     while queue:
@@ -100,7 +100,7 @@ def reachable(root: Any, parts: Parts) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def settle(root: Any, parts: Parts) -> None:
-    """Stores the state that running training loops hold, so that it can be read and assigned."""
+    """Stores the state of running training loops in the cells, to be read and assigned."""
     keras_parts = _keras_parts()
     if keras_parts is not None:
         for _, owner in list(reachable(root, parts)):
@@ -108,23 +108,23 @@ def settle(root: Any, parts: Parts) -> None:
 
 
 def announce_new_parts(owner: Any) -> None:
-    """Makes `owner` tell what waits for its parts when it may have new ones."""
+    """Makes `owner` notify pending restorations when it may have new parts."""
     keras_parts = _keras_parts()
     if keras_parts is not None and keras_parts.is_keras_object(owner):
         keras_parts.announce_new_parts(owner)
 
 
 def cells_of(root: Any, parts: Parts) -> list[Cell]:
-    """Returns the cells of the variables that can be reached from `root`."""
+    """Returns the cells of the variables that are reachable from `root`."""
     return [owner.cell for _, owner in reachable(root, parts) if has_cell(owner)]
 
 
 def describe(
     root: Any, parts: Parts, value_of: Callable[[Cell], np.ndarray] = Cell.numpy
 ) -> tuple[list[Node], dict[str, np.ndarray]]:
-    """Returns the nodes of the graph and the arrays that are its state.
+    """Returns the nodes of the graph, and the arrays of its state.
 
-    A variable of several replicas is one array: its copies combined.
+    A variable with several copies is one array: the copies combined.
 
     Args:
         root: The object of the first node.
@@ -135,7 +135,7 @@ def describe(
         ValueError: A variable's copies have no common value.
     """
     found = list(reachable(root, parts))
-    # Before the lock: an iterator may wait for a thread of its own that wants to launch a program.
+    # Before the lock: an iterator may wait for its own thread, which may need to launch a program.
     states = {
         id(owner): owner.get_state()
         for _, owner in found
@@ -199,7 +199,7 @@ def _items(owner: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _keras_parts() -> Any:
-    """Returns the module that knows Keras' objects, if the program uses Keras."""
+    """Returns the module for Keras' objects, if the program uses Keras."""
     if "keras" not in sys.modules:
         return None
     from unison.train import keras_parts

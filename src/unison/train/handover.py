@@ -1,8 +1,8 @@
-"""What the workers of a group that changes give each other, and leave for a later run of the job.
+"""The state that the workers of a changing group exchange, and leave for a later run of the job.
 
-Most of a state is the same on all workers, and one of them gives it to whoever lacks it. What is
-`ON_READ` is not: each replica has a copy of its own, and reading combines all. So that a sum stays
-what it is, whoever comes gets nothing of it; and where a job goes on that has ended, the parts that
+Most of the state is the same on all workers, and one of them sends it to those that lack it.
+`ON_READ` variables differ: each replica has its own copy, and reading combines all. To keep sums
+correct, a joining worker gets zeros; and when a job resumes that has ended, the parts that
 its workers have left are combined as reading does, and each replica gets its share.
 """
 
@@ -27,14 +27,14 @@ from unison.train.random_state import LibraryGenerators
 
 
 class Handover(Checkpoint):
-    """The state of a worker in a group that changes. All of them make one of the same objects.
+    """The state of a worker in a group that changes. All workers create it of the same objects.
 
     Args:
-        of_all: Returns the cells of which this worker has what the replicas of all workers have
-            together, while it is in no group: nothing of them is its own.
-        placement: The replicas whose random streams are handed over, with the global generators of
+        of_all: Returns the cells in which this worker has the combined value of the replicas of all
+            workers, while it is not in a group: no part of the value is its own.
+        placement: The replicas whose random streams are included, with the global generators of
             libraries.
-        objects: What is followed, by name; see `Checkpoint`.
+        objects: The objects to follow, by name; see `Checkpoint`.
 
     Examples:
         >>> import unison
@@ -47,7 +47,7 @@ class Handover(Checkpoint):
         ...     )
         >>> state = Handover(seen=seen)
         >>> common, part = state.pack(), state.pack_part()
-        >>> state.unpack(common)  # as a worker does that joins
+        >>> state.unpack(common)  # as a joining worker does
         >>> float(seen)
         0.0
         >>> state.resume(common, [part, part])  # as two workers have left them
@@ -66,11 +66,11 @@ class Handover(Checkpoint):
         self._of_all = of_all
 
     def followed_cells(self) -> list[Cell]:
-        """Returns the cells of the variables that are handed over."""
+        """Returns the cells of the variables that are included."""
         return cells_of(self._root, self._parts)
 
     def pack(self) -> bytes:
-        """Returns the state, of which sums are left out: they are zero."""
+        """Returns the state, without sums, which are zero."""
         own = set(self._parts_of_its_own().values())
 
         def value_of(cell: Cell) -> np.ndarray:
@@ -100,12 +100,12 @@ class Handover(Checkpoint):
         return json.dumps(about).encode() + b"\n" + _packed(nodes, parts)
 
     def unpack(self, held: bytes, keeps_part: bool = False) -> None:
-        """Takes over another worker's state.
+        """Restores another worker's state.
 
         Args:
-            held: What that one's `pack` has returned.
-            keeps_part: Whether this worker's part of what reading combines stays; else it has none
-                of a sum, and the other one's copies of anything else.
+            held: The result of the other worker's `pack`.
+            keeps_part: Whether this worker's part of what reading combines is kept; otherwise, its
+                part of a sum is zero, and anything else is a copy of the other worker's.
         """
         own = self._parts_of_its_own().values() if keeps_part else ()
         kept = {cell: cell.stored() for cell in own}
@@ -114,11 +114,11 @@ class Handover(Checkpoint):
             cell.put(array)
 
     def resume(self, held: bytes, parts: Sequence[bytes]) -> None:
-        """Takes over the state of an earlier run of the job; all its workers do.
+        """Restores the state of an earlier run of the job, on all workers.
 
         Args:
-            held: What `pack` has returned there.
-            parts: What `pack_part` has returned on its workers, in their order.
+            held: The result of `pack` in that run.
+            parts: The results of `pack_part` on its workers, in order.
         """
         self._take(held)
         if not parts:
@@ -150,7 +150,7 @@ def _is_part(cell: Cell) -> bool:
 
 
 def _combined(parts: Sequence[bytes]) -> tuple[list[Node], dict[str, np.ndarray]]:
-    """Returns the objects, and what reading would make of the parts of all workers."""
+    """Returns the objects, and the combined value of the parts of all workers."""
     found: dict[str, list[tuple[np.ndarray, int]]] = {}
     aggregations: dict[str, str] = {}
     nodes: list[Node] = []
@@ -170,7 +170,7 @@ def _combined(parts: Sequence[bytes]) -> tuple[list[Node], dict[str, np.ndarray]
 
 
 def _combine(how: VariableAggregation, of_workers: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
-    """Returns one value of those of several workers, given with the numbers of their replicas."""
+    """Returns the combined value of several workers', given the numbers of their replicas."""
     values = [value for value, _ in of_workers]
     dtype = values[0].dtype
     wide = np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
@@ -183,7 +183,7 @@ def _combine(how: VariableAggregation, of_workers: Sequence[tuple[np.ndarray, in
     return values[0]
 
 
-# In memory: of a file, something would be left where a worker is killed meanwhile.
+# In memory: a killed worker would leave a file.
 
 
 def _packed(nodes: Sequence[Node], arrays: dict[str, np.ndarray]) -> bytes:

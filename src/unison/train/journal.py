@@ -1,9 +1,9 @@
-"""What the first process of a job writes, for the others that name the same paths.
+"""The writes of the first process of a job, for the others that use the same paths.
 
-The first process announces its writes in the coordination service, in order, and says how each has
-ended. The others look there for theirs. A write of values of which each process has a part is one
-to which all come: the first process waits for the others, unless they have passed it already, and
-says whether they write together.
+The first process announces its writes in the coordination service, in order, and reports how each
+has ended. The others look up theirs there. In a write of values that are distributed over the
+processes, all of them take part: the first process waits for the others, unless they have already
+passed it, and reports whether they write together.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from unison.runtime.coordination import CoordinationStore
 
 logger = logging.getLogger("unison")
 
-#: Seconds that another process waits for the first one to begin.
+#: The timeout in seconds of another process for the first one to begin.
 _PATIENCE = 60.0
 
-#: Seconds between two looks at whether the others come.
+#: Seconds between two checks whether the others have arrived.
 _SECONDS_BETWEEN_LOOKS = 0.1
 
-#: How many paths are remembered that this process wrote before the first one came to them.
+#: The maximum number of paths that are remembered which this process wrote before the first
+#: process.
 _MOST_AHEAD = 64
 
-#: How many writes of the first process are remembered at least, and how many are forgotten at once.
+#: The minimum number of writes of the first process that are remembered, and the number that are
 _KEPT = 1024
 _FORGOTTEN_AT_ONCE = 64
 
-#: Where the writes are in the coordination service, and the number of the first one there.
+#: The location of the writes in the coordination service, and of the number of the first one.
 _WRITES = "unison/writes"
 _REMEMBERED = "unison/remembered writes"
 _FIRST_REMEMBERED = f"{_REMEMBERED}/first"
@@ -48,8 +49,8 @@ class Announced(NamedTuple):
     """A write of the first process.
 
     Attributes:
-        path: What it writes.
-        gathers: Whether all processes are to come to it.
+        path: Its path.
+        gathers: Whether all processes take part.
     """
 
     path: str
@@ -57,27 +58,27 @@ class Announced(NamedTuple):
 
 
 class Journal:
-    """The latest writes of the first process, in order, and how they ended.
+    """The latest writes of the first process, in order, and their outcomes.
 
-    Several threads may use it. Those that look for writes do so one after the other, in the order
-    in which they lined up.
+    Several threads may use it. Those that look for writes do so one after another, in the order
+    in which they were queued.
     """
 
     def __init__(self) -> None:
         self._store = CoordinationStore()
-        #: The number of the next write that was not looked at yet, or is to be announced.
+        #: The number of the next write that has not been read yet, or will be announced.
         self._next = 0
         self._ahead: collections.deque[str] = collections.deque(maxlen=_MOST_AHEAD)
-        #: Guards all of these; told when a search has ended.
+        #: Guards all of these; notified when a search has ended.
         self._changed = threading.Condition()
         self._searches: list[object] = []
 
     def announce(self, path: str, gathers: bool = False) -> int:
-        """Says that the first process writes `path`; returns the number of the write.
+        """Announces that the first process writes `path`; returns the number of the write.
 
         Args:
             path: The path.
-            gathers: Whether all processes are to come to it; see `wait_for_all`.
+            gathers: Whether all processes take part; see `wait_for_all`.
         """
         with self._changed:
             self._store.put(f"{_key(self._next)}/path", json.dumps([path, gathers]).encode())
@@ -86,7 +87,7 @@ class Journal:
             return self._next - 1
 
     def _forget(self) -> None:
-        """Forgets the earliest writes of which no process is to know any more."""
+        """Forgets the earliest writes, which no process needs any longer."""
         folder, rest = divmod(self._next - _KEPT, _FORGOTTEN_AT_ONCE)
         if folder > 0 and rest == 0:
             self._store.remove_all(_REMEMBERED)
@@ -94,11 +95,11 @@ class Journal:
             self._store.remove_all(f"{_WRITES}/{folder - 1}")
 
     def tell(self, number: int, outcome: dict[str, Any]) -> None:
-        """Says how a write ended."""
+        """Reports the outcome of a write."""
         self._store.put(f"{_key(number)}/outcome", json.dumps(outcome).encode())
 
     def line_up(self) -> object:
-        """Returns a search, to be passed to `find` or `leave`, which later ones wait for."""
+        """Returns a search, to be passed to `find` or `leave`, for which later ones wait."""
         search = object()
         with self._changed:
             self._searches.append(search)
@@ -114,9 +115,9 @@ class Journal:
     def find(self, path: str, search: object) -> int | None:
         """Returns the number of the first process's write of `path`, and ends the search.
 
-        None if it writes something else instead. Then its next write, whatever it is, counts as
-        what it does while this process writes `path`; should it come to `path` later, that is
-        passed over.
+        None if it writes something else. Then its next write, whatever its path, is considered the
+        one that it runs while this process writes `path`; if it writes `path` later, that is
+        skipped.
         """
         try:
             with self._changed:
@@ -128,7 +129,7 @@ class Journal:
     def _found(self, path: str) -> int | None:
         begun = time.monotonic()
         while True:
-            has_passed = 0 in liveness.passed(begun)  # before the look at what it has announced
+            has_passed = 0 in liveness.passed(begun)  # before reading what it has announced
             announced = self._announced()
             if path in announced:
                 self._next += announced.index(path) + 1
@@ -150,7 +151,7 @@ class Journal:
                 return None
 
     def _announced(self) -> list[str]:
-        """Returns the paths from the next write on that this process was not ahead of."""
+        """Returns the paths, from the next write on, before which this process did not write."""
         announced: list[str] = []
         if self._announced_at(self._next) is None:
             self._next = max(self._next, self._first_remembered())
@@ -163,10 +164,10 @@ class Journal:
         return announced
 
     def wait_for_all(self, number: int) -> bool:
-        """Waits, in the first process, until all others have come to a write.
+        """Waits, in the first process, until all others take part in a write.
 
         Returns:
-            Whether they have; not if one of them has passed it, or has not come in time.
+            Whether they do; not if one of them has passed it, or has not arrived in time.
         """
         missing = set(range(1, jax.process_count()))
         begun = time.monotonic()
@@ -184,23 +185,23 @@ class Journal:
         return not missing
 
     def come(self, path: str) -> tuple[int | None, bool]:
-        """Comes, in another process, to the first one's next write to which all come.
+        """Takes part, in another process, in the first one's next write in which all take part.
 
-        Searches for earlier ones end first; all writes before it are passed over.
+        Earlier searches end first; all writes before it are skipped.
 
         Args:
-            path: What this process writes there.
+            path: The path that this process writes.
 
         Returns:
             The number of that write, if the first process writes the same path; and whether all
-            have come.
+            have arrived.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._searches, 2 * _PATIENCE)
         begun = time.monotonic()
         with liveness.waiting("a save to which all workers come"):
             while True:
-                has_passed = 0 in liveness.passed(begun)  # before the look at what is announced
+                has_passed = 0 in liveness.passed(begun)  # before reading what is announced
                 write = self._next_gathering()
                 if write is not None:
                     number = self._next
@@ -214,7 +215,7 @@ class Journal:
                     return None, False
 
     def _next_gathering(self) -> Announced | None:
-        """Goes to the first process's next write to which all come; returns it if it is there."""
+        """Advances to the first process's next write with all processes; returns it, if any."""
         if self._announced_at(self._next) is None:
             self._next = max(self._next, self._first_remembered())
         while (write := self._announced_at(self._next)) is not None and not write.gathers:
@@ -222,7 +223,7 @@ class Journal:
         return write
 
     def _is_together(self, number: int) -> bool:
-        """Waits until the first process has said whether all have come."""
+        """Waits until the first process has reported whether all have arrived."""
         while (told := self._store.get(f"{_key(number)}/all", 0.5)) is None:
             liveness.check()
             if number < self._first_remembered():
@@ -230,10 +231,10 @@ class Journal:
         return told == _TOGETHER
 
     def outcome(self, number: int, path: str) -> dict[str, Any] | None:
-        """Waits for the end of a write, and returns how it ended; None if that is forgotten.
+        """Waits for the end of a write, and returns its outcome; None if it is forgotten.
 
         Raises:
-            DeadlineExceededError: It does not end.
+            DeadlineExceededError: The timeout has expired.
         """
         seconds = process_group.timeout()
         deadline = time.monotonic() + seconds
@@ -254,7 +255,7 @@ class Journal:
         return None if found is None else Announced(*json.loads(found))
 
     def _first_remembered(self) -> int:
-        """Returns the number of the first write that is not forgotten, as far as that is told."""
+        """Returns the number of the first write that is remembered, as far as it is known."""
         return int(self._store.get(_FIRST_REMEMBERED, 0.05) or 0)
 
 

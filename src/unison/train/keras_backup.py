@@ -1,9 +1,9 @@
-"""Keras' `BackupAndRestore` for a model of a strategy: training goes on where it was stopped.
+"""Keras' `BackupAndRestore` for a model of a strategy: training resumes where it was stopped.
 
-Each backup is a checkpoint of all that decides how `fit` goes on: the model, its optimizer, seeds
-and metrics, the place in the epoch and in the data, and what the other callbacks remember. With
-`save_freq=N`, the interrupted epoch is resumed behind its last saved batch, on the batches that it
-would have seen.
+Each backup is a checkpoint of all that determines how `fit` continues: the model, its optimizer,
+seeds and metrics, the position in the epoch and in the data, and the state of the other callbacks.
+With `save_freq=N`, the interrupted epoch is resumed after its last saved batch, with the remaining
+batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unison.train.random_state import LibraryGenerators
 import keras  # isort: skip
 from keras.src.utils import file_utils  # isort: skip
 
-#: The last backup, and the one before for where that is damaged.
+#: The last backup, and the previous one in case it is corrupt.
 _KEPT = 2
 
 #: The attribute of a callback with its `_Backup`, while it serves a model of a strategy.
@@ -40,7 +40,7 @@ _METHODS = (
 
 
 def _teach_backups() -> None:
-    """Lets `keras.callbacks.BackupAndRestore` back up models of strategies; others as before."""
+    """Lets `keras.callbacks.BackupAndRestore` back up models of strategies, too."""
     callback = keras.callbacks.BackupAndRestore
     setattr(callback, _BACKUP, None)
     callback.set_model = _taking_model(callback.set_model)
@@ -59,7 +59,7 @@ def _introducing(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         backups = [getattr(callback, _BACKUP) for callback in callbacks]
         for backup in backups:
-            # A history is, as in Keras, that of the epochs that are run.
+            # As in Keras, a history contains the epochs of its own run.
             backup.position.others = [
                 each
                 for each in self.callbacks
@@ -72,11 +72,11 @@ def _introducing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backups_last(method: Callable[..., Any], backups: Sequence[_Backup]) -> Callable[..., Any]:
-    """Returns a method of a list of callbacks in which backups act after the other callbacks.
+    """Returns a method of a list of callbacks that calls backups after the other callbacks.
 
-    A backup holds what the others make of the batch or epoch, and gives them their states after
-    they have begun. If one raises, the backups that stand before it in the list are saved all the
-    same, as in Keras.
+    A backup contains the other callbacks' state after the batch or epoch, and restores it after
+    they have begun. If one raises, the backups before it in the list are still saved,
+    as in Keras.
     """
 
     @functools.wraps(method)
@@ -109,7 +109,7 @@ def _taking_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nothing(batch: int, logs: Any = None) -> None:
-    """What the callback does for a batch when it saves by epochs."""
+    """The callback's work for a batch when it saves by epochs."""
 
 
 _nothing._is_default = True  # type: ignore[attr-defined]  # Keras skips such methods
@@ -127,7 +127,7 @@ def _dispatching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forget_backups(callbacks: Iterable[Any]) -> None:
-    """Makes what backups have brought back void, because the state comes from elsewhere."""
+    """Discards what backups have restored, because the state comes from elsewhere."""
     for each in callbacks:
         backup = getattr(each, _BACKUP, None)
         if backup is not None:
@@ -135,10 +135,10 @@ def forget_backups(callbacks: Iterable[Any]) -> None:
 
 
 class _Backup:
-    """What a `BackupAndRestore` does for a model of a strategy.
+    """The implementation of a `BackupAndRestore` for a model of a strategy.
 
     Args:
-        callback: The callback, for what it was told.
+        callback: The callback, with its arguments.
         trainer: The model's trainer.
     """
 
@@ -147,10 +147,10 @@ class _Backup:
         self._trainer = trainer
         self._model = trainer.model
         self._strategy = trainer.strategy
-        #: Where `fit` is, with its other callbacks.
+        #: The position in `fit`, with its other callbacks.
         self.position = FitPosition(self._model)
         self._is_due = False
-        #: Whether the callbacks behind this one come first.
+        #: Whether the callbacks after this one come first.
         self.postpones = False
         self._postponed: Callable[[], object] | None = None
         catch_batches(self._model, self.position.take)
@@ -186,7 +186,7 @@ class _Backup:
             return
         batches = self.position.batches
         if batches is not None and batches.has_ended(batch):
-            self._is_due = True  # with what comes behind the last batch: the end of the epoch
+            self._is_due = True  # with what follows the last batch: the end of the epoch
         else:
             self.position.batch = batch + 1
             self._do(self._manager.save)
@@ -206,7 +206,7 @@ class _Backup:
         if not self._callback.delete_checkpoint:
             return
         if self._strategy.placement.spans_processes:
-            all_gather_json(None, "The end of fit")  # nobody looks for a backup any more
+            all_gather_json(None, "The end of fit")  # the backup is no longer needed
         folder = self._callback.backup_dir
         if "://" in str(folder):
             file_utils.rmtree(folder)
@@ -214,7 +214,7 @@ class _Backup:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self) -> None:
-        """Does not go on where a backup was made."""
+        """Does not resume from an existing backup."""
         self.position.forget()
 
     def _do(self, action: Callable[[], object]) -> None:
@@ -224,7 +224,7 @@ class _Backup:
             action()
 
     def do_postponed(self) -> None:
-        """Does what waits for the callbacks behind this one."""
+        """Does the work that waits for the callbacks after this one."""
         action, self._postponed = self._postponed, None
         if action is not None:
             action()

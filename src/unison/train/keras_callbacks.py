@@ -1,4 +1,4 @@
-"""What Keras' callbacks remember from epoch to epoch, for a training that is resumed."""
+"""The state of Keras' callbacks between epochs, for a training that is resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import keras  # isort: skip
 
 logger = logging.getLogger("unison")
 
-#: The attributes that are the memory of Keras' callbacks; subclasses have them, too.
+#: The attributes that hold the state of Keras' callbacks; subclasses have them, too.
 _REMEMBERED = {
     keras.callbacks.EarlyStopping: (
         "wait",
@@ -38,9 +38,9 @@ _REMEMBERED = {
 
 
 def states_of(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns what the callbacks remember, by their classes and places among those of a class.
+    """Returns the state of the callbacks, by their class and index among those of a class.
 
-    Of callbacks that are not Keras', that is what their method `get_state` returns.
+    For callbacks that are not Keras', it is the result of their method `get_state`.
     """
     return {
         name: callback.get_state() if has_state(callback) else _attributes(callback)
@@ -49,7 +49,7 @@ def states_of(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def give_states(callbacks: Iterable[Any], states: Mapping[str, Any]) -> None:
-    """Lets callbacks remember what `states_of` has returned for others like them."""
+    """Restores the state that `states_of` has returned for similar callbacks."""
     for name, callback in _named(callbacks):
         if name not in states:
             logger.warning("The backup has no state of callback %s: it starts from scratch.", name)
@@ -73,7 +73,7 @@ def _attributes(callback: Any) -> dict[str, Any]:
     names = [
         name for kind in _REMEMBERED if isinstance(callback, kind) for name in _REMEMBERED[kind]
     ]
-    # `EarlyStopping` has its best value from its first epoch on.
+    # `EarlyStopping` has its best value after its first epoch.
     return {name: _plain(getattr(callback, name)) for name in names if hasattr(callback, name)}
 
 

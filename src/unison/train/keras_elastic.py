@@ -1,9 +1,9 @@
-"""Keras' loops in a group of workers that may change: training goes on with those who are there.
+"""Keras' loops in a group of workers that may change: training continues with the current workers.
 
 When the group changes, the steps that have not taken effect are run again, by the workers of the
-next group: Keras' loop and the callbacks see nothing of it. Each worker takes its part of the same
-global batches, so no example is left out or used twice. A worker that comes to a running job enters
-`fit` where the others are, with all that a backup holds (see `unison.train.fit_position`).
+next group: Keras' loop and the callbacks do not notice. Each worker takes its part of the same
+global batches, so no example is left out or used twice. A worker that joins a running job enters
+`fit` at the position of the others, with all that a backup contains (see
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from unison.train.keras_backup import forget_backups
 from unison.train.keras_others import others_of
 from unison.train.rebatching import Rebatched
 
-#: Batches that are cut already when the group changes: those of a group of steps on its way, one
-#: that waits, and one ahead.
+#: The batches that are already divided when the group changes: those of a group of steps in flight,
+#: one that waits, and one ahead.
 _SETTLED_AFTER = 40
 
 
@@ -58,10 +58,10 @@ class ElasticLoops:
         self._group = group
         self._place: _Place | None = None
         self._latest_step: CompiledStep | None = None
-        #: The metrics' arrays when they were looked at last, for whether somebody has set them.
+        #: The metrics' arrays at the last check, to detect whether the program has set them.
         self._seen_metrics: list[jax.Array] = []
         self._seen_running: Any = None
-        #: What has been prepared, or is there: steps by the size of the group.
+        #: The prepared and current steps, by the size of the group.
         self._prepared: set[tuple[CompiledStep, int, bool]] = set()
         trainer.run_step = self._run
         trainer.settle = self._settle
@@ -69,7 +69,7 @@ class ElasticLoops:
         vars(self._model)["fit"] = self._in_place(self._model.fit)
 
     def _in_place(self, fit: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `model.fit`, which knows where it is."""
+        """Returns `model.fit`, which tracks its position."""
 
         @functools.wraps(fit)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ class ElasticLoops:
 
     @without_signals
     def _step_aside(self, loops: int) -> None:
-        """Leaves the state after the last whole step, and has the others go on without this worker.
+        """Leaves the state after the last whole step; the others continue without this worker.
 
         Steps that wait, or have not taken effect, are left to them.
         """
@@ -106,13 +106,13 @@ class ElasticLoops:
         self._group.step_aside(loops)
 
     def _take_batches(self, place: _Place, epochs: Any) -> None:
-        """Takes hold of the batches of a `fit`."""
+        """Takes over the batches of a `fit`."""
         if self._group.options.keep == PER_REPLICA_BATCH:
             self._cut_anew(epochs, place)
         place.take(epochs)
 
     def _cut_anew(self, epochs: Any, place: _Place) -> None:
-        """Has Keras' `EpochIterator` give batches that grow and shrink with the group."""
+        """Makes Keras' `EpochIterator` return batches that grow and shrink with the group."""
         make = epochs._get_iterator
 
         def new_pass() -> Iterator[Any]:
@@ -125,16 +125,16 @@ class ElasticLoops:
         enumerate_batches = epochs._enumerate_iterator
 
         def without_number() -> Iterator[Any]:
-            epochs._num_batches = None  # nobody knows how many there will be: it may change
+            epochs._num_batches = None  # their number is unknown: it may change
             return enumerate_batches()
 
         own = {"_get_iterator": new_pass, "_enumerate_iterator": without_number}
-        # Where the data ends, an epoch does.
+        # An epoch ends where the data ends.
         vars(epochs).update(own, _interrupted_warning=lambda: None)
         epochs._num_batches = None
 
     def _scale_learning_rate(self, before: int) -> None:
-        """Makes the learning rate that for this number of replicas, which was `before`."""
+        """Rescales the learning rate from `before` replicas to the current number."""
         factor = self._group.options.learning_rate
         now, at_start = self._group.placement.num_replicas, self._group.replicas_at_start
         if factor is None or before == now:
@@ -144,7 +144,7 @@ class ElasticLoops:
         optimizer.learning_rate = rate
 
     def _require_a_rate(self) -> None:
-        """Raises a TypeError where the learning rate is to be scaled, and is no number."""
+        """Raises a TypeError if the learning rate should be scaled, and is not a number."""
         rate = getattr(self._model.optimizer, "_learning_rate", None)
         is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
         if is_schedule and self._group.options.learning_rate is not None:
@@ -154,10 +154,10 @@ class ElasticLoops:
                 "strategy.num_replicas_in_sync instead, or leave the one or the other out."
             )
 
-    # -- what the callback of `fit` says ---------------------------------------------------
+    # -- notifications of the callback of `fit` -------------------------------------------
 
     def begin(self, epochs: int) -> None:
-        """Enters the group, or takes over what an earlier run of the job has kept."""
+        """Enters the group, or restores the state of an earlier run of the job."""
         place = self._place
         if place is None:
             return
@@ -175,17 +175,17 @@ class ElasticLoops:
         place.resume(epochs)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Takes note of the epoch; one that others have begun goes on where they are."""
+        """Records the epoch; one that others have begun resumes at their position."""
         if self._place is not None:
             self._place.begin_epoch(epoch)
 
     def end_epoch(self, epoch: int) -> None:
-        """Takes note that an epoch is over."""
+        """Records that an epoch has ended."""
         self._group.open(False)
         if self._place is not None:
             self._place.end_epoch(epoch)
 
-    # -- what is handed to another worker --------------------------------------------------
+    # -- what is sent to another worker -----------------------------------------------------
 
     @property
     def can_be_resumed(self) -> bool:
@@ -217,7 +217,7 @@ class ElasticLoops:
         }
         if self._place is not None:
             parts["place"] = self._place
-        # Between two groups each worker has what all have counted (`_collect_metrics`).
+        # Between two groups, each worker has the combined counts (`_collect_metrics`).
         placement = self._trainer.strategy.placement
         return Handover(self._trainer.metrics_cells, placement, **parts)
 
@@ -243,7 +243,7 @@ class ElasticLoops:
             return count_examples(jax.tree.leaves(batch))
 
     def _prepare(self, step: CompiledStep, batch: Any, may_wait: bool) -> None:
-        """Has a step compiled, meanwhile, for the group without one of its workers."""
+        """Has a step compiled, in the background, for the group without one of its workers."""
         placement = self._group.placement
         fewer = placement.num_without_a_worker
         key = step, placement.num_replicas, may_wait
@@ -271,7 +271,7 @@ class ElasticLoops:
         self._tell_state(self._trainer.running)
 
     def recover(self) -> None:
-        """Goes on in the next group, wherever in a loop this worker is."""
+        """Continues in the next group, wherever in a loop this worker is."""
         running = self._trainer.running
         if running is not None and running.step is not None:
             self._recover(running.step)
@@ -282,7 +282,7 @@ class ElasticLoops:
             self._enter_next_group(self._latest_step, is_open=False)
 
     def _recover(self, step: CompiledStep) -> None:
-        """Goes on in the next group, with what had no effect in this one."""
+        """Continues in the next group, with the steps that had no effect in this one."""
         again: collections.deque[Any] = collections.deque()
         while True:
             again.extendleft(reversed(self._regroup(step, len(again))))
@@ -298,7 +298,7 @@ class ElasticLoops:
         """Enters the next group; returns the batches of the steps that had no effect.
 
         Args:
-            step: What runs.
+            step: The step that runs.
             more: The number of batches to be run again after those.
         """
         place = self._place
@@ -319,13 +319,13 @@ class ElasticLoops:
                 f"batches of {len(batches)} only."
             )
         if place is not None:
-            # Another one's place does not count what is run again here.
+            # Another worker's position does not count the steps that are run again here.
             place.batch += place.undone - passed if passed and step.trains else 0
             place.undone = 0
         return batches[passed:]
 
     def _enter_next_group(self, step: CompiledStep | None, is_open: bool) -> int:
-        """Enters the next group with the state at rest; returns how many steps others are ahead."""
+        """Enters the next group with the state at rest; returns the steps that others are ahead."""
         place, group = self._place, self._group
         replicas, before = group.placement.num_replicas, group.step
         if place is not None:
@@ -343,7 +343,7 @@ class ElasticLoops:
         return group.step - before if outcome.has_taken_over else 0
 
     def _tell_state(self, running: Running | None) -> None:
-        """Tells those who look on what the state is that is equal on all workers."""
+        """Reports the state that is equal on all workers to observers."""
         if running is not None:
             pairs = [*zip(running.cells, running.state, strict=True)]
             arrays = [array for cell, array in pairs if cell.layout is Layout.MIRRORED]
@@ -358,7 +358,7 @@ class ElasticLoops:
         return [] if running is None or not count else running.state[-count:]
 
     def _look_at_metrics(self, step: CompiledStep) -> None:
-        """Forgets what the metrics were over all replicas, where somebody has set them since."""
+        """Forgets the combined value of the metrics if the program has set them since."""
         running = self._trainer.running
         if running is self._seen_running:
             return
@@ -368,9 +368,9 @@ class ElasticLoops:
             step.forget_metrics()
 
     def _collect_metrics(self, step: CompiledStep | None) -> None:
-        """Gives this worker what all have counted.
+        """Sets the metrics on this worker to the combined counts.
 
-        What a lost one has counted is in what the last step has told everybody.
+        A lost worker's counts are in the results of the last step.
         """
         num_replicas = self._group.placement.num_replicas
         if step is not None:
@@ -389,20 +389,20 @@ class ElasticLoops:
             cell.put(cell.placement.spread(copies))
 
     def _clear_sums(self) -> None:
-        """Leaves what all have counted to the first member."""
+        """Leaves the combined counts to the first member."""
         for cell in self._trainer.metrics_cells():
             if cell.layout is Layout.LOCAL and _is_sum(cell):
                 cell.put(cell.placement.spread(np.zeros_like(np.stack(cell.copies()))))
 
 
 class _Place(FitPosition):
-    """Where in `fit` a worker is.
+    """The position of a worker in `fit`.
 
     Attributes:
-        undone: How many of the batches that have been run have not taken effect.
-        num_replicas: With how many replicas the state has come about.
-        sizes: From which batch of the pass on they are of what size, where they grow and shrink
-            with the group: the factors to what the data gives.
+        undone: The number of run batches that have not taken effect.
+        num_replicas: The number of replicas of the steps that made the state.
+        sizes: The batches of the pass from which on the size changes, if batches grow and shrink
+            with the group, with the factors to the size of the data's batches.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -424,7 +424,7 @@ class _Place(FitPosition):
             self.sizes.append((0, now))
 
     def change_sizes(self, group: ElasticGroup) -> None:
-        """The group has changed: so will batches that nobody has cut yet."""
+        """The group has changed: so will the batches that are not divided yet."""
         if not self.sizes:
             return
         self._changed = group.step, self.sizes[-1][1]
@@ -433,7 +433,7 @@ class _Place(FitPosition):
 
     @property
     def can_be_entered(self) -> bool:
-        """Whether a newcomer finds the way to the batch that is next."""
+        """Whether a joining worker can reach the next batch."""
         return self.batches is not None and self.batches.state()["taken"] >= self.undone
 
     def get_state(self) -> dict[str, Any]:
@@ -445,7 +445,7 @@ class _Place(FitPosition):
             data["now"] = None if data["taken"] else data["begun"]
         epoch, batch = self.epoch, self.batch - self.undone
         if self.batches is not None and batch and self.batches.has_ended(batch - 1):
-            # Of an epoch without a batch that is left, Keras would make an error.
+            # Keras would raise an error for an epoch without a remaining batch.
             epoch, batch = epoch + 1, 0
             data = self.batches.state() | {"taken": 0, "looks_ahead": False}
         return super().get_state() | {
@@ -464,7 +464,7 @@ class _Place(FitPosition):
 
 
 class _Fit(keras.callbacks.Callback):
-    """Tells the loops how far `fit` has come."""
+    """Reports the progress of `fit` to the loops."""
 
     def __init__(self, loops: ElasticLoops):
         super().__init__()
@@ -491,13 +491,13 @@ def _digest(arrays: Sequence[jax.Array]) -> str:
 
 
 def _of_all(cell: Cell) -> np.ndarray:
-    """Returns what all have counted, on a worker that has it in its own copies."""
+    """Returns the combined counts, on a worker that has them in its own copies."""
     copies = np.stack(cell.copies())
     return np.sum(copies, axis=0, dtype=copies.dtype) if _is_sum(cell) else copies[0]
 
 
 def _factor(group: ElasticGroup) -> float:
-    """Returns how large a batch is, compared with the beginning, where each replica's stays."""
+    """Returns the relative size of a batch, if each replica's size stays the same."""
     return group.placement.num_replicas / group.replicas_at_start
 
 
@@ -505,5 +505,5 @@ def _is_sum(cell: Cell) -> bool:
     return cell.reading_aggregation is VariableAggregation.SUM
 
 
-# Lets the models of strategies whose workers may change train on when they do.
+# Lets the models of strategies whose workers may change continue training when they do.
 trainer_made.append(_attach)

@@ -1,7 +1,7 @@
-"""Variables that a model's own steps touch, and that no attribute of the model leads to.
+"""Variables that a model's own steps use, and that are not reachable from the model.
 
-A `train_step` may assign a variable of the program, or use an optimizer that it closes over. What
-continues a training needs them as it needs the model.
+A `train_step` may assign a variable of the program, or use an optimizer in its closure. To
+resume a training, they are needed as much as the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class OtherVariable:
     """Such a variable, as a checkpoint follows it.
 
     Args:
-        cell: Where it is stored.
+        cell: Its cell.
     """
 
     def __init__(self, cell: Cell):
@@ -38,6 +38,6 @@ class OtherVariable:
 
 
 def others_of(trainer: ReplicaTrainer) -> list[Any]:
-    """Returns these variables of a trainer's steps: in the order in which the steps touch them."""
+    """Returns these variables of a trainer's steps, in the order of their first use."""
     held = set(cells_of(trainer.model, parts_of))
     return [OtherVariable(cell) for cell in trainer.other_cells() if cell not in held]

@@ -1,8 +1,8 @@
-"""What Keras' objects consist of for a checkpoint, and when they get new parts.
+"""The parts of Keras' objects for a checkpoint, and the events that add parts.
 
-Parts are named by attributes, as in TensorFlow: `kernel`, `dense`, `optimizer`. What a layer made
-without keeping it in an attribute (the layers of a `Sequential`, a weight that only `add_weight`
-knows) is named by its place among the layers or weights.
+Parts are named by attributes, as in TensorFlow: `kernel`, `dense`, `optimizer`. Layers and weights
+that are not in an attribute (the layers of a `Sequential`, a weight that only `add_weight`
+returns) are named by their index among the layers or weights.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from keras.src.saving.keras_saveable import KerasSaveable  # isort: skip
 
 _KERAS_OBJECTS = (KerasSaveable, keras.random.SeedGenerator)
 
-#: Attributes that are not followed: Keras' own lists of what the others hold, what belongs to
-#: another object, and the metrics that `compile` makes (as in TensorFlow; `model.metrics` can be
+#: Attributes that are not followed: Keras' own lists of the other parts, references to the parts of
+#: other objects, and the metrics that `compile` creates (as in TensorFlow; `model.metrics` can be
 #: given to a checkpoint by name).
 _NOT_FOLLOWED = frozenset(
     "_trainable_variables _non_trainable_variables _variables _layers _metrics _seed_generators "
@@ -28,7 +28,7 @@ _NOT_FOLLOWED = frozenset(
     "_outbound_nodes _compile_metrics _compile_loss _loss_tracker".split()
 )
 
-#: The accounts of an object's own variables. Those of an optimizer's are `_variables` alone: its
+#: The lists of an object's own variables. For an optimizer, `_variables` alone: its
 #: `_trainable_variables` are the model's.
 _WEIGHTS = ("_trainable_variables", "_non_trainable_variables")
 

@@ -1,4 +1,4 @@
-"""`cache`: elements are computed in the first pass and kept for the later ones."""
+"""`cache`: elements are computed in the first pass and stored for later passes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.storage.file_systems import is_remote
 
-#: How many elements are read at once where they are small.
+#: The number of elements that are read together if they are small.
 _ROWS_AT_ONCE = 1024
 
 
 class KeepsElements(SameElements):
-    """Base of the transformations that keep the elements of one pass for later ones."""
+    """Base of the transformations that store the elements of one pass for later ones."""
 
-    #: What the elements are that files hold; None where there are none.
+    #: The signature of the elements in the files; None if there are no files.
     kept_signature: Signature | None = None
 
     @abc.abstractmethod
     def of(self, source: Plan, part: str = "") -> KeepsElements:
-        """Returns a transformation like this one of other elements, of which none are kept yet.
+        """Returns the same transformation of other elements, with nothing stored yet.
 
         Args:
-            source: What gives them.
-            part: What the names of its files have behind, to tell them from this one's.
+            source: The plan of the elements.
+            part: The suffix of its files' names, which distinguishes them from this one's.
         """
 
     def with_inputs(self, inputs: Sequence[Plan]) -> Any:
@@ -58,26 +58,26 @@ class KeepsElements(SameElements):
 
 
 class Cache(KeepsElements):
-    """The elements, which are kept once a pass has come to their end.
+    """The elements, which are stored when a pass has reached their end.
 
-    Later passes have access by index, but to files that are elsewhere.
+    Later passes have access by index, except to remote files.
 
     Args:
         source: The input.
-        path: Where files are kept for later processes; None for memory only.
+        path: Where files are stored for later processes; None for memory only.
 
     Raises:
         InvalidArgumentError: The files hold the elements of another pipeline.
-        DataLossError: The files are not what was written.
+        DataLossError: The files are corrupt.
     """
 
     def __init__(self, source: Plan, path: str | None = None):
         super().__init__(source)
         self._path = path
         self._kept: Rows | None = None if path is None else self._read()
-        # Where the input was when the pass began whose elements are kept.
+        # The position of the input at which the pass began whose elements are stored.
         self._begin: State = None
-        # A position from before they were kept is restored as it was: with nothing kept yet.
+        # A position from before they were stored is restored with nothing stored yet.
         self._is_used = True
         self._is_to_be_filled = False
 
@@ -175,17 +175,17 @@ class ListRows(Rows):
 
 
 class Keeper(Protocol):
-    """What keeps the elements of a pass."""
+    """Stores the elements of a pass."""
 
     def add(self, block: Leaves) -> None:
-        """Keeps stacked elements."""
+        """Adds stacked elements."""
 
     def discard(self) -> None:
-        """Forgets everything."""
+        """Discards all elements."""
 
 
 class _NoKeeper:
-    """For a pass that is restored as it was, although its elements have been kept since."""
+    """For a pass that is restored at a position at which nothing had been stored yet."""
 
     def add(self, block: Leaves) -> None:
         pass
@@ -220,15 +220,15 @@ class _MemoryKeeper:
 
 
 class KeepingStream(Stream):
-    """A pass that gives what it reads to a keeper. After an error there is nothing to keep.
+    """A pass that adds what it reads to a keeper. After an error, nothing is stored.
 
-    Its state says where the pass began: what it has read before, it reads again when it is
-    restored, so that all can be kept.
+    Its state is the position at which the pass began: when it is restored, it reads the
+    elements before its own position again, so that all can be stored.
 
     Args:
         source: The plan whose elements these are.
-        keeper: Gets them.
-        when_whole: Called at the end of a whole pass, with where it began.
+        keeper: Stores them.
+        when_whole: Called at the end of a complete pass, with the position at which it began.
     """
 
     def __init__(self, source: Plan, keeper: Keeper, when_whole: Callable[[State], None]):
@@ -282,14 +282,14 @@ class KeepingStream(Stream):
             self._when_whole(self._begin)
 
     def stop_keeping(self) -> None:
-        """Goes on without keeping anything."""
+        """Continues without storing anything."""
         if self._keeper is not None:
             self._keeper.discard()
             self._keeper = None
 
 
 class _KeptStream(RowsStream):
-    """The elements that are kept, in order."""
+    """The stored elements, in order."""
 
     def __init__(self, rows: Rows, begin: State):
         super().__init__(rows)
@@ -307,7 +307,7 @@ def read_some(stream: Stream, signature: Signature | None) -> Leaves | None:
 
     Args:
         stream: The elements.
-        signature: What they are: those of one shape are taken many at once.
+        signature: Their signature: elements of one shape are taken many at a time.
     """
     rows = rows_at_once(signature)
     if rows > 1:
@@ -317,7 +317,7 @@ def read_some(stream: Stream, signature: Signature | None) -> Leaves | None:
 
 
 def as_block(element: Leaves) -> Leaves:
-    """Returns one element stacked, as it is kept.
+    """Returns one element stacked, as it is stored.
 
     Raises:
         TypeError: A leaf is a dataset.
@@ -328,7 +328,7 @@ def as_block(element: Leaves) -> Leaves:
 
 
 def rows_at_once(signature: Signature | None) -> int:
-    """Returns how many elements make a block; 1 where they may have different shapes."""
+    """Returns the number of elements in a block; 1 if they may have different shapes."""
     if signature is None:
         return 1
     bytes_of_row = 0

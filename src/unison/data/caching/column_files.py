@@ -1,15 +1,15 @@
 """Elements in files, column by column: a table has one file for every leaf.
 
-Elements are written in blocks of about a megabyte, one behind the other. A block of a leaf has up
+Elements are written in consecutive blocks of about a megabyte. A block of a leaf has up
 to three parts, each in a file of its own:
 
     leafN.values     the numbers, or the bytes of all texts
-    leafN.lengths    int64, how many bytes each text has; of text only
-    leafN.sizes      int64, the sizes of each array; only of blocks in which they differ
+    leafN.lengths    int64, the number of bytes of each text; for text only
+    leafN.sizes      int64, the sizes of each array; only in blocks in which they differ
 
-What a table says of itself (`TableWriter.finish`) is plain data, for JSON, with the length and
-the CRC-32 of every part. Blocks that are not compressed lie behind each other as in one array, and
-are read where they lie (memory-mapped). Every part is checked when it is first read. Nothing is
+The description of a table (`TableWriter.finish`) is plain data, for JSON, with the length and
+the CRC-32 of every part. Uncompressed blocks are contiguous, like one array, and are
+memory-mapped. Every part is checked when it is first read. Nothing is
 unpickled.
 """
 
@@ -38,26 +38,26 @@ from unison.storage.inflating import inflated
 from unison.storage.names import path_inside
 from unison.storage.patience import attempted
 
-#: How many bytes a block has at least, but for the last one and those before a pause.
+#: The minimum number of bytes of a block, except the last one and those before a pause.
 BLOCK_BYTES = 1 << 20
 
-#: How many blocks are kept in memory after they have been read.
+#: The number of blocks that stay in memory after they have been read.
 _BLOCKS_AT_HAND = 16
 
 
 class Codec(NamedTuple):
-    """How parts are compressed; `decompress` gets the length of what comes out, too."""
+    """Compresses parts; `decompress` gets the length of the result, too."""
 
     compress: Callable[[bytes], bytes]
     decompress: Callable[[bytes, int], bytes]
 
 
 def codec_of(compression: str | None) -> Codec | None:
-    """Returns what compresses, by TensorFlow's names; None for nothing.
+    """Returns the codec with one of TensorFlow's names; None for no compression.
 
     Raises:
-        InvalidArgumentError: There is no such compression.
-        ImportError: SNAPPY is asked for without pyarrow.
+        InvalidArgumentError: Unknown compression.
+        ImportError: SNAPPY is requested, and pyarrow is not installed.
     """
     if compression in (None, "", "NONE"):
         return None
@@ -83,9 +83,9 @@ class TableWriter:
     """Writes elements to the files of a table.
 
     Args:
-        folder: Where the files are to be. It is made with the first block.
+        folder: The folder of the files. It is created with the first block.
         compression: See `codec_of`.
-        before_files: Called before the first file is made.
+        before_files: Called before the first file is created.
     """
 
     def __init__(self, folder: str, compression: str | None, before_files: Callable[[], None]):
@@ -102,7 +102,7 @@ class TableWriter:
         """Writes stacked elements.
 
         Raises:
-            InvalidArgumentError: Their dtypes are not those of the elements before.
+            InvalidArgumentError: Their dtypes differ from those of the previous elements.
         """
         self._check(block)
         rows = count_rows(block)
@@ -117,7 +117,7 @@ class TableWriter:
                 self._write_block()
 
     def finish(self) -> dict[str, Any]:
-        """Writes the rest, closes the files, and returns what `Table` reads them with."""
+        """Writes the rest, closes the files, and returns the description that `Table` reads."""
         if self._waiting:
             self._write_block()
         self.close()
@@ -125,7 +125,7 @@ class TableWriter:
         return {"dtypes": dtypes, "blocks": self._blocks}
 
     def close(self) -> None:
-        """Closes the files, as they are."""
+        """Closes the files without writing the rest."""
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -180,7 +180,7 @@ class TableWriter:
 
 
 def read_part(path: str, start: int, size: int) -> bytes:
-    """Returns `size` bytes of a file, those from `start` on."""
+    """Returns `size` bytes of a file, beginning at `start`."""
     if not is_remote(path):
         with open(path, "rb") as file:
             file.seek(start)
@@ -199,7 +199,7 @@ def _bytes_of(leaf: np.ndarray) -> int:
 
 
 class _Texts:
-    """Texts behind each other, cut out where they are asked for."""
+    """Concatenated texts, which are cut out when they are requested."""
 
     def __init__(self, whole: np.ndarray, lengths: np.ndarray):
         self._whole = whole
@@ -218,12 +218,12 @@ class Table:
     """Elements that a `TableWriter` has written.
 
     Args:
-        folder: Where its files are.
-        index: What the writer's `finish` has described.
-        compression: What the writer got.
+        folder: The folder of its files.
+        index: The description that the writer's `finish` has returned.
+        compression: The writer's compression.
 
     Raises:
-        DataLossError: The files are not there, or have not the size that they should have.
+        DataLossError: Files are missing, or their size is wrong.
     """
 
     def __init__(self, folder: str, index: TableIndex, compression: str | None):
@@ -231,7 +231,7 @@ class Table:
         self._codec = codec_of(compression)
         self._blocks = index.blocks
         self._dtypes = index.dtypes
-        #: Where the rows of each block begin; and behind the last.
+        #: The first row of each block, and the number of rows.
         self.starts = np.cumsum([0, *(block.rows for block in self._blocks)])
         self._offsets = self._offsets_of_parts()
         self._has_been_read: set[tuple[str, int]] = set()
@@ -253,7 +253,7 @@ class Table:
         return len(self._dtypes)
 
     def whole(self, leaf: int) -> np.ndarray | None:
-        """Returns all rows of a leaf as one array, not yet checked; None where they are not one."""
+        """Returns the rows of a leaf as one array, unchecked; None if they are not contiguous."""
         if not self.is_mapped or not self._blocks or self._dtypes[leaf].kind == "O":
             return None
         shape = self._blocks[0].leaves[leaf].shape
@@ -263,15 +263,15 @@ class Table:
         return items.reshape(len(self), *shape)
 
     def check(self, block: int, leaf: int) -> None:
-        """Compares the checksum of the values of a block, where that has not been done yet.
+        """Compares the checksum of the values of a block, unless this has already been done.
 
         Raises:
-            DataLossError: They are not what was written.
+            DataLossError: Checksum mismatch.
         """
         self._part(block, leaf, "values")
 
     def _offsets_of_parts(self) -> dict[str, list[int]]:
-        """Returns for every file where the part of each block begins, and where the file ends."""
+        """Returns for every file the offset of each block's part, and the file's end."""
         offsets: dict[str, list[int]] = {}
         for number, block in enumerate(self._blocks):
             for leaf, described in enumerate(block.leaves):
@@ -296,7 +296,7 @@ class Table:
             raise corrupt(path, f"it should have {expected} bytes, and has {size}")
 
     def _map(self, name: str) -> np.ndarray:
-        # There is no memory map of nothing.
+        # An empty file cannot be memory-mapped.
         if not self._offsets[name][-1]:
             return np.empty(0, np.uint8)
         return np.asarray(np.memmap(self._path(name), np.uint8, "r"))
@@ -305,7 +305,7 @@ class Table:
         """Returns a part of a block, as bytes.
 
         Raises:
-            DataLossError: They are not what was written.
+            DataLossError: Checksum mismatch.
         """
         stored, size, checksum = self._blocks[block].leaves[leaf].parts[part]
         name = f"leaf{leaf}.{part}"
@@ -350,7 +350,7 @@ class Table:
 
 
 class TableRows(Rows):
-    """The elements of a table, of which there is at least one."""
+    """The elements of a table with at least one element."""
 
     def __init__(self, table: Table):
         self._table = table
@@ -366,7 +366,7 @@ class TableRows(Rows):
     def take(self, indices: np.ndarray) -> Leaves:
         blocks = self._blocks_of(indices)
         self._check(blocks)
-        # A block that is to be checked is read in order.
+        # A block that has to be checked is read in order.
         self._mapped.expect(is_random=not self._has_unchecked)
         return tuple(
             self._one_by_one(leaf, blocks, indices) if whole is None else gathered(whole, indices)
@@ -412,7 +412,7 @@ class TableRows(Rows):
         return stack([(self._table.column(block, leaf).element(row),) for block, row in pairs])[0]
 
     def _check(self, blocks: np.ndarray) -> None:
-        """Checks the blocks of whole leaves that have not been read yet."""
+        """Checks the blocks of contiguous leaves that have not been read yet."""
         if not self._has_unchecked:
             return
         for block in np.unique(blocks[self._is_unchecked[blocks]]).tolist():

@@ -16,7 +16,7 @@ class Column:
 
     Args:
         items: The numbers or texts, which slices can be taken of.
-        rows: How many elements there are.
+        rows: The number of elements.
         shape: The shape of each array; None where they differ.
         sizes: Their sizes, where they differ.
     """

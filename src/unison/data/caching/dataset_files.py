@@ -1,13 +1,13 @@
-"""Datasets in folders: `save`, `snapshot` and `cache(filename)` keep elements in this form.
+"""Datasets in folders: the format of `save`, `snapshot` and `cache(filename)`.
 
-    FOLDER/dataset.json               what is there; written last, and as a whole
+    FOLDER/dataset.json               the index; written last, atomically
     FOLDER/run-ID/shard-NNNNN/leaf*   the tables of `column_files`
     FOLDER/run-ID.lock                locked while a process writes that run
 
-The elements are there when `dataset.json` names their run, not before: a pass that was interrupted
-leaves nothing that would be read. Its first line is the CRC-32 of the rest. Several processes can
-write at the same time, each a run of its own; what a process leaves that was killed, the next one
-to write removes (in local folders).
+The elements exist once `dataset.json` names their run, not before: an interrupted pass
+leaves nothing that would be read. The first line is the CRC-32 of the rest. Several processes can
+write at the same time, each its own run; the files of a process that was killed are removed by the
+next process that writes (in local folders).
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ logger = logging.getLogger(__name__)
 class DatasetWriter:
     """Writes the elements of one pass to a folder.
 
-    Dropped before `publish`, it takes its files away.
+    If it is dropped before `publish`, it removes its files.
 
     Args:
-        folder: The folder; it is made with the first files.
+        folder: The folder; it is created with the first files.
         compression: See `codec_of`.
-        said_when_dropped: What is logged if files were there then; nothing for None.
+        said_when_dropped: The log message if there were files then; None for no message.
     """
 
     def __init__(
         self, folder: str, compression: str | None = None, said_when_dropped: str | None = None
     ):
-        codec_of(compression)  # raises where there is none such
+        codec_of(compression)  # raises if the compression is unknown
         self._folder = folder
         self._compression = compression
         self._run = _Run(folder)
@@ -66,7 +66,7 @@ class DatasetWriter:
         self._drop = weakref.finalize(self, self._run.remove, said_when_dropped)
 
     def add(self, block: Leaves, shard: int = 0) -> None:
-        """Writes stacked elements to the shard of that number."""
+        """Writes stacked elements to the shard with that number."""
         specs = tuple(ArraySpec(leaf.shape[1:], leaf.dtype) for leaf in block)
         if self._specs != specs:
             pairs = zip(self._specs or specs, specs, strict=True)
@@ -74,16 +74,16 @@ class DatasetWriter:
         self._shard(shard).add(block)
 
     def publish(self, source: Plan, replaces: bool = False) -> None:
-        """Makes what has been written the folder's dataset.
+        """Makes the written elements the folder's dataset.
 
         Args:
-            source: What gave the elements. Where there were none, and it does not know what they
-                would be, nothing is published.
-            replaces: Whether it takes the place of a dataset that is there. Otherwise that one
+            source: The plan of the elements. If there were none, and the plan does not know their
+                signature, nothing is published.
+            replaces: Whether it replaces an existing dataset. Otherwise, the existing one
                 stays, and this one is dropped.
 
         Raises:
-            ValueError: There is nothing to take the place of a dataset.
+            ValueError: There is no dataset to replace.
         """
         before = read_index(self._folder)
         signature = source.known_signature
@@ -107,7 +107,7 @@ class DatasetWriter:
             remove_folder(self._folder, before.run, RUN)
 
     def discard(self) -> None:
-        """Takes the files away, if it has not published them."""
+        """Removes the files, unless it has published them."""
         for shard in self._shards.values():
             shard.close()
         if self._drop.detach() is not None:
@@ -135,7 +135,7 @@ class _Run:
         self._lock: IO[bytes] | None = None
 
     def begin(self) -> None:
-        """Makes the folder, if that has not been done yet."""
+        """Creates the folder, unless this has already been done."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -146,19 +146,19 @@ class _Run:
             lock(self._lock)
 
     def remove(self, message: str | None = None) -> None:
-        """Takes the files away, if there are any, and says so."""
+        """Removes the files, if there are any, and logs it."""
         if not self._has_begun or os.getpid() != self._process:
-            return  # in a copy of the process, which owns nothing
+            return  # in a forked process, which does not own the files
         if message is not None:
             logger.warning(message)
         remove_folder(self._folder, self.name, RUN)
         if self._lock is not None:
             self.release()
             with contextlib.suppress(OSError):
-                os.rmdir(self._folder)  # if nothing else is there
+                os.rmdir(self._folder)  # if it is empty
 
     def release(self) -> None:
-        """Lets others know that nothing more is written."""
+        """Releases the lock: nothing more is written."""
         if self._lock is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._lock.name)
@@ -166,20 +166,20 @@ class _Run:
 
 
 class KeptDataset:
-    """A dataset that a folder holds.
+    """A dataset in a folder.
 
     Args:
         folder: The folder.
-        index: What its `dataset.json` says.
-        expected: What the elements should be; None for what they are.
+        index: The content of its `dataset.json`.
+        expected: The expected signature of the elements; None for the stored one.
 
     Raises:
-        DataLossError: Its files are not what was written.
-        InvalidArgumentError: The elements are others.
+        DataLossError: Its files are corrupt.
+        InvalidArgumentError: The elements have another signature.
     """
 
     def __init__(self, folder: str, index: DatasetIndex, expected: Signature | None = None):
-        #: What the elements are.
+        #: The signature of the elements.
         self.signature = index.signature
         if expected is not None:
             _check_fits(folder, self.signature, expected)
@@ -203,7 +203,7 @@ class Saved(Plan):
     def __init__(self, table: Table, signature: Signature):
         self._signature = signature
         self._is_mapped = table.is_mapped
-        #: The elements by index; fast only where they lie in memory-mapped files.
+        #: The elements by index; fast only if their files are memory-mapped.
         self.table_rows = TableRows(table)
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
@@ -220,15 +220,15 @@ class Saved(Plan):
 
 
 def read_dataset(folder: str, expected: Signature | None = None) -> KeptDataset | None:
-    """Returns the dataset that a folder holds; None where there is none.
+    """Returns the dataset in a folder; None if there is none.
 
     Args:
         folder: The folder.
-        expected: What the elements should be; None for what they are.
+        expected: The expected signature of the elements; None for the stored one.
 
     Raises:
-        DataLossError: Its files are not what was written.
-        InvalidArgumentError: The elements are others.
+        DataLossError: Its files are corrupt.
+        InvalidArgumentError: The elements have another signature.
     """
     index = read_index(folder)
     if index is None:
@@ -240,7 +240,7 @@ def read_dataset(folder: str, expected: Signature | None = None) -> KeptDataset 
 
 
 def _check_fits(folder: str, kept: Signature, expected: Signature) -> None:
-    # A file says the name and the fields of a named tuple, not its class.
+    # A file has the name and the fields of a named tuple, not its class.
     has_structure = structure_of(as_json(expected.structure)) == kept.structure
     dtypes = [getattr(spec, "dtype", None) for spec in expected.specs]
     if not has_structure or dtypes != [spec.dtype for spec in kept.specs]:
@@ -252,11 +252,11 @@ def _check_fits(folder: str, kept: Signature, expected: Signature) -> None:
 
 
 def _remove_abandoned_runs(folder: str) -> None:
-    """Removes the runs of processes that have ended before they published them."""
+    """Removes the runs of processes that ended before they had published them."""
     for path in Path(folder).glob("run-*.lock"):
         if not RUN.fullmatch(path.stem):
             continue
         with contextlib.suppress(OSError, OpError), files.open_to_read(str(path)) as file:
-            if lock(file) and path.with_suffix("").exists():  # else its process still runs
+            if lock(file) and path.with_suffix("").exists():  # otherwise, its process runs
                 remove_folder(folder, path.stem, RUN)
                 path.unlink()

@@ -1,6 +1,6 @@
-"""`dataset.json`: what a folder with a dataset says of itself, checked before it is used.
+"""`dataset.json`: the index of a folder with a dataset, which is checked before it is used.
 
-It has the form of `unison.storage.checksummed`, without bytes behind its header.
+It has the format of `unison.storage.checksummed`, without bytes after its header.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INDEX = "dataset.json"
 
 _FORMAT = "unison.data 1"
 
-#: The names of the folders of passes, which alone are ever deleted; and of those inside them.
+#: The names of the folders of passes, the only ones that are ever deleted; and of their shards.
 RUN = re.compile(r"run-[0-9a-f]{12}")
 _SHARD = re.compile(r"shard-\d{5,9}")
 
@@ -37,13 +37,13 @@ _NOT_COMPRESSED = (None, "", "NONE")
 
 
 class DatasetIndex(NamedTuple):
-    """What a folder holds.
+    """The content of a folder.
 
     Attributes:
         run: The name of the folder of the pass that wrote it.
         compression: See `codec_of`.
-        signature: What the elements are.
-        shards: The folders of the shards inside that of the pass, and their tables.
+        signature: The signature of the elements.
+        shards: The folders of the shards inside the pass's folder, and their tables.
     """
 
     run: str
@@ -53,10 +53,10 @@ class DatasetIndex(NamedTuple):
 
 
 def read_index(folder: str) -> DatasetIndex | None:
-    """Returns what a folder holds; None where that is no dataset.
+    """Returns the content of a folder; None if it has no dataset.
 
     Raises:
-        DataLossError: The index is corrupt, or names what is outside of the folder.
+        DataLossError: The index is corrupt, or names something outside the folder.
         InvalidArgumentError: Another release wrote it, in another format.
     """
     path, remedy = path_inside(folder, _INDEX), f"Remove {folder}, and write it again."
@@ -113,14 +113,14 @@ def write_index(
     signature: Signature,
     shards: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Makes a pass the dataset of a folder; it is one, at once, when this returns.
+    """Makes a pass the dataset of a folder, atomically.
 
     Args:
         folder: The folder.
         run: The name of the folder of the pass.
         compression: See `codec_of`.
         signature: What the elements are.
-        shards: What `TableWriter.finish` returned, by the folder of the shard.
+        shards: The results of `TableWriter.finish`, by the folder of the shard.
     """
     described = {
         "format": _FORMAT,
@@ -163,10 +163,10 @@ def as_json(structure: Structure) -> Any:
 
 
 def structure_of(described: Any) -> Structure:
-    """Returns the structure of which `as_json` has made JSON.
+    """Returns the structure that `as_json` has converted to JSON.
 
     Raises:
-        ValueError, KeyError: It has made none of that.
+        ValueError, KeyError: It is not a result of `as_json`.
     """
     if described == "leaf":
         return LEAF

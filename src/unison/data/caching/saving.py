@@ -23,11 +23,11 @@ from unison.errors import InvalidArgumentError, NotFoundError
 def save(
     plan: Plan, folder: str, compression: str | None, shard_function: ElementFunction | None
 ) -> None:
-    """Writes the elements of a plan to a folder, in place of those that it holds.
+    """Writes the elements of a plan to a folder, and replaces the existing ones.
 
     Args:
         plan: The plan.
-        folder: The folder, also one of fsspec's.
+        folder: The folder; it may be remote (fsspec).
         compression: None, "GZIP" or "SNAPPY".
         shard_function: The number of an element's shard; None for one shard.
 
@@ -51,16 +51,16 @@ def save(
 
 
 def load(folder: str, expected: Signature | None) -> KeptDataset:
-    """Returns the dataset that a folder holds.
+    """Returns the dataset in a folder.
 
     Args:
         folder: The folder.
-        expected: What its elements should be; None for what they are.
+        expected: The expected signature of its elements; None for the stored one.
 
     Raises:
-        NotFoundError: There is none.
-        InvalidArgumentError: The elements are others.
-        DataLossError: Its files are not what was written.
+        NotFoundError: The folder has no dataset.
+        InvalidArgumentError: The elements have another signature.
+        DataLossError: Its files are corrupt.
     """
     kept = read_dataset(folder, expected)
     if kept is None:
@@ -72,20 +72,20 @@ def load(folder: str, expected: Signature | None) -> KeptDataset:
 
 
 def datasets_of(plans: Sequence[Plan]) -> Plan:
-    """Returns the plan of elements that are datasets themselves."""
+    """Returns the plan of elements that are themselves datasets."""
     signature = Signature(LEAF, (DatasetSpec(plans[0]),))
     return Elements([(plan,) for plan in plans], signature)
 
 
 class Snapshot(KeepsElements):
-    """The elements, which are written to a folder in the first pass and read there in later ones.
+    """The elements, which are written to a folder in the first pass and read from it in later ones.
 
     Args:
         source: The input.
-        folder: The folder, also one of fsspec's.
+        folder: The folder; it may be remote (fsspec).
         compression: None, "GZIP" or "SNAPPY".
         shard_function: The number of an element's shard; None for one shard.
-        read: Makes the plan of the elements that a folder holds.
+        read: Returns the plan of the elements in a folder.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Snapshot(KeepsElements):
         self._shard_function = shard_function
         self._read = read
         self._reader: Plan | None = None
-        codec_of(compression)  # raises where there is no such compression
+        codec_of(compression)  # raises if the compression is unknown
 
     def of(self, source: Plan, part: str = "") -> Snapshot:
         folder = self._folder + part
@@ -112,7 +112,7 @@ class Snapshot(KeepsElements):
         return _SnapshotStream(self)
 
     def reader(self) -> Plan | None:
-        """Returns the plan of what has been written; None where that is nothing yet."""
+        """Returns the plan of the written elements; None if nothing has been written yet."""
         if self._reader is None:
             kept = read_dataset(self._folder, self._input.known_signature)
             if kept is not None:
@@ -139,7 +139,7 @@ class Snapshot(KeepsElements):
 
 
 class _SnapshotStream(Stream):
-    """A pass over the input, or over what has been written."""
+    """A pass over the input, or over the written elements."""
 
     def __init__(self, plan: Snapshot):
         self._plan = plan
@@ -163,7 +163,7 @@ class _SnapshotStream(Stream):
             return
         stream = self._plan.first_pass()
         if self._reader is not None:
-            # Another pass has written the snapshot since: this one goes on as it was.
+            # Another pass has written the snapshot since: this one continues to read its input.
             stream.stop_keeping()
             self._reader = None
         stream.restore(state["position"])
@@ -180,7 +180,7 @@ class _SnapshotStream(Stream):
 
 
 class _Sharding:
-    """Gives elements to the shards of a writer that a function tells."""
+    """Adds each element to the shard of a writer that a function returns."""
 
     def __init__(self, writer: DatasetWriter, function: ElementFunction, source: Plan):
         self._writer = writer

@@ -1,7 +1,7 @@
-"""What a table of `column_files` says of itself, checked before any of it is used.
+"""The description of a table of `column_files`, which is checked before it is used.
 
-Sizes must agree: as many values as rows and shapes ask for, as many bytes as values. So no file
-makes a reader take memory that it does not fill, or cut arrays where none begin.
+Sizes must agree: the number of values with rows and shapes, the number of bytes with values. So a
+file cannot make a reader allocate memory that it does not fill, or cut arrays at wrong places.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ LENGTH = np.dtype(np.int64)
 _KINDS = "biufcmM"
 _TEXT = np.dtype(object)
 
-#: Snappy makes at most so many bytes of one: copies of 64 bytes in 3.
+#: The most bytes that Snappy decompresses one byte to: copies of 64 bytes in 3.
 _MOST_OF_SNAPPY = 22
 
 _MOST_CRC = 2**32 - 1
 
 
 class Part(NamedTuple):
-    """One of the parts of a leaf of a block.
+    """One of the parts of a leaf in a block.
 
     Attributes:
-        stored: How many bytes it has in its file.
-        size: How many it has in memory.
-        checksum: The CRC-32 of those in the file.
+        stored: The number of its bytes in the file.
+        size: The number of its bytes in memory.
+        checksum: The CRC-32 of its bytes in the file.
     """
 
     stored: int
@@ -55,7 +55,7 @@ class LeafBlock:
     """One leaf of the elements of a block.
 
     Attributes:
-        shape: The shape of each array; None where they differ.
+        shape: The shape of each array; None if they differ.
         parts: The parts, by name.
     """
 
@@ -65,10 +65,10 @@ class LeafBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Consecutive elements.
+    """A block: consecutive elements.
 
     Attributes:
-        rows: How many.
+        rows: The number of elements.
         leaves: Their leaves.
     """
 
@@ -78,7 +78,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class TableIndex:
-    """A table: its dtypes, and where its blocks are.
+    """A table: its dtypes and its blocks.
 
     Attributes:
         dtypes: The dtype of each leaf; `object` for text.
@@ -90,14 +90,14 @@ class TableIndex:
 
     @classmethod
     def of(cls, described: Any, compression: str | None) -> TableIndex:
-        """Returns what `TableWriter.finish` has described.
+        """Returns the table that `TableWriter.finish` has described.
 
         Args:
-            described: What was decoded.
+            described: The decoded JSON.
             compression: See `codec_of`.
 
         Raises:
-            ValueError, KeyError: No writer has described that.
+            ValueError, KeyError: No writer has written this.
         """
         dtypes = [dtype_of_leaf(name) for name in plain_list(plain_dict(described)["dtypes"])]
         blocks = [_block_of(each, dtypes, compression) for each in plain_list(described["blocks"])]
@@ -152,17 +152,17 @@ def _part_of(described: Any, compression: str | None) -> Part:
 
 
 def checked_sizes(sizes: np.ndarray, items: int) -> np.ndarray:
-    """Returns the sizes of arrays that lie behind each other, if they add up.
+    """Returns the sizes of contiguous arrays, if they add up.
 
     Args:
         sizes: The sizes of each array, of shape `(rows, axes)`.
-        items: How many items the arrays have together.
+        items: The total number of items of the arrays.
 
     Raises:
-        ValueError: They have more, or fewer.
+        ValueError: They do not add up.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        real = sizes.astype(np.float64)  # whose products do not wrap around
+        real = sizes.astype(np.float64)  # whose products do not overflow
         total = real.prod(axis=1).sum()
         largest = np.where(real == 0, 1, real).prod(axis=1).max(initial=0)
     is_possible = (sizes >= 0).all() and largest <= MOST_ITEMS
@@ -172,10 +172,10 @@ def checked_sizes(sizes: np.ndarray, items: int) -> np.ndarray:
 
 
 def checked_lengths(lengths: np.ndarray, num_bytes: int) -> np.ndarray:
-    """Returns the lengths of texts that lie behind each other, if they add up.
+    """Returns the lengths of contiguous texts, if they add up.
 
     Raises:
-        ValueError: The texts have more bytes, or fewer.
+        ValueError: They do not add up.
     """
     total = lengths.astype(np.float64).sum()
     if (lengths < 0).any() or not math.isclose(total, num_bytes, abs_tol=0.5, rel_tol=0):

@@ -1,4 +1,4 @@
-"""Batches that a thread puts on the devices, ahead of those who want them."""
+"""Batches that a thread copies to the devices ahead of their use."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from unison.data.distribution.steps import Position, Step, Steps
 from unison.data.state import State
 from unison.data.transformations.prefetching import ReadAhead
 
-#: Where the steps are is noted after so many of them, at least: a note copies what waits in
-#: buffers. Who goes on from a position takes the steps behind the note once more.
+#: The minimum number of steps between two records of the position: a record copies what is
+#: buffered. A pass that resumes at a position repeats the steps after the record.
 _STEPS_BETWEEN_NOTES = 16
 
-#: And after so many times the time that the last note took.
+#: The minimum time between two records, in multiples of the duration of the last one.
 _TIME_BETWEEN_NOTES = 50
 
 
 class BatchesAhead(Iterator[Any]):
-    """The batches of steps, one after the other.
+    """The batches of consecutive steps.
 
     Args:
-        source: What the steps come from.
-        others: Returns other ways to divide the same dataset, by which a pass goes on that has
-            begun so.
-        placed: Puts what the replicas get on their devices.
-        size: How many batches may wait; 0: none is read before it is asked for.
+        source: The source of the steps.
+        others: Returns other ways to divide the same dataset, with which a pass resumes that
+            began with them.
+        placed: Copies the replicas' parts to their devices.
+        size: The number of batches that are read ahead; 0: each is read when it is requested.
 
-    When the shares of the source change, the batch that is asked for next is read by now, or not
-    yet: the new ones divide the batch that comes `size` later, on every worker the same.
+    When the shares of the source change, the next requested batch may have been read already, or
+    not: the new shares apply to the batch that is `size` later, which is the same on all workers.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class BatchesAhead(Iterator[Any]):
         self._open(source, source.steps())
 
     def _open(self, source: ReplicaBatches, steps: Steps) -> None:
-        #: What is read, and how it is divided.
+        #: The source of the steps, and how they are divided.
         self.description = source.description
         #: Whether positions are the same on all workers.
         self.is_global = steps.is_global
         self._steps = steps
         self._position: Callable[[], Position] = lambda: Position(steps.state(), 0)
-        # What divides the next batches to be read.
+        # Sets the shares of the next batches to be read.
         self._to_come = collections.deque([source.shares.proportions] * self._size)
         if not self._size:
             return
         reader = _Reader(steps, self._placed, self._to_come.popleft)
         self._position = reader.note()
         self._ahead = ReadAhead(reader.next, self._size)
-        # Else a thread that waits for other workers would go on waiting.
+        # Otherwise, a thread that waits for other workers would continue to wait.
         weakref.finalize(self, steps.talk.leave)
 
     def __next__(self) -> Any:
@@ -81,28 +81,28 @@ class BatchesAhead(Iterator[Any]):
         return batch
 
     def position(self) -> Position:
-        """Returns where the pass is, behind the batch that was taken last.
+        """Returns the position of the pass, after the last batch that was returned.
 
         Raises:
-            TypeError: The steps do not know where they are.
+            TypeError: The steps have no position.
         """
         return self._position()
 
     def close(self) -> None:
-        """Ends the thread as soon as it has the batch that it is reading."""
+        """Ends the thread when it has read its current batch."""
         if self._size:
             self._ahead.close()
         self._steps.talk.leave()
 
     def resume(self, description: str, positions: Sequence[Position]) -> None:
-        """Goes to where a pass was; see `Steps.resume`.
+        """Resumes at a position; see `Steps.resume`.
 
         Args:
-            description: That of what was read.
-            positions: Where the workers were.
+            description: The description of the source of that position.
+            positions: The positions of the workers.
 
         Raises:
-            ValueError: It was something else.
+            ValueError: The position is that of another source.
         """
         source = self._source
         if source.description != description:
@@ -121,7 +121,7 @@ class BatchesAhead(Iterator[Any]):
 
 
 class _Reader:
-    """Takes steps, and notes where they are."""
+    """Takes steps, and records their positions."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _Reader:
         self._note()
 
     def next(self) -> tuple[Any, Callable[[], Position]] | None:
-        """Returns the next batch, and what tells the position behind it; None at the end."""
+        """Returns the next batch, and a function for the position after it; None at the end."""
         if self._taken >= _STEPS_BETWEEN_NOTES and time.perf_counter() >= self._next_note:
             self._note()
         self._steps.divide_by(self._next_proportions())
@@ -149,7 +149,7 @@ class _Reader:
         return self._placed(step), self.note()
 
     def note(self) -> Callable[[], Position]:
-        """Returns what tells the present position, or raises the error that there is none."""
+        """Returns a function that returns the position, or raises the error that there is none."""
         noted, taken = self._noted, self._taken
         return lambda: Position(noted(), taken)
 

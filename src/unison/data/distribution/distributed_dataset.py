@@ -54,17 +54,17 @@ _VERSION = 1
 
 
 class DistributedDataset:
-    """Batches with a `PerReplica` for every array; with one replica, with the arrays themselves.
+    """Batches with a `PerReplica` for every array; with one replica, the arrays themselves.
 
-    It can be iterated over as often as its source can. Batches of datasets are put on the
-    replicas' devices by a thread, ahead of time.
+    It can be iterated over as often as its source. A thread copies the batches of datasets
+    to the replicas' devices ahead of their use.
 
     Args:
-        source: Where the batches come from.
+        source: The source of the batches.
         placement: The devices of this worker's replicas.
-        options: How the batches get there.
-        workers: The worker's place among those that share the source.
-        others: Returns other ways to divide the same dataset, for passes that others have begun.
+        options: How the batches are transferred.
+        workers: The worker's index among those that share the source.
+        others: Returns other ways to divide the same dataset, for passes that began with them.
 
     TF: `tf.distribute.DistributedDataset`.
     """
@@ -93,10 +93,10 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """What a batch is: a `PerReplicaSpec` for every array; of one replica, the array's spec.
+        """The specs of a batch: a `PerReplicaSpec` per array; with one replica, the array's spec.
 
         Raises:
-            TypeError: The source is an iterable that does not tell.
+            TypeError: The source is an iterable without specs.
         """
         signature = self._source.signature.map(self._source.shown_spec)
         if not self._is_alone:
@@ -117,21 +117,21 @@ class DistributedDataset:
         return length
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Returns the last state of a function of a state and every batch."""
+        """Returns the last state of a function that is called with a state and each batch."""
         return functools.reduce(reduce_func, self, initial_state)
 
     def global_batches(self) -> Iterator[Any]:
-        """Yields the batches of all replicas together, on the host."""
+        """Yields the global batches, on the host."""
         steps = self._source.global_steps()
         while (step := steps.next()) is not None:
             yield step.pack([_united(parts) for parts in step.parts])
 
     def memory(self) -> State:
-        """Returns what passes so far have left behind in this process for later ones."""
+        """Returns the state of previous passes in this process that affects later ones."""
         return [memories_of(plan) for plan in self._source.plans]
 
     def recall(self, memory: State) -> None:
-        """Lets later passes in this process be those that followed when `memory` was returned."""
+        """Restores this state: later passes are those that followed when `memory` was returned."""
         for plan, memories in zip(self._source.plans, memory, strict=True):
             recall(plan, memories)
 
@@ -155,7 +155,7 @@ class DistributedDataset:
         )
 
     def _whole(self, parts: Parts, shapes: Sequence[tuple[int, ...]]) -> Any:
-        """Returns the parts that are to be placed as one array; None where they stay apart."""
+        """Returns the parts that can be placed as one array; None if they stay separate."""
         if not self._is_fetched(parts):
             return None
         if self._is_alone:
@@ -167,7 +167,7 @@ class DistributedDataset:
     def _fetched(self, leaves: list[Any]) -> Sequence[jax.Array]:
         if not leaves:
             return []
-        # One call for all leaves: several take longer.
+        # One call for all leaves: several calls take longer.
         if self._is_alone:
             return jax.device_put(leaves, self._placement.local_devices[0])
         return self._placement.spread(leaves)
@@ -187,13 +187,13 @@ class DistributedDataset:
 
 
 class DistributedIterator(ElementIterator):
-    """The batches of a `DistributedDataset`, one after the other.
+    """The consecutive batches of a `DistributedDataset`.
 
     Args:
         batches: The batches.
-        element_spec: What they are; called when somebody asks.
+        element_spec: Returns their specs.
         optional: The class of the optional batches.
-        workers: The worker's place among those that share them.
+        workers: The worker's index among those that share the batches.
 
     TF: `tf.distribute.DistributedIterator`.
     """
@@ -210,21 +210,21 @@ class DistributedIterator(ElementIterator):
         self._workers = workers
 
     def close(self) -> None:
-        """Stops reading ahead. There is no next batch."""
+        """Stops reading ahead. No further batch is returned."""
         self._batches.close()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns where the iterator is: behind the batch that was taken last.
+        """Returns the position of the iterator, after the last batch that was returned.
 
-        Where each worker reads a part of its own (`AutoShardPolicy.FILE`, datasets of a
+        If each worker reads a part of its own (`AutoShardPolicy.FILE`, datasets of a
         function), all workers must call this, after the same step; the state is that of all of
-        them. Otherwise it is the position in the global batches.
+        them. Otherwise, it is the position in the global batches.
 
         Returns:
             Text and arrays, for `set_state`; nothing in it needs pickling.
 
         Raises:
-            TypeError: The source does not know where it is.
+            TypeError: The source has no position.
         """
         own = self._batches.position()
         is_global = self._batches.is_global
@@ -234,16 +234,16 @@ class DistributedIterator(ElementIterator):
         return {"version": _VERSION, "pipeline": pipeline, "position": text, "data": data}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where another iterator over an equal dataset was.
+        """Resumes at the position of another iterator over an equal dataset.
 
-        It may have had another number of replicas, and of workers: the rest of the epoch is
-        divided among those that are there now. All of them must call this.
+        The number of replicas and workers may differ: the rest of the epoch is
+        divided among the current ones. All of them must call this.
 
         Args:
-            state: What its `get_state` returned.
+            state: The result of `get_state`.
 
         Raises:
-            ValueError: It is the state of something else, or of datasets of a function and
+            ValueError: It is the state of another dataset, or of datasets of a function and
                 another number of workers.
         """
         if state.get("version") != _VERSION:
@@ -257,7 +257,7 @@ class DistributedIterator(ElementIterator):
 
 @dataclasses.dataclass(frozen=True)
 class PerReplicaSpec:
-    """What a `PerReplica` value is: the specs of its components.
+    """The specs of the components of a `PerReplica` value.
 
     TF: `PerReplicaSpec`.
     """
@@ -277,18 +277,18 @@ def distribute_dataset(
 ) -> DistributedDataset:
     """Returns the global batches of a dataset, each divided between the replicas of all workers.
 
-    What each worker reads is decided by the dataset's `AutoShardPolicy`.
+    The dataset's `AutoShardPolicy` determines what each worker reads.
 
     Args:
-        dataset: The same on all workers.
-        placement: The devices of this worker's replicas; each has as many.
-        options: How the batches get there.
-        workers: The worker's place.
-        shares: What all replicas get of a global batch.
+        dataset: The dataset, the same on all workers.
+        placement: The devices of this worker's replicas; every worker has the same number.
+        options: How the batches are transferred.
+        workers: The worker's index.
+        shares: The shares of all replicas of a global batch.
 
     Raises:
-        TypeError: `dataset` is no iterable of batches.
-        NotImplementedError: The options ask for a dataset of every replica's own.
+        TypeError: `dataset` is not an iterable of batches.
+        NotImplementedError: The options request a separate dataset for every replica.
         NotFoundError, InvalidArgumentError: Files are to be divided, and there are none, or
             fewer than workers.
     """
@@ -323,9 +323,9 @@ def _divided(
     workers: InputWorkers,
     shares: ReplicaShares,
 ) -> Iterator[ReplicaBatches]:
-    """Yields the batches of one dataset as a policy divides it between the workers.
+    """Yields the batches of one dataset, divided between the workers by a policy.
 
-    First what this worker reads; then what it would read as one of another number of workers.
+    First with this number of workers, then with other numbers.
     """
     size = plan.batch_size
     if policy is AutoShardPolicy.DATA or (size is None and workers.num_workers == 1):
@@ -362,18 +362,18 @@ def distribute_from_function(
     workers: InputWorkers = _ALONE,
     shares: ReplicaShares = EQUAL_SHARES,
 ) -> DistributedDataset:
-    """Returns the batches of the datasets that a function makes; each replica gets whole ones.
+    """Returns the batches of the datasets that a function returns; replicas get whole batches.
 
     Args:
-        dataset_fn: Makes a worker's dataset, whose batches its replicas take in turn. With
-            `InputReplicationMode.PER_REPLICA`, called for each replica's own.
-        placement: The devices of this worker's replicas; each has as many.
-        options: How the batches get there.
-        workers: The worker's place.
-        shares: What `InputContext.get_per_replica_batch_size` goes by.
+        dataset_fn: Returns a worker's dataset, whose batches its replicas take in turn. With
+            `InputReplicationMode.PER_REPLICA`, it is called for each replica.
+        placement: The devices of this worker's replicas; every worker has the same number.
+        options: How the batches are transferred.
+        workers: The worker's index.
+        shares: Determines `InputContext.get_per_replica_batch_size`.
 
     Raises:
-        TypeError: The function returns no dataset.
+        TypeError: The function does not return a dataset.
         ValueError: The options contradict each other.
         AbortedError: The function of another worker has failed.
     """
@@ -414,7 +414,7 @@ def _made_by(
     num_replicas: int,
     proportions: Proportions,
 ) -> Dataset:
-    """Returns the dataset that a function makes for one of a worker's pipelines."""
+    """Returns the dataset that a function returns for one of a worker's pipelines."""
     index = workers.index * pipelines + pipeline
     of_pipeline = num_replicas // pipelines
     batch_shares = None
@@ -437,7 +437,7 @@ def _made_by(
 
 
 def _as_array(value: Any) -> Any:
-    """Returns an array as it can be placed: of NumPy's, 64 bits would be cut."""
+    """Returns an array that can be placed: NumPy's 64-bit numbers would be truncated."""
     if isinstance(value, jax.Array) or value.dtype.itemsize < 8:
         return value
     return device_array(np.asarray(value))

@@ -1,4 +1,4 @@
-"""The workers that share one input: they tell each other the states of streams."""
+"""The workers that share one input: they exchange the states of streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unison.runtime.elastic import ElasticGroup
 
 __all__ = ["InputWorkers", "Talk", "connected", "workers_in_threads", "workers_of_cluster"]
 
-#: A worker's place among those that share an input; by itself, the only one.
+#: A worker's index among those that share an input; by default, the only worker.
 InputWorkers = Workers
 
 
@@ -39,12 +39,12 @@ def _unpacked(packed: bytes) -> State:
 def connected(
     num_workers: int, index: int, store: Store, name: str = "input", patience: float = PATIENCE
 ) -> InputWorkers:
-    """Returns the place of a worker among those that see one store; see `ConnectedWorkers`."""
+    """Returns the index of a worker among those that share a store; see `ConnectedWorkers`."""
     return ConnectedWorkers(num_workers, index, store, name, patience, Codec(_packed, _unpacked))
 
 
 def workers_in_threads(num_workers: int, patience: float = PATIENCE) -> list[InputWorkers]:
-    """Returns the places of workers that are threads of this process.
+    """Returns the indices of workers that are threads of this process.
 
     Examples:
         >>> first, second = workers_in_threads(2)
@@ -56,7 +56,7 @@ def workers_in_threads(num_workers: int, patience: float = PATIENCE) -> list[Inp
 
 
 class _Members(Workers):
-    """A worker's place among the members of a group, which may change."""
+    """A worker's index among the members of a group, which may change."""
 
     def __init__(self, group: ElasticGroup):
         self._group = group
@@ -82,22 +82,22 @@ class _TalkOfMembers(Talk):
 
 
 def workers_of_group(group: ElasticGroup) -> InputWorkers:
-    """Returns the place of this process among the workers of a group that may change."""
+    """Returns the index of this process among the workers of a group that may change."""
     return _Members(group)
 
 
 def workers_of_cluster(
     num_workers: int, index: int, name: str = "input", patience: float = PATIENCE
 ) -> InputWorkers:
-    """Returns the place of this process among those of `jax.distributed`.
+    """Returns the index of this process among the processes of `jax.distributed`.
 
     Args:
-        num_workers: How many there are.
-        index: Which of them this is.
-        name: Tells several groups of the same processes apart.
-        patience: Seconds that a worker waits for the others.
+        num_workers: The number of workers.
+        index: The index of this one.
+        name: Distinguishes several groups of the same processes.
+        patience: The timeout in seconds for other workers.
 
     Raises:
-        RuntimeError: There is no coordination service.
+        RuntimeError: The coordination service is not running.
     """
     return connected(num_workers, index, CoordinationStore(), name, patience)

@@ -1,4 +1,4 @@
-"""Examples in batches of the replicas' sizes, whatever the batches that they come in."""
+"""Examples in batches of the replicas' sizes, whatever the sizes of the input batches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from unison.data.transformations.batching import Unbatch
 def sizes_of_worker(
     batch_size: int, num_replicas: int, workers: InputWorkers, proportions: Proportions = None
 ) -> list[int]:
-    """Returns the sizes of the batches that a worker's replicas take in turn.
+    """Returns the sizes of the batches of a worker's replicas, in turn.
 
-    All replicas together get a global batch in every step, and each, over the steps, as many
+    All replicas together get a global batch in every step, and over the steps, each gets as many
     examples as the others; with proportions, its `Shares` of the batch.
 
     Raises:
-        ValueError: The worker's replicas would get none, and its examples would stay unread.
+        ValueError: The worker's replicas would get no examples, and its examples would not be read.
 
     TF: `batch_sizes_for_worker`.
     """
@@ -51,11 +51,11 @@ class RegroupedSteps(Steps):
     """The examples that a worker reads, in batches of its replicas' sizes.
 
     Args:
-        plan: Batches.
-        fresh_plan: Returns another such plan, whose passes do not depend on those of `plan`.
+        plan: The plan of batches.
+        fresh_plan: Returns an equal plan, whose passes are independent of those of `plan`.
         sizes: The sizes of the batches, in turn.
-        num_replicas: How many replicas the worker has.
-        workers: Its place.
+        num_replicas: The number of replicas of the worker.
+        workers: The worker's index.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RegroupedSteps(Steps):
         self._num_replicas = num_replicas
         self._workers = workers
         self._turn = 0
-        # One, opened by the first who asks; several after the number of workers has changed.
+        # One reader, opened at first use; several after the number of workers has changed.
         self._opened: list[_Reader] | None = None
         self._has_own_share = True
 
@@ -96,7 +96,7 @@ class RegroupedSteps(Steps):
         return self._sizes[(self._turn - 1) % len(self._sizes)]
 
     def _block(self, size: int) -> Leaves | None:
-        """Returns the next examples, `size` of them or those that are left; None if none is."""
+        """Returns the next examples, at most `size`; None at the end."""
         blocks: list[Leaves] = []
         while size and self._readers:
             block = self._readers[0].next_block(size)
@@ -108,7 +108,7 @@ class RegroupedSteps(Steps):
         return concatenate(blocks) if blocks else None
 
     def _no_examples(self) -> Leaves | None:
-        """Returns a block without examples; None where all have been read."""
+        """Returns a block without examples; None if all have been read."""
         while self._readers:
             if (nothing := self._readers[0].no_examples()) is not None:
                 return nothing
@@ -125,10 +125,10 @@ class RegroupedSteps(Steps):
         }
 
     def resume(self, positions: Sequence[Position]) -> None:
-        """Goes to where the workers were.
+        """Resumes at the positions of the workers.
 
-        Of another number of workers, each takes over what some of them had begun to read, and
-        the files that none had begun are dealt out anew.
+        With another number of workers, each continues what some of them had begun to read, and
+        the files that none had begun are distributed again.
         """
         sizes, num_replicas = self._sizes, self._num_replicas
         workers = self._workers
@@ -150,7 +150,7 @@ class RegroupedSteps(Steps):
         self._num_replicas = state["num_replicas"]
         self._turn = state["turn"]
         self._has_own_share = state["has_own_share"] and not is_changed
-        # The passes after this one are over the worker's present share.
+        # The passes after this one read the worker's current share.
         plan_of = (lambda: self._plan) if self._has_own_share else self._fresh_plan
         self._opened = [_Reader(plan_of(), position) for position in state["readers"]]
 
@@ -158,7 +158,7 @@ class RegroupedSteps(Steps):
         unread: list[Leaves] = []
         for reader in self._readers:
             names = file_names_in(reader.plan)
-            # Where there are several sources, their files belong together as they are.
+            # With several sources, the files of each stay together.
             if len(names) == 1:
                 unread += names[0].take_unread()
         said = self._workers.talk("unread files").ask(unread)
@@ -174,8 +174,8 @@ class _Reader:
     """The examples of batches, in blocks of any size.
 
     Args:
-        plan: Batches.
-        state: Where a reader of an equal plan was; None for the beginning.
+        plan: The plan of batches.
+        state: The position of a reader of an equal plan; None for the beginning.
     """
 
     def __init__(self, plan: Plan, state: State = None):
@@ -183,7 +183,7 @@ class _Reader:
         self._examples = Unbatch(plan)
         if state is None:
             state = {"held": None, "position": None}
-        # An example that was taken to see whether there is one.
+        # An example that was read to find out whether there is one.
         self._held: Leaves | None = state["held"]
         position = state["position"]
         self._stream = (
@@ -191,7 +191,7 @@ class _Reader:
         )
 
     def next_block(self, count: int) -> Leaves | None:
-        """Returns the next examples, `count` of them or those that are left; None if none is."""
+        """Returns the next examples, at most `count`; None at the end."""
         held, self._held = self._held, None
         if held is None:
             return self._stream.next_block(count)
@@ -199,7 +199,7 @@ class _Reader:
         return held if rest is None else concatenate([held, rest])
 
     def no_examples(self) -> Leaves | None:
-        """Returns a block without examples; None where all have been read."""
+        """Returns a block without examples; None if all have been read."""
         if self._held is None:
             self._held = self._stream.next_block(1)
         return None if self._held is None else tuple(leaf[:0] for leaf in self._held)
@@ -211,7 +211,7 @@ class _Reader:
 def signature_of_replica(
     signature: Signature, num_replicas: int, shares: ReplicaShares
 ) -> Signature:
-    """Returns what each of `num_replicas` gets of batches."""
+    """Returns the signatures of the parts of `num_replicas` replicas."""
     size = signature.batch_size
     share = None
     if size is not None and not shares.may_change:

@@ -1,4 +1,4 @@
-"""Where the replicas' batches come from: global batches divided, or batches taken in turn."""
+"""The sources of the replicas' batches: global batches divided, or batches taken in turn."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class ReplicaBatches(abc.ABC):
     """A source of batches for the replicas of a worker.
 
     Args:
-        num_replicas: How many it has.
-        workers: Its place among those that share the source.
-        shares: What all replicas get of a global batch.
+        num_replicas: The number of replicas of this worker.
+        workers: The worker's index among those that share the source.
+        shares: The shares of all replicas of a global batch.
     """
 
-    #: Whether it is made of datasets, which may be read before their batches are asked for.
+    #: Whether its input is datasets, which may be read before their batches are requested.
     is_of_datasets = True
     #: The class of optional batches.
     optional = Optional
@@ -56,18 +56,18 @@ class ReplicaBatches(abc.ABC):
     ):
         self._num_replicas = num_replicas
         self._workers = workers
-        #: What all replicas get of a global batch.
+        #: The shares of all replicas of a global batch.
         self.shares = shares
 
     @property
     def plans(self) -> Sequence[Plan]:
-        """The plans that are read; none of what is no dataset."""
+        """The plans that are read; none if the input is not a dataset."""
         return ()
 
     @property
     @abc.abstractmethod
     def description(self) -> str:
-        """What is distributed, and how: positions of something else are refused."""
+        """A description of the input and of its division: positions of others are rejected."""
 
     @abc.abstractmethod
     def steps(self) -> Steps:
@@ -84,17 +84,17 @@ class ReplicaBatches(abc.ABC):
     @property
     @abc.abstractmethod
     def signature(self) -> Signature:
-        """What a replica gets."""
+        """The specs of a replica's part."""
 
     @abc.abstractmethod
     def cardinality(self) -> int:
         """Returns the number of steps, `INFINITE` or `UNKNOWN`."""
 
     def global_steps(self) -> Steps:
-        """Begins a pass over what the replicas of all workers get together.
+        """Begins a pass over the batches of all replicas of all workers together.
 
         Raises:
-            ValueError: Each worker knows its own part only.
+            ValueError: Each worker has only its own part.
         """
         if self._workers.num_workers == 1:
             return self.steps()
@@ -106,14 +106,14 @@ class ReplicaBatches(abc.ABC):
 
 
 class _FromDatasets(ReplicaBatches):
-    """Base of those that are made of datasets.
+    """Base of the sources whose input is datasets.
 
     Args:
-        dataset: Whose elements are shown as its own.
-        plan: Its plan, or what this worker reads of it.
+        dataset: The dataset whose form of elements is used.
+        plan: Its plan, or the part that this worker reads.
         num_replicas: The number of replicas.
-        workers: The place of the worker.
-        shares: What all replicas get of a global batch.
+        workers: The worker's index.
+        shares: The shares of all replicas of a global batch.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class _FromDatasets(ReplicaBatches):
         return self._num_replicas * self._workers.num_workers
 
     def _agreed(self, own: Steps) -> Steps:
-        """Returns the steps of a worker, of which each takes as many as the others."""
+        """Returns the steps of a worker; all workers take the same number of steps."""
         if self._workers.num_workers == 1:
             return own
         talk = self._workers.talk("steps")
@@ -168,9 +168,9 @@ class _FromDatasets(ReplicaBatches):
 
 
 class DividedBatches(_FromDatasets):
-    """The global batches of a dataset, each divided by `Shares` between all replicas.
+    """The global batches of a dataset, each divided between all replicas by `Shares`.
 
-    Every worker goes through all of them, and takes the shares of its replicas.
+    Every worker reads all of them, and takes the shares of its replicas.
     """
 
     def global_steps(self) -> Steps:
@@ -217,22 +217,22 @@ class _DividedSteps(Steps):
         return position_of(self._plan, self._stream)
 
     def resume(self, positions: Sequence[Position]) -> None:
-        # In global batches, however many workers divide them.
+        # In global batches, whatever the number of workers.
         (position,) = positions
         self._stream = stream_at(self._plan, position.state)
         self.skip(position.taken)
 
 
 class DividedExamples(DividedBatches):
-    """The same as `DividedBatches`; but a worker computes its replicas' examples only.
+    """The same as `DividedBatches`, except that a worker only computes its replicas' examples.
 
     Args:
-        dataset: Global batches.
-        plan: Theirs.
-        own_plans: Makes that of the worker's examples in a pass, given the proportions.
+        dataset: The dataset of global batches.
+        plan: Their plan.
+        own_plans: Returns the plan of the worker's examples in a pass, given the proportions.
         num_replicas: The number of its replicas.
-        workers: Its place.
-        shares: What all replicas get of a global batch.
+        workers: The worker's index.
+        shares: The shares of all replicas of a global batch.
     """
 
     def __init__(
@@ -275,8 +275,8 @@ class _OwnedSteps(Steps):
         self._workers = workers
         self._proportions = proportions
         self._stream = self._plan.stream()
-        # What waits in the worker's buffers is its own. The global batches are known by where
-        # the pass has begun, and by their number; they are skipped without being computed.
+        # The worker's buffers hold its own examples. The position in the global batches is that of
+        # the pass's beginning, and a number of batches, which are skipped without being computed.
         self._begin = position_of(self._plan, self._stream)
         self._batches = 0
 
@@ -317,16 +317,16 @@ class _OwnedSteps(Steps):
 class RegroupedExamples(_FromDatasets):
     """The examples that each worker reads, in batches of its replicas' sizes.
 
-    Replicas get full batches as long as their worker has examples; in the last steps some may get
-    none. A pass keeps the proportions that there were when it began.
+    Replicas get full batches while their worker has examples; in the last steps, some may get
+    none. A pass keeps the proportions with which it began.
 
     Args:
-        dataset: Batches.
-        plan_of_worker: Returns what a worker reads of it.
-        num_replicas: How many replicas each has.
+        dataset: The dataset of batches.
+        plan_of_worker: Returns the part of the plan that a worker reads.
+        num_replicas: The number of replicas of each worker.
         batch_size: The size of a global batch.
-        workers: The place of this one.
-        shares: What all replicas get of a global batch.
+        workers: The index of this worker.
+        shares: The shares of all replicas of a global batch.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class RegroupedExamples(_FromDatasets):
         super().__init__(dataset, plan_of_worker(), num_replicas, workers, shares)
         self._plan_of_worker = plan_of_worker
         self._batch_size = batch_size
-        self._sizes()  # raises at once what it raises
+        self._sizes()  # raises the function's errors immediately
 
     def steps(self) -> Steps:
         steps = RegroupedSteps(
@@ -359,7 +359,7 @@ class RegroupedExamples(_FromDatasets):
         return signature_of_replica(self._plan.signature, self._all_replicas, self.shares)
 
     def cardinality(self) -> int:
-        # Of several workers, each knows its own part only.
+        # With several workers, each has only its own part.
         length = super().cardinality()
         return length if self._workers.num_workers == 1 or length == INFINITE else UNKNOWN
 
@@ -367,7 +367,7 @@ class RegroupedExamples(_FromDatasets):
 class BatchesInTurn(_FromDatasets):
     """The batches of each worker's own dataset, which its replicas take in turn."""
 
-    # Every worker may have another dataset; see `_StepsInTurn.resume`.
+    # Every worker may have a different dataset; see `_StepsInTurn.resume`.
     description = "BatchesInTurn"
 
     def steps(self) -> Steps:
@@ -404,7 +404,7 @@ class OwnBatches(_FromDatasets):
 
 
 class _StepsInTurn(Steps):
-    """Elements of every plan, `each` of them in its turn, until all have ended."""
+    """Elements of every plan, `each` of them in turn, until all plans have ended."""
 
     def __init__(self, plans: Sequence[Plan], each: int, workers: InputWorkers):
         self._plans = plans
@@ -446,11 +446,11 @@ class IterableBatches(ReplicaBatches):
     """The global batches of any iterable, each divided by `Shares`.
 
     Args:
-        source: An iterable of pytrees of arrays with one number of examples along their first
+        source: An iterable of pytrees of arrays with the same number of examples along their first
             axes.
         num_replicas: The number of replicas.
-        workers: The place of the worker. All of them iterate over the same batches.
-        shares: What all replicas get of a global batch.
+        workers: The worker's index. All workers iterate over the same batches.
+        shares: The shares of all replicas of a global batch.
 
     Raises:
         TypeError: `source` is not an iterable of batches.
@@ -499,7 +499,7 @@ class IterableBatches(ReplicaBatches):
 
     def cardinality(self) -> int:
         try:
-            return len(self._source)  # type: ignore[arg-type]  # where it has a length
+            return len(self._source)  # type: ignore[arg-type]  # if it has a length
         except TypeError:
             return UNKNOWN
 
@@ -542,7 +542,7 @@ class _IterableSteps(Steps):
         self.skip(position.taken)
 
     def _knowing_iterator(self) -> Any:
-        """Returns the iterator, if it knows where it is, as Grain's do."""
+        """Returns the iterator, if it has a position, as Grain's have."""
         if not (hasattr(self._batches, "get_state") and hasattr(self._batches, "set_state")):
             raise TypeError(
                 "What is distributed does not know where it is: it has no `get_state` and "
@@ -561,7 +561,7 @@ def divided_step(
     """Returns a worker's parts of the leaves of a global batch, by `Shares`.
 
     Raises:
-        ValueError: They have no or different numbers of examples along their first axes.
+        ValueError: They have no examples, or different numbers of them, along their first axes.
     """
     if num_replicas * workers.num_workers == 1:
         return Step([[leaf] for leaf in leaves], pack)
@@ -590,7 +590,7 @@ def _replicas_of(workers: InputWorkers, num_replicas: int) -> range:
 
 
 def cut(leaves: Sequence[Any], counts: Sequence[int]) -> list[Parts]:
-    """Returns the parts of leaves that hold the examples of replicas with as many as `counts`."""
+    """Returns the parts of leaves with the examples of replicas, given the replicas' `counts`."""
     if len(counts) == 1:
         return [[leaf] for leaf in leaves]
     if counts[0] and len(set(counts)) == 1:
@@ -604,7 +604,7 @@ def count_examples(leaves: Sequence[Any]) -> int:
     """Returns the number of examples of a batch, which all of its arrays must have.
 
     Raises:
-        ValueError: They have not.
+        ValueError: The arrays have different numbers.
     """
     shapes = [shape_of(leaf) for leaf in leaves]
     if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:

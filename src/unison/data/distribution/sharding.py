@@ -1,4 +1,4 @@
-"""What each of several workers reads of a dataset: `AutoShardPolicy` in terms of plans."""
+"""The part of a dataset that each of several workers reads: `AutoShardPolicy` on plans."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from unison.data.transformations.shuffling import Shuffle
 from unison.data.transformations.size_batching import BatchBySize
 from unison.errors import InvalidArgumentError, NotFoundError
 
-#: What may follow files so that dividing them between workers divides the elements, and changes
-#: nothing else. Under `AUTO` everything else, `take` for instance, leads to `DATA`.
+#: The transformations that may follow files so that dividing the files divides the elements, and
+#: changes nothing else. Under `AUTO`, all others, `take` for instance, lead to `DATA`.
 _KEEP_ELEMENTS_APART = (
     Batch,
     BatchBySize,
@@ -57,17 +57,17 @@ _KEEP_ELEMENTS_APART = (
     WithOptions,
 )
 
-#: What reads files whose names are not its input.
+#: The transformations that read files whose names are not their input.
 _SOURCES_OF_FILES = (ArrayRecordFiles, ParquetFiles)
 
-#: How far the seeds of two workers are apart whose elements have the same numbers.
+#: The distance between the seeds of two workers whose elements have the same numbers.
 _SEEDS_APART = 0x9E3779B97F4A7C15
 
 
 def possible_policies(plan: Plan, workers: InputWorkers) -> list[AutoShardPolicy]:
-    """Returns the policy of a dataset, and, under `AUTO`, what it is on other clusters.
+    """Returns the policy of a dataset, and, under `AUTO`, its policy on other clusters.
 
-    `AUTO` is `FILE` where several workers have files to read, and else `DATA`.
+    `AUTO` is `FILE` if several workers have files to read, otherwise `DATA`.
     """
     policy = options_of(plan).auto_shard_policy or AutoShardPolicy.AUTO
     if policy is not AutoShardPolicy.AUTO:
@@ -82,7 +82,7 @@ def possible_policies(plan: Plan, workers: InputWorkers) -> list[AutoShardPolicy
 def _may_divide_files(plan: Plan, num_workers: int) -> bool:
     """Whether dividing the files that a plan reads divides its elements."""
     if isinstance(plan, _SOURCES_OF_FILES):
-        # By index, every worker reads its own rows of all files.
+        # With access by index, every worker reads its own rows of all files.
         return plan.rows() is None and len(plan.paths) >= num_workers
     if not isinstance(plan, _KEEP_ELEMENTS_APART):
         return False
@@ -101,14 +101,14 @@ def comes_from_files(plan: Plan) -> bool:
 
 
 def _reads_files(plan: Plan) -> bool:
-    """Whether a plan makes elements of files whose names are its input."""
+    """Whether a plan reads elements from files whose names are its input."""
     if isinstance(plan, FileRecords):
         return True
     return isinstance(plan, FlatMap) and _gives_text(plan.inputs[0])
 
 
 def _gives_text(plan: Plan) -> bool:
-    """Whether there is text in the elements; where only calls would tell, in what is mapped."""
+    """Whether the elements contain text; if only a call would show it, whether its input does."""
     signature = plan.known_signature
     if signature is None:
         return any(map(_gives_text, plan.inputs))
@@ -116,7 +116,7 @@ def _gives_text(plan: Plan) -> bool:
 
 
 def _finite(names: Plan) -> Plan:
-    """Returns the largest part of a plan of names whose number is known: what is repeated."""
+    """Returns the largest part of a plan of names whose number is known: the repeated part."""
     while names.cardinality() < 0 and names.inputs:
         names = names.inputs[0]
     return names
@@ -126,7 +126,7 @@ def _finite(names: Plan) -> Plan:
 
 
 def divided_by_files(plan: Plan, workers: InputWorkers) -> Plan:
-    """Returns the plan over one worker's share of the files.
+    """Returns the plan of the elements of one worker's share of the files.
 
     Raises:
         NotFoundError: The elements do not come from files.
@@ -157,7 +157,7 @@ def divided_by_files(plan: Plan, workers: InputWorkers) -> Plan:
             return each.of(inputs[0], f".worker{workers.index}")
         made = each.with_inputs(inputs)
         if isinstance(made, Keyed):
-            # Elements have the numbers that they have on their worker.
+            # Elements have the numbers that they have on their own worker.
             vars(made)["_seed"] += workers.index * _SEEDS_APART
         return made
 
@@ -165,7 +165,7 @@ def divided_by_files(plan: Plan, workers: InputWorkers) -> Plan:
 
 
 def _file_by_file(source: ParquetFiles | ArrayRecordFiles) -> Plan:
-    """Returns the elements of a source as those of its files, of which there are names."""
+    """Returns the elements of a source as elements of its files, whose names are known."""
     names = np.array([path.encode() for path in source.paths], object)
 
     def elements_of(name: Any) -> Plan:
@@ -176,12 +176,12 @@ def _file_by_file(source: ParquetFiles | ArrayRecordFiles) -> Plan:
 
 
 class FileNames(SameElements):
-    """One worker's share of the names of files: every n-th of them.
+    """One worker's share of the names of files: every n-th name.
 
     Args:
-        source: The names of a pass, the same on all workers.
-        num_shares: How many shares there are; 0 if there is none for this worker.
-        index: Which of them is read.
+        source: The plan of the names, the same on all workers.
+        num_shares: The number of shares; 0 if this worker has no share.
+        index: The index of the worker's share.
     """
 
     lasting: ClassVar[Sequence[str]] = ("_num_shares", "_index", "_dealt")
@@ -190,7 +190,7 @@ class FileNames(SameElements):
         super().__init__(source)
         self._num_shares = num_shares
         self._index = index
-        # Names that the next pass reads instead of its share.
+        # Names that the next pass reads instead of the share.
         self._dealt: list[Leaves] | None = None
         self._latest: weakref.ref[_NamesStream] | None = None
 
@@ -199,12 +199,12 @@ class FileNames(SameElements):
         return length if length < 0 else len(range(length)[self._index :: self._num_shares])
 
     def deal(self, names: list[Leaves]) -> None:
-        """Lets the next pass read `names`, and those that follow it nothing."""
+        """Lets the next pass read `names`, and later passes nothing."""
         self._dealt = names
         self._num_shares = 0
 
     def take_unread(self) -> list[Leaves]:
-        """Takes away what the pass that began last has not read yet, if it goes on."""
+        """Removes and returns the names that the last pass has not read yet, if it continues."""
         stream = None if self._latest is None else self._latest()
         return [] if stream is None else stream.take_all()
 
@@ -234,7 +234,7 @@ class FileNames(SameElements):
 
 
 class _NamesStream(Stream):
-    """The names of files that are still to be read."""
+    """The names of files that have not been read yet."""
 
     moving = ("_unread",)
 
@@ -247,26 +247,26 @@ class _NamesStream(Stream):
             return self._unread.pop(0) if self._unread else None
 
     def take_all(self) -> list[Leaves]:
-        """Takes all of them away."""
+        """Removes and returns all of them."""
         with self._lock:
             unread, self._unread = self._unread, []
         return unread
 
 
 def file_names_in(plan: Plan) -> list[FileNames]:
-    """Returns what gives the names of files in a plan."""
+    """Returns the plan of the names of files in a plan."""
     if isinstance(plan, FileNames):
         return [plan]
     return [names for source in plan.inputs for names in file_names_in(source)]
 
 
-# -- dividing elsewhere ------------------------------------------------------------------------
+# -- dividing something else -------------------------------------------------------------------
 
 
 def divided_by_hint(plan: Plan, workers: InputWorkers) -> Plan:
-    """Returns the plan with a `shard` in the place of `shard(SHARD_HINT, SHARD_HINT)`.
+    """Returns the plan with `shard(SHARD_HINT, SHARD_HINT)` replaced by the worker's `shard`.
 
-    Without such a place, every worker reads everything.
+    Without this, every worker reads all elements.
     """
 
     def rewrite(each: Plan) -> Plan:
@@ -282,13 +282,13 @@ def _with_inputs(plan: Plan, inputs: Sequence[Plan]) -> Plan:
     return plan if is_same else plan.with_inputs(inputs)
 
 
-# -- what workers must have in common ----------------------------------------------------------
+# -- what workers must agree on ----------------------------------------------------------------
 
 
 def agreed(plan: Plan, talk: Talk) -> Plan:
-    """Returns the plan with what it is random by on the first worker, and maps that keep the order.
+    """Returns the plan with the first worker's random state, and with maps that keep the order.
 
-    That are the seeds, and how many passes have begun: some workers may have made more.
+    The state is the seeds, and the number of passes that have begun: it may differ by worker.
 
     Raises:
         InvalidArgumentError: The workers have different datasets.
@@ -311,7 +311,7 @@ def agreed(plan: Plan, talk: Talk) -> Plan:
         if randomness["memory"] is not None:
             made.remember(randomness["memory"])
         if "_is_ordered" in own:
-            own["_is_ordered"] = True  # else every worker would have another order
+            own["_is_ordered"] = True  # otherwise, every worker would have another order
         return made
 
     return rewrite(plan)
@@ -325,5 +325,5 @@ def _tree(plan: Plan) -> Iterator[Plan]:
 
 def _randomness_of(plan: Plan) -> State:
     seeds = {name: value for name, value in vars(plan).items() if name in ("_seed", "seed")}
-    # What a cache has kept, it has kept on one worker.
+    # The elements that a cache has stored are stored on one worker.
     return {"seeds": seeds, "memory": None if isinstance(plan, Cache) else plan.memory()}

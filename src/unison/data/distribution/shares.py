@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: One number a replica: the parts of global batches are in proportion to them, as far as whole
-#: examples allow. None: equal chunks, as TensorFlow cuts them.
+#: One number per replica: the parts of global batches are proportional to them, as far as whole
+#: examples permit. None: equal chunks, as in TensorFlow.
 Proportions = tuple[float, ...] | None
 
 
 class ReplicaShares:
-    """What the replicas of a strategy get of every global batch.
+    """The shares of a strategy's replicas of every global batch.
 
     Args:
-        proportions: What their parts are in proportion to.
+        proportions: The parts are proportional to these.
 
     Attributes:
-        proportions: The same, at present; on all workers the same at the same place of the program.
-        may_change: Whether they may be others later.
+        proportions: The current ones; all workers have the same at the same place of the program.
+        may_change: Whether they may change later.
     """
 
     may_change = False
@@ -31,22 +31,22 @@ class ReplicaShares:
         self.proportions = proportions
 
 
-#: As TensorFlow divides.
+#: The division of TensorFlow.
 EQUAL_SHARES = ReplicaShares()
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """The contiguous chunks of a global batch, one a replica.
+    """The contiguous chunks of a global batch, one per replica.
 
     Replica r gets the r-th chunk of ceil(examples / replicas) examples, as in TensorFlow; the
-    last replicas may get fewer, or none. With proportions, the chunks end at the examples that are
-    nearest to the proportional places: none is a whole example larger or smaller than its share.
+    last replicas may get fewer, or none. With proportions, the chunks end at the examples
+    nearest to the exact positions: each differs from its share by less than one example.
 
     Args:
         examples: The size of the global batch.
         num_replicas: The number of chunks.
-        proportions: What their sizes are in proportion to.
+        proportions: The chunks' sizes are proportional to these.
 
     Examples:
         >>> Shares(9, 4).counts
@@ -61,7 +61,7 @@ class Shares:
 
     @functools.cached_property
     def _bounds(self) -> tuple[int, ...]:
-        """Where the chunks begin, and where the last one ends."""
+        """The beginnings of the chunks, and the end of the last one."""
         if self.proportions is None:
             chunk = -(-self.examples // self.num_replicas)
             begins = [min(replica * chunk, self.examples) for replica in range(self.num_replicas)]
@@ -80,7 +80,7 @@ class Shares:
         return max(self.counts)
 
     def of(self, replicas: range) -> slice:
-        """Returns where the examples of consecutive replicas are."""
+        """Returns the positions of the examples of consecutive replicas."""
         return slice(self._bounds[replicas.start], self._bounds[replicas.stop])
 
     @property
@@ -88,15 +88,15 @@ class Shares:
         return self.chunk * self.num_replicas == self.examples
 
     def pad(self, batch: np.ndarray, replicas: Sequence[int]) -> np.ndarray:
-        """Returns `batch` with rows of zeros behind the chunks, so that all are as large.
+        """Returns `batch` with rows of zeros after the chunks, so that all have the same size.
 
         Args:
             batch: The examples of all replicas.
-            replicas: Those whose chunks are wanted; what the others get is zeros only.
+            replicas: The replicas whose chunks are needed; the parts of the others are zeros.
         """
         if self.are_even:
             return batch
-        # Zeros that nobody touches take no time: the memory comes so.
+        # Untouched zeros take no time: the operating system provides zeroed pages.
         padded = np.zeros((self.num_replicas, self.chunk, *batch.shape[1:]), batch.dtype)
         for replica in replicas:
             padded[replica, : self.counts[replica]] = batch[self.of(range(replica, replica + 1))]

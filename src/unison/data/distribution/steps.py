@@ -1,4 +1,4 @@
-"""What the replicas of a worker get, step after step."""
+"""The parts of the replicas of a worker, step after step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from unison.data.leaves import dtype_of, shape_of
 from unison.data.state import State
 from unison.data.structure import Leaves
 
-#: What the replicas get of one leaf, in order: a list of arrays, or an array of their arrays.
+#: The replicas' parts of one leaf, in order: a list of arrays, or a stacked array.
 Parts = Any
 
-#: Puts the structure around leaves.
+#: Packs leaves into the structure.
 Pack = Callable[[Sequence[Any]], Any]
 
 
 class Step(NamedTuple):
-    """What the replicas of a worker get in one step.
+    """The parts of the replicas of a worker in one step.
 
     Attributes:
         parts: The parts of every leaf.
-        pack: Puts the structure around as many leaves.
-        shapes: For every leaf the shapes of the parts of all replicas of all workers; None where
+        pack: Packs leaves into the structure.
+        shapes: For every leaf, the shapes of the parts of all replicas of all workers; None if
             there is one worker.
     """
 
@@ -37,11 +37,11 @@ class Step(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a worker is.
+    """The position of a worker.
 
     Attributes:
-        state: Where it was.
-        taken: How many steps it has taken since.
+        state: The state of its stream at a record.
+        taken: The number of steps since then.
     """
 
     state: State
@@ -49,58 +49,58 @@ class Position(NamedTuple):
 
 
 class Steps(abc.ABC):
-    """One pass over what the replicas of a worker get."""
+    """One pass over the parts of the replicas of a worker."""
 
     #: Whether its positions are the same on all workers.
     is_global = False
-    #: Where the workers agree on them.
+    #: The store through which the workers agree on them.
     talk = Talk()
 
     @abc.abstractmethod
     def next(self) -> Step | None:
-        """Returns the next step; None at the end, and ever after."""
+        """Returns the next step; None at the end, also in further calls."""
 
     def divide_by(self, proportions: Proportions) -> None:
-        """Says what the parts of the next steps are in proportion to; on all workers the same.
+        """Sets the proportions of the parts of the next steps; all workers must set the same.
 
-        Where each worker reads examples of its own, a pass keeps the sizes it began with.
+        If each worker reads examples of its own, a pass keeps the sizes with which it began.
         """
         del proportions
 
     def skip(self, count: int) -> None:
-        """Passes over the next steps, or those that are left."""
+        """Skips the next steps."""
         for _ in range(count):
             if self.next() is None:
                 return
 
     @abc.abstractmethod
     def state(self) -> State:
-        """Returns where this worker is."""
+        """Returns the position of this worker."""
 
     @abc.abstractmethod
     def resume(self, positions: Sequence[Position]) -> None:
-        """Goes to where the workers were.
+        """Resumes at the positions of the workers.
 
         Args:
-            positions: Those of all, of which there may have been another number; one, if they are
+            positions: The positions of all workers, whose number may differ; one if they are
                 the same on all workers.
 
         Raises:
-            ValueError: This cannot be done with another number of workers.
+            ValueError: This number of workers cannot resume at the positions of another number.
         """
 
 
 class AgreedSteps(Steps):
-    """Steps of which all workers take the same number.
+    """Steps, of which all workers take the same number.
 
-    A worker that has no more examples gets empty batches, until none has any. Elements that are
-    no batches have no way to hold no example: there, the pass ends with the first worker.
+    A worker without further examples gets empty batches until none has any. Elements that are
+    not batches cannot be empty: in this case, the pass ends with the first worker.
 
     Args:
-        own: Those of this worker.
-        num_replicas: How many replicas it has.
-        pack: Puts the structure around leaves where there has been no step.
-        talk: Where the workers say what they have.
+        own: The steps of this worker.
+        num_replicas: The number of replicas of this worker.
+        pack: Packs leaves into the structure, if there has been no step yet.
+        talk: The store through which workers exchange their signatures.
     """
 
     def __init__(self, own: Steps, num_replicas: int, pack: Pack, talk: Talk):
@@ -113,7 +113,7 @@ class AgreedSteps(Steps):
     def next(self) -> Step | None:
         if self._has_ended:
             return None
-        self._has_ended = True  # also where something fails
+        self._has_ended = True  # also if something fails
         try:
             step = self._own.next()
         except Exception as error:
@@ -141,7 +141,7 @@ class AgreedSteps(Steps):
         return Step([[array] * self._num_replicas for array in arrays], self._pack)
 
     def skip(self, count: int) -> None:
-        # All workers skip as many; there is nothing to agree about.
+        # All workers skip the same number; there is nothing to agree on.
         self._own.skip(count)
 
     def state(self) -> State:
@@ -158,14 +158,14 @@ def _kinds_of(step: Step) -> list[Any]:
 
 def _name_of(leaf: Any) -> str:
     dtype = dtype_of(leaf)
-    # To NumPy, those that JAX adds (bfloat16) are mere bytes, but their names tell.
+    # NumPy treats JAX's additional dtypes (bfloat16) as bytes, but their names identify them.
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
 def step_in_turn(elements: Sequence[Leaves | None], pack: Pack) -> Step | None:
-    """Returns the step in which each replica gets an element; one without gets no examples.
+    """Returns the step in which each replica gets an element; one without it gets no examples.
 
-    None where they are no batches, and not all replicas have one.
+    None if they are not batches, and some replicas have none.
     """
     present = [element for element in elements if element is not None]
     if len(present) < len(elements):

@@ -1,7 +1,7 @@
-"""One worker's examples of every global batch, and only what they are made of.
+"""One worker's examples of every global batch, computed without the examples of the others.
 
-Where a dataset is a source, in some order, mapped example by example and batched, a worker finds
-out its examples from their order, which is numbers; the rest it neither reads nor maps.
+If a dataset is a source, in some order, mapped example by example and batched, a worker
+determines its examples from the order, which is numbers; the others it neither reads nor maps.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from unison.data.transformations.repetition import Repeat
 from unison.data.transformations.selection import Shard, Skip, Take
 from unison.data.transformations.shuffling import Shuffle
 
-#: What changes the order and the number of elements, whatever they are.
+#: The transformations that change the order and the number of elements, whatever they are.
 _BY_POSITION = (Prefetch, Repeat, Shard, Shuffle, Skip, Take, WithOptions)
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSharding:
-    """Which examples of every global batch are a worker's.
+    """The examples of every global batch that are a worker's.
 
     Attributes:
         batch_size: The size of a global batch.
-        num_batches: How many there are; None for no end.
-        num_examples: How many examples they are made of; None for no end.
+        num_batches: The number of global batches; None for no end.
+        num_examples: The total number of examples; None for no end.
         num_replicas: The number of replicas on all workers.
-        replicas: Those of the worker.
-        proportions: What their shares of a batch are in proportion to.
-        needs_examples: Whether one example, at least, is read of every batch: what there is in
-            none is known from one.
+        replicas: The replicas of the worker.
+        proportions: Their shares of a batch are proportional to these.
+        needs_examples: Whether at least one example of every batch is read: it shows the
+            signature of an empty batch.
     """
 
     batch_size: int
@@ -65,25 +65,26 @@ class BatchSharding:
         return min(self.batch_size, self.num_examples - batch * self.batch_size)
 
     def own(self, batch: int) -> range:
-        """Returns where in a global batch the worker's examples are."""
+        """Returns the positions in a global batch of the worker's examples."""
         size = self.size_of(batch)
         where = Shares(size, self.num_replicas, self.proportions).of(self.replicas)
         return range(size)[where]
 
     def read(self, batch: int) -> range:
-        """Returns where in a global batch the examples are that the worker reads."""
+        """Returns the positions in a global batch of the examples that the worker reads."""
         return self.own(batch) or range(self.needs_examples)
 
     def numbers_of(self, places: Any, first_batch: int) -> Any:
-        """Returns the numbers that the examples that the worker reads have among all.
+        """Returns the numbers, among all examples, of the examples that the worker reads.
 
         Args:
-            places: Their numbers among those, counted from `first_batch` on: an int, or an array.
-            first_batch: A global batch.
+            places: Their indices among the worker's, counted from `first_batch`: an int, or an
+                array.
+            first_batch: The number of a global batch.
         """
         full = self.read(0)
-        if not full:  # then only the last batch, of another size, has examples for this worker
-            last = self.num_batches - 1  # type: ignore[operator]  # else there is none
+        if not full:  # only the last batch, of another size, has examples for this worker
+            last = self.num_batches - 1  # type: ignore[operator]  # otherwise there is none
             return last * self.batch_size + self.read(last).start + places
         batches = first_batch + places // len(full)
         if self.num_batches is None:
@@ -98,17 +99,17 @@ class BatchSharding:
 def owned(
     plan: Plan, num_replicas: int, replicas: range
 ) -> Callable[[Proportions], BatchShares] | None:
-    """Returns what makes the plan of a worker's examples of every batch, given the proportions.
+    """Returns the function from proportions to the plan of a worker's examples of every batch.
 
-    None where they cannot be told beforehand. Each pass takes a plan of its own: its functions know
-    where that pass has begun.
+    None if they cannot be known in advance. Each pass takes its own plan, whose functions
+    contain the position at which the pass has begun.
 
     Args:
-        plan: Global batches.
+        plan: The plan of global batches.
         num_replicas: The number of replicas on all workers.
-        replicas: Those of the worker.
+        replicas: The replicas of the worker.
     """
-    while isinstance(plan, Prefetch | WithOptions):  # what is distributed is read ahead anyway
+    while isinstance(plan, Prefetch | WithOptions):  # distributed batches are read ahead anyway
         plan = plan.inputs[0]
     if not isinstance(plan, Batch):
         return None
@@ -138,21 +139,21 @@ def owned(
         examples = OwnExamples(order, source, rows, sharding)
         made: Plan = examples
         for each in reversed(maps):
-            # A process has a copy of the function, which does not know where a pass has begun.
+            # A process has a copy of the function, without the position at which a pass has begun.
             if len(replicas) < num_replicas and not each.in_processes:
                 each = each.with_function(_Renumbered(each.function, sharding, examples))
             made = each.with_inputs([made])
         return BatchShares(made, examples, elements)
 
-    # Passes share the processes that compute for them.
+    # Passes share their worker processes.
     in_processes = any(each.in_processes for each in maps)
     return functools.lru_cache(maxsize=1)(plan_of_pass) if in_processes else plan_of_pass
 
 
 def _order_of(plan: Plan) -> tuple[Plan, Rows | None]:
-    """Returns the plan of the numbers of a source's rows, and the rows; else `plan`, and None."""
+    """Returns the plan of the numbers of a source's rows, and the rows; else `plan` and None."""
     if not plan.inputs:
-        # Rows that are other ones in every pass are no source's that passes leave as it is.
+        # Rows that differ between passes are not a source that passes leave unchanged.
         rows = None if plan.lasting else plan.rows()
         return (plan, None) if rows is None else (Range([0, len(rows), 1], np.int64), rows)
     if not isinstance(plan, _BY_POSITION):
@@ -162,13 +163,13 @@ def _order_of(plan: Plan) -> tuple[Plan, Rows | None]:
 
 
 class OwnExamples(Transformation):
-    """A worker's examples, one after the other.
+    """A worker's consecutive examples.
 
     Args:
         order: The examples of all workers, or the numbers of their rows.
         source: The examples of all workers.
-        rows: The rows, if `order` gives numbers.
-        sharding: Which of them are the worker's.
+        rows: The rows, if `order` yields numbers.
+        sharding: Which examples are the worker's.
     """
 
     def __init__(self, order: Plan, source: Plan, rows: Rows | None, sharding: BatchSharding):
@@ -202,7 +203,7 @@ class OwnExamples(Transformation):
 
 
 class _OwnStream(Stream):
-    """Takes what is the worker's of one global batch after the other."""
+    """Reads the worker's examples of consecutive global batches."""
 
     moving = ("_stream", "_batch", "first_batch", "_block", "_position")
 
@@ -210,7 +211,7 @@ class _OwnStream(Stream):
         self._plan = plan
         self._stream = stream
         self._batch = 0
-        #: The batch that was the first one to be read.
+        #: The first batch that was read.
         self.first_batch = 0
         self._block: Leaves | None = None
         self._position = 0
@@ -232,12 +233,12 @@ class _OwnStream(Stream):
         return concatenate(blocks) if blocks else None
 
     def skip_batches(self, count: int) -> None:
-        """Begins with a later batch."""
+        """Begins at a later batch."""
         self._stream.skip(count * self._plan.sharding.batch_size)
         self._batch = self.first_batch = count
 
     def _open(self) -> Leaves | None:
-        """Returns the examples of a batch, of which one is still to be taken; None at the end."""
+        """Returns the examples of the next batch with one to be read; None at the end."""
         sharding = self._plan.sharding
         while self._block is None or self._position >= count_rows(self._block):
             if self._batch == sharding.num_batches:
@@ -264,11 +265,11 @@ class _OwnStream(Stream):
 
 
 class BatchShares(Transformation):
-    """A worker's examples of every global batch, stacked; behind them, the global batch's size.
+    """A worker's examples of every global batch, stacked, and the size of the global batch.
 
     Args:
         mapped: The worker's examples.
-        examples: What they are made of.
+        examples: Their inputs.
         elements: The examples of all workers.
     """
 
@@ -284,7 +285,7 @@ class BatchShares(Transformation):
     def nothing(self) -> Leaves:
         """Returns a batch without examples."""
         signature = self._elements.known_signature
-        assert signature is not None  # else an example is read of every batch
+        assert signature is not None  # otherwise, one example of every batch is read
         return tuple(
             np.empty((0, *(size or 0 for size in spec.shape or ())), spec.dtype)
             for spec in signature.specs
@@ -328,7 +329,7 @@ class _SharesStream(Stream):
 
 @contextlib.contextmanager
 def _saying(number: int) -> Iterator[None]:
-    """Inside, an error gets a note with an element's number among those of all workers."""
+    """Inside, an error gets a note with an element's number among all workers' elements."""
     try:
         yield
     except Exception as error:
@@ -337,9 +338,9 @@ def _saying(number: int) -> Iterator[None]:
 
 
 class _Renumbered:
-    """A function of a worker's examples, called with the numbers that they have among all.
+    """A function of a worker's examples, called with their numbers among all examples.
 
-    Everything else is the function's own.
+    All other attributes are the function's own.
     """
 
     def __init__(self, function: ElementFunction, sharding: BatchSharding, examples: OwnExamples):

@@ -1,4 +1,4 @@
-"""Columns of features, out of serialized Examples."""
+"""Columns of features, from serialized Examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unison.data.examples.messages import message
 from unison.data.examples.wire import Column, Kind, read_columns
 from unison.errors import InvalidArgumentError
 
-#: From so many Examples on, it pays to read them side by side.
+#: The number of Examples from which on it pays to parse them together.
 _SIDE_BY_SIDE = 6
 
 #: The names of the kinds in TensorFlow's messages, and the fields that hold them.
@@ -26,10 +26,10 @@ def columns_of(serialized: Sequence[bytes], kinds: Mapping[str, Kind]) -> dict[s
 
     Args:
         serialized: The Examples.
-        kinds: The features' keys, and what they hold.
+        kinds: The features' keys and kinds.
 
     Raises:
-        InvalidArgumentError: One is no Example, or a feature holds something else.
+        InvalidArgumentError: One is not an Example, or a feature is of another kind.
     """
     columns = None
     if len(serialized) >= _SIDE_BY_SIDE:
@@ -44,7 +44,7 @@ def parsed(name: str, serialized: bytes) -> Any:
     """Returns a serialized message as an object.
 
     Raises:
-        InvalidArgumentError: It is none.
+        InvalidArgumentError: It is not such a message.
     """
     try:
         return message(name).FromString(serialized)
@@ -66,7 +66,7 @@ def _column_of(features: Sequence[Any], key: str, kind: Kind) -> Column:
 
 
 def values_in(feature: Any, key: str, kind: Kind, index: int) -> Sequence[Any] | None:
-    """Returns the values of a `tf.train.Feature`; None where nothing is said of them.
+    """Returns the values of a `tf.train.Feature`; None if it has none of the kinds.
 
     Raises:
         InvalidArgumentError: They are of another kind.
@@ -83,7 +83,7 @@ def values_in(feature: Any, key: str, kind: Kind, index: int) -> Sequence[Any] |
 
 
 def column_from(found: Iterable[Sequence[Any] | None], kind: Kind) -> Column:
-    """Returns the column of what each Example has."""
+    """Returns a column from the values of each Example."""
     counts = []
     values: list[Any] = []
     for of_one in found:

@@ -1,4 +1,4 @@
-"""What is wanted of an Example: the features' shapes and dtypes, under TensorFlow's names."""
+"""The requested features of an Example: their shapes and dtypes, under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unison.data.examples.wire import Kind
 
 
 class FixedLenFeature(NamedTuple):
-    """A feature with as many values in every Example.
+    """A feature with the same number of values in every Example.
 
     Attributes:
         shape: The shape of its values.
         dtype: float32, int64, or a dtype of text: `bytes`, `str`, `object`.
-        default_value: What it is where an Example has not got it; None: that is an error.
+        default_value: Its value in Examples without it; None: such an Example is an error.
 
     TF: `tf.io.FixedLenFeature`.
     """
@@ -44,9 +44,9 @@ class FixedLenSequenceFeature(NamedTuple):
     Attributes:
         shape: The shape of a row.
         dtype: float32, int64, or a dtype of text.
-        allow_missing: Whether an Example may lack it, and then has no rows. An Example's own
-            feature must say True; one of a `SequenceExample`'s lists may say False.
-        default_value: What is padded with; default: 0, or empty text.
+        allow_missing: Whether Examples without it are accepted, and have no rows. In an Example, it
+            must be True; in a list of a `SequenceExample`, it may be False.
+        default_value: The padding; default: 0, or empty text.
 
     TF: `tf.io.FixedLenSequenceFeature`.
     """
@@ -58,12 +58,12 @@ class FixedLenSequenceFeature(NamedTuple):
 
 
 class SparseFeature(NamedTuple):
-    """Values, and where they are, out of several features; parsed, it is sparse.
+    """Values and their indices, from several features; parsed, it is sparse.
 
     Attributes:
         index_key: The feature of the indices; for several axes, several.
         value_key: The feature of the values.
-        dtype: The values': float32, int64, or a dtype of text.
+        dtype: The dtype of the values: float32, int64, or a dtype of text.
         size: The size along the axis, or the sizes.
         already_sorted: Whether the indices are in order.
 
@@ -78,10 +78,10 @@ class SparseFeature(NamedTuple):
 
 
 class Sparse(NamedTuple):
-    """An array of which only some values are written down.
+    """An array of which only some values are stored.
 
     Attributes:
-        indices: Where the values are, int64 of shape [number of values, number of axes].
+        indices: The positions of the values, int64 of shape [number of values, number of axes].
         values: The values.
         dense_shape: The shape of the array, int64.
 
@@ -96,7 +96,7 @@ class Sparse(NamedTuple):
     dense_shape: np.ndarray
 
     def to_dense(self, default_value: Any = None) -> np.ndarray:
-        """Returns the array, with `default_value` (0, or empty text) where there is no value."""
+        """Returns the array, with `default_value` (0, or empty text) in all other positions."""
         if default_value is None:
             default_value = missing_value(self.values.dtype)
         dense = np.full(tuple(self.dense_shape), default_value, self.values.dtype)
@@ -105,7 +105,7 @@ class Sparse(NamedTuple):
 
 
 def missing_value(dtype: np.dtype) -> Any:
-    """Returns what stands for no value: 0, or empty text."""
+    """Returns the default for missing values: 0, or empty text."""
     return b"" if dtype.kind == "O" else 0
 
 
@@ -121,7 +121,7 @@ def kind_of(dtype: Any) -> Kind:
     """Returns the kind of feature whose values have a dtype.
 
     Raises:
-        ValueError: There is none: features are float32, int64 or text.
+        ValueError: There is no such kind: features are float32, int64 or text.
     """
     try:
         found = np.dtype(object) if dtype == "string" else np.dtype(dtype)

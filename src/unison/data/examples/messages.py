@@ -1,6 +1,6 @@
-"""The protocol buffers of `tf.train.Example` and of tensors, made without a compiler's files.
+"""The protocol buffers of `tf.train.Example` and of tensors, defined without generated code.
 
-They are TensorFlow's to the byte: the same names, fields and packing.
+They are compatible with TensorFlow's to the byte: the same names, fields and packing.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _MESSAGES = {
     ],
 }
 
-#: The types of fields that are no messages; of those that are repeated, numbers are packed.
+#: The types of fields that are not messages; repeated numbers are packed.
 _NUMBERS = {"bool", "double", "float", "int32", "int64", "uint32", "uint64"}
 _TEXT = {"bytes", "string"}
 
-#: The entries of the maps: where they are, their name, and what the values are.
+#: The entries of the maps: their message, their name, and the type of the values.
 _MAPS = [
     ("Features", "FeatureEntry", "Feature"),
     ("FeatureLists", "FeatureListEntry", "FeatureList"),
@@ -98,7 +98,7 @@ def _classes() -> dict[str, type[Any]]:
         nested.options.map_entry = True
         _add_field(nested, types, "key", 1, "string", False)
         _add_field(nested, types, "value", 2, values, False)
-    # A pool of its own: TensorFlow, where it is imported beside, has these names in the common one.
+    # A separate pool: TensorFlow, if it is also imported, has these names in the default pool.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {

@@ -1,4 +1,4 @@
-"""Serialized Examples into arrays: all of a batch at once."""
+"""Serialized Examples to arrays: a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from unison.errors import InvalidArgumentError
 def parse_example(serialized: Any, features: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the features of one serialized `tf.train.Example`, or of a batch of them.
 
-    A batch costs little more than one, so that `dataset.batch(n).map(parse)` is the fast way.
+    A batch takes little longer than one Example, so `dataset.batch(n).map(parse)` is the fast way.
 
     Args:
         serialized: `bytes`, or an array or list of them.
-        features: What to read, by key: `FixedLenFeature`, `VarLenFeature`,
+        features: The features to parse, by key: `FixedLenFeature`, `VarLenFeature`,
             `FixedLenSequenceFeature`, `SparseFeature`.
 
     Returns:
-        An array for each key, with a first axis for the batch; of a `VarLenFeature` and a
+        An array for each key, with a first axis for the batch; for a `VarLenFeature` and a
         `SparseFeature`, a `Sparse`.
 
     Raises:
-        InvalidArgumentError: What is serialized is no Example, lacks a feature, or has one of
+        InvalidArgumentError: The bytes are not an Example, or it lacks a feature, or has one of
             another kind or size.
 
     Examples:
@@ -61,14 +61,14 @@ class ExampleParser:
     """Reads the same features of many Examples; see `parse_example`.
 
     Raises:
-        ValueError: No features are named, or they cannot be read.
-        TypeError: Something else than a feature is named.
+        ValueError: No features are given, or they cannot be parsed.
+        TypeError: An item is not a feature.
     """
 
     def __init__(self, features: Mapping[str, Any]):
         if not features:
             raise ValueError(f"Expected features to read, by key. Received: {features!r}")
-        #: The kinds of the features that are read, by key.
+        #: The kinds of the parsed features, by key.
         self._kinds: dict[str, Kind] = {}
         self._assemblers = {key: self._assembler(key, features[key]) for key in sorted(features)}
 
@@ -93,7 +93,7 @@ class ExampleParser:
         return {key: assemble(columns) for key, assemble in self._assemblers.items()}
 
     def _assembler(self, key: str, feature: Any) -> Callable[[dict[str, Column]], Any]:
-        """Returns what makes the result of the columns that are read."""
+        """Returns the function from the parsed columns to the result."""
         if isinstance(feature, SparseFeature):
             return self._sparse_assembler(feature)
         if not isinstance(feature, FixedLenFeature | VarLenFeature | FixedLenSequenceFeature):
@@ -135,7 +135,7 @@ class ExampleParser:
         )
 
     def _read(self, key: str, dtype: Any) -> Kind:
-        """Notes that a feature is to be read."""
+        """Adds a feature to be parsed."""
         kind = kind_of(dtype)
         if self._kinds.setdefault(key, kind) is not kind:
             raise ValueError(
@@ -146,7 +146,7 @@ class ExampleParser:
 
 
 def without_batch(value: Any) -> Any:
-    """Returns what is parsed of the only Example of a batch."""
+    """Returns the result for the only Example of a batch."""
     if isinstance(value, Sparse):
         return Sparse(value.indices[:, 1:], value.values, value.dense_shape[1:])
     return value[0]
@@ -156,7 +156,7 @@ def known_shape(key: str, shape: Any) -> tuple[int, ...]:
     """Returns the shape of a feature's values.
 
     Raises:
-        ValueError: A size is not known.
+        ValueError: A size is unknown.
     """
     sizes = as_shape(shape)
     if sizes is None or None in sizes:
@@ -219,7 +219,7 @@ def sparse_of(column: Column) -> Sparse:
 
 
 def places_in_rows(counts: np.ndarray) -> np.ndarray:
-    """Returns 0, 1, ... up to each count, one behind the other."""
+    """Returns 0, 1, ... up to each count, concatenated."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 

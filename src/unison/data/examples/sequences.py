@@ -36,16 +36,16 @@ def parse_sequence_example(
 
     Args:
         serialized: `bytes`, or an array or list of them.
-        context_features: What to read of the context, as `parse_example` takes it.
-        sequence_features: What to read of the lists of features, by key: a
+        context_features: The features of the context to parse, as in `parse_example`.
+        sequence_features: The lists of features to parse, by key: a
             `FixedLenSequenceFeature`, or a `VarLenFeature`.
 
     Returns:
-        The features of the context; those of the lists, with an axis for the steps (of a batch,
-        padded to the longest); and the numbers of steps of what is padded.
+        The features of the context; those of the lists, with an axis for the steps (in a batch,
+        padded to the longest); and the numbers of steps of the padded ones.
 
     Raises:
-        InvalidArgumentError: What is serialized is no SequenceExample, lacks a feature, or has
+        InvalidArgumentError: The bytes are not a SequenceExample, or it lacks a feature, or has
             one of another kind or size.
 
     TF: `tf.io.parse_sequence_example`, `tf.io.parse_single_sequence_example`.
@@ -57,7 +57,7 @@ def parse_sequence_example(
     messages = [parsed("SequenceExample", text) for text in texts]
     context: dict[str, Any] = {}
     if context_features:
-        # What a context is on the wire, an Example's features are.
+        # On the wire, a context has the format of an Example's features.
         wanted = parsed("Example", b"")
         examples = []
         for found in messages:

@@ -1,10 +1,10 @@
-"""Serialized Examples read side by side: NumPy walks through all of a batch at the same time.
+"""Serialized Examples parsed together: NumPy advances through all of a batch at the same time.
 
-Where a protocol buffer may be written in several ways, this reads the usual one, which is
-TensorFlow's and protobuf's own: numbers packed, nothing unknown. Of a batch with anything else in
-it, `read_columns` returns None, and protobuf has to read it.
+A protocol buffer may be encoded in several ways; this parses the usual one, which is
+TensorFlow's and protobuf's own: numbers packed, no unknown fields. If a batch has anything else,
+`read_columns` returns None, and protobuf has to parse it.
 
-An Example on the wire, `<n>` being a length:
+The format of an Example, `<n>` being a length:
 
     0a <n> { 0a <n> { 0a <n> key  12 <n> { 0a <n> {0a <n> bytes}*        a list of bytes,
                                          | 12 <n> {0a <n> floats}?       of floats,
@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Bytes of zeros behind the last Example, so that reading past its end is harmless.
+#: Bytes of zeros after the last Example, so that reading past its end is harmless.
 _MARGIN = 16
 
-#: How many different features may stand in the same place of a batch's Examples.
+#: The maximum number of different features at the same place of a batch's Examples.
 _MOST_KEYS = 64
 
 _LENGTH_DELIMITED_1 = 0x0A
@@ -31,7 +31,7 @@ _LENGTH_DELIMITED_2 = 0x12
 
 
 class Kind(enum.IntEnum):
-    """What a feature holds; the value is its tag on the wire."""
+    """The kind of a feature's values; the value is its tag."""
 
     BYTES = 0x0A
     FLOAT = 0x12
@@ -42,8 +42,8 @@ class Column(NamedTuple):
     """One feature of many Examples.
 
     Attributes:
-        counts: How many values each has, int64; -1 where an Example has not the feature.
-        values: The values of all, one behind the other: float32, int64, or `bytes` objects.
+        counts: The number of values of each Example, int64; -1 if an Example lacks the feature.
+        values: The values of all Examples, concatenated: float32, int64, or `bytes` objects.
     """
 
     counts: np.ndarray
@@ -51,7 +51,7 @@ class Column(NamedTuple):
 
 
 class _IrregularError(Exception):
-    """The bytes are not written in the usual way, or are no Example at all."""
+    """The bytes are not in the usual encoding, or are not an Example."""
 
 
 def read_columns(serialized: Sequence[bytes], kinds: Mapping[bytes, Kind]) -> list[Column] | None:
@@ -59,10 +59,10 @@ def read_columns(serialized: Sequence[bytes], kinds: Mapping[bytes, Kind]) -> li
 
     Args:
         serialized: The Examples; at least one.
-        kinds: The wanted features' keys, in UTF-8, and what they hold.
+        kinds: The requested features' keys, in UTF-8, and kinds.
 
     Returns:
-        A column for each feature; None where this cannot read the Examples.
+        A column for each feature; None if this encoding is not supported here.
     """
     try:
         walk = _Walk(serialized)
@@ -75,7 +75,7 @@ def read_columns(serialized: Sequence[bytes], kinds: Mapping[bytes, Kind]) -> li
 
 
 class _Walk:
-    """A way through all Examples of a batch, side by side."""
+    """A cursor that advances through all Examples of a batch together."""
 
     def __init__(self, serialized: Sequence[bytes]):
         lengths = np.fromiter(map(len, serialized), np.int64, len(serialized))
@@ -85,7 +85,7 @@ class _Walk:
         self._begins = self._ends - lengths
 
     def features(self, keys: Sequence[bytes]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns where the values of features begin and end; -1 where there is none."""
+        """Returns the beginnings and ends of the values of features; -1 if there are none."""
         count = len(self._ends)
         places = {key: (np.full(count, -1), np.full(count, -1)) for key in keys}
         position, end = self._field(self._begins, _LENGTH_DELIMITED_1, self._ends)
@@ -108,9 +108,9 @@ class _Walk:
             position = next_entry
 
     def column(self, begins: np.ndarray, ends: np.ndarray, kind: Kind) -> Column:
-        """Returns the values of a feature that are at these places."""
+        """Returns the values of a feature between these positions."""
         counts = np.full(len(begins), -1)
-        # A feature of which nothing is said but the name counts as none.
+        # A feature with a name and nothing else counts as missing.
         rows = np.flatnonzero(begins < ends)
         position, end = self._field(begins[rows], kind, ends[rows])
         _require(end == ends[rows])
@@ -126,7 +126,7 @@ class _Walk:
         return Column(counts, values)
 
     def _texts(self, position: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how many strings are between these places, and the strings."""
+        """Returns the number of strings between these positions, and the strings."""
         counts = np.zeros(len(position), np.int64)
         found = []
         rows = np.arange(len(position))
@@ -175,7 +175,7 @@ class _Walk:
         return np.diff(until), np.bitwise_or.reduceat(parts, firsts).view(np.int64)
 
     def _gathered(self, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Returns the bytes at these places, one behind the other."""
+        """Returns the bytes between these positions, concatenated."""
         if not sizes.size:
             return np.empty(0, np.uint8)
         if (sizes == sizes[0]).all():
@@ -186,7 +186,7 @@ class _Walk:
     def _field(
         self, position: np.ndarray, tag: int, end: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where what is behind a tag and a length begins and ends, within `end`."""
+        """Returns the beginnings and ends of fields with a tag at these positions, within `end`."""
         _require(self._data[position] == tag)
         length, begin = self._varint(position + 1)
         stop = begin + length
@@ -194,14 +194,14 @@ class _Walk:
         return begin, stop
 
     def _varint(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the lengths at these places, and the places behind."""
+        """Returns the lengths at these positions, and the positions after them."""
         byte = self._data[position]
         value = (byte & 0x7F).astype(np.int64)
         position = position + 1
         goes_on = byte >= 0x80
         shift = 7
         while goes_on.any():
-            # A length of more bytes is longer than what is in memory.
+            # A longer varint would be a length that exceeds the memory.
             _require(np.bool_(shift < 35))
             byte = np.where(goes_on, self._data[position], 0)
             value |= (byte & 0x7F).astype(np.int64) << shift
@@ -211,7 +211,7 @@ class _Walk:
         return value, position
 
     def _distinct(self, begins: np.ndarray, ends: np.ndarray) -> list[tuple[np.ndarray, bytes]]:
-        """Returns the different texts at these places, each with the rows that have it."""
+        """Returns the different texts at these positions, each with its rows."""
         found: list[tuple[np.ndarray, bytes]] = []
         rows = np.arange(len(begins))
         while rows.size:

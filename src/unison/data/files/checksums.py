@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-#: What is added to a checksum, rotated, where it is stored.
+#: The constant that is added to a checksum, after a rotation, when it is stored.
 MASK_DELTA = 0xA282EAD8
 
 
@@ -17,7 +17,7 @@ def crc32c() -> Callable[[Any], int]:
     """Returns the function that computes the CRC-32C of bytes.
 
     Raises:
-        ImportError: The package that computes it is not installed.
+        ImportError: The package for this is not installed.
     """
     try:
         import google_crc32c
@@ -30,7 +30,7 @@ def crc32c() -> Callable[[Any], int]:
 
 
 def masked(crc: int) -> int:
-    """Returns a checksum as it is stored: one of bytes that hold checksums is no good otherwise."""
+    """Returns a checksum in its stored form: a CRC of bytes that contain CRCs would detect less."""
     return (((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF
 
 
@@ -41,12 +41,12 @@ def masked_of_length(length: int) -> int:
 
 
 def headers_in(data: bytes) -> np.ndarray:
-    """Returns where in `data` there is a number of 8 bytes with its stored checksum behind it."""
+    """Returns the positions in `data` of numbers of 8 bytes that are followed by their checksum."""
     if len(data) < 12:
         return np.empty(0, np.int64)
     numbers = np.frombuffer(data, np.uint8)
     count = len(data) - 11
-    # A CRC is linear: that of 8 bytes is the sum of what each contributes.
+    # A CRC is linear: the CRC of 8 bytes is the sum of each byte's contribution.
     sums = np.full(count, crc32c()(bytes(8)), np.uint32)
     for place, table in enumerate(_tables()):
         sums ^= table[numbers[place : place + count]]
@@ -59,7 +59,7 @@ def headers_in(data: bytes) -> np.ndarray:
 
 @functools.cache
 def _tables() -> list[np.ndarray]:
-    """Returns for each of 8 places what the values of a byte there contribute to the CRC."""
+    """Returns for each of 8 positions the contribution of each value of a byte to the CRC."""
     none = crc32c()(bytes(8))
     values = [
         [crc32c()(bytes(place) + bytes([value]) + bytes(7 - place)) ^ none for value in range(256)]

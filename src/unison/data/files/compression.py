@@ -10,10 +10,10 @@ from unison.data.files.paths import open_file
 from unison.errors import DataLossError, InvalidArgumentError
 from unison.storage.inflating import likely_inflated
 
-#: What tells zlib the format.
+#: The values by which zlib knows the format.
 ZLIB_FORMATS = {"GZIP": 31, "ZLIB": 15}
 
-#: How many bytes are read at once before they are inflated, and how many are inflated at once.
+#: The number of bytes that are read at a time, and that are inflated at a time.
 _BYTES_AT_ONCE = 1 << 18
 _INFLATED_AT_ONCE = 1 << 20
 
@@ -22,7 +22,7 @@ def check_compression(compression: str | None) -> str:
     """Returns the name of a compression; "" for None.
 
     Raises:
-        InvalidArgumentError: There is no such compression.
+        InvalidArgumentError: Unknown compression.
     """
     if not compression:
         return ""
@@ -34,7 +34,7 @@ def check_compression(compression: str | None) -> str:
 
 
 def open_inflated(path: str, compression: str) -> IO[bytes]:
-    """Opens a file for reading what it held before it was compressed.
+    """Opens a file for reading its decompressed content.
 
     Args:
         path: Its path.
@@ -47,14 +47,14 @@ def open_inflated(path: str, compression: str) -> IO[bytes]:
 
 
 def inflated_streams(data: bytes, compression: str) -> bytes:
-    """Returns what bytes held before they were compressed, in several streams or one.
+    """Returns the decompressed content of bytes, in several streams or one.
 
     Args:
         data: The bytes.
         compression: "GZIP" or "ZLIB".
 
     Raises:
-        DataLossError: They are corrupt, or are taken for a decompression bomb.
+        DataLossError: They are corrupt, or are considered a decompression bomb.
     """
     file = _Inflated(io.BytesIO(data), "What is to be decompressed", compression)
     pieces: list[bytes] = []
@@ -67,22 +67,22 @@ def inflated_streams(data: bytes, compression: str) -> bytes:
 
 
 def check_record_size(file: IO[bytes], size: int) -> None:
-    """Checks that so much of a record may be kept in memory.
+    """Checks that a record of this size may be read into memory.
 
     Args:
-        file: What `open_inflated` returned. Records of a file that is not compressed may be as
+        file: The result of `open_inflated`. Records of an uncompressed file may be as
             large as the file.
-        size: How many bytes of the record have been read.
+        size: The number of bytes of the record so far.
 
     Raises:
-        DataLossError: The file hardly has so many: it is taken for a decompression bomb.
+        DataLossError: The file is too small for them: it is considered a decompression bomb.
     """
     if isinstance(file, _InflatedFile):
         file.inflated.check_record_size(size)
 
 
 class _InflatedFile(io.BufferedReader):
-    """What a compressed file holds, with lines that are bounded as records are."""
+    """The content of a compressed file, with the same limit for lines as for records."""
 
     def __init__(self, inflated: _Inflated):
         super().__init__(inflated, _BYTES_AT_ONCE)
@@ -113,9 +113,9 @@ class _InflatedFile(io.BufferedReader):
 
 
 class _Inflated(io.RawIOBase):
-    """What a compressed file holds; several compressed streams, one behind the other, are one.
+    """The content of a compressed file; several concatenated streams are read as one.
 
-    Going back begins anew.
+    Seeking backwards restarts at the beginning.
     """
 
     def __init__(self, file: IO[bytes], path: str, compression: str):
@@ -175,7 +175,7 @@ class _Inflated(io.RawIOBase):
         self._position += count
 
     def _has_more(self) -> bool:
-        """Inflates the next bytes where none are waiting; returns whether there are any."""
+        """Inflates the next bytes if none are buffered; returns whether there are any."""
         while not self._inflated:
             if not self._compressed:
                 self._compressed = self._file.read(_BYTES_AT_ONCE)
@@ -193,7 +193,7 @@ class _Inflated(io.RawIOBase):
         return True
 
     def _has_rest(self) -> bool:
-        """Inflates what the inflater has read and not given, behind the end of the file."""
+        """Inflates what the inflater has buffered, after the end of the file."""
         self._inflate()
         return bool(self._inflated)
 

@@ -1,4 +1,4 @@
-"""The records of CSV files (RFC 4180), which may go over several lines."""
+"""The records of CSV files (RFC 4180), which may span several lines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from unison.data.plan import Plan
 
 
 class CsvRecords(FileRecords):
-    """The records of CSV files, as `bytes` without the ends of lines.
+    """The records of CSV files, as `bytes` without line terminators.
 
     Args:
         source: The plan of the files' names.
-        has_header: Whether the first record of every file is passed over.
-        has_quotes: Whether what stands between quotation marks may go over several lines.
+        has_header: Whether the first record of every file is skipped.
+        has_quotes: Whether quoted text may span several lines.
         compression: "", "GZIP" or "ZLIB".
-        cycle_length: How many files are read at a time.
+        cycle_length: The number of files that are read at a time.
 
     Raises:
-        InvalidArgumentError: There is no such compression.
+        InvalidArgumentError: Unknown compression.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class _CsvReader:
 
 
 def _whole_records(lines: list[bytes], file: IO[bytes]) -> list[bytes]:
-    """Returns lines with those together between which a quotation is open."""
+    """Returns lines, joined where a quotation continues on the next line."""
     records = []
     parts: list[bytes] = []
     is_open = False
@@ -79,7 +79,7 @@ def _whole_records(lines: list[bytes], file: IO[bytes]) -> list[bytes]:
     while position < len(lines) or is_open:
         line = lines[position] if position < len(lines) else file.readline()
         position += 1
-        if not line:  # a quotation that nothing closes
+        if not line:  # a quotation that is never closed
             break
         size = size + len(line) if parts else len(line)
         check_record_size(file, size)

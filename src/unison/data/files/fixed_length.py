@@ -1,4 +1,4 @@
-"""Files of records of one length."""
+"""Files of fixed-length records."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from unison.errors import InvalidArgumentError
 
 
 class FixedLengthRecords(FileRecords):
-    """The records of files of records of one length, as `bytes`.
+    """The records of files of fixed-length records, as `bytes`.
 
     Args:
         source: The plan of the files' names.
         record_bytes: The length of a record.
-        header_bytes: How many bytes come before the first one.
-        footer_bytes: How many come after the last one.
+        header_bytes: The number of bytes before the first record.
+        footer_bytes: The number of bytes after the last record.
         compression: "", "GZIP" or "ZLIB".
-        cycle_length: How many files are read at a time.
-        chunk_size: How many bytes of a file are cut into records at once.
+        cycle_length: The number of files that are read at a time.
+        chunk_size: The number of bytes of a file that are read at a time.
 
     Raises:
-        InvalidArgumentError: A number is out of range, or there is no such compression.
+        InvalidArgumentError: A number is out of range, or the compression is unknown.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class _FixedLengthReader:
         self._file = open_inflated(path, compression)
         self._offset = max(offset, header_bytes)
         self._file.seek(self._offset)
-        #: What has been read behind the offset: it may be the footer.
+        #: The bytes after the offset that have been read: they may be the footer.
         self._rest = b""
 
     def next(self) -> Chunk | None:

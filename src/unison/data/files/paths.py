@@ -12,24 +12,24 @@ from unison.errors import InvalidArgumentError
 from unison.storage.file_systems import file_system, is_remote, named_errors
 from unison.storage.patience import attempted
 
-#: How many bytes are read of a local file at once.
+#: The number of bytes of a local file that are read at a time.
 _BYTES_AT_ONCE = 1 << 18
 
 
 def open_file(path: str, mode: str = "rb") -> IO[bytes]:
     """Opens a file.
 
-    A file that is not local and opened for reading is read ahead in a thread, and what fails for
-    the moment is tried again; see `RemoteFile`.
+    A remote file that is opened for reading is read ahead in a thread, and transient errors
+    are retried; see `RemoteFile`.
 
     Args:
         path: A local path, or one with a protocol.
         mode: "rb", "wb" or "ab".
 
     Raises:
-        NotFoundError: There is no such file.
-        PermissionDeniedError: It may not be opened.
-        UnavailableError: It could not be opened, in several attempts.
+        NotFoundError: The file does not exist.
+        PermissionDeniedError: Permission denied.
+        UnavailableError: It could not be opened, after several retries.
         ImportError: The protocol needs a package that is not installed.
 
     Examples:
@@ -50,12 +50,12 @@ def open_file(path: str, mode: str = "rb") -> IO[bytes]:
 
 
 def matching_files(patterns: str | bytes | os.PathLike | Iterable[Any]) -> list[bytes]:
-    """Returns the names of the files that a pattern, or one of several, matches, sorted.
+    """Returns the sorted names of the files that match a pattern, or one of several.
 
-    Of a web server, the files are found that its page for the folder links to.
+    On a web server, the files are those that its page for the folder links to.
 
     Raises:
-        InvalidArgumentError: None does.
+        InvalidArgumentError: No file matches.
     """
     listed = as_leaf(os.fspath(patterns) if isinstance(patterns, os.PathLike) else patterns)
     texts = [listed.decode()] if isinstance(listed, bytes) else [item.decode() for item in listed]
@@ -72,7 +72,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 def glob_remote(pattern: str, files_only: bool = False) -> list[str]:
-    """Returns the paths, with their protocol, that a pattern with a protocol matches, sorted.
+    """Returns the sorted paths, with their protocol, that match a pattern with a protocol.
 
     Args:
         pattern: The pattern.

@@ -1,6 +1,6 @@
-"""Records out of files: what the files' formats have in common.
+"""Records from files: the common part of all file formats.
 
-A dataset of lines, of TFRecords, or of records of one length reads file after file, chunk by chunk.
+A dataset of lines, TFRecords, or fixed-length records reads one file after another, in chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unison.data.state import State
 from unison.data.structure import LEAF, Leaves
 from unison.errors import InvalidArgumentError
 
-#: How many bytes of a file are cut into records at once.
+#: The number of bytes of a file that are read at a time.
 CHUNK = 1 << 18
 
 
@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
     """Consecutive records of a file.
 
     Attributes:
-        offset: Where the first one begins, in bytes of what the file holds uncompressed.
+        offset: The position of the first record, in decompressed bytes.
         records: The records.
     """
 
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
 
 
 class Reader(Protocol):
-    """Cuts a file into records."""
+    """Splits a file into records."""
 
     def next(self) -> Chunk | None:
         """Returns the next records; None at the end."""
@@ -54,13 +54,13 @@ OpenReader = Callable[[str, int], Reader]
 
 
 def names_of_files(filenames: Any) -> Plan:
-    """Returns the plan of the names that a user gives.
+    """Returns the plan of the names that a user has given.
 
     Args:
         filenames: A name, several, or a dataset of names.
 
     Raises:
-        TypeError: They are no text.
+        TypeError: They are not text.
     """
     given = os.fspath(filenames) if isinstance(filenames, os.PathLike) else filenames
     plan = getattr(given, "plan", None)
@@ -84,9 +84,9 @@ class FileRecords(Transformation):
 
     Args:
         source: The plan of the files' names.
-        open_reader: What cuts a file into records.
-        cycle_length: How many files are read at a time, in turn, each ahead in a thread of its
-            own; one record is taken of each. 1: one file after the other, without threads.
+        open_reader: Opens the reader that splits a file into records.
+        cycle_length: The number of files that are read at a time, in turn, each ahead in a thread
+            of its own; one record is taken from each. 1: one file after another, without threads.
 
     Raises:
         InvalidArgumentError: `cycle_length` is not positive.
@@ -127,7 +127,7 @@ class FileRecords(Transformation):
 
 
 def cycle_length_of(num_parallel_reads: int | None) -> int:
-    """Returns how many files are read at a time where a user gives `num_parallel_reads`."""
+    """Returns the number of files that are read at a time, given a user's `num_parallel_reads`."""
     if num_parallel_reads == AUTOTUNE:
         return os.cpu_count() or 1
     return 1 if num_parallel_reads is None else int(num_parallel_reads)
@@ -138,10 +138,10 @@ class _OpenFile:
 
     Args:
         name: Its path.
-        open_reader: What cuts it into records.
-        offset: Where to begin, in bytes of what the file holds uncompressed.
-        position: How many records to pass over from there on.
-        pool: Threads in which a chunk is read ahead; None to read when asked.
+        open_reader: Opens the reader that splits it into records.
+        offset: The position at which to begin, in decompressed bytes.
+        position: The number of records to skip from there.
+        pool: Threads in which a chunk is read ahead; None to read it when it is requested.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _OpenFile:
 
     @property
     def ready(self) -> int:
-        """How many records are there without reading."""
+        """The number of records that are buffered."""
         return len(self._chunk.records) - self._position
 
     def next(self) -> bytes | None:
@@ -174,7 +174,7 @@ class _OpenFile:
         return self._chunk.records[self._position - 1]
 
     def take(self, count: int) -> list[bytes]:
-        """Returns the next records of one chunk: `count` at most, none at the end of the file."""
+        """Returns at most `count` of the next records of one chunk; an empty list at the end."""
         if self._position >= len(self._chunk.records) and not self._has_next_chunk():
             return []
         records = self._chunk.records[self._position : self._position + count]
@@ -198,7 +198,7 @@ class _OpenFile:
 
 
 class _Reading:
-    """The chunks of a file, which is opened where the first one is asked for, and closed at the
+    """The chunks of a file, which is opened when the first one is requested, and closed at the
     end.
     """
 
@@ -207,7 +207,7 @@ class _Reading:
         self._reader: Reader | None = None
 
     def next(self) -> Chunk | None:
-        """Returns the next chunk; None at the end, after an error, and ever after."""
+        """Returns the next chunk; None at the end or after an error, also in further calls."""
         if self._open is not None:
             open_reader, self._open = self._open, None
             self._reader = open_reader()
@@ -226,7 +226,7 @@ class _Reading:
 
 
 class _FilesStream(Stream):
-    """One file after the other. After an error it goes on with the next file."""
+    """One file after another. After an error, it continues with the next file."""
 
     def __init__(self, names: Stream, open_reader: OpenReader):
         self._names = names
@@ -267,7 +267,7 @@ class _FilesStream(Stream):
                 self._file = None
 
     def _current(self) -> _OpenFile | None:
-        """Returns the file being read, or the next one; None behind the last."""
+        """Returns the file being read, or the next one; None after the last one."""
         if self._file is None:
             name = self._names.next()
             if name is not None:
@@ -276,9 +276,9 @@ class _FilesStream(Stream):
 
 
 class _CycleStream(Stream):
-    """A record of each of several files in turn; a place whose file has ended takes the next one.
+    """A record of each of several files in turn; when a file ends, the next file replaces it.
 
-    As `Interleave` does it, which see; here files are opened, and read ahead, before their turn.
+    The order is that of `Interleave`; here, files are opened and read ahead before their turn.
     """
 
     def __init__(self, names: Stream, open_reader: OpenReader, cycle_length: int):
@@ -327,7 +327,7 @@ class _CycleStream(Stream):
         return (as_column(records),) if records else None
 
     def _rounds(self, count: int) -> int:
-        """Returns how often a record of every file can be taken now, for `count` at most."""
+        """Returns the number of records, up to `count`, that every file has without reading."""
         if self._place:
             return 0
         ready = min(0 if file is None else file.ready for file in self._cycle)
@@ -362,7 +362,7 @@ class _CycleStream(Stream):
 
 
 def as_column(records: list[bytes]) -> np.ndarray:
-    """Returns records as an array of them."""
+    """Returns an array of records."""
     column = np.empty(len(records), object)
     column[:] = records
     return column

@@ -1,4 +1,4 @@
-"""Files that are not local: read ahead, and again when reading fails for the moment."""
+"""Remote files: they are read ahead, and transient errors are retried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import IO, Any, cast
 from unison.data.transformations.prefetching import ReadAhead
 from unison.storage.patience import attempted
 
-#: How many bytes are asked for at once, and how many such pieces wait.
+#: The number of bytes that are requested at a time, and the number of such pieces that are
+#: buffered.
 _PIECE = 1 << 20
 _PIECES_AHEAD = 4
 
@@ -20,16 +21,16 @@ def open_remote(system: Any, inside: str, path: str) -> IO[bytes]:
 
     Args:
         system: The file system.
-        inside: The path in it.
+        inside: The path in the file system.
         path: The path with its protocol, for messages.
     """
     return cast(IO[bytes], io.BufferedReader(RemoteFile(system, inside, path), _PIECE))
 
 
 class RemoteFile(io.RawIOBase):
-    """A file that is read piece by piece; after the second one in a row, ahead in a thread.
+    """A file that is read in pieces; after the second consecutive one, ahead in a thread.
 
-    What fails for the moment is tried again, from the same byte on; see `attempted`. The thread
+    Transient errors are retried, from the same byte; see `attempted`. The thread
     ends when the file is closed or dropped.
     """
 
@@ -100,7 +101,7 @@ class _Pieces:
 
 
 class _Source:
-    """A file of fsspec's that is opened again where reading it has failed."""
+    """A file of fsspec's that is opened again after a failed read."""
 
     def __init__(self, system: Any, inside: str, path: str):
         self._system = system
@@ -112,7 +113,7 @@ class _Source:
         attempted(path, self._open)
 
     def read(self, position: int, count: int) -> bytes:
-        """Returns `count` bytes from `position` on, fewer at the end of the file."""
+        """Returns `count` bytes from `position`, fewer at the end of the file."""
 
         def read() -> bytes:
             try:
@@ -120,7 +121,7 @@ class _Source:
             except ValueError:
                 if not self._has_parts:
                     raise
-                # A web server that gives whole files only.
+                # A web server without range requests.
                 self._has_parts = False
                 return self._read(position, count)
 
@@ -137,14 +138,14 @@ class _Source:
                 file.close()
 
     def _open(self) -> None:
-        # fsspec's own pieces are as large as those here; of size 0, it reads a stream.
+        # fsspec's own buffer is of the same size as a piece here; with size 0, it reads a stream.
         size = _PIECE if self._has_parts else 0
         self._file, self._position = self._system.open(self._inside, "rb", block_size=size), 0
 
     def _read(self, position: int, count: int) -> bytes:
         if self._file is None or (position < self._position and not self._has_parts):
             self._open()
-        # Where this fails, or does not come back in time, the file is opened anew.
+        # After an error or a timeout, the file is opened again.
         file, self._file = self._file, None
         if position != self._position:
             if self._has_parts:
@@ -157,7 +158,7 @@ class _Source:
 
 
 def _read_fully(file: Any, count: int) -> bytes:
-    """Returns `count` bytes, fewer at the end only; files may give fewer than asked for."""
+    """Returns `count` bytes, fewer only at the end; a file's `read` may return fewer."""
     pieces = []
     while count and (piece := file.read(count)):
         pieces.append(piece)

@@ -10,16 +10,16 @@ from unison.data.plan import Plan
 
 
 class TextLines(FileRecords):
-    """The lines of text files, as `bytes` without their ends.
+    """The lines of text files, as `bytes` without line terminators.
 
     Args:
         source: The plan of the files' names.
         compression: "", "GZIP" or "ZLIB".
-        cycle_length: How many files are read at a time.
-        chunk_size: How many bytes of a file are cut into lines at once.
+        cycle_length: The number of files that are read at a time.
+        chunk_size: The number of bytes of a file that are read at a time.
 
     Raises:
-        InvalidArgumentError: There is no such compression.
+        InvalidArgumentError: Unknown compression.
     """
 
     def __init__(

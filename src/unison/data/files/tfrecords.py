@@ -35,20 +35,20 @@ _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 _AROUND = _HEADER.size + _FOOTER.size
 
-#: Behind damage, no record is looked for that is longer.
+#: After corrupt bytes, longer records are not searched for.
 _MOST_SOUGHT = 1 << 28
 
 
 class SkippedRecords:
-    """Counts what was passed over because it is damaged."""
+    """The number of corrupt places that were skipped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: How many places were found so far where records are damaged.
+        #: The number of corrupt places found so far.
         self.count = 0
 
     def note(self, error: DataLossError) -> None:
-        """Counts a damaged record; the first one is logged."""
+        """Counts a corrupt record; the first one is logged."""
         with self._lock:
             self.count += 1
             is_first = self.count == 1
@@ -64,12 +64,12 @@ class TFRecords(FileRecords):
     Args:
         source: The plan of the files' names.
         compression: "", "GZIP" or "ZLIB".
-        cycle_length: How many files are read at a time.
-        chunk_size: How many bytes of a file are cut into records at once.
-        skipped: Counts damaged records, which are then passed over; None: they are errors.
+        cycle_length: The number of files that are read at a time.
+        chunk_size: The number of bytes of a file that are read at a time.
+        skipped: Counts corrupt records, which are then skipped; None: they are errors.
 
     Raises:
-        InvalidArgumentError: There is no such compression.
+        InvalidArgumentError: Unknown compression.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class TFRecords(FileRecords):
 
 
 class _TFRecordReader:
-    """Cuts a TFRecord file into records, and checks them.
+    """Splits a TFRecord file into records, and verifies their checksums.
 
-    What comes before a damaged record is given first; then the error is raised.
+    Records before a corrupt one are returned first; then the error is raised.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class _TFRecordReader:
         self._is_plain = not compression
         if offset:
             self._file.seek(offset)
-        #: What has been read and not been cut, and where in the file it begins.
+        #: The bytes that have been read and not split yet, and their position in the file.
         self._data = b""
         self._offset = offset
-        #: How many bytes are needed to go on.
+        #: The number of bytes that are needed to continue.
         self._wanted = 0
         self._has_ended = False
         self._number = 0
@@ -138,7 +138,7 @@ class _TFRecordReader:
         self._file.close()
 
     def _fill(self) -> bool:
-        """Reads on; returns whether there is anything to cut."""
+        """Reads more bytes; returns whether there are any to split."""
         pieces = [self._data]
         size = len(self._data)
         wanted = max(self._chunk_size, self._wanted)
@@ -151,7 +151,7 @@ class _TFRecordReader:
         return bool(self._data)
 
     def _cut(self) -> list[bytes]:
-        """Returns the records that have been read as a whole, up to a damaged one."""
+        """Returns the records that have been read completely, up to a corrupt one."""
         data, crc, crc_of_length = self._data, self._crc, masked_of_length
         header, footer = _HEADER.unpack_from, _FOOTER.unpack_from
         records: list[bytes] = []
@@ -164,7 +164,7 @@ class _TFRecordReader:
             if stored != crc_of_length(length) or position + length > last:
                 break
             record = data[begin:end]
-            # The checksum as it is stored, written out: this line is passed for every record.
+            # The masked checksum, inlined: this line runs for every record.
             value = crc(record)
             rotated = (value >> 15) | (value << 17)
             if footer(data, end)[0] != (rotated + MASK_DELTA) & 0xFFFFFFFF:
@@ -176,7 +176,7 @@ class _TFRecordReader:
         return records
 
     def _damage(self) -> str | None:
-        """Returns what is wrong with the first record; None where more of it must be read."""
+        """Returns the error of the first record; None if more of it must be read."""
         size = len(self._data)
         self._wanted = _HEADER.size
         length = 0
@@ -195,9 +195,9 @@ class _TFRecordReader:
         return None
 
     def _most_left(self) -> float:
-        """Returns how many bytes there can be from the first record on, if that is known."""
+        """Returns the maximum number of bytes from the first record on, if it is known."""
         if self._is_plain:
-            with contextlib.suppress(OSError):  # io.UnsupportedOperation: it is elsewhere
+            with contextlib.suppress(OSError):  # io.UnsupportedOperation: it is remote
                 about = os.fstat(self._file.fileno())
                 if stat.S_ISREG(about.st_mode):
                     return about.st_size - self._offset
@@ -212,7 +212,7 @@ class _TFRecordReader:
         )
 
     def _pass_over_damage(self) -> None:
-        """Goes to the next record: where this one's length says, or where one looks like one."""
+        """Skips to the next record: after this one's length, or the next that looks valid."""
         self._number += 1
         length, stored = 0, -1
         if len(self._data) >= _HEADER.size:
@@ -230,7 +230,7 @@ class _TFRecordReader:
             self._pass(len(self._data) if is_last else max(len(self._data) - _HEADER.size + 1, 0))
 
     def _is_record(self, position: int) -> bool:
-        """Whether what looks like a record's beginning is one: data of 8 bytes looks so, too."""
+        """Whether a record begins where one seems to: data of 8 bytes looks the same."""
         length, _ = _HEADER.unpack_from(self._data, position)
         if length > min(_MOST_SOUGHT, self._most_left() - position):
             return False
@@ -250,11 +250,11 @@ class _TFRecordReader:
 
 @dataclasses.dataclass(frozen=True)
 class TFRecordOptions:
-    """How a TFRecord file is written.
+    """Options for writing a TFRecord file.
 
     Attributes:
         compression_type: "", "GZIP" or "ZLIB".
-        compression_level: From 0, none, to 9, the best; -1 for zlib's default.
+        compression_level: From 0 (none) to 9 (best); -1 for zlib's default.
 
     TF: `tf.io.TFRecordOptions`.
     """
@@ -266,11 +266,11 @@ class TFRecordOptions:
 class TFRecordWriter:
     """Writes a TFRecord file.
 
-    A local file grows as it is written; `close` completes it. Object stores show it then.
+    A local file grows as it is written; `close` completes it. In object stores, it appears then.
 
     Args:
-        path: Its path; what is there is replaced.
-        options: How it is written: `TFRecordOptions`, or the name of a compression.
+        path: Its path; an existing file is replaced.
+        options: `TFRecordOptions`, or the name of a compression.
 
     Examples:
         >>> with TFRecordWriter("memory://two.tfrecord") as writer:
@@ -298,7 +298,7 @@ class TFRecordWriter:
         """Adds a record.
 
         Raises:
-            TypeError: It is no `bytes`.
+            TypeError: It is not `bytes`.
             FailedPreconditionError: The file is closed.
         """
         if not isinstance(record, bytes):
@@ -308,7 +308,7 @@ class TFRecordWriter:
         self._write(b"".join((header, record, footer)))
 
     def flush(self) -> None:
-        """Writes what is in this process to the file."""
+        """Flushes this process's buffers to the file."""
         if self._compressor:
             self._write(b"", zlib.Z_SYNC_FLUSH)
         self._opened().flush()

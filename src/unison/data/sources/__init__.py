@@ -1,1 +1,1 @@
-"""Where elements come from that are no lines or records of files: arrays, other libraries."""
+"""Sources of elements other than records of files: arrays, and other libraries."""

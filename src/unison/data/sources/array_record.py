@@ -85,7 +85,7 @@ class _ArrayRecordRows(Rows):
 
 @contextlib.contextmanager
 def _named_damage(paths: list[str]) -> Iterator[None]:
-    """Makes a DataLossError of what the reader of damaged files raises."""
+    """Raises the errors of the reader for corrupt files as a DataLossError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Columns of Arrow tables (Parquet files, Hugging Face datasets) as the leaves of elements.
 
 An element is a dictionary of columns; a column of structs is a dictionary inside it. Text is
-`bytes`, a list is an array with one more axis, a dictionary-encoded column is what it stands for.
+`bytes`, a list is an array with one more axis, a dictionary-encoded column is decoded.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def import_pyarrow(what: str) -> Any:
 
 
 def signature_of(schema: Any) -> Signature:
-    """Returns what the rows of tables of a schema are.
+    """Returns the signature of the rows of tables with a schema.
 
     Raises:
-        InvalidArgumentError: A column is of a type that no array can hold.
+        InvalidArgumentError: A column's type has no corresponding array.
     """
     names = sorted(schema.names)
     parts = [_signature_of(schema.field(name).type, name) for name in names]
@@ -79,7 +79,7 @@ def _signature_of(kind: Any, name: str) -> Signature:
         shape.append(item.list_size if pa.types.is_fixed_size_list(item) else None)
         item = _plain(item.value_type)
     dtype = _dtype_of(item)
-    # Of lists in lists, only the outermost may have different lengths.
+    # With nested lists, only the outermost may have different lengths.
     if dtype is None or None in shape[1:]:
         raise InvalidArgumentError(
             message=f"The column {name!r} is of the type {kind}, which no array holds. Leave it "
@@ -126,7 +126,7 @@ def _columns_of(array: Any, name: str, first_row: int) -> Iterator[Column]:
 
 
 def _items_of(array: Any) -> np.ndarray:
-    """Returns the numbers or texts of an array, as they are in Arrow's memory where they can be."""
+    """Returns the numbers or texts of an array, without a copy if possible."""
     import pyarrow as pa
 
     if _dtype_of(array.type) == np.dtype(object):
@@ -135,7 +135,7 @@ def _items_of(array: Any) -> np.ndarray:
 
 
 def _decoded(array: Any) -> Any:
-    """Returns an array without the encodings that change no value."""
+    """Returns an array, decoded."""
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):
@@ -179,5 +179,5 @@ def _dtype_of(kind: Any) -> np.dtype | None:
     ):
         return np.dtype(object)
     is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    # Not `to_pandas_dtype`, which older versions of pyarrow have with pandas only.
+    # Not `to_pandas_dtype`, which requires pandas in older versions of pyarrow.
     return pa.array([], kind).to_numpy(zero_copy_only=False).dtype if is_number else None

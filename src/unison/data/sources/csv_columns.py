@@ -1,4 +1,4 @@
-"""The columns of CSV records: numbers and text out of lines, whole blocks of records at a time."""
+"""The columns of CSV records: numbers and text from lines, whole blocks of records at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import Leaves, Structure
 from unison.errors import InvalidArgumentError
 
-#: The dtypes of numbers that are tried for a column, from the narrowest on.
+#: The dtypes of numbers that are tried for a column, from the narrowest.
 _NUMBERS = tuple(map(np.dtype, ("int32", "int64", "float32", "float64")))
 
 _TEXT = np.dtype(object)
@@ -29,9 +29,9 @@ class Column:
     """A column of CSV records.
 
     Attributes:
-        place: Which field of a record it is.
+        place: The index of the field in a record.
         dtype: The dtype of its values; `object` for text.
-        default: The value of an empty field; None where a field must not be empty.
+        default: The value of an empty field; None if a field must not be empty.
     """
 
     place: int
@@ -40,12 +40,12 @@ class Column:
 
 
 class Fields(NamedTuple):
-    """How records are cut into fields.
+    """The division of records into fields.
 
     Attributes:
-        delimiter: What is between two fields.
-        has_quotes: Whether quotation marks hold a field together.
-        missing: A field that counts as empty.
+        delimiter: The delimiter between two fields.
+        has_quotes: Whether quoted fields may contain delimiters.
+        missing: The text of a field that counts as empty.
     """
 
     delimiter: str = ","
@@ -53,7 +53,7 @@ class Fields(NamedTuple):
     missing: str = ""
 
     def of(self, record: bytes) -> list[str]:
-        """Returns the fields of a record; none of an empty one."""
+        """Returns the fields of a record; an empty record has none."""
         text = record.decode(errors="surrogateescape")
         if not (self.has_quotes and '"' in text):
             return text.split(self.delimiter) if text else []
@@ -66,9 +66,10 @@ class CsvColumns(Transformation):
     Args:
         source: The records.
         columns: The columns, in the order of the leaves of `structure`.
-        structure: What is around the values of a record.
-        fields: How records are cut.
-        num_fields: How many fields a record must have; None for at least those of the columns.
+        structure: The structure of an element.
+        fields: The division of records into fields.
+        num_fields: The required number of fields of a record; None for at least those of the
+            columns.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class CsvColumns(Transformation):
         return _CsvStream(self, self._input.stream())
 
     def parsed(self, records: Sequence[bytes], start: int) -> Leaves:
-        """Returns the columns of consecutive records, of which the first has the number `start`.
+        """Returns the columns of consecutive records; the first has the number `start`.
 
         Raises:
-            InvalidArgumentError: A record has not the fields that it must have.
+            InvalidArgumentError: A record has a wrong number of fields.
         """
         rows = [self._row(record, index) for index, record in enumerate(records, start)]
         columns = zip(*rows, strict=True)
@@ -147,7 +148,7 @@ def _value(text: str, column: Column, fields: Fields) -> Any:
 
 
 def _check(text: str, column: Column, fields: Fields, index: int) -> None:
-    """Raises the error of a field that is none of its column."""
+    """Raises the error of a field that is invalid for its column."""
     try:
         np.array(_value(text, column, fields), column.dtype)
     except (ValueError, OverflowError) as error:
@@ -184,14 +185,14 @@ class _CsvStream(Stream):
         self._position += count
 
 
-# -- what the files themselves say -------------------------------------------------------------
+# -- inferred from the files -------------------------------------------------------------------
 
 
 def names_of_columns(files: Sequence[bytes], fields: Fields, compression: str) -> list[str]:
     """Returns the names in the first record of CSV files.
 
     Raises:
-        ValueError: A file has none, or others than the first file.
+        ValueError: A file has no names, or differs from the first file.
     """
     found: list[str] = []
     for file in files:
@@ -212,16 +213,16 @@ def names_of_columns(files: Sequence[bytes], fields: Fields, compression: str) -
 def columns_in(
     records: Plan, places: Sequence[int], num_fields: int, fields: Fields, most: int | None
 ) -> list[Column]:
-    """Returns columns of the narrowest dtypes that hold what is in the first records.
+    """Returns columns of the narrowest dtypes that fit the first records.
 
     An empty field is 0, or empty text.
 
     Args:
         records: The records.
-        places: Which of their fields are wanted.
-        num_fields: How many fields a record has.
-        fields: How records are cut.
-        most: How many records to look at; None for all.
+        places: The indices of the requested fields.
+        num_fields: The number of fields of a record.
+        fields: The division of records into fields.
+        most: The maximum number of records to read; None for all.
 
     Raises:
         ValueError: A record has another number of fields.
@@ -255,7 +256,7 @@ def _records(plan: Plan) -> Iterator[bytes]:
 
 
 def _kind_of(text: str, least: int) -> int:
-    """Returns the place of the first dtype, from `least` on, that holds what a text says."""
+    """Returns the index of the first dtype, starting at `least`, that fits a text."""
     for kind in range(least, len(_NUMBERS)):
         if _holds(_NUMBERS[kind], text):
             return kind
@@ -274,7 +275,7 @@ def _holds(dtype: np.dtype, text: str) -> bool:
 def by_name(
     names: Sequence[str], columns: Sequence[Column], label: str | None = None
 ) -> Mapping[str, Column] | tuple[Mapping[str, Column], Column]:
-    """Returns columns under their names; that of the label, if there is one, beside them.
+    """Returns columns by name; separately, the column of the label, if there is one.
 
     Raises:
         ValueError: There is no column `label`.

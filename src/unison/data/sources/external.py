@@ -1,6 +1,6 @@
-"""`from_source`: data that Python, Grain, PyTorch or Hugging Face hold, as datasets.
+"""`from_source`: data of Python, Grain, PyTorch or Hugging Face objects, as datasets.
 
-None of these packages is imported: an object is of one only if its program has imported it.
+None of these packages is imported: an object can be theirs only if the program has imported it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def plan_of_source(source: Any) -> Plan:
     """Returns the plan of the elements of a source; see `Dataset.from_source`.
 
     Raises:
-        TypeError: It is no source.
+        TypeError: It is not a supported source.
     """
     if _is(source, "datasets", "Dataset"):
         return _hugging_face_plan(source)
@@ -45,7 +45,7 @@ def plan_of_source(source: Any) -> Plan:
             "Pass what makes it: a function that returns it, or an object with __iter__. "
             f"Received: {source!r}"
         )
-    # The order of a set is another one in every process.
+    # The order of a set differs between processes.
     is_ordered = not isinstance(source, str | bytes | Mapping | set | frozenset)
     if isinstance(source, Iterable) and is_ordered:
         length = len(source) if isinstance(source, Sized) and _has_length(source) else UNKNOWN
@@ -60,12 +60,12 @@ def plan_of_source(source: Any) -> Plan:
 
 
 class ElementReader:
-    """Makes leaves of the elements that a source gives, all of the structure of the first.
+    """Converts the elements of a source to leaves, all with the structure of the first.
 
-    Lists are parts of the structure where they hold tensors or arrays, as of a PyTorch DataLoader.
+    Lists that hold tensors or arrays are parts of the structure, as those of a PyTorch DataLoader.
 
     Args:
-        signature: What the elements are; None for what the first one is.
+        signature: The signature of the elements; None for that of the first one.
     """
 
     def __init__(self, signature: Signature | None):
@@ -77,7 +77,8 @@ class ElementReader:
         """Returns the leaves of element `index`.
 
         Raises:
-            InvalidArgumentError: It has another structure than those before, or is no element.
+            InvalidArgumentError: Its structure differs from that of the others, or it is not an
+                element.
         """
         try:
             value = _with_arrays(value)
@@ -96,7 +97,7 @@ class ElementReader:
 
 
 def _leaf_like(value: Any, spec: ArraySpec) -> Any:
-    """Returns a value as a leaf of the dtype that the source tells."""
+    """Returns a value as a leaf of the dtype that the source has declared."""
     leaf = as_leaf(value)
     if spec.dtype.kind != "O" and not isinstance(leaf, bytes) and leaf.dtype != spec.dtype:
         leaf = leaf.astype(spec.dtype)
@@ -140,7 +141,7 @@ class _IndexedRows(Rows):
         self._source = source
         self._length = length
         self._reader = reader
-        # PyTorch's and Grain's name for several at once.
+        # The method of PyTorch and Grain for several elements at a time.
         self._many = getattr(source, "__getitems__", None)
 
     def __len__(self) -> int:
@@ -177,12 +178,12 @@ class _HasGrainState(Protocol):
 
 
 class Iterated(_SourcePlan):
-    """The elements of an iterable, from its beginning on in every pass.
+    """The elements of an iterable, from its beginning in every pass.
 
     Args:
         source: The iterable.
-        signature: What the elements are; None where only the first one tells.
-        length: How many there are.
+        signature: The signature of the elements; None if only the first one determines it.
+        length: Their number.
     """
 
     identity = ("_length",)
@@ -200,7 +201,7 @@ class Iterated(_SourcePlan):
 
 
 class _IteratedStream(Stream):
-    """What an iterator gives.
+    """The elements of an iterator.
 
     Its state is that of the iterator, if it has one (`get_state`); otherwise the number of
     elements that were read, which are read again.
@@ -242,7 +243,7 @@ class _IteratedStream(Stream):
 
 
 class _Called(Iterable[Any]):
-    """What a function returns, anew in every pass."""
+    """The elements of the iterable that a function returns, a new one in every pass."""
 
     def __init__(self, make: Callable[[], Iterable[Any]]):
         self._make = make
@@ -255,7 +256,7 @@ class _Called(Iterable[Any]):
 
 
 def _arrays_in(source: Any) -> Plan | None:
-    """Returns the plan of the rows of arrays; None where `source` is something else.
+    """Returns the plan of the rows of arrays; None if `source` is something else.
 
     Several memory maps in a list are the parts of one array.
     """
@@ -271,13 +272,13 @@ def _arrays_in(source: Any) -> Plan | None:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value is an array in memory, or mapped into it: NumPy's, JAX's or PyTorch's."""
+    """Whether a value is an array in memory or memory-mapped: NumPy's, JAX's or PyTorch's."""
     is_known = _is(value, "jax", "Array") or _is(value, "torch", "Tensor")
     return is_known or isinstance(value, np.ndarray)
 
 
 class _PartsRows(Rows):
-    """The rows of several arrays, one behind the other."""
+    """The concatenated rows of several arrays."""
 
     def __init__(self, parts: Sequence[np.ndarray]):
         kinds = {(part.shape[1:], part.dtype.name) for part in parts}
@@ -328,7 +329,7 @@ def _with_arrays(value: Any) -> Any:
 
 
 def _is_part(item: Any, torch: Any) -> bool:
-    """Whether a list with such an item is no array, but a part of an element's structure."""
+    """Whether a list with such an item is not an array, but a part of an element's structure."""
     is_tensor = torch is not None and isinstance(item, torch.Tensor)
     return is_tensor or isinstance(item, np.ndarray | Mapping | tuple)
 
@@ -342,11 +343,11 @@ def _array_of_tensor(tensor: Any, torch: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-# -- what the packages call their classes ------------------------------------------------------
+# -- the packages' names for their classes -----------------------------------------------------
 
 
 def _is(source: Any, package: str, name: str) -> bool:
-    """Whether an object is of a class of a package, which is not imported for that."""
+    """Whether an object is of a class of a package; the package is not imported for this."""
     module = sys.modules.get(package)
     kind = getattr(module, name, None)
     return isinstance(kind, type) and isinstance(source, kind)
@@ -355,7 +356,7 @@ def _is(source: Any, package: str, name: str) -> bool:
 def _has_length(source: Any) -> bool:
     try:
         len(source)
-    except TypeError:  # a DataLoader of an iterable dataset says it this way
+    except TypeError:  # a DataLoader of an iterable dataset shows it in this way
         return False
     return True
 
@@ -367,7 +368,7 @@ def _has_index(source: Any) -> bool:
 
 
 def _spec_of_grain(source: Any) -> Signature | None:
-    """Returns what the elements are, where the source is one of Grain's and tells it."""
+    """Returns the signature of the elements, if the source is Grain's and declares it."""
     if not _is(source, "grain", "MapDataset") and not _is(source, "grain", "IterDataset"):
         return None
     import grain
@@ -398,7 +399,7 @@ def _hugging_face_plan(source: Any) -> Plan:
 
 
 def _signature_of_features(features: Any) -> Signature | None:
-    """Returns what the rows of Hugging Face features are; None where Arrow does not tell."""
+    """Returns the signature of the rows of Hugging Face features; None if Arrow has none."""
     if features is None or any(hasattr(f, "decode_example") for f in features.values()):
         return None
     try:
@@ -408,7 +409,7 @@ def _signature_of_features(features: Any) -> Signature | None:
 
 
 class _HuggingFaceRows(Rows):
-    """The rows of a Hugging Face dataset, column by column out of Arrow's memory."""
+    """The rows of a Hugging Face dataset, read column by column from Arrow's memory."""
 
     def __init__(self, source: Any, length: int):
         self._source = source
@@ -438,7 +439,7 @@ class _HuggingFaceRows(Rows):
 
 
 class RowsOf(Plan):
-    """Rows of known elements."""
+    """Rows of elements with a known signature."""
 
     identity = ("_length",)
 

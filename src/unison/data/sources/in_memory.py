@@ -1,4 +1,4 @@
-"""Datasets out of arrays, ranges and generators."""
+"""Datasets of arrays, ranges and generators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unison.errors import InvalidArgumentError
 
 
 class ArrayRows(Rows):
-    """The rows of arrays, all with the same number of them."""
+    """The rows of arrays, which all have the same number of rows."""
 
     def __init__(self, arrays: Leaves):
         #: The arrays.
@@ -99,7 +99,7 @@ class ListStream(Stream):
 
 
 class Elements(Plan):
-    """Elements that are there already: those of a window, or a single one."""
+    """Elements that are already in memory: those of a window, or a single one."""
 
     def __init__(self, elements: Sequence[Leaves], signature: Signature):
         self.elements = elements
@@ -116,7 +116,7 @@ class Elements(Plan):
 
 
 def _kept_of(window: Elements) -> State:
-    """Returns what is to be kept of a window."""
+    """Returns the state of a window."""
     (spec, *others) = window.signature.specs
     if others or window.structure != LEAF or not isinstance(spec, ArraySpec):
         raise cannot_keep(window)
@@ -155,10 +155,10 @@ class _RangeRows(Rows):
 
 
 class Range(Plan):
-    """Numbers at equal distances.
+    """Numbers with a fixed step.
 
     Raises:
-        InvalidArgumentError: The distance is 0.
+        InvalidArgumentError: The step is 0.
     """
 
     identity = ("_numbers",)
@@ -181,7 +181,7 @@ class Range(Plan):
 
 
 class Counter(Plan):
-    """Numbers at equal distances, without end."""
+    """Numbers with a fixed step, without end."""
 
     identity = ("_start", "_step")
 
@@ -222,13 +222,14 @@ class _CounterStream(Stream):
 
 
 class Generator(Plan):
-    """What a function's iterator yields.
+    """The elements of the iterator that a function returns.
 
     Args:
-        make: Returns a new iterable for every iteration. Going on with an iteration reads, and
-            drops, what has been read before: only the iterable knows how to come there.
-        signature: What the elements must be; their leaves are converted to its dtypes. None:
-            what the first one is.
+        make: Returns a new iterable for every iteration. To resume an iteration, the elements
+            before its position are read again and dropped, since only the iterable can compute
+            them.
+        signature: The required signature; leaves are converted to its dtypes. None:
+            that of the first element.
     """
 
     def __init__(self, make: Callable[[], Iterable[Any]], signature: Signature | None):
@@ -250,10 +251,10 @@ class Generator(Plan):
         return _GeneratorStream(self, iter(self._make()))
 
     def leaves_of(self, value: Any, index: int) -> Leaves:
-        """Returns the leaves of what was yielded as element `index`.
+        """Returns the leaves of element `index` of the generator.
 
         Raises:
-            InvalidArgumentError: It is not what the signature says.
+            InvalidArgumentError: It does not have the signature.
         """
         try:
             if self._structure is None:

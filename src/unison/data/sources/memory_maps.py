@@ -1,4 +1,4 @@
-"""Memory-mapped arrays, and how much of their files the kernel reads ahead."""
+"""Memory-mapped arrays, and the kernel's readahead for their files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-#: Of rows that are larger the kernel's reading ahead fetches little that is not wanted.
+#: For larger rows, little of the kernel's readahead is wasted.
 _SMALL_ROW = 32 << 10
 
 
 class MappedRows:
-    """Tells the kernel in which order the rows of memory-mapped arrays are going to be read.
+    """Advises the kernel of the order in which the rows of memory-mapped arrays will be read.
 
-    The kernel reads 128 KiB where it finds a page missing: right for rows in order, but for
+    On a page fault, the kernel reads 128 KiB: right for rows in order, but for
     shuffled rows of 1 kB a hundred times too much.
 
     Args:
-        arrays: The arrays; those that are not mapped do not matter.
+        arrays: The arrays; those that are not memory-mapped are ignored.
     """
 
     def __init__(self, arrays: Sequence[Any]):
@@ -28,7 +28,7 @@ class MappedRows:
         self._is_random = False
 
     def expect(self, is_random: bool) -> None:
-        """Takes note of whether the next rows are somewhere, or behind the last ones."""
+        """Records whether the next rows are consecutive or random."""
         if is_random == self._is_random:
             return
         self._is_random = is_random
@@ -37,7 +37,7 @@ class MappedRows:
 
 
 def _map_of(array: np.ndarray) -> mmap.mmap | None:
-    """Returns the memory map of which an array is a view; None where there is none."""
+    """Returns the memory map of which an array is a view; None if there is none."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)

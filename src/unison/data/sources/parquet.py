@@ -22,11 +22,11 @@ from unison.data.structure import Leaves
 from unison.errors import InvalidArgumentError, OpError, ResourceExhaustedError
 from unison.storage.decoding import decoding, whole_number
 
-#: Files with no more bytes than this, together and decompressed, are kept in memory once they
-#: have been read, and are accessed by index.
+#: The limit for the total decompressed size of files that are stored in memory after they
+#: have been read, and have access by index.
 BYTES_IN_MEMORY = 256 << 20
 
-#: How many rows are decoded at once, where they are read in order.
+#: The number of rows that are decoded at a time, if they are read in order.
 _ROWS_AT_ONCE = 4096
 
 
@@ -47,8 +47,8 @@ class ParquetFiles(Plan):
 
     Raises:
         ImportError: pyarrow is not installed.
-        InvalidArgumentError: No file matches, there is no such column, a column is of a type that
-            no array holds, or the files have different columns.
+        InvalidArgumentError: No file matches, a column does not exist, a column's type has no
+            corresponding array, or the files have different columns.
         DataLossError: A file is not in the Parquet format, or is corrupt.
     """
 
@@ -74,7 +74,7 @@ class ParquetFiles(Plan):
         rows = [each.group.rows for each in self._groups]
         self._length = whole_number(sum(rows))
         self._starts = np.cumsum([0, *rows])
-        # Encoded, a number that is always the same takes nothing.
+        # Encoded, a constant column takes no bytes.
         self._bytes = max(self._bytes, self._length * _bytes_of_row(self._signature))
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
@@ -85,7 +85,7 @@ class ParquetFiles(Plan):
 
     @property
     def paths(self) -> list[str]:
-        """The files that have rows."""
+        """The files, without those that have no rows."""
         return [*dict.fromkeys(group.path for group in self._groups)]
 
     def of_file(self, path: str) -> ParquetFiles:
@@ -96,7 +96,7 @@ class ParquetFiles(Plan):
         return self._rows if self._length and self._bytes <= BYTES_IN_MEMORY else None
 
     def batches_from(self, row: int) -> Iterator[tuple[int, list[Column]]]:
-        """Yields the rows from the one with that number on: how many, and their leaves."""
+        """Yields the rows from that number on: their number, and their leaves."""
         while row < self._length:
             group = int(np.searchsorted(self._starts, row, "right")) - 1
             path, number, described = self._groups[group]
@@ -142,9 +142,9 @@ class ParquetFiles(Plan):
 
 @contextlib.contextmanager
 def _open_parquet(path: str) -> Iterator[tuple[Any, IO[bytes]]]:
-    """Opens a Parquet file with pyarrow, and names it in the errors that reading it ends with.
+    """Opens a Parquet file with pyarrow, and names it in the errors of reading it.
 
-    Where its pages have checksums, they are compared.
+    If its pages have checksums, they are verified.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -168,7 +168,7 @@ def _open_parquet(path: str) -> Iterator[tuple[Any, IO[bytes]]]:
 
 
 def _bytes_of_row(signature: Signature) -> int:
-    """Returns how many bytes a row takes at least, when it has been read."""
+    """Returns the minimum number of bytes of a row in memory."""
     sizes = (
         spec.dtype.itemsize * math.prod(size or 0 for size in spec.shape or ())
         for spec in signature.specs
@@ -197,7 +197,7 @@ class _ParquetStream(Stream):
     def __init__(self, plan: ParquetFiles):
         self._plan = plan
         self._position = 0
-        # What is read: the columns, and the rows that they have and that were taken of them.
+        # The columns of the current rows, the number of the rows, and of those that were returned.
         self._batches: Iterator[tuple[int, list[Column]]] | None = None
         self._columns: list[Column] = []
         self._length = 0

@@ -1,8 +1,8 @@
-"""Compares the rows of a Parquet file, as they are read, with what its footer says of them.
+"""Compares the rows of a Parquet file, as they are read, with the statistics in its footer.
 
-Pages have a CRC-32 where their writer has made one (pyarrow: `write_page_checksum=True`), and those
-are compared by pyarrow. Without them, a row group has as many rows as its footer says, and numbers
-in the range that it says; other damage of a value is not seen.
+Pages have a CRC-32 if their writer has added one (pyarrow: `write_page_checksum=True`), and pyarrow
+verifies it. Without it, the number of rows of a row group and the range of numbers are compared
+with the footer; other corruption of a value is not detected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GroupChecks:
     """Checks the rows of a row group.
 
     Args:
-        group: What the footer says of it.
+        group: Its description in the footer.
         number: Its number, for messages.
     """
 
@@ -29,9 +29,9 @@ class GroupChecks:
         self._rows = group.rows
         self._seen = 0
         paths = collections.Counter(column.path for column in group.columns)
-        # A column with a dot in its name may be called as one inside another.
+        # A column with a dot in its name may have the same path as a nested one.
         self._columns = {each.path: each for each in group.columns if paths[each.path] == 1}
-        #: The least and the greatest value of each column, once it has been asked for.
+        #: The minimum and the maximum of each column, computed when first used.
         self._ranges: dict[str, tuple[Any, Any] | None] = {}
 
     def check(self, batch: Any) -> None:
@@ -41,7 +41,7 @@ class GroupChecks:
             batch: pyarrow's batch of them.
 
         Raises:
-            ValueError: They are more than the row group has, or out of the range of their column.
+            ValueError: There are too many rows, or values outside of the range of their column.
         """
         import pyarrow.compute as pc
 
@@ -56,7 +56,7 @@ class GroupChecks:
                 continue
             found = pc.min_max(batch.column(name)).as_py()
             low, high = found["min"], found["max"]
-            # None where all values are missing. What is not a number has no order.
+            # None if all values are missing. Values that are not numbers have no order here.
             if low is not None and (low < known[0] or high > known[1]):
                 raise ValueError(
                     f"the column {name!r} goes from {low} to {high} in row group {self._number}, "
@@ -64,10 +64,10 @@ class GroupChecks:
                 )
 
     def end(self) -> None:
-        """Checks that all rows have been seen.
+        """Checks that all rows have been read.
 
         Raises:
-            ValueError: There are fewer.
+            ValueError: There are too few.
         """
         if self._seen != self._rows:
             raise ValueError(
@@ -75,7 +75,7 @@ class GroupChecks:
             )
 
     def _range_of(self, name: str, kind: Any) -> tuple[Any, Any] | None:
-        """Returns the range of a column; None where none is known."""
+        """Returns the range of a column; None if it is unknown."""
         stored = _stored_as().get(kind)
         column = self._columns.get(name)
         if stored is None or column is None or None in (column.least, column.most):
@@ -88,7 +88,7 @@ class GroupChecks:
 
 @functools.cache
 def _stored_as() -> dict[Any, np.dtype]:
-    """Returns how the values of statistics are stored, for the types whose order is known."""
+    """Returns the storage format of statistics, for the types whose order is known."""
     import pyarrow as pa
 
     small = dict.fromkeys((pa.int8(), pa.int16(), pa.int32()), "<i4")

@@ -1,8 +1,8 @@
-"""What the footer of a Parquet file says of its row groups, read without pyarrow.
+"""The description of row groups in the footer of a Parquet file, read without pyarrow.
 
-Nothing covers a footer by a checksum, but it says much twice, and of that what is read must agree.
-pyarrow ends the process where a column's type is another one in its row group than in the schema
-(26.0: `RowGroupMetaData.column`); so it is asked for neither.
+A footer has no checksum, but contains most facts twice; those that are used must agree.
+pyarrow ends the process if a column's type in its row group differs from that in the schema
+(26.0: `RowGroupMetaData.column`); so neither is read through pyarrow.
 
 Sources: the Parquet format's `parquet.thrift`; Thrift's compact protocol.
 """
@@ -15,14 +15,14 @@ from typing import IO, Any, NamedTuple
 
 _MAGIC = b"PAR1"
 
-#: Structures lie in each other no deeper.
+#: The maximum depth of nested structures.
 _DEEPEST = 32
 
 #: The types of Thrift's compact protocol.
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 _INTEGERS = (4, 5, 6)
 
-#: A struct, as its fields by number.
+#: A struct: its fields by number.
 _Fields = dict[int, Any]
 
 
@@ -30,11 +30,11 @@ class Column(NamedTuple):
     """A column of a row group.
 
     Attributes:
-        path: Its name; of one inside others, with theirs before it.
-        num_values: How many values it has, with those that are missing.
-        size: How many bytes it takes, decompressed.
-        least: Its least value as it is stored; None where that is not said.
-        most: Its greatest value.
+        path: Its name; for a nested column, after the names of the outer ones.
+        num_values: The number of its values, including missing ones.
+        size: The number of its bytes, decompressed.
+        least: Its minimum as it is stored; None if it is not given.
+        most: Its maximum.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Group(NamedTuple):
     """A row group.
 
     Attributes:
-        rows: How many rows it has.
+        rows: The number of its rows.
         columns: Its columns, in the schema's order.
     """
 
@@ -83,12 +83,12 @@ def read_groups(file: IO[bytes]) -> list[Group]:
 
 
 def check_paths(groups: list[Group], paths: list[str], flat: list[bool]) -> None:
-    """Compares what the row groups say of the columns with the schema.
+    """Compares the types of columns in the row groups with the schema.
 
     Args:
         groups: The row groups.
         paths: The columns' paths in the schema.
-        flat: Whether each column has one value a row.
+        flat: Whether each column has one value per row.
 
     Raises:
         ValueError: They disagree.
@@ -160,7 +160,7 @@ class _Reader:
         head = self._byte()
         count, kind = head >> 4, head & 15
         count = self._unsigned() if count == 15 else count
-        self._require(count)  # each item has a byte at least
+        self._require(count)  # each item has at least one byte
         if kind in (_TRUE, _FALSE):
             return [self._byte() == _TRUE for _ in range(count)]
         return [self._value(kind, depth) for _ in range(count)]
@@ -171,7 +171,7 @@ class _Reader:
             return
         self._require(count)
         kinds = self._byte()
-        for _ in range(count):  # of which nothing is wanted
+        for _ in range(count):  # which is skipped
             self._value(kinds >> 4, depth)
             self._value(kinds & 15, depth)
 

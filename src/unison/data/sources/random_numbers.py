@@ -19,8 +19,8 @@ class Random(Plan):
     """Integers from 0 up to 2**32, without end.
 
     Args:
-        seed: Determines them.
-        rerandomizes: Whether every pass has other ones.
+        seed: Determines the numbers.
+        rerandomizes: Whether every pass has different numbers.
     """
 
     identity = ("_seed", "_rerandomizes")

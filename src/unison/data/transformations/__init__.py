@@ -1,1 +1,1 @@
-"""Plans made of plans: what `Dataset`'s methods do to elements."""
+"""Transformations: plans over other plans, which implement `Dataset`'s methods."""

@@ -1,4 +1,4 @@
-"""Batches, and elements out of batches: `batch`, `padded_batch`, `unbatch`, `rebatch`."""
+"""Batches, and elements of batches: `batch`, `padded_batch`, `unbatch`, `rebatch`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from unison.errors import DataLossError, InvalidArgumentError
 
 
 class _Batches(Transformation):
-    """Base of what puts consecutive elements together.
+    """Base of the transformations that combine consecutive elements.
 
     Raises:
-        InvalidArgumentError: The size is no positive number.
+        InvalidArgumentError: The size is not a positive number.
     """
 
     identity = ("_size", "_drop_remainder")
@@ -88,19 +88,19 @@ class PaddedBatch(_Batches):
         source: The input.
         size: The number of elements.
         shapes: For every leaf the shape to pad to; None, or a size of None, pads to the largest.
-            Or None, for the sizes that are known of the input.
-        values: For every leaf what is padded with; None: 0, or empty text.
-        drop_remainder: Whether a last, smaller batch is dropped.
+            Or None, for the known sizes of the input.
+        values: For every leaf the padding; None: 0, or empty text.
+        drop_remainder: Whether a smaller last batch is dropped.
 
     Raises:
-        ValueError: Shapes are needed, as the number of axes is not known, or do not fit.
-        TypeError: A value has not the dtype of its leaf.
+        ValueError: Shapes are required, since the number of axes is unknown, or are invalid.
+        TypeError: A value does not have the dtype of its leaf.
     """
 
     def __init__(self, source: Plan, size: int, shapes: Any, values: Any, drop_remainder: bool):
         super().__init__(source, size, drop_remainder)
         self._given = shapes, values
-        # For every leaf the shape and the value; known where the elements are.
+        # For every leaf the shape and the value; known once the signature of the elements is.
         self._paddings: list[tuple[tuple[int | None, ...], Any]] | None = None
         if (known := source.known_signature) is not None:
             self._paddings = self._paddings_of(known)
@@ -131,7 +131,7 @@ class PaddedBatch(_Batches):
         return _PaddedBatchStream(self, self._input.stream())
 
     def next_of(self, stream: Stream, start: int) -> Leaves | None:
-        """Returns the next batch of the input's elements, of which element `start` is next."""
+        """Returns the next batch of the input's elements; the next element is `start`."""
         elements: list[Leaves] = []
         while len(elements) < self._size and (element := stream.next()) is not None:
             elements.append(element)
@@ -144,9 +144,9 @@ class PaddedBatch(_Batches):
             raise
 
     def padded(self, elements: Sequence[Leaves]) -> Leaves:
-        """Returns elements, of which there is at least one, padded and stacked."""
+        """Returns elements, at least one, padded and stacked."""
         if self._paddings is None:
-            # One element does not tell the sizes of all.
+            # One element does not determine the sizes of all.
             first = Signature.of(elements[0], self._input.structure)
             self._paddings = self._paddings_of(first.map(lambda spec: spec.with_unknown_sizes()))
         return tuple(
@@ -170,7 +170,7 @@ class _PaddedBatchStream(Stream):
 
 
 def _per_leaf(given: Any, structure: Structure, may_be_one: bool = False) -> Sequence[Any]:
-    """Returns what is given for every leaf: in their structure, one for all of them, or None."""
+    """Returns an argument for every leaf, given in their structure, as one for all, or None."""
     is_one = may_be_one and np.ndim(given) == 0 and not isinstance(given, tuple | dict)
     if given is None or is_one:
         return [given] * structure.num_leaves
@@ -198,7 +198,7 @@ def _padding(spec: ArraySpec, value: Any) -> Any:
     if isinstance(leaf, bytes) == (spec.dtype.kind == "O"):
         if isinstance(leaf, bytes):
             return leaf
-        # A Python number fits what can hold it; anything else has a dtype of its own.
+        # A Python number fits any dtype that can hold it; anything else has a dtype of its own.
         is_plain = isinstance(value, bool | int | float) and not isinstance(value, np.generic)
         converted = np.asarray(leaf).astype(spec.dtype)
         if converted == leaf and (is_plain or leaf.dtype == spec.dtype):
@@ -236,7 +236,7 @@ class Unbatch(Transformation):
 
     def __init__(self, source: Plan):
         super().__init__(source)
-        _ = self.known_signature  # raises where they have none
+        _ = self.known_signature  # raises if they have none
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         return inputs[0].unbatched()
@@ -292,14 +292,14 @@ class UnbatchStream(Stream):
         return concatenate(blocks) if blocks else None
 
     def no_rows(self) -> Leaves | None:
-        """Returns a block without rows; None where all have been read."""
+        """Returns a block without rows; None if all have been read."""
         if not self._has_row():
             return None
         assert self._batch is not None
         return tuple(leaf[:0] for leaf in self._batch)
 
     def _has_row(self) -> bool:
-        """Goes on to the next row, if there is one."""
+        """Advances to the next row, if there is one."""
         while self._position >= self._length:
             self._batch = self._stream.next()
             if self._batch is None:
@@ -323,9 +323,9 @@ class Rebatch(Transformation):
     """The rows of batches, in batches of other sizes.
 
     Args:
-        source: Batches.
+        source: The plan of batches.
         sizes: The sizes, in turn; they may be 0.
-        drop_remainder: Whether a last batch that is smaller than its size is dropped.
+        drop_remainder: Whether a last batch that is too small is dropped.
     """
 
     identity = ("_sizes", "_drop_remainder")
@@ -338,7 +338,7 @@ class Rebatch(Transformation):
             )
         self._sizes = tuple(sizes)
         self._drop_remainder = drop_remainder
-        _ = self.known_signature  # raises where there are no rows
+        _ = self.known_signature  # raises if there are no rows
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         is_one_size = len(set(self._sizes)) == 1 and self._drop_remainder

@@ -14,7 +14,7 @@ from unison.data.transformations.nesting import Function
 from unison.data.transformations.windows import GroupByWindow
 from unison.errors import InvalidArgumentError
 
-#: Makes batches of a plan's elements, of a size and padded to shapes.
+#: Returns batches of a plan's elements, of a size and padded to shapes.
 Batching = Callable[[Plan, int, Any], Plan]
 
 
@@ -27,20 +27,20 @@ def bucketed(
     shapes: Any = None,
     pads_to_boundary: bool = False,
 ) -> Plan:
-    """Returns the batches of a plan's elements, those of each range of lengths for themselves.
+    """Returns the batches of a plan's elements, with each range of lengths in separate batches.
 
     Args:
         source: The elements.
         length_of: Returns the length of an element.
         boundaries: The lengths at which a new bucket begins.
         sizes: The size of the batches of each bucket.
-        batches_of: Makes the batches.
-        shapes: What to pad to, as `padded_batch` takes it.
-        pads_to_boundary: Whether sizes that are not known are padded to one less than the
+        batches_of: Returns the batches.
+        shapes: The shapes to pad to, as in `padded_batch`.
+        pads_to_boundary: Whether unknown sizes are padded to one less than the
             bucket's upper boundary.
 
     Raises:
-        ValueError: There is not one size more than boundaries.
+        ValueError: The number of sizes is not one more than that of the boundaries.
     """
     if len(sizes) != len(boundaries) + 1:
         raise ValueError(
@@ -69,7 +69,7 @@ def bucketed(
 
 
 def _filled(shapes: Any, signature: Signature, size: int) -> Any:
-    """Returns the shapes to pad to, with `size` in place of sizes that are not known."""
+    """Returns the shapes to pad to, with `size` in place of unknown sizes."""
     given = [spec.shape for spec in signature.specs]
     if shapes is not None:
         given = [as_shape(shape) for shape in signature.structure.flatten(shapes)]

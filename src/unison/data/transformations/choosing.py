@@ -1,4 +1,4 @@
-"""One of several datasets at a time: `sample_from_datasets`, `choose_from_datasets`."""
+"""The next element of one of several datasets: `sample_from_datasets`, `choose_from_datasets`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from unison.errors import InvalidArgumentError
 
 
 class Sample(Plan):
-    """Elements of inputs that are drawn at random.
+    """Elements that are drawn at random from inputs.
 
     Args:
         inputs: The datasets.
-        weights: How often each is drawn; they need not add up to 1.
+        weights: The relative frequency of each; they need not add up to 1.
         seed: Determines the draws.
-        stop_on_empty: Whether all ends with the first that ends; otherwise the rest goes on.
+        stop_on_empty: Whether the result ends with the first input that ends; otherwise it
+            continues.
     """
 
     identity = ("_stop_on_empty",)
@@ -36,7 +37,7 @@ class Sample(Plan):
         self._seed = seed
         self._stop_on_empty = stop_on_empty
         self._told: Structure | None = None
-        _ = self.known_signature  # raises where they do not fit
+        _ = self.known_signature  # raises if they differ
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         return common_signature(inputs)
@@ -64,7 +65,7 @@ class _SampleStream(Stream):
     def __init__(self, streams: list[Stream], weights: np.ndarray, seed: int, stop_on_empty: bool):
         self._streams = streams
         self._weights = weights
-        # The numbers of the streams that have not ended.
+        # The indices of the streams that have not ended.
         self._open = list(range(len(streams)))
         self._limits = np.cumsum(weights)
         self._random = random_generator(seed)
@@ -90,13 +91,13 @@ class _SampleStream(Stream):
 
 
 class Choose(Plan):
-    """Elements of inputs that another dataset chooses, by their index.
+    """Elements of inputs whose indices come from another dataset.
 
     Args:
         inputs: The datasets.
         choice: The plan of the indices, int64 scalars.
-        stop_on_empty: Whether all ends when a dataset that has ended is chosen; otherwise that
-            choice is passed over.
+        stop_on_empty: Whether the result ends when a dataset that has ended is chosen; otherwise
+            that choice is skipped.
     """
 
     identity = ("_stop_on_empty",)
@@ -106,7 +107,7 @@ class Choose(Plan):
         self._choice = choice
         self._stop_on_empty = stop_on_empty
         self._told: Structure | None = None
-        _ = self.known_signature  # raises where they do not fit
+        _ = self.known_signature  # raises if they differ
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         return common_signature(inputs)

@@ -15,11 +15,11 @@ from unison.data.structure import LEAF, Leaves, Structure, tuple_of
 
 
 class Zip(Plan):
-    """One element of every input side by side; it ends with the shortest.
+    """Tuples of one element of every input; it ends with the shortest.
 
     Args:
         inputs: The plans, in the order of the leaves of `structure`.
-        structure: What is around them.
+        structure: The structure of the inputs.
     """
 
     def __init__(self, inputs: Sequence[Plan], structure: Structure):
@@ -54,7 +54,7 @@ class Zip(Plan):
 
 
 def _filled(around: Structure, parts: Iterator[Structure]) -> Structure:
-    """Returns `around` with the next of the structures `parts` in place of every leaf."""
+    """Returns `around` with its leaves replaced by the structures `parts`, in order."""
     if around.kind is None:
         return next(parts)
     children = tuple(_filled(child, parts) for child in around.children)
@@ -112,7 +112,7 @@ class _ZipStream(Stream):
 
 
 class Enumerate(Transformation):
-    """A number in front of every element."""
+    """A number, followed by the element."""
 
     identity = ("_start",)
 
@@ -182,7 +182,7 @@ class _NumberedStream(Stream):
 
 
 class Concatenate(Plan):
-    """The elements of one input after those of the other.
+    """The elements of one input, followed by those of the other.
 
     Raises:
         TypeError: They have different structures or dtypes.
@@ -191,7 +191,7 @@ class Concatenate(Plan):
     def __init__(self, inputs: Sequence[Plan]):
         self.inputs = tuple(inputs)
         self._told: Structure | None = None
-        _ = self.known_signature  # raises where they do not fit
+        _ = self.known_signature  # raises if they differ
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         return common_signature(inputs)
@@ -245,7 +245,7 @@ class _ConcatenatedStream(Stream):
 
 
 def common_signature(signatures: Sequence[Signature]) -> Signature:
-    """Returns what describes the elements of all.
+    """Returns the signature that describes the elements of all.
 
     Raises:
         TypeError: They have different structures or dtypes.
@@ -254,10 +254,10 @@ def common_signature(signatures: Sequence[Signature]) -> Signature:
 
 
 def common_structure(plans: Sequence[Plan]) -> Structure:
-    """Returns the structure of the elements of plans that have the same.
+    """Returns the common structure of the elements of plans.
 
     Raises:
-        ValueError: Only an element would tell, and none of them has one.
+        ValueError: Only an element would determine it, and they have no elements.
     """
     for plan in plans[:-1]:
         with contextlib.suppress(ValueError):  # it is empty

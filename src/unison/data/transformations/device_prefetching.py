@@ -1,4 +1,4 @@
-"""`prefetch_to_device`: elements are on the devices before they are asked for."""
+"""`prefetch_to_device`: elements are copied to devices before they are requested."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from unison.errors import InvalidArgumentError
 from unison.runtime.devices import prepare_backend
 from unison.runtime.precision import device_array, device_dtype
 
-#: Where elements are put: a device, a sharding, or nothing for the default device.
+#: The destination of elements: a device, a sharding, or None for the default device.
 Target: TypeAlias = "jax.Device | Sharding | None"
 
 
 class PrefetchToDevice(SameElements):
-    """The elements as `jax.Array`s that a thread puts on a device, or divides between devices.
+    """The elements as `jax.Array`s that a thread copies to a device, or divides between devices.
 
     Args:
         source: The input.
-        size: How many elements may wait on the devices; `AUTOTUNE` for a few.
-        target: Called when elements are first asked for; returns where they are put.
+        size: The number of elements that may be ready on the devices; `AUTOTUNE` for a few.
+        target: Called when elements are first requested; returns their destination.
 
     Raises:
-        InvalidArgumentError: `size` is no positive number.
+        InvalidArgumentError: `size` is not a positive number.
     """
 
     def __init__(self, source: Plan, size: int, target: Callable[[], Target]):
@@ -53,14 +53,14 @@ class PrefetchToDevice(SameElements):
 
 
 def _on_device(spec: Any) -> Any:
-    """Returns the spec of a leaf on a device, where some dtypes are narrower."""
+    """Returns the spec of a leaf on a device, where some dtypes are converted to narrower ones."""
     if not isinstance(spec, ArraySpec) or spec.dtype.kind == "O":
         return spec
     return ArraySpec(spec.shape, np.dtype(device_dtype(spec.dtype)), spec.name)
 
 
 class _PlacedStream(Stream):
-    #: Its time is that of stages that the thread runs.
+    #: Its time is that of the stages that the thread runs.
     only_waits = True
 
     def __init__(self, source: Plan, size: int, target: Callable[[], Target]):
@@ -75,7 +75,7 @@ class _PlacedStream(Stream):
 
     @property
     def num_ready(self) -> int:
-        """How many elements wait."""
+        """The number of elements that are ready."""
         return self._ahead.num_ready
 
     def state(self) -> State:
@@ -91,7 +91,7 @@ class _PlacedStream(Stream):
 
 
 class _Placed:
-    """What the thread does. The element itself stays with what it has become, for the state."""
+    """The thread's work. The element itself is kept with its copy, for the state."""
 
     def __init__(self, source: Plan, target: Callable[[], Target]):
         self.reader = ChunkReader(source)
@@ -105,11 +105,11 @@ class _Placed:
 def placed(leaves: Leaves, target: Target) -> Leaves:
     """Returns the leaves of an element as arrays on a device, or divided between devices.
 
-    Text stays on the host. Of several processes, each gives its part of a sharded array.
+    Text stays on the host. With several processes, each provides its part of a sharded array.
 
     Args:
         leaves: The leaves.
-        target: Where they are put. With a sharding over a mesh, scalars are on all its devices.
+        target: Their destination. With a sharding over a mesh, scalars are on all its devices.
 
     Raises:
         InvalidArgumentError: A leaf cannot be divided between the devices.
@@ -122,7 +122,7 @@ def _put(leaf: Any, target: Target) -> Any:
         target = NamedSharding(target.mesh, PartitionSpec())
     if isinstance(target, Sharding) and not target.is_fully_addressable:
         return jax.make_array_from_process_local_data(target, np.asarray(leaf))
-    # What has 64 bits, JAX would make narrower on the way.
+    # JAX would convert 64-bit dtypes to narrower ones in the copy.
     keeps_all_bits = leaf.dtype.itemsize == 8 and device_dtype(leaf.dtype) == leaf.dtype
     try:
         return jax.device_put(device_array(leaf) if keeps_all_bits else leaf, target)

@@ -1,4 +1,4 @@
-"""Some of a dataset's elements, by what they are: `filter`, `take_while`, `unique`."""
+"""A subset of a dataset's elements, by their values: `filter`, `take_while`, `unique`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from unison.data.specs import ArraySpec
 from unison.data.state import State
 from unison.data.structure import Leaves
 
-#: How many rows a predicate that takes blocks is asked about together.
+#: The number of rows for which a predicate of blocks is called at a time.
 _ROWS_AT_ONCE = 256
 
 
 class Filter(SameElements):
-    """The elements of which a predicate is true."""
+    """The elements for which a predicate is true."""
 
     lasting = ("_predicate",)
 
@@ -69,7 +69,7 @@ class _FilterStream(Stream):
 
 
 class _FilteredRows(Stream):
-    """The rows of which a predicate that takes whole blocks is true."""
+    """The rows for which a predicate of blocks is true."""
 
     moving = ("_position", "_kept")
 
@@ -90,7 +90,7 @@ class _FilteredRows(Stream):
         return self._rows.take(np.array(indices)) if indices else None
 
     def _look(self, count: int) -> None:
-        """Finds `count` rows to keep, if there are as many."""
+        """Finds `count` rows to keep, if there are so many."""
         while len(self._kept) < count and self._position < len(self._rows):
             start = self._position
             self._position = min(start + _ROWS_AT_ONCE, len(self._rows))
@@ -105,7 +105,7 @@ class _FilteredRows(Stream):
 
 
 class TakeWhile(SameElements):
-    """The elements before the first of which a predicate is false."""
+    """The elements before the first one for which a predicate is false."""
 
     lasting = ("_predicate",)
 
@@ -135,7 +135,7 @@ class _TakeWhileStream(_FilterStream):
 
 
 class Unique(SameElements):
-    """The elements, each once.
+    """The elements, without repetitions.
 
     Raises:
         TypeError: They have several components, or are datasets.
@@ -179,7 +179,7 @@ class _UniqueStream(Stream):
 
 
 def _key_of(leaf: Any) -> Any:
-    """Returns what is equal for equal leaves only, and can be kept in a set and in a state."""
+    """Returns a hashable value that is equal for equal leaves only, and can be part of a state."""
     if not isinstance(leaf, np.ndarray):
         return leaf
     content = tuple(leaf.ravel().tolist()) if leaf.dtype.kind == "O" else leaf.tobytes()

@@ -1,4 +1,4 @@
-"""Datasets that are not what they should be: `assert_cardinality`, `ignore_errors`."""
+"""Datasets with unexpected elements: `assert_cardinality`, `ignore_errors`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("unison")
 
 
 class AssertCardinality(SameElements):
-    """The elements, with an error at the end if there were not as many as expected."""
+    """The elements, with an error at the end if their number is not the expected one."""
 
     identity = ("_expected",)
 
@@ -48,7 +48,7 @@ class _CountedStream(Stream):
 
 
 class IgnoreErrors(SameElements):
-    """The elements whose computation does not fail."""
+    """The elements, except those whose computation fails."""
 
     def __init__(self, source: Plan, logs: bool):
         super().__init__(source)

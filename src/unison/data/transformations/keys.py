@@ -1,9 +1,9 @@
-"""Keys: random numbers that belong to an element, wherever and whenever it is computed.
+"""Keys: random numbers of an element, the same wherever and whenever it is computed.
 
 The key of element i in pass p over a dataset with seed s is the i-th output of SplitMix64 (Steele,
 Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014) from a state that s and
-p determine. No two elements of a pass have the same key. The numbers never change: what was trained
-with them can be repeated.
+p determine. All elements of a pass have different keys. The numbers never change between releases:
+training can be repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unison.data.structure import LEAF, Leaves, Structure, tuple_of
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _KEY = ArraySpec((2,), np.dtype(np.uint32))
 
-#: How many keys are computed at once where elements are taken one by one.
+#: The number of keys that are computed at a time if elements are taken one by one.
 _KEYS_AT_ONCE = 256
 
 
@@ -29,7 +29,7 @@ def element_keys(seed: int, number: int, indices: np.ndarray) -> np.ndarray:
     """Returns the keys of elements.
 
     Args:
-        seed: Any integer; what it has beyond 64 bits is left out.
+        seed: Any integer; bits beyond 64 are ignored.
         number: The number of the pass.
         indices: The elements' numbers, int64 of shape [n].
 
@@ -41,7 +41,7 @@ def element_keys(seed: int, number: int, indices: np.ndarray) -> np.ndarray:
         array([[1858625311, 2236070924],
                [1828076284, 3256502026]], dtype=uint32)
     """
-    # Arrays, because NumPy's scalars warn of the overflow that is meant here.
+    # Arrays, because NumPy's scalars warn of the overflow that is intended here.
     state = _mixed(np.array([seed % 2**64], np.uint64) + _GAMMA)
     state = _mixed(state + np.array([number], np.uint64) * _GAMMA)
     mixed = _mixed(state + (indices.astype(np.uint64) + np.uint64(1)) * _GAMMA)
@@ -56,7 +56,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 class Keyed(Transformation):
-    """The elements, each with its key behind as one more argument.
+    """The elements, each followed by its key as one more argument.
 
     Args:
         source: The input.
@@ -93,7 +93,7 @@ def _with_key(structure: Structure) -> Structure:
 
 
 class _Keys:
-    """The keys of one pass, which begins with the first of them."""
+    """The keys of one pass, from the first one."""
 
     def __init__(self, seed: int, passes: Passes):
         self._seed = seed
@@ -156,6 +156,6 @@ class _KeyedStream(Stream):
         return (*block, self._keys.of(np.arange(start, self._position)))
 
     def skip(self, count: int) -> None:
-        # Where the input ends before, no key is asked for any more.
+        # If the input ends earlier, no further key is requested.
         self._stream.skip(count)
         self._position += count

@@ -1,4 +1,4 @@
-"""`map`: a function of every element, of whole blocks where it can be, in threads or processes."""
+"""`map`: a function of every element, of whole blocks if possible, in threads or processes."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from unison.data.workers.pool import WorkerPool
 from unison.errors import InvalidArgumentError
 from unison.runtime.devices import available_cores
 
-#: Under `AUTOTUNE`, a call that takes so many seconds is worth a thread.
+#: Under `AUTOTUNE`, the seconds of a call from which on a thread pays.
 _SECONDS_WORTH_A_THREAD = 5e-4
 
-#: How many rows that are taken in order are computed at once, and by how many times more than the
-#: time before: few sizes, because functions of tensors are compiled for each.
+#: The number of consecutive rows that are computed at a time, and the factor by which it grows each
+#: time: few sizes, because functions of tensors are compiled for each.
 _MOST_COMPUTED = 256
 _GROWTH = 16
 
-#: How many calls `AUTOTUNE` measures; the first one, which may compile, does not count.
+#: The number of calls that `AUTOTUNE` measures; the first one, which may compile, is not counted.
 _MEASURED_CALLS = 4
 
 
 class Map(Transformation):
-    """The function of every element.
+    """A function of every element.
 
     Args:
         source: The input.
-        function: What is computed.
-        parallel_calls: How many threads or processes compute; None for none, `AUTOTUNE` to
-            measure whether threads are worth while, or for as many processes as there are CPUs.
-        is_ordered: Whether the results come in the order of the elements.
+        function: The function.
+        parallel_calls: The number of threads or processes; None for none, `AUTOTUNE` to
+            measure whether threads pay, or for as many processes as there are CPUs.
+        is_ordered: Whether the results keep the order of the elements.
         executor: "thread" or "process".
         takes_blocks: Whether the function takes stacked elements.
 
     Raises:
-        InvalidArgumentError: `parallel_calls` is no number of threads, or `executor` no executor.
+        InvalidArgumentError: Invalid `parallel_calls` or `executor`.
     """
 
     identity = ("_takes_blocks",)
@@ -70,18 +70,18 @@ class Map(Transformation):
                 message=f'Expected executor to be "thread" or "process". Received: {executor!r}'
             )
         super().__init__(source)
-        #: What is computed.
+        #: The function.
         self.function = function
         self._parallel_calls = parallel_calls
         self._is_ordered = is_ordered
-        #: Whether worker processes compute it.
+        #: Whether worker processes call it.
         self.in_processes = executor == "process"
         self._takes_blocks = takes_blocks
         self._pool: WorkerPool | None = None
         self._lock = threading.Lock()
 
     def with_function(self, function: Any) -> Map:
-        """Returns the same map of another function."""
+        """Returns the same map with another function."""
         made = copy.copy(self)
         made.function = function
         made._pool, made._lock = None, threading.Lock()
@@ -123,8 +123,8 @@ class Map(Transformation):
 
     def _chunk_function(self) -> ChunkFunction:
         source, epoch = self._input, self.function.begin()
-        # Asked before there is an element, a generator would be run to know the structure. (And
-        # `self` would be held by the worker processes that end with it.)
+        # If it were called before there is an element, a generator would run to determine the
+        # structure. (And the worker processes, which end with `self`, would keep it alive.)
         return ChunkFunction(self.function, lambda: source.structure, self._takes_blocks, epoch)
 
     def _stream(self) -> Stream:
@@ -150,7 +150,7 @@ class Map(Transformation):
 
 
 def check_parallel_calls(count: int | None) -> None:
-    """Raises an InvalidArgumentError where `num_parallel_calls` is no number of threads."""
+    """Raises an InvalidArgumentError if `num_parallel_calls` is not a number of threads."""
     if count is not None and count != AUTOTUNE and count < 1:
         raise InvalidArgumentError(
             message="Expected num_parallel_calls to be a positive number, tf.data.AUTOTUNE or "
@@ -159,12 +159,12 @@ def check_parallel_calls(count: int | None) -> None:
 
 
 class _MappedRows(Rows):
-    """Rows that a function of blocks computes: ever more at once where they are taken in order."""
+    """Rows that a function of blocks computes: growing blocks if they are taken in order."""
 
     def __init__(self, rows: Rows, function: BlockFunction):
         self._rows = rows
         self._function = function
-        #: What was computed beforehand, as one value: several threads may take rows.
+        #: The results computed ahead, as one value: several threads may take rows.
         self._computed = _Computed(0, 0, ())
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ class _MappedRows(Rows):
         if index == before.stop and index:
             count = min((before.stop - before.start) * _GROWTH, _MOST_COMPUTED)
             stop = min(index + count, len(self))
-            # What fails may be a row that nobody has asked for.
+            # The row that fails may not have been requested.
             with contextlib.suppress(Exception):
                 return _Computed(index, stop, self.slice(index, stop))
         return _Computed(index, index + 1, self.slice(index, index + 1))
@@ -201,7 +201,7 @@ class _Computed(NamedTuple):
 
 
 class _BlockMapStream(Stream):
-    """A function that takes whole blocks."""
+    """A function of whole blocks."""
 
     moving = ("_stream", "_position")
 
@@ -224,9 +224,9 @@ class _BlockMapStream(Stream):
 
 
 class _ResultsStream(Stream):
-    """Base of the streams of results that come in chunks.
+    """Base of the streams of results that are computed in chunks.
 
-    Their state are the elements whose results have not been handed out: the function is called
+    Their state is the elements whose results have not been returned: the function is called
     for them again.
     """
 
@@ -239,8 +239,8 @@ class _ResultsStream(Stream):
         """Returns the next results; None at the end.
 
         Args:
-            missing: How many of them are wanted.
-            asked_for: How many are wanted at a time.
+            missing: The number of requested results.
+            asked_for: The number of results that are requested at a time.
         """
 
     def _open(self, missing: int, asked_for: int) -> Results | None:
@@ -261,7 +261,7 @@ class _ResultsStream(Stream):
         return concatenate(blocks) if blocks else None
 
     def before(self) -> list[Chunk]:
-        """Returns the elements that have been read and whose results are still to be taken."""
+        """Returns the elements that have been read and whose results have not been returned."""
         return [self._results.rest()] if self._results else []
 
     def state(self) -> State:
@@ -273,7 +273,7 @@ class _ResultsStream(Stream):
 
 
 class _MapStream(_ResultsStream):
-    """Calls that are made when their results are asked for, one after the other."""
+    """Consecutive calls that are made when their results are requested."""
 
     def __init__(self, inputs: ChunkReader, function: ChunkFunction):
         super().__init__(inputs)
@@ -295,32 +295,33 @@ class Crew(Protocol):
 
     @property
     def most_under_way(self) -> int:
-        """How many chunks are to be under way."""
+        """The number of chunks that should be in flight."""
         ...
 
     def size(self, asked_for: int) -> tuple[int, int]:
-        """Returns how many elements a chunk should have, as two factors.
+        """Returns the number of elements of a chunk, as two factors.
 
         Args:
-            asked_for: How many elements are wanted at a time; the first factor at most.
+            asked_for: The number of elements that are requested at a time, which limits the first
+                factor.
         """
         ...
 
     def submit(self, chunk: Chunk) -> Ticket:
-        """Lets one of them call the function."""
+        """Submits a call of the function."""
         ...
 
     def wait(self, tickets: Sequence[Any]) -> None:
-        """Waits until one of the calls has come to its end."""
+        """Waits until one of the calls has ended."""
         ...
 
     def rest(self) -> None:
-        """Takes note that nothing is under way, and nothing will be soon."""
+        """Called when nothing is in flight, and nothing will be soon."""
         ...
 
 
 class Ticket(Protocol):
-    """What stands for a call that is under way; a `concurrent.futures.Future` is one."""
+    """A call in flight; a `concurrent.futures.Future` is one."""
 
     def done(self) -> bool: ...
 
@@ -365,7 +366,7 @@ def _timed(function: ChunkFunction, chunk: Chunk, pace: Pace) -> Outcome:
 
 
 class _Raised:
-    """What stands for an error of the input, in its place among the calls."""
+    """An error of the input, in its place among the calls."""
 
     def __init__(self, error: Exception):
         self._error = error
@@ -378,7 +379,7 @@ class _Raised:
 
 
 class _AheadStream(_ResultsStream):
-    """Calls that threads or processes make before their results are asked for."""
+    """Calls that threads or processes make before their results are requested."""
 
     def __init__(self, inputs: ChunkReader, crew: Crew, is_ordered: bool):
         super().__init__(inputs)
@@ -417,7 +418,7 @@ class _AheadStream(_ResultsStream):
 
     @property
     def num_ready(self) -> int:
-        """How many chunks have been computed and wait."""
+        """The number of chunks that have been computed and not consumed."""
         return sum(ticket.done() for _, ticket in self._under_way)
 
     def before(self) -> list[Chunk]:
@@ -429,10 +430,10 @@ class _AheadStream(_ResultsStream):
 
 
 class _ParallelMapStream(_ResultsStream):
-    """Calls that are made in threads, if that turns out to be right and worth while.
+    """Calls that are made in threads, if this is correct and pays.
 
-    Calls that depend on each other are made one after the other. Under `AUTOTUNE`, so are those
-    that take less time than handing them to a thread.
+    Calls that depend on each other are made sequentially. Under `AUTOTUNE`, so are calls
+    that take less time than passing them to a thread.
     """
 
     def __init__(

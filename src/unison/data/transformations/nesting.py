@@ -1,4 +1,4 @@
-"""The elements of datasets that a function makes: `flat_map`, `interleave`."""
+"""The elements of datasets that a function returns: `flat_map`, `interleave`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from unison.data.transformations.mapping import check_parallel_calls
 from unison.data.transformations.prefetching import Prefetch, ReadAheadStream
 from unison.errors import InvalidArgumentError
 
-#: Seconds after which a stream that waits for a thread looks again.
+#: Seconds between two checks of a stream that waits for a thread.
 _LOOK_AFTER = 1.0
 
-#: What plans call: a function of an element's leaves and structure.
+#: The function as plans call it: with an element's leaves and structure.
 Function = Callable[[Leaves, Structure], Leaves]
 
 
 class FromDatasets(Transformation):
-    """Base of the transformations whose elements are those of datasets that a function makes."""
+    """Base of the transformations whose elements are those of datasets that a function returns."""
 
     def __init__(self, source: Plan, function: Function, stage: str):
         super().__init__(source)
         self._function = function
         self._stage = stage
         self._latest: Plan | None = None
-        # The elements' structure, as a dataset before the latest one has told it.
+        # The elements' structure, as an earlier dataset than the latest one has determined it.
         self._told: Structure | None = None
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature | None:
@@ -52,10 +52,10 @@ class FromDatasets(Transformation):
         return 0 if self._input.cardinality() == 0 else UNKNOWN
 
     def _made_of(self, arguments: Leaves, structure: Structure) -> Plan:
-        """Returns the plan of the dataset that the function makes.
+        """Returns the plan of the dataset that the function returns.
 
         Raises:
-            TypeError: It makes something else.
+            TypeError: It returns something else.
         """
         leaves = self._function(arguments, structure)
         if len(leaves) != 1 or not isinstance(leaves[0], Plan):
@@ -72,9 +72,9 @@ class FromDatasets(Transformation):
         return made
 
     def _check_fits(self, made: Plan, latest: Plan) -> None:
-        """Raises a TypeError where two plans' elements are known to differ in structure or dtype.
+        """Raises a TypeError if two plans' elements are known to differ in structure or dtype.
 
-        Those that only an element would tell are not asked.
+        Those that only an element would determine are not compared.
         """
         one, two = latest.known_signature, made.known_signature
         if one is None or two is None:
@@ -89,13 +89,13 @@ class FromDatasets(Transformation):
 
 
 class FlatMap(FromDatasets):
-    """The elements of the datasets that a function makes of every element, one after the other."""
+    """The elements of the datasets that a function returns for every element, in order."""
 
     def __init__(self, source: Plan, function: Function, stage: str = "flat_map"):
         super().__init__(source, function, stage)
 
     def inner_plan(self, element: Leaves, index: int) -> Plan:
-        """Returns the plan of what the function makes of element `index`."""
+        """Returns the plan of the function's dataset for element `index`."""
         try:
             return self._made_of(element, self._input.structure)
         except Exception as error:
@@ -111,13 +111,13 @@ class FlatMap(FromDatasets):
 
 
 class _Inner:
-    """A dataset that the function made, being read.
+    """A dataset that the function has returned, and that is being read.
 
     Args:
         plan: The plan with the function.
-        element: What the function made it of.
+        element: The function's argument.
         index: The element's number.
-        when_ready: If a thread is to read it ahead, what that calls when something is ready.
+        when_ready: If a thread should read it ahead: called when something is ready.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class _Inner:
     def of_state(
         cls, plan: FlatMap, state: State, when_ready: Callable[[], None] = lambda: None
     ) -> Self:
-        """Returns what another one, of an equal plan, was."""
+        """Returns the result of `state` of another one, with an equal plan."""
         ahead = when_ready if state["is_ahead"] else None
         inner = cls(plan, state["element"], state["index"], ahead)
         inner._reading.restore(state["reading"])
@@ -200,7 +200,7 @@ class _FlatMapStream(Stream):
         return concatenate(blocks) if blocks else None
 
     def _open(self) -> Stream | None:
-        """Returns the dataset being read, or the next one; None at the end."""
+        """Returns the dataset that is being read, or the next one; None at the end."""
         if self._inner is None:
             element = self._stream.next()
             if element is None:
@@ -211,15 +211,15 @@ class _FlatMapStream(Stream):
 
 
 class Interleave(FlatMap):
-    """The elements of several such datasets in turn.
+    """The elements of several such datasets, in turn.
 
     Args:
         source: The input.
-        function: Makes a dataset of an element.
-        cycle_length: How many datasets are read at a time.
-        block_length: How many elements are taken of one before it is the next one's turn.
-        parallel_calls: How many of them are read ahead, each in a thread of its own. `AUTOTUNE`:
-            all; None: none. What has access by index is not read ahead.
+        function: Returns the dataset of an element.
+        cycle_length: The number of datasets that are read at a time.
+        block_length: The number of elements that are taken from one in its turn.
+        parallel_calls: The number of datasets that are read ahead, each in its own thread.
+            `AUTOTUNE`: all; None: none. Datasets with access by index are not read ahead.
         is_ordered: Whether a dataset that is not ready is waited for in its turn.
 
     Raises:
@@ -261,7 +261,7 @@ class Interleave(FlatMap):
 
 
 class _Place:
-    """A place of the cycle: a dataset, and what has been read of it beforehand."""
+    """A slot of the cycle: a dataset, and its elements that have been read ahead."""
 
     def __init__(self, inner: _Inner, read: Chunk | None = None):
         self._inner = inner
@@ -269,17 +269,17 @@ class _Place:
 
     @property
     def is_ready(self) -> bool:
-        """Whether what comes next need not be waited for."""
+        """Whether the next element is ready."""
         return self._read is not None or getattr(self._inner.stream, "num_ready", 1) > 0
 
     def has(self, count: int) -> bool:
-        """Whether so many elements need not be waited for."""
+        """Whether a number of elements is ready."""
         missing = count - (0 if self._read is None else len(self._read))
         stream = self._inner.stream
         return missing <= 0 or not isinstance(stream, ReadAheadStream) or stream.has_ready(missing)
 
     def start(self) -> None:
-        """Begins to read ahead, if that is to be done."""
+        """Starts reading ahead, if requested."""
         stream = self._inner.stream
         if isinstance(stream, ReadAheadStream):
             stream.start()
@@ -292,11 +292,11 @@ class _Place:
         return None if taken is None else taken[0]
 
     def take(self, count: int, coming: int) -> Chunk | None:
-        """Returns the next elements, `count` of them or fewer; None at the end.
+        """Returns up to `count` of the next elements; None at the end.
 
         Args:
-            count: How many.
-            coming: How many will be taken soon; so many are read at once.
+            count: Their maximum number.
+            coming: The number that will be taken soon; so many are read at a time.
         """
         if self._read is None:
             block = self._inner.stream.next_block(coming)
@@ -308,7 +308,7 @@ class _Place:
         return taken
 
     def read(self, count: int) -> Chunk:
-        """Returns the next elements without taking them: `count`, or more, or all that are left."""
+        """Returns the next elements without taking them: at least `count`, or all that are left."""
         missing = count - (0 if self._read is None else len(self._read))
         block = self._inner.stream.next_block(missing) if missing > 0 else None
         if block is not None:
@@ -317,7 +317,7 @@ class _Place:
         return Chunk(0, elements=[]) if self._read is None else self._read
 
     def drop(self, count: int) -> None:
-        """Takes as many of those that were read."""
+        """Takes a number of those that were read."""
         assert self._read is not None
         left = self._read.part(count, len(self._read))
         self._read = left if len(left) else None
@@ -328,7 +328,7 @@ class _Place:
 
 
 class _InterleaveStream(Stream):
-    """A cycle of open datasets; a place whose dataset has ended takes the next one in its turn."""
+    """A cycle of open datasets; when a dataset ends, the next one replaces it in its turn."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class _InterleaveStream(Stream):
         self._position = 0
         self._has_begun = False
         self._has_ended = False
-        # The threads know this, and not the stream: else they would keep it alive.
+        # The threads reference this, and not the stream: otherwise they would keep it alive.
         self._ready = threading.Event()
 
     def state(self) -> State:
@@ -419,7 +419,7 @@ class _InterleaveStream(Stream):
             return None
         for place, count in wanted:
             place.drop(count)
-        # They lie one behind the other, dataset by dataset: where is the one whose turn it is?
+        # They are ordered dataset by dataset: this is the position of the one whose turn it is.
         rows = (turns // length) * self._block_length + within
         rows[places == self._place] -= self._taken
         rows += (np.cumsum(counts) - counts)[places]
@@ -430,9 +430,9 @@ class _InterleaveStream(Stream):
         return tuple(leaf.take(rows, 0) for leaf in block)
 
     def _coming(self, count: int) -> int:
-        """Returns how many of the next `count` elements will be of the present place.
+        """Returns how many of the next `count` elements are of the current slot.
 
-        They may be more where another one ends before.
+        There may be more if another one ends before.
         """
         if not self._is_ordered:
             return min(self._block_length - self._taken, count)
@@ -442,7 +442,7 @@ class _InterleaveStream(Stream):
         return first + rounds * self._block_length + max(rest - of_others, 0)
 
     def _open(self) -> _Place | None:
-        """Returns the place whose turn it is; None at the end."""
+        """Returns the slot whose turn it is; None at the end."""
         if not self._has_begun:
             self._begin()
         while not self._has_ended or any(self._cycle):
@@ -458,13 +458,13 @@ class _InterleaveStream(Stream):
         return None
 
     def _begin(self) -> None:
-        """Lets those that are read ahead begin together."""
+        """Starts those that are read ahead together."""
         self._has_begun = True
         for place in range(min(self._threads, len(self._cycle))):
             self._fill(place)
 
     def _fill(self, number: int) -> None:
-        """Opens the next dataset in a place, if there is one."""
+        """Opens the next dataset in a slot, if there is one."""
         element = None if self._has_ended else self._stream.next()
         if element is None:
             self._has_ended = True
@@ -476,7 +476,7 @@ class _InterleaveStream(Stream):
         self._cycle[number] = place
 
     def _turn_to_ready(self) -> None:
-        """Gives the turn to the next place that is ready, or empty; waits while there is none."""
+        """Moves on to the next slot that is ready, or empty; waits while there is none."""
         self._ready.clear()
         for step in range(1, len(self._cycle)):
             number = (self._place + step) % len(self._cycle)

@@ -1,4 +1,4 @@
-"""`prefetch`: elements are computed in a thread of their own, before they are asked for."""
+"""`prefetch`: a thread computes elements before they are requested."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from unison.thread_local import ThreadLocal
 
 Item = TypeVar("Item")
 
-#: How many elements wait under `AUTOTUNE`: one is being used, one is ready.
+#: The number of buffered elements under `AUTOTUNE`: one is being used, one is ready.
 AUTOTUNE_SIZE = 2
 
-#: Seconds after which a waiting thread looks whether the other one is still there.
+#: Seconds between two checks, of a waiting thread, whether the other one still exists.
 _LOOK_AFTER = 1.0
 
-#: Seconds for which the end of the process waits for the threads, all together.
+#: The timeout in seconds for all threads together at the end of the process.
 _GRACE = 5.0
 
 
@@ -36,12 +36,12 @@ class Prefetch(SameElements):
 
     Args:
         source: The input.
-        buffer_size: How many elements may wait; 0 for none, `AUTOTUNE` for a few, None for as
+        buffer_size: The number of buffered elements; 0 for none, `AUTOTUNE` for a few, None for as
             many as are read in a few milliseconds.
-        when_ready: Called in the thread when something waits.
+        when_ready: Called in the thread when an element is ready.
 
     Raises:
-        InvalidArgumentError: `buffer_size` is neither.
+        InvalidArgumentError: `buffer_size` is invalid.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Prefetch(SameElements):
         self._when_ready = when_ready
 
     def rows(self) -> Rows | None:
-        # What has access by index need not be read ahead.
+        # With access by index, nothing has to be read ahead.
         return self._input.rows()
 
     def _stream(self) -> Stream:
@@ -70,15 +70,15 @@ class Prefetch(SameElements):
 
 
 class ReadAheadStream(Stream):
-    """A stream that is read in a thread of its own: elements, or blocks where those are asked for.
+    """A stream that is read in its own thread: elements, or blocks if those are requested.
 
     Args:
-        plan: What is read.
-        size: How many elements may wait; None: as many as are read in a few milliseconds.
-        when_ready: Called in the thread when something waits.
+        plan: The plan that is read.
+        size: The number of buffered elements; None: as many as are read in a few milliseconds.
+        when_ready: Called in the thread when an element is ready.
     """
 
-    #: Its time is that of stages that the thread runs.
+    #: Its time is that of the stages that the thread runs.
     only_waits = True
 
     def __init__(self, plan: Plan, size: int | None, when_ready: Callable[[], None] | None = None):
@@ -88,7 +88,7 @@ class ReadAheadStream(Stream):
         self._begin()
 
     def _begin(self) -> None:
-        # The thread must not know this object, so that dropping it ends the thread.
+        # The thread must not reference this object, so that dropping it ends the thread.
         size = AUTOTUNE_SIZE if self._size is None else self._size
         self._ahead = ReadAhead(self._source.next, size, self._when_ready)
         self._chunk: Chunk | None = None
@@ -114,17 +114,17 @@ class ReadAheadStream(Stream):
 
     @property
     def num_ready(self) -> int:
-        """How many elements wait, or how many blocks of them."""
+        """The number of buffered elements, or of blocks."""
         return self._ahead.num_ready + self._has_chunk
 
     def has_ready(self, count: int) -> bool:
-        """Whether so many elements wait."""
+        """Whether a number of elements is buffered."""
         present = len(self._chunk) - self._place if self._chunk is not None else 0
         waiting = sum(len(chunk) for chunk in self._ahead.waiting() if chunk is not None)
         return present + waiting >= count
 
     def start(self) -> None:
-        """Begins to read."""
+        """Starts reading."""
         self._ahead.start()
 
     def _ask_for(self, count: int) -> None:
@@ -137,7 +137,7 @@ class ReadAheadStream(Stream):
         return self._chunk is not None and self._place < len(self._chunk)
 
     def _present(self) -> Chunk | None:
-        """Returns the chunk whose element at the present place is the next one."""
+        """Returns the chunk that contains the next element at its current position."""
         if not self._has_chunk:
             self._chunk = self._ahead.get()
             self._place = 0
@@ -158,17 +158,17 @@ class ReadAheadStream(Stream):
 
 
 class _Chunks:
-    """What a thread reads.
+    """The reader in the thread.
 
     Args:
-        reader: Of the elements.
-        size: As `ReadAheadStream` takes it.
+        reader: Reads the elements.
+        size: As in `ReadAheadStream`.
     """
 
     def __init__(self, reader: ChunkReader, size: int | None):
         self.reader = reader
         self._pace = Pace() if size is None else None
-        #: How many elements are asked for at a time.
+        #: The number of elements that are requested at a time.
         self.asked_for = 1
 
     def next(self) -> Chunk | None:
@@ -183,16 +183,16 @@ class _Chunks:
 
 
 class ReadAhead(Generic[Item]):
-    """Calls a function in a thread, ahead of those who want its results.
+    """Calls a function in a thread, before its results are requested.
 
     The thread starts with the first `get`. It ends after a result of None, and when this object
     is dropped.
 
     Args:
-        produce: Returns the next result, None at the end. What it raises, `get` raises in its
-            turn; then it is called again.
-        size: How many results may wait.
-        when_ready: Called in the thread when a result waits.
+        produce: Returns the next result, None at the end. `get` raises its errors, in
+            order; then it is called again.
+        size: The number of buffered results.
+        when_ready: Called in the thread when a result is ready.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class ReadAhead(Generic[Item]):
     ):
         self._channel = _Channel(size, when_ready)
         self._produce: Callable[[], Item | None] | None = produce
-        # The thread knows the channel only, so that dropping this object ends it.
+        # The thread references the channel only, so that dropping this object ends it.
         self._finalizer = weakref.finalize(self, self._channel.close)
 
     def start(self) -> None:
@@ -213,31 +213,31 @@ class ReadAhead(Generic[Item]):
             self._produce = None
 
     def get(self) -> Item | None:
-        """Returns the next result; None at the end, and ever after."""
+        """Returns the next result; None at the end, also in further calls."""
         self.start()
         return self._channel.get()
 
     @property
     def num_ready(self) -> int:
-        """How many results wait."""
+        """The number of buffered results."""
         return self._channel.num_ready
 
     def waiting(self) -> list[Item | None]:
-        """Returns the results that wait."""
+        """Returns the buffered results."""
         return self._channel.waiting()
 
     def resize(self, size: int) -> None:
-        """Lets `size` results wait from now on."""
+        """Changes the number of buffered results to `size`."""
         self._channel.size = size
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[list[Item | None]]:
-        """Inside, `produce` is not being called; gives the results that wait."""
+        """Inside, `produce` is not running; yields the buffered results."""
         with self._channel.paused():
             yield self._channel.waiting()
 
     def close(self) -> None:
-        """Ends the thread as soon as it has the result that it is computing."""
+        """Ends the thread when it has computed its current result."""
         self._finalizer()
 
 
@@ -247,10 +247,10 @@ class _Failure:
 
 
 class _Channel:
-    """The results that wait, between the thread that computes and the one that wants them."""
+    """The buffered results, between the thread that computes and the one that consumes them."""
 
     def __init__(self, size: int, when_ready: Callable[[], None] | None):
-        #: How many results may wait.
+        #: The maximum number of buffered results.
         self.size = size
         self._when_ready = when_ready
         self._waiting: collections.deque[Any] = collections.deque()
@@ -269,14 +269,14 @@ class _Channel:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread as soon as it has the result that it is computing."""
+        """Ends the thread when it has computed its current result."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
             self._changed.notify_all()
 
     def join(self, seconds: float) -> None:
-        """Waits for the thread, `seconds` at most."""
+        """Waits for the thread, at most `seconds`."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
@@ -321,7 +321,7 @@ class _Channel:
             try:
                 raise item.error
             finally:
-                del item  # its traceback holds this frame
+                del item  # its traceback references this frame
         if item is None:
             self._has_ended = True
         return item
@@ -350,20 +350,20 @@ class _Channel:
                 has_ended = item is None or self._is_closed
                 if not self._is_closed:
                     self._waiting.append(item)
-                # An error knows the frames that it went through, and one of them the iterator:
-                # kept here while the thread waits, it would keep both.
+                # An error references the frames that it went through, and one of them the iterator:
+                # stored here while the thread waits, it would keep both alive.
                 item = None
                 self._changed.notify_all()
             if self._when_ready is not None:
                 self._when_ready()
 
 
-#: What the thread reads ahead for.
+#: The consumer for which the thread reads ahead.
 _channel: ThreadLocal[_Channel | None] = ThreadLocal(None)
 
 
 def is_wanted() -> bool:
-    """Whether somebody may want what this thread waits for: not if it reads ahead for nobody."""
+    """Whether the result that this thread waits for may still be needed."""
     return _channel.value is None or not _channel.value.is_closed
 
 
@@ -372,7 +372,7 @@ _open_channels: weakref.WeakSet[_Channel] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Ends all threads before the interpreter takes away what they use."""
+    """Ends all threads before the interpreter deletes what they use."""
     channels = list(_open_channels)
     for channel in channels:
         channel.close()

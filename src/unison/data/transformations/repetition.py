@@ -1,4 +1,4 @@
-"""`repeat`: the elements several times over."""
+"""`repeat`: the elements several times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unison.data.structure import Leaves
 
 
 class Repeat(SameElements):
-    """The elements several times over; without end if `count` is negative."""
+    """The elements several times; without end if `count` is negative."""
 
     identity = ("_count",)
 
@@ -30,7 +30,7 @@ class Repeat(SameElements):
 
 
 class _RepeatStream(Stream):
-    """One pass after the other, each over a new stream."""
+    """Consecutive passes, each over a new stream."""
 
     def __init__(self, source: Plan, count: int):
         self._source = source
@@ -74,7 +74,7 @@ class _RepeatStream(Stream):
         return concatenate(blocks) if blocks else None
 
     def _open(self) -> Stream | None:
-        """Returns the stream of the present pass; None if there is none left."""
+        """Returns the stream of the current pass; None if there is none left."""
         if self._pass is None and self._passes_left:
             self._pass = Reading(self._source)
             self._is_empty = True
@@ -84,5 +84,5 @@ class _RepeatStream(Stream):
         self._pass = None
         self._passes_left -= 1
         if self._is_empty and self._passes_left < 0:
-            # There is nothing to repeat for ever.
+            # An empty input would repeat for ever.
             self._passes_left = 0

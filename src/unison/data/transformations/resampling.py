@@ -1,4 +1,4 @@
-"""`rejection_resample`: elements left out, or given twice, so that the classes get their shares."""
+"""`rejection_resample`: elements left out, or used twice, to get classes in given proportions."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from unison.data.transformations.stratified import checked_class
 
 logger = logging.getLogger("unison")
 
-#: What is drawn: whether an element is accepted, which of the two streams is read.
+#: The purposes of draws: whether an element is accepted, which of the two streams is read.
 _ACCEPTED, _CHOSEN = 0, 1
 
-#: After how many elements the shares of the classes are estimated anew.
+#: The number of elements between two estimates of the proportions.
 _ESTIMATED_TOGETHER = 32
 
-#: How many elements of each class are taken as seen at the beginning.
+#: The number of elements of each class that are assumed at the beginning.
 _SEEN_BEFORE = 10
 
-#: From which share of rejected elements on there is a warning.
+#: The fraction of rejected elements from which on a warning is logged.
 _MANY = 0.5
 
 
 class RejectionResample(Transformation):
-    """Pairs of a class and an element, with given shares of the classes.
+    """Pairs of a class and an element, with the classes in given proportions.
 
-    With the probability m an element comes from the input as it is; otherwise, from a second
+    With the probability m an element is taken from the input unchanged; otherwise, from a second
     reading of the input, in which an element of class i is accepted with the probability a_i:
 
         m = min_i r_i,  a_i = (r_i - m) / (max_i r_i - m),  r_i = target_i / initial_i
 
     Args:
         source: The input.
-        class_of: Returns the class of an element, an integer from 0 on.
-        target: The shares that the classes are to have.
-        initial: The shares that they have; None to estimate them while reading.
-        seed: Determines what is accepted.
+        class_of: Returns the class of an element, an integer of at least 0.
+        target: The proportions in the result.
+        initial: The proportions in the input; None to estimate them while reading.
+        seed: Determines which elements are accepted.
 
     Source: TensorFlow's `Dataset.rejection_resample`.
     """
@@ -93,7 +93,7 @@ class RejectionResample(Transformation):
         return len(self._target)
 
     def odds(self, initial: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns m and the a_i for classes of the shares `initial`."""
+        """Returns m and the a_i for classes with the proportions `initial`."""
         ratios = self._target / (initial + np.finfo(np.float32).tiny)
         least, most = float(ratios.min()), float(ratios.max())
         if np.isclose(least, most):
@@ -104,7 +104,7 @@ class RejectionResample(Transformation):
         """Returns the class of element `index`, as the function returned it.
 
         Raises:
-            ValueError: It is not the number of a class.
+            ValueError: It is not a class number.
         """
         try:
             leaves = self._class_of(element, self._input.structure, epoch, index)
@@ -115,12 +115,12 @@ class RejectionResample(Transformation):
         return leaves[0]
 
     def begin(self) -> Any:
-        """Returns what the calls of the class function in one pass have in common."""
+        """Returns the common part of the calls of the class function in one pass."""
         return self._class_of.begin()
 
 
 class _ClassStream(Stream):
-    """Every element behind its class."""
+    """Every element, after its class."""
 
     moving = ("_stream", "_position")
 
@@ -139,7 +139,7 @@ class _ClassStream(Stream):
 
 
 class _ResampledStream(Stream):
-    """Elements as they come, and accepted ones, in turn as it is drawn."""
+    """Unchanged elements, and accepted ones, as the draws determine."""
 
     moving = (
         "_original",
@@ -158,7 +158,7 @@ class _ResampledStream(Stream):
         self._read = read
         self._acceptance = random_generator(plan.seed, epoch, _ACCEPTED)
         self._choice = random_generator(plan.seed, epoch, _CHOSEN)
-        #: What has been read of the second stream, and how many of each class.
+        #: The elements read from the second stream, and the number of each class.
         self._ahead: list[Leaves] = []
         self._seen = np.full(plan.num_classes, _SEEN_BEFORE)
         self._has_ended = False
@@ -193,7 +193,7 @@ class _ResampledStream(Stream):
         return self._ahead.pop() if self._ahead else None
 
     def _look_ahead(self) -> None:
-        """Reads elements whose classes go into the estimate before one of them is accepted."""
+        """Reads elements whose classes are estimated before one of them is accepted."""
         read: list[Leaves] = []
         while len(read) < _ESTIMATED_TOGETHER and (element := self._read.next()) is not None:
             read.append(element)

@@ -1,4 +1,4 @@
-"""`scan`: a function of a state that goes from element to element."""
+"""`scan`: a function of a state that is passed from element to element."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from unison.data.structure import Leaves, Structure, tuple_of
 
 
 class Scan(Transformation):
-    """What a function of a state and every element returns beside the next state.
+    """The outputs of a function that is called with a state and every element.
 
     Args:
         source: The input.
         state: The leaves of the first state.
-        state_structure: What is around them.
+        state_structure: Their structure.
         function: Takes the state and an element; returns the next state and the output.
     """
 
@@ -48,7 +48,7 @@ class Scan(Transformation):
         return self.signature.structure
 
     def check(self, result: Structure) -> None:
-        """Raises a TypeError where the function does not return a state and an output."""
+        """Raises a TypeError if the function does not return a state and an output."""
         if result.kind is not tuple or len(result.children) != 2:
             raise TypeError(
                 "The function of scan must return a pair: the new state and the output. "

@@ -1,4 +1,4 @@
-"""Some of a dataset's elements, by their position: `take`, `skip`, `shard`."""
+"""A subset of a dataset's elements, by their position: `take`, `skip`, `shard`."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ class _SkipStream(Stream):
 
 
 class Shard(_Selection):
-    """Every `num_shards`-th element, from that at `index` on.
+    """Every `num_shards`-th element, starting at `index`.
 
     Raises:
-        InvalidArgumentError: There is no such shard.
+        InvalidArgumentError: The shard does not exist.
     """
 
     identity = ("_num_shards", "_index")

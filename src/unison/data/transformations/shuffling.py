@@ -1,9 +1,9 @@
 """`shuffle`: elements in a random order, drawn from a buffer that moves over the input.
 
-Element i of the output is drawn from the buffer, and the next element of the input takes its
-place; at the end, the rest of the buffer is permuted. The order is a function of the seed, the
-epoch and the sizes alone. Where the input has access by index it is computed at once, as an array
-of indices, and elements are never held in a buffer.
+Element i of the output is drawn from the buffer, and the next element of the input replaces it;
+at the end, the rest of the buffer is permuted. The order is a function of the seed, the
+epoch and the sizes alone. If the input has access by index, the order is computed in advance, as
+an array of indices, and no elements are buffered.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.errors import InvalidArgumentError
 
-#: What is drawn: the places in the buffer, and the order of the rest.
+#: The purposes of draws: the positions in the buffer, and the order of the rest.
 _PLACES, _REST = 0, 1
 
-#: How many places are drawn at once.
+#: The number of positions that are drawn at a time.
 _DRAWN_AT_ONCE = 1024
 
-#: How many places are drawn at once where no elements are held, but indices.
+#: The number of positions that are drawn at a time if indices are buffered, not elements.
 _ORDERED_AT_ONCE = 1 << 16
 
-#: So many indices are held in half the memory.
+#: From this number on, indices are stored in 4 bytes.
 _MANY_INDICES = 1 << 20
 
 
@@ -39,12 +39,12 @@ class Shuffle(SameElements):
 
     Args:
         source: The input.
-        buffer_size: The size of the buffer; `UNKNOWN` for one that holds everything.
+        buffer_size: The size of the buffer; `UNKNOWN` for one that holds all elements.
         seed: Determines the orders.
-        reshuffles: Whether every pass has an order of its own.
+        reshuffles: Whether every pass has a new order.
 
     Raises:
-        InvalidArgumentError: The buffer has no place.
+        InvalidArgumentError: The size of the buffer is not positive.
     """
 
     identity = ("buffer_size", "_reshuffles")
@@ -79,23 +79,23 @@ class Shuffle(SameElements):
         return shuffled_indices(count, self.buffer_size, begun.seed, begun.number)
 
     def resume(self, begun: _Pass) -> None:
-        """Lets the passes that follow be those that follow `begun`."""
+        """Sets the number of passes that have begun to `begun`."""
         self._seed = begun.seed
         self._passes.resume(begun.number)
 
 
 class _Pass(NamedTuple):
-    """A pass over the elements, which has an order of its own."""
+    """A pass over the elements, with its own order."""
 
     seed: int
     number: int
 
 
 def shuffled_indices(count: int, buffer_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order in which `count` elements leave a buffer of `buffer_size` places.
+    """Returns the order in which `count` elements leave a buffer of size `buffer_size`.
 
-    There may be billions: where there are many, the order takes 4 bytes an index, and hardly more
-    while it is made. (Fewer are shuffled faster as 8 bytes.)
+    There may be billions: from some number on, the order takes 4 bytes per index, and little more
+    while it is computed. (Fewer are shuffled faster as 8 bytes.)
     """
     rest = random_generator(seed, epoch, _REST)
     is_short = _MANY_INDICES < count <= 2**32
@@ -109,12 +109,12 @@ def shuffled_indices(count: int, buffer_size: int, seed: int, epoch: int) -> np.
         stop = min(start + _ORDERED_AT_ONCE, count - buffer_size)
         places = (draws.random(stop - start) * buffer_size).astype(np.int64)
         entering = np.arange(buffer_size + start, buffer_size + stop, dtype=order.dtype)
-        # What leaves a place is what was put there when it was drawn from before.
+        # The element that leaves a position is the one that replaced the previous one there.
         by_place = np.argsort(places, kind="stable")
         repeats = places[by_place][1:] == places[by_place][:-1]
         leaving = buffer[places]
         leaving[by_place[1:][repeats]] = entering[by_place[:-1][repeats]]
-        buffer[places] = entering  # of several, the last one stays
+        buffer[places] = entering  # with several, the last one stays
         order[start:stop] = leaving
     rest.shuffle(buffer)
     order[count - buffer_size :] = buffer
@@ -161,7 +161,7 @@ class _PermutedStream(Stream):
 
 
 class _BufferedStream(Stream):
-    """Elements that go through a buffer."""
+    """Elements that pass through a buffer."""
 
     moving = ("_stream", "_draws", "_rest", "_places", "_buffer", "_is_draining")
 

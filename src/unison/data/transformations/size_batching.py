@@ -1,4 +1,4 @@
-"""`batch_by_size`: batches that hold as many elements as a budget of tokens or bytes allows."""
+"""`batch_by_size`: batches with as many elements as a budget of tokens or bytes allows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from unison.errors import InvalidArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a batch may hold.
+    """The limits of a batch.
 
     Attributes:
-        max_size: The sum of the elements' sizes.
-        counts_padding: Whether every element counts as much as the largest one of its batch.
-        max_count: The number of elements; None for any.
+        max_size: The maximum sum of the elements' sizes.
+        counts_padding: Whether every element counts as large as the largest one of its batch.
+        max_count: The maximum number of elements; None for no limit.
 
     Raises:
-        InvalidArgumentError: A limit is no positive number.
+        InvalidArgumentError: A limit is not a positive number.
     """
 
     max_size: float
@@ -44,26 +44,26 @@ class Budget:
                 )
 
     def allows(self, count: int, total: float, largest: float) -> bool:
-        """Whether a batch may have so many elements, of such sizes."""
+        """Whether a batch may contain elements of these sizes."""
         size = count * largest if self.counts_padding else total
         return size <= self.max_size and count <= (self.max_count or sys.maxsize)
 
 
 class BatchBySize(Transformation):
-    """Padded batches of consecutive elements, as many in each as a budget allows.
+    """Padded batches of as many consecutive elements as a budget allows.
 
     Args:
         source: The input.
         size_of: Returns the size of an element.
-        budget: What a batch may hold.
-        sort_window: Of how many elements, each time, those of similar sizes come together.
-        drops_oversize: Whether an element that no batch can hold is left out; it is an error
-            otherwise.
-        shapes: As `PaddedBatch` takes them.
-        values: As `PaddedBatch` takes them.
+        budget: The limits of a batch.
+        sort_window: The number of elements that are read ahead and grouped by size.
+        drops_oversize: Whether an element that exceeds the budget is left out; otherwise it is an
+            error.
+        shapes: As in `PaddedBatch`.
+        values: As in `PaddedBatch`.
 
     Raises:
-        InvalidArgumentError: The window is no positive number.
+        InvalidArgumentError: The window is not a positive number.
     """
 
     identity = ("_budget", "_sort_window")
@@ -104,11 +104,11 @@ class BatchBySize(Transformation):
         return _BatchBySizeStream(self._padding, sized, self._budget)
 
     def size_of(self, element: Leaves, epoch: Any, index: int) -> float | None:
-        """Returns the size of element `index`; None where no batch can hold it.
+        """Returns the size of element `index`; None if it exceeds the budget.
 
         Raises:
-            ValueError: The function does not return one number that is not negative.
-            InvalidArgumentError: No batch can hold the element, and none is to be dropped.
+            ValueError: The function does not return a nonnegative number.
+            InvalidArgumentError: The element exceeds the budget, and such elements are not dropped.
         """
         try:
             leaves = self._size_of(element, self._input.structure, epoch, index)
@@ -130,12 +130,12 @@ class BatchBySize(Transformation):
         return None if size > self._budget.max_size else float(size)
 
     def begin(self) -> Any:
-        """Returns what the calls of the size function in one pass have in common."""
+        """Returns the common part of the calls of the size function in one pass."""
         return self._size_of.begin()
 
 
 class _SizedStream(Stream):
-    """Every element behind its size, without those that no batch can hold."""
+    """Every element, after its size, without those that exceed the budget."""
 
     moving = ("_stream", "_position")
 
@@ -157,8 +157,8 @@ class _SizedStream(Stream):
 class _SortedStream(Stream):
     """The elements of every window in the order of their sizes.
 
-    That order rises in one window and falls in the next one, so that the last elements of a
-    window and the first ones behind them have similar sizes, too.
+    The order is ascending in one window and descending in the next one, so that the last elements
+    of a window and the first ones after them have similar sizes, too.
     """
 
     moving = ("_stream", "_read", "_sorted", "_falls")
@@ -182,7 +182,7 @@ class _SortedStream(Stream):
 
 
 class _BatchBySizeStream(Stream):
-    """Batches out of elements that stand behind their sizes."""
+    """Batches of elements that follow their sizes."""
 
     moving = ("_stream", "_waiting")
 
@@ -190,7 +190,7 @@ class _BatchBySizeStream(Stream):
         self._padding = padding
         self._stream = stream
         self._budget = budget
-        #: The element for which the latest batch had no room.
+        #: The element for which the last batch had no room.
         self._waiting: Leaves | None = None
 
     def next(self) -> Leaves | None:

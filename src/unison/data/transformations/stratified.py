@@ -1,7 +1,7 @@
-"""`stratified_batch`: batches in which every class has its share.
+"""`stratified_batch`: batches that contain every class in given proportions.
 
-Where the input has access by index, only indices are drawn. Otherwise elements wait in a buffer
-for each class. The order is a function of the seed, the pass and the classes alone.
+If the input has access by index, only indices are drawn. Otherwise, elements are buffered
+by class. The order is a function of the seed, the pass and the classes alone.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.errors import InvalidArgumentError
 
-#: What is drawn: the order of the elements of a class, of those of a batch, the places in buffers.
+#: The purposes of draws: the order of a class, the order in a batch, the positions in buffers.
 _OF_CLASS, _OF_BATCH, _PLACES = 0, 1, 2
 
-#: How many elements are asked for their class together.
+#: The number of elements for which the class function is called at a time.
 _ROWS_AT_ONCE = 1024
 
 
 class StratifiedBatch(Transformation):
-    """Batches of elements of several classes, each with its share in every batch.
+    """Batches of elements of several classes, in given proportions in every batch.
 
     Args:
         source: The input.
         size: The size of the batches.
-        class_of: Returns the class of an element, an integer from 0 on.
-        weights: The share of each class in a batch; they need not add up to 1.
-        repeats: Whether a pass goes on until every element has been given, and those of a class
-            that runs out come again; otherwise it ends with the first class that runs out.
-        buffer_size: How many elements of a class may wait where there is no access by index.
+        class_of: Returns the class of an element, an integer of at least 0.
+        weights: The proportion of each class in a batch; they need not add up to 1.
+        repeats: Whether a pass continues until every element has been used, and repeats the
+            elements of a class that runs out; otherwise it ends with the first class that runs out.
+        buffer_size: The number of elements of a class that are buffered without access by index.
         seed: Determines the order.
 
     Raises:
-        InvalidArgumentError: A size is no positive number.
-        ValueError: The weights are no shares.
+        InvalidArgumentError: A size is not a positive number.
+        ValueError: The weights are not proportions.
     """
 
     identity = ("size", "repeats", "buffer_size", "seed")
@@ -108,7 +108,7 @@ class StratifiedBatch(Transformation):
         return count
 
     def has_ended(self, taken: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> bool:
-        """Whether a pass ends, after `taken` elements of each class, where `counts` are next."""
+        """Whether a pass ends, after `taken` elements of each class, if `counts` are next."""
         if self.repeats:
             return bool((taken >= sizes)[self.shares > 0].all())
         return bool((taken + counts > sizes).any())
@@ -118,9 +118,9 @@ class StratifiedBatch(Transformation):
         """The indices of the elements of each class.
 
         Raises:
-            InvalidArgumentError: A class that is wanted has none.
+            InvalidArgumentError: A class with a positive weight has no elements.
         """
-        if self._members is None:  # no cached_property: see `Plan.signature`
+        if self._members is None:  # not cached_property: see `Plan.signature`
             self._members = self._find_members()
         return self._members
 
@@ -168,7 +168,7 @@ class StratifiedBatch(Transformation):
         """Returns the class of element `index`.
 
         Raises:
-            ValueError: The function does not return the number of a class.
+            ValueError: The function does not return a class number.
         """
         try:
             leaves = self._class_of(element, self._input.structure, epoch, index)
@@ -181,7 +181,7 @@ class StratifiedBatch(Transformation):
         return checked_class(leaves, len(self.shares), self._class_of.stage, index)
 
     def begin(self) -> Any:
-        """Returns what the calls of the class function in one pass have in common."""
+        """Returns the common part of the calls of the class function in one pass."""
         return self._class_of.begin()
 
     def _stream(self) -> Stream:
@@ -193,7 +193,7 @@ class StratifiedBatch(Transformation):
 
 
 def shares_of(weights: Any, what: str) -> np.ndarray:
-    """Returns weights as shares, which add up to 1.
+    """Returns weights normalized to a sum of 1.
 
     Raises:
         ValueError: A weight is negative, or all are 0.
@@ -209,10 +209,10 @@ def shares_of(weights: Any, what: str) -> np.ndarray:
 
 
 def checked_class(leaves: Leaves, num_classes: int, stage: str, index: int) -> int:
-    """Returns what a class function returned for element `index`.
+    """Returns the result of a class function for element `index`.
 
     Raises:
-        ValueError: It is not the number of a class.
+        ValueError: It is not a class number.
     """
     if len(leaves) == 1 and isinstance(leaves[0], np.integer) and 0 <= leaves[0] < num_classes:
         return int(leaves[0])
@@ -223,13 +223,13 @@ def checked_class(leaves: Leaves, num_classes: int, stage: str, index: int) -> i
 
 
 class Quotas:
-    """How many elements of each class every batch holds.
+    """The number of elements of each class in every batch.
 
-    Each class gets its share rounded down in every batch. The places that are left go to those
-    that are owed most, so that over many batches each has exactly its share.
+    Each class gets its share, rounded down, in every batch. The remaining places are given to the
+    classes that lack most, so that over many batches the proportions are exact.
 
     Args:
-        shares: The share of each class.
+        shares: The proportion of each class.
         size: The size of the batches.
 
     Examples:
@@ -255,16 +255,16 @@ class Quotas:
         return counts
 
     def state(self) -> State:
-        """Returns what the classes are owed."""
+        """Returns what the classes lack."""
         return self._owed.copy()
 
     def restore(self, state: State) -> None:
-        """Goes to where another one was."""
+        """Restores the state of another one."""
         self._owed = state.copy()
 
 
 class _IndexedStream(Stream):
-    """Batches of rows, of which the indices are drawn."""
+    """Batches of rows whose indices are drawn."""
 
     moving = ("_epoch", "_quotas", "_taken", "_position", "_has_ended")
 
@@ -273,11 +273,11 @@ class _IndexedStream(Stream):
         self._rows = rows
         self._epoch = epoch
         self._quotas = Quotas(plan.shares, plan.size)
-        #: How many elements of each class have been given.
+        #: The number of used elements of each class.
         self._taken = np.zeros(len(plan.shares), int)
         self._position = 0
         self._has_ended = not len(rows)
-        #: The order of the latest round through each class.
+        #: The order of the current round through each class.
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
 
     def restore(self, state: State) -> None:
@@ -300,7 +300,7 @@ class _IndexedStream(Stream):
         return self._rows.take(order.permutation(np.concatenate(parts)))
 
     def _next_of(self, number: int, count: int) -> np.ndarray:
-        """Returns the indices of the next elements of a class, and again from its first one on."""
+        """Returns the next indices of a class, beginning again after its last one."""
         if not count:
             return np.zeros(0, int)
         members = self._plan.members[number]
@@ -324,7 +324,7 @@ class _IndexedStream(Stream):
 
 
 class _BufferedStream(Stream):
-    """Batches of elements that wait in a buffer for each class."""
+    """Batches of elements that are buffered by class."""
 
     moving = (
         "_stream",
@@ -345,9 +345,9 @@ class _BufferedStream(Stream):
         self._calls = plan.begin()
         self._draws = random_generator(plan.seed, epoch, _PLACES)
         self._quotas = Quotas(plan.shares, plan.size)
-        #: What the next batch holds.
+        #: The numbers of elements of the next batch.
         self._counts = self._quotas.next()
-        #: Of each class, the elements that wait, and those that may come again.
+        #: For each class, the buffered elements, and those that may be repeated.
         self._fresh: list[list[Leaves]] = [[] for _ in plan.shares]
         self._given: list[list[Leaves]] = [[] for _ in plan.shares]
         self._position = 0
@@ -373,25 +373,25 @@ class _BufferedStream(Stream):
         return not any(self._fresh)
 
     def _is_short(self) -> bool:
-        """Whether a class has not enough elements for the next batch."""
+        """Whether a class has too few elements for the next batch."""
         pairs = zip(self._fresh, self._counts, strict=True)
         return any(len(buffer) < count for buffer, count in pairs)
 
     def _is_full(self) -> bool:
-        """Whether no more can be read without leaving an element out that must not be."""
+        """Whether reading more would drop an element that must not be dropped."""
         if not self._plan.repeats:
             return False
         return any(len(buffer) >= self._plan.buffer_size for buffer in self._fresh)
 
     def _keep(self, buffer: list[Leaves], element: Leaves) -> None:
-        """Puts an element into a buffer; into a full one, in place of another."""
+        """Adds an element to a buffer; in a full one, it replaces another element."""
         if len(buffer) < self._plan.buffer_size:
             buffer.append(element)
         else:
             buffer[int(self._draws.integers(len(buffer)))] = element
 
     def _take(self, number: int) -> list[Leaves]:
-        """Returns the elements of a class for the next batch, and if need be some again."""
+        """Returns the elements of a class for the next batch, with repetitions if necessary."""
         fresh, given = self._fresh[number], self._given[number]
         taken = []
         for _ in range(self._counts[number]):

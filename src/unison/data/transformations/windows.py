@@ -18,14 +18,14 @@ from unison.errors import InvalidArgumentError
 
 
 class Window(Transformation):
-    """Datasets of consecutive elements, one for every leaf.
+    """Datasets of consecutive elements, one for each leaf.
 
     Args:
         source: The input.
-        size: How many elements a window has.
-        shift: By how many elements the next window begins later.
-        stride: The distance of its elements.
-        drop_remainder: Whether windows that are not full are dropped.
+        size: The number of elements in a window.
+        shift: The distance between the beginnings of two windows.
+        stride: The distance between two elements of a window.
+        drop_remainder: Whether incomplete windows are dropped.
 
     Raises:
         InvalidArgumentError: A number is not positive.
@@ -52,7 +52,7 @@ class Window(Transformation):
 
     @property
     def span(self) -> int:
-        """How many elements a window goes over."""
+        """The number of elements that a window spans."""
         return (self.size - 1) * self.stride + 1
 
     def cardinality(self) -> int:
@@ -107,12 +107,12 @@ class _WindowStream(Stream):
 
 
 class GroupByWindow(FromDatasets):
-    """The elements of the datasets that a function makes of windows of elements with one key.
+    """The elements of the datasets that a function returns for windows of elements with one key.
 
     Args:
         source: The input.
         key_of: Returns the int64 key of an element.
-        reduce: Makes a dataset of a key and the dataset of a window.
+        reduce: Returns a dataset, given a key and the dataset of a window.
         size_of: Returns the size of the windows of a key.
         stage: The transformation's name, for messages.
     """
@@ -148,7 +148,7 @@ class GroupByWindow(FromDatasets):
         """Returns the size of the windows of a key.
 
         Raises:
-            InvalidArgumentError: It is no positive number.
+            InvalidArgumentError: It is not a positive number.
         """
         size = self._size_of(key)
         if size < 1:
@@ -158,7 +158,7 @@ class GroupByWindow(FromDatasets):
         return size
 
     def reduced(self, key: int, elements: Sequence[Leaves]) -> Plan:
-        """Returns the plan of what the function makes of a window."""
+        """Returns the plan of the function's dataset for a window."""
         signature = _of_all(elements, self._input)
         return self._made_of((np.int64(key), Elements(elements, signature)), tuple_of(LEAF, LEAF))
 
@@ -213,9 +213,9 @@ class _GroupStream(Stream):
             self._window = _OpenWindow(self._plan, key, self._groups.pop(key))
 
     def _full_group(self) -> int | None:
-        """Reads until a group is full, or to the end; returns a group's key, None if none is left.
+        """Reads until a group is full, or to the end; returns its key, None if none is left.
 
-        At the end the groups that are left follow in the order of their keys.
+        At the end, the remaining groups follow in the order of their keys.
         """
         while (element := self._stream.next()) is not None:
             key = self._plan.key_of(element, self._position)
@@ -229,13 +229,13 @@ class _GroupStream(Stream):
 
 
 class _OpenWindow:
-    """A window of which elements are being read.
+    """A window whose elements are being read.
 
     Args:
         plan: The transformation.
         key: The window's key.
-        elements: What is in it.
-        position: Where reading goes on; None for the beginning.
+        elements: Its content.
+        position: The position at which to resume; None for the beginning.
     """
 
     def __init__(
@@ -249,10 +249,10 @@ class _OpenWindow:
 
     @property
     def stream(self) -> Stream:
-        """The elements of what the function makes of the window."""
+        """The elements of the function's dataset for the window."""
         return self._reading.stream
 
     def state(self) -> State:
-        """Returns the arguments that make an equal one."""
+        """Returns the arguments that create an equal one."""
         position = self._reading.state()
         return {"key": self._key, "elements": self._elements, "position": position}

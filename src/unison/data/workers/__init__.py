@@ -1,6 +1,6 @@
 """Worker processes that call a user's function for chunks of elements.
 
 `pool` is the parent's side, `work` the worker's; `start` is the program of the worker, and
-`messages` and `memory` are how they talk: a message is a few bytes on a socket, and arrays lie in
-memory that both see.
+`messages` and `memory` are their communication: a message is a few bytes on a socket, and arrays
+are in shared memory.
 """

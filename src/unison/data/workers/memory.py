@@ -1,8 +1,8 @@
 """Memory that one process writes and another one reads, without copies and without a name.
 
 It is a file in memory (`memfd_create`) that both have open: it has no name that could be left
-behind, and ends with the last process that uses it. The writer divides it into slots. The reader
-sees a slot as an array, and the slot is free again when that array and all views of it are gone.
+behind, and is freed with the last process that uses it. The writer divides it into slots. A slot
+is an array for the reader, and is free again when that array and all its views are deleted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-#: Arrays begin at multiples of this, which XLA asks for where it takes an array as it is.
+#: The alignment of arrays: XLA requires it to use an array without a copy.
 _ALIGNMENT = 64
 
 
 class Slot:
-    """A part of the memory that is given away as a whole."""
+    """A part of the memory that is allocated as a whole."""
 
     def __init__(self, offset: int, array: np.ndarray):
         self.offset = offset
@@ -28,7 +28,7 @@ class Slot:
         self.address = array.ctypes.data
 
     def holds(self, address: int) -> bool:
-        """Whether something at this address is in it."""
+        """Whether an address is in it."""
         return self.address <= address < self.address + self.array.nbytes
 
 
@@ -36,7 +36,7 @@ class Outgoing:
     """The writer's side.
 
     Args:
-        file: The number of the open file; it is the writer's from now on.
+        file: The file descriptor, which the writer takes over.
     """
 
     def __init__(self, file: int):
@@ -54,17 +54,17 @@ class Outgoing:
         return slot
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Returns an array of arbitrary values in a slot of its own."""
+        """Returns an uninitialized array in a slot of its own."""
         count = int(np.prod(shape))
         slot = self.reserve(count * dtype.itemsize)
         return slot.array[: count * dtype.itemsize].view(dtype).reshape(shape)
 
     def slot_of(self, address: int) -> Slot | None:
-        """Returns the slot in use in which an address is."""
+        """Returns the slot in use that contains an address."""
         return next((slot for slot in self._used.values() if slot.holds(address)), None)
 
     def release(self, offsets: Iterable[int]) -> None:
-        """Takes back the slots that begin there."""
+        """Frees the slots that begin at these offsets."""
         for offset in offsets:
             slot = self._used.pop(offset)
             self._free[slot.array.nbytes].append(slot)
@@ -76,7 +76,7 @@ class Outgoing:
         return Slot(offset, _mapped(self._file, offset, capacity))
 
     def close(self) -> None:
-        """Lets go of the file; what is mapped stays as long as arrays need it."""
+        """Closes the file; the mapping stays as long as arrays use it."""
         os.close(self._file)
 
 
@@ -84,7 +84,7 @@ class Incoming:
     """The reader's side.
 
     Args:
-        file: The number of the open file; it is the reader's from now on.
+        file: The file descriptor, which the reader takes over.
     """
 
     def __init__(self, file: int):
@@ -94,39 +94,39 @@ class Incoming:
         self._returned: collections.deque[int] = collections.deque()
 
     def open(self, offset: int, capacity: int) -> np.ndarray:
-        """Returns the slot that begins there, as bytes."""
+        """Returns the bytes of the slot at an offset."""
         if offset not in self._mapped:
             self._mapped[offset] = _mapped(self._file, offset, capacity)
-        # Views of it hold this array, and not the one that stays; only so its end can be seen.
+        # Views reference this array, and not the permanent one; only so its end can be noticed.
         lent = np.frombuffer(self._mapped[offset].data, np.uint8)
         returned = self._returned
         self._lent[offset] = weakref.ref(lent, lambda _: returned.append(offset))
         return lent
 
     def returned(self) -> list[int]:
-        """Returns where the slots begin that nobody reads any more, each once."""
+        """Returns the offsets of the slots that are no longer used, each once."""
         offsets = []
         while self._returned:
             offsets.append(self._returned.popleft())
         return offsets
 
     def close(self) -> None:
-        """Lets go of the file; what is mapped stays as long as arrays need it."""
+        """Closes the file; the mapping stays as long as arrays use it."""
         os.close(self._file)
 
 
 def new_file() -> int:
-    """Returns the number of a new file in memory."""
+    """Returns the descriptor of a new file in memory."""
     return os.memfd_create("unison-data")
 
 
 def aligned(size: int) -> int:
-    """Returns the first place from `size` on where an array may begin."""
+    """Returns the first aligned offset from `size` on."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _capacity(size: int) -> int:
-    """Returns a size of slots: four to every power of 2, so that few are nearly of one size."""
+    """Returns a slot size: four per power of 2, so that few sizes are nearly equal."""
     size = max(size, mmap.PAGESIZE)
     step = max(1 << size.bit_length() - 3, mmap.PAGESIZE)
     return -(-size // step) * step

@@ -1,4 +1,4 @@
-"""Messages between the parent and a worker: small ones on a socket, their arrays in memory."""
+"""Messages between the parent and a worker: on a socket, with arrays in shared memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 from unison.data.workers.memory import Incoming, Outgoing, aligned
 
-#: Up to so many bytes go through the socket, which holds some of them without a reader.
+#: Buffers up to this size are sent through the socket, which holds some of them without a reader.
 _MOST_IN_A_SOCKET = 16384
 
-#: Where a buffer is: in which slot, how large that is, where in it, and how long.
+#: The location of a buffer: the slot, its size, the offset in it, and the length.
 _Place = tuple[int, int, int, int]
 
 
 class Channel:
-    """Both ends of what two processes say to each other.
+    """The connection of two processes, in both directions.
 
     Args:
         connection: A socket.
-        incoming: The memory that the other one writes.
-        outgoing: The memory that the other one reads.
+        incoming: The memory that the other process writes.
+        outgoing: The memory that the other process reads.
     """
 
     def __init__(self, connection: Connection, incoming: Incoming, outgoing: Outgoing):
@@ -36,8 +36,8 @@ class Channel:
         """Sends a message.
 
         Args:
-            message: What `dumps` takes. Arrays in it that are in `outgoing` are not copied.
-            dumps: `pickle.dumps`, or one like it.
+            message: An argument of `dumps`. Its arrays that are in `outgoing` are not copied.
+            dumps: `pickle.dumps`, or a function like it.
         """
         buffers: list[pickle.PickleBuffer] = []
         head = dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -49,7 +49,7 @@ class Channel:
         self.connection.send_bytes(pickle.dumps(envelope))
 
     def _placed(self, buffers: list[np.ndarray]) -> list[_Place]:
-        """Returns where the buffers are; those that are not yet there share a new slot."""
+        """Returns the locations of buffers; those outside of the memory share a new slot."""
         slots = [self.outgoing.slot_of(buffer.ctypes.data) for buffer in buffers]
         copied = [buffer for buffer, slot in zip(buffers, slots, strict=True) if slot is None]
         size = sum(aligned(buffer.nbytes) for buffer in copied)
@@ -71,8 +71,8 @@ class Channel:
         """Returns the next message.
 
         Raises:
-            EOFError: The other one has ended.
-            ConnectionError: It has ended.
+            EOFError: The other process has ended.
+            ConnectionError: The other process has ended.
         """
         head, places, returned = pickle.loads(self.connection.recv_bytes())
         self.outgoing.release(returned)
@@ -87,7 +87,7 @@ class Channel:
         return pickle.loads(head, buffers=buffers)
 
     def close(self) -> None:
-        """Lets go of the socket and of the memory."""
+        """Closes the socket and the memory."""
         self.connection.close()
         self._incoming.close()
         self.outgoing.close()

@@ -27,24 +27,24 @@ from unison.errors import CancelledError, InternalError
 
 _PROGRAM = Path(__file__).with_name("start.py")
 
-#: How many chunks a worker has: the one that it computes, and one that waits.
+#: The number of chunks of a worker: one that it computes, and one that is queued.
 _CHUNKS_A_WORKER = 2
 
-#: Seconds after which a thread that waits for a worker looks whether it still should.
+#: Seconds between two checks, of a thread that waits for a worker, whether it should continue.
 _LOOK_AFTER = 0.5
 
-#: Seconds after which a worker that is to end is killed.
+#: The timeout in seconds after which a worker that should end is killed.
 _GRACE = 2.0
 
-#: What workers find in their environment, unless it is set: each has one CPU, and no accelerator.
+#: The environment of workers, unless it is set: each has one CPU, and no accelerator.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 
 
 class Ticket:
-    """A call that a worker makes.
+    """A call in a worker.
 
     Args:
-        chunk: For what.
+        chunk: Its argument.
     """
 
     def __init__(self, chunk: Chunk):
@@ -63,8 +63,8 @@ class WorkerPool:
     """Processes that call a function; they start with the first call, and end with this object.
 
     Args:
-        function: What is called.
-        count: How many processes there are.
+        function: The function.
+        count: The number of processes.
     """
 
     def __init__(self, function: ChunkFunction, count: int):
@@ -80,25 +80,25 @@ class WorkerPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it cannot be used any more; in a fork of the process, it cannot."""
+        """Whether it cannot be used any more; in a forked process, it cannot."""
         return not self._finalizer.alive or self._process != os.getpid()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Terminates the processes."""
         self._finalizer()
 
     @property
     def most_under_way(self) -> int:
-        """How many chunks are to be under way."""
+        """The number of chunks that should be in flight."""
         return _CHUNKS_A_WORKER * self._count
 
     def size(self, asked_for: int) -> tuple[int, int]:
-        """Returns how many elements a chunk should have: a number, and how often that."""
+        """Returns the number of elements of a chunk: a number, and its multiple."""
         count = self._function.count_for(asked_for)
         return count, max(self._pace.elements() // count, 1)
 
     def submit(self, chunk: Chunk) -> Ticket:
-        """Sends a chunk to the worker that has least to do.
+        """Sends a chunk to the worker with the fewest chunks.
 
         Raises:
             TypeError: The function cannot be sent to another process.
@@ -123,11 +123,11 @@ class WorkerPool:
             self._bury(worker)
 
     def wait(self, tickets: Sequence[Ticket]) -> None:
-        """Waits until one of the calls has come to its end.
+        """Waits until one of the calls has ended.
 
         Raises:
-            InternalError: The processes are not there any more.
-            CancelledError: Nobody wants to know any more.
+            InternalError: The processes have ended.
+            CancelledError: The result is no longer needed.
         """
         while not any(ticket.done() for ticket in tickets):
             with self._lock, self._closed_by_interrupts():
@@ -163,7 +163,7 @@ class WorkerPool:
         return _Worker(self._pickled)
 
     def _bury(self, worker: _Worker) -> None:
-        """Removes a worker that has ended: the call that it was making ends with an error."""
+        """Removes a worker that has ended: its current call fails with an error."""
         self._workers.remove(worker)
         worker.close()
         status = worker.wait()
@@ -189,7 +189,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def _closed_by_interrupts(self) -> Any:
-        """What is interrupted in the middle of a message cannot go on."""
+        """A connection cannot be used after an interrupt in the middle of a message."""
         try:
             yield
         except Exception:
@@ -212,7 +212,7 @@ def _death(stage: str, status: int) -> InternalError:
 
 
 class _Worker:
-    """One process, and what it has to do."""
+    """A process, and its calls."""
 
     def __init__(self, function: bytes):
         ours, theirs = socket.socketpair()
@@ -222,7 +222,7 @@ class _Worker:
         lifeline, self._lifeline = os.pipe()
         files = [theirs.fileno(), to_worker, from_worker, lifeline]
         try:
-            # In a session of its own, because an interrupt of the terminal is for the parent.
+            # In its own session, because an interrupt from the terminal is for the parent.
             self._popen = subprocess.Popen(
                 [sys.executable, "-P", str(_PROGRAM), *map(str, files)],
                 pass_fds=files,
@@ -235,7 +235,7 @@ class _Worker:
             os.close(lifeline)
         connection = Connection(ours.detach())
         self.channel = Channel(connection, Incoming(from_worker), Outgoing(to_worker))
-        #: The calls under way, by the numbers of their messages.
+        #: The calls in flight, by the numbers of their messages.
         self.tickets: dict[int, Ticket] = {}
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(pickle.dumps(sys.path))
@@ -247,7 +247,7 @@ class _Worker:
         os.close(self._lifeline)
 
     def wait(self) -> int:
-        """Returns the exit status, at the latest after the time of grace."""
+        """Returns the exit status; kills the process after the timeout."""
         try:
             return self._popen.wait(_GRACE)
         except subprocess.TimeoutExpired:
@@ -257,7 +257,7 @@ class _Worker:
 
 def _end(workers: list[_Worker], process: int) -> None:
     if os.getpid() != process:
-        return  # a fork, whose parent still needs them
+        return  # a forked process, whose parent still needs them
     for worker in workers:
         worker.close()
     for worker in workers:
@@ -266,7 +266,7 @@ def _end(workers: list[_Worker], process: int) -> None:
 
 
 def pickled(function: ChunkFunction) -> bytes:
-    """Returns a function as bytes.
+    """Returns a pickled function.
 
     Raises:
         TypeError: It cannot be pickled.
@@ -285,7 +285,7 @@ def pickled(function: ChunkFunction) -> bytes:
 
 
 def _unpicklable_parts(function: Any) -> str:
-    """Returns the words that name what of a function cannot be pickled, if that can be found."""
+    """Returns the part of a message that names the unpicklable objects, if they can be found."""
     import inspect
 
     import cloudpickle

@@ -1,8 +1,8 @@
 """The program of a worker process.
 
-It is run as a file, not as a part of the package: of that, a worker needs a few modules that only
-use NumPy, and importing all of it would take many times as long. The main module of the parent is
-not run again.
+It is run as a file, not as a part of the package: a worker needs a few of its modules, which only
+use NumPy, and importing the package would take many times as long. The main module of the parent
+is not run again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class _UnreadPackage(types.ModuleType):
-    """A package whose `__init__` is run when a name in it is asked for, as by a user's function."""
+    """A package whose `__init__` is run when one of its names is used, as by a user's function."""
 
     def __getattr__(self, name: str) -> Any:
         if importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
@@ -38,8 +38,8 @@ def _leave_unread(name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """Serves the parent, which is behind the files that the arguments name."""
-    # An interrupt is the parent's, which ends its workers.
+    """Serves the parent, which is connected through the descriptors in the arguments."""
+    # An interrupt is for the parent, which terminates its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = Path(__file__).resolve().parents[2]
     _leave_unread("unison", folder)

@@ -1,4 +1,4 @@
-"""What a worker process does: it calls the function for the chunks that the parent sends."""
+"""The work of a worker process: it calls the function for the chunks that the parent sends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from unison.errors import UnknownError
 
 
 class Failure:
-    """What a function raised in a worker, on its way to the parent.
+    """An error of the function in a worker, as it is sent to the parent.
 
     Args:
         error: The error.
-        notes: Its notes, which not every error takes along.
+        notes: Its notes, which are not pickled with every error.
     """
 
     def __init__(self, error: Exception, notes: list[str]):
@@ -41,10 +41,10 @@ def serve(connection: int, incoming: int, outgoing: int, lifeline: int) -> None:
     """Calls the function until the parent closes the connection, or ends.
 
     Args:
-        connection: The number of the socket.
-        incoming: That of the memory that the parent writes.
-        outgoing: That of the memory that the parent reads.
-        lifeline: That of a pipe that is closed when the parent ends.
+        connection: The descriptor of the socket.
+        incoming: The descriptor of the memory that the parent writes.
+        outgoing: The descriptor of the memory that the parent reads.
+        lifeline: The descriptor of a pipe that is closed when the parent ends.
     """
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     channel = Channel(Connection(connection), Incoming(incoming), Outgoing(outgoing))
@@ -89,7 +89,7 @@ class _Worker:
     ) -> None:
         answer = number, outcome, structure, seconds
         if any(isinstance(part, Failure) for part in outcome):
-            # It knows the classes that the parent has sent by their contents.
+            # It caches the classes that the parent has sent, by their contents.
             import cloudpickle
 
             self._channel.send(answer, cloudpickle.dumps)
@@ -97,7 +97,7 @@ class _Worker:
             self._channel.send(answer)
 
     def _outcome_of(self, chunk: Chunk) -> tuple[list[Chunk | Failure], Structure | None]:
-        """Returns what became of the elements, and the structure of the results where it is new."""
+        """Returns the outcome of the elements, and the structure of the results if it is new."""
         try:
             if self._function is None:
                 self._function = pickle.loads(self._pickled)
@@ -117,7 +117,7 @@ def _failure(error: Exception) -> Failure:
 
 
 def _that_travels(error: Exception) -> Any:
-    """Returns the error if it can be pickled, and otherwise one that says the same."""
+    """Returns the error if it can be pickled, otherwise one with the same message."""
     import cloudpickle
 
     try:
