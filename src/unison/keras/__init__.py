@@ -8,7 +8,7 @@ import os
 import sys
 
 if "keras" not in sys.modules:
-    # Keras reads its backend once, when it is imported; a choice of the user's stays.
+    # Keras reads its backend once, when it is imported; a backend that the user has set is kept.
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import keras

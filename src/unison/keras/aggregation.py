@@ -1,4 +1,4 @@
-"""The aggregation method and the compression that a Keras optimizer was given."""
+"""The aggregation method and the compression of a Keras optimizer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def give_aggregation_method(
     """Makes `optimizer` sum the replicas' gradients by `method`.
 
     Raises:
-        TypeError: It is no Keras optimizer.
+        TypeError: It is not a Keras optimizer.
     """
     _require_keras_optimizer(optimizer)
-    # Past Keras' attribute tracking.
+    # Bypasses Keras' attribute tracking.
     vars(optimizer)[_ATTRIBUTE] = method
 
 
 def aggregation_method_of(optimizer: keras.optimizers.Optimizer) -> AggregationMethod:
-    """Returns the method that `optimizer`, or the one that it wraps, was given; else `DEFAULT`."""
+    """Returns the method of `optimizer`, or of the one that it wraps; `DEFAULT` if none is set."""
     method = vars(optimizer).get(_ATTRIBUTE)
     if method is None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return aggregation_method_of(optimizer.inner_optimizer)
@@ -35,11 +35,11 @@ def aggregation_method_of(optimizer: keras.optimizers.Optimizer) -> AggregationM
 def mark_compressed(
     optimizer: keras.optimizers.Optimizer, compression: Compression | LocalTraining
 ) -> None:
-    """Notes that `optimizer` was given `compression`; see `unison.keras.compression`.
+    """Sets the compression of `optimizer`; see `unison.keras.compression`.
 
     Raises:
-        TypeError: It is no Keras optimizer.
-        ValueError: It has a compression already, or trains locally with a loss scale.
+        TypeError: It is not a Keras optimizer.
+        ValueError: It already has a compression, or trains locally with a loss scale.
     """
     _require_keras_optimizer(optimizer)
     if compression_of(optimizer) is not None:
@@ -59,12 +59,12 @@ def mark_compressed(
 def compression_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> Compression | LocalTraining | None:
-    """Returns the compression that `optimizer`, or the one that it wraps, was given."""
+    """Returns the compression of `optimizer`, or of the one that it wraps."""
     return vars(without_loss_scale(optimizer)).get(_COMPRESSION)
 
 
 def without_loss_scale(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer that a `LossScaleOptimizer` wraps; any other as it is."""
+    """Returns the optimizer that a `LossScaleOptimizer` wraps; any other unchanged."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return without_loss_scale(optimizer.inner_optimizer)
     return optimizer

@@ -1,7 +1,7 @@
 """The compression of a Keras optimizer: its state in variables, and a step with it.
 
-The state lies among the optimizer's variables, so that whatever keeps those keeps it. What each
-replica has of its own is `ON_READ`: a checkpoint has the sum over the replicas, and restoring
+The state is in the optimizer's variables, so it is saved wherever those are. The state of a single
+replica is `ON_READ`: a checkpoint has the sum over the replicas, and restoring
 divides it between them.
 """
 
@@ -45,8 +45,8 @@ def give_compression(
     """Makes `optimizer` send the replicas' gradients by `compression`.
 
     Raises:
-        TypeError: It is no Keras optimizer.
-        ValueError: It has a compression already.
+        TypeError: It is not a Keras optimizer.
+        ValueError: It already has a compression.
     """
     mark_compressed(optimizer, compression)
     optimizer = without_loss_scale(optimizer)
@@ -57,7 +57,7 @@ def give_compression(
         build(variables)
         _add_state(optimizer)
 
-    # Past Keras' attribute tracking, and on this object only.
+    # Bypasses Keras' attribute tracking, for this object only.
     vars(optimizer)["build"] = build_with_state
     if optimizer.built:
         _add_state(optimizer)
@@ -71,7 +71,7 @@ def state_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variabl
 def state_of(
     optimizer: keras.optimizers.Optimizer, values: Iterable[jax.Array]
 ) -> CompressionState:
-    """Returns `values` of the state's variables as the state that they are."""
+    """Returns `values` of the state's variables in the state's structure."""
     inner = without_loss_scale(optimizer)
     compression = compression_of(inner)
     assert compression is not None
@@ -82,12 +82,12 @@ def state_of(
 def weights_by_name(
     optimizer: keras.optimizers.Optimizer,
 ) -> dict[str, keras.Variable]:
-    """Returns the weights that a built optimizer updates, by the names that rules see."""
+    """Returns the weights that a built optimizer updates, by their names in rules."""
     return dict(zip(_names(optimizer), _weights(optimizer), strict=True))
 
 
 def report_of(optimizer: keras.optimizers.Optimizer) -> tuple[Report, float]:
-    """Returns what a step of `optimizer` sends, and the norm of what is still to be sent.
+    """Returns the bytes that a step of `optimizer` sends, and the norm of the residuals.
 
     Raises:
         ValueError: It has no compression, or no weights yet.
@@ -118,11 +118,11 @@ def compressed_sums(
 
     Args:
         optimizer: An optimizer with a compression.
-        gradients: This replica's, each for the variable of `weights` at its place; None for those
+        gradients: This replica's gradients, for the variables in `weights`; None for those
             that were not used.
         weights: Variables of the optimizer.
         values: The values of its `state_variables`.
-        loss_scale: What the gradients were multiplied by. What is kept outlives a change of it.
+        loss_scale: The factor of the gradients. The stored state does not depend on it.
     """
     inner, compression = without_loss_scale(optimizer), compression_of(optimizer)
     assert compression is not None
@@ -139,7 +139,7 @@ def compressed_sums(
         for key, name in name_of.items()
         if key in of_weight
     )
-    # A weight without a gradient keeps what it has: its sum would go to nobody.
+    # A weight without a gradient keeps its residual: its sum would not be used.
     part, whole = compression.part_of_state(state, _named(inner, _avals(inner)), given)
     sums, part = compression.apply(given, part, ReduceOp.SUM, aggregation_method_of(optimizer))
     scaled = {name: total * scale.astype(total.dtype) for name, total in sums.items()}
@@ -161,7 +161,7 @@ def synchronized_weights(
     Args:
         optimizer: An optimizer that trains locally.
         before: The weights before the step.
-        after: Those after the replica's own update.
+        after: The weights after the replica's own update.
         values: The values of the `state_variables` before the step.
     """
     compression = compression_of(optimizer)
@@ -202,7 +202,7 @@ def _add_state(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def _warn_of_options(optimizer: keras.optimizers.Optimizer, state: CompressionState) -> None:
-    """Says which options of the optimizer do something else than without a compression."""
+    """Logs which options of the optimizer behave differently with the compression."""
     clips = [
         name
         for name in ("clipnorm", "clipvalue", "global_clipnorm")
@@ -226,7 +226,7 @@ def _warn_of_options(optimizer: keras.optimizers.Optimizer, state: CompressionSt
 
 
 def _localize(optimizer: keras.optimizers.Optimizer, alike: Sequence[keras.Variable]) -> None:
-    """Gives each replica weights and slots of its own; outside the replicas, the means are read."""
+    """Gives each replica its own weights and slots; outside of replicas, their means are read."""
     kept = set(map(id, [*alike, optimizer.iterations, optimizer._learning_rate]))
     for variable in [*_weights(optimizer), *optimizer.variables]:
         if (
@@ -248,14 +248,14 @@ def _avals(optimizer: keras.optimizers.Optimizer) -> list[jax.ShapeDtypeStruct]:
 def _named(optimizer: keras.optimizers.Optimizer, values: Sequence[Any]) -> dict[str, Any]:
     """Returns `values`, one for each weight, by the weights' names.
 
-    In the weights' order: JAX would sort a plain dictionary by the names, which Keras counts
-    (`dense_9`, `dense_10`), and what is kept of the same weights would have another order.
+    In the weights' order: JAX would sort a plain dictionary by the names, which Keras numbers
+    (`dense_9`, `dense_10`), so that the state of the same weights would have another order.
     """
     return collections.OrderedDict(zip(_names(optimizer), values, strict=True))
 
 
 def _names(optimizer: keras.optimizers.Optimizer) -> list[str]:
-    """Returns the weights' paths, with a number behind those that occur twice."""
+    """Returns the weights' paths, with a number appended to duplicates."""
     paths = [weight.path for weight in _weights(optimizer)]
     return [
         path if path not in paths[:index] else f"{path}/{index}" for index, path in enumerate(paths)

@@ -1,7 +1,7 @@
-"""Keras' loops over `unison.data` datasets: `fit`, `evaluate` and `predict` take them as they are.
+"""Keras' loops over `unison.data` datasets: `fit`, `evaluate` and `predict` accept them.
 
-Keras asks `get_data_adapter` how to iterate over what it was given. `teach_keras` lets that
-function know datasets, also outside scopes; what it does with anything else stays the same.
+Keras calls `get_data_adapter` for its data. `teach_keras` extends that function to datasets,
+also outside of scopes; for anything else, it is unchanged.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from unison.data.structure import flatten
 
 
 class DatasetAdapter(DataAdapter):
-    """How Keras iterates over a dataset: by its batches, on the host.
+    """Keras' adapter of a dataset: its batches, on the host.
 
-    Of a distributed dataset it sees the batches of all replicas together; the step divides them
+    For a distributed dataset, these are the batches of all replicas together; the step divides them
     again.
 
     Args:
         dataset: Batches: `x`, `(x, y)` or `(x, y, sample_weight)`.
-        class_weight: The weight of the examples of each class; 1 for a class that is not there.
-        steps: How many batches make an epoch; None for all there are.
+        class_weight: The weight of the examples of each class; 1 for a missing class.
+        steps: The number of batches in an epoch; None for all.
 
     Raises:
-        ValueError: The dataset gives single examples, something else than `x`, `y` and
-            `sample_weight`, or batches without end and `steps` is None.
+        ValueError: The elements are single examples, are not `x`, `y` and
+            `sample_weight`, or the dataset is endless and `steps` is None.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DatasetAdapter(DataAdapter):
         """Yields the batches of a new pass.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There are none.
         """
         if isinstance(self._dataset, DistributedDataset):
             batches: Iterator[Any] = metered(self._dataset.global_batches())
@@ -76,7 +76,7 @@ class DatasetAdapter(DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches in a pass; None if it has no end or only iterating tells."""
+        """The number of batches in a pass; None if it is infinite or unknown."""
         length = self._cardinality()
         return None if length < 0 else length
 
@@ -124,7 +124,7 @@ def _check_batched(dataset: Dataset) -> None:
 def teach_keras() -> None:
     """Lets Keras' `fit`, `evaluate` and `predict`, and `Normalization.adapt`, take datasets.
 
-    Once and for all.
+    Idempotent.
     """
     data_adapters.get_data_adapter = _knowing_datasets(data_adapters.get_data_adapter)
     keras.layers.Normalization.adapt = _adapting_to_datasets(keras.layers.Normalization.adapt)
@@ -138,7 +138,7 @@ def _knowing_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         if not isinstance(given["x"], Dataset | DistributedDataset):
             adapter = original(*args, **kwargs)
-            if adapter.num_batches == 0:  # of which Keras makes a StopIteration
+            if adapter.num_batches == 0:  # which Keras would convert to a StopIteration
                 raise ValueError(
                     "The data is empty: it gives no batch. Received: x of type "
                     f"{type(given['x']).__name__}"
@@ -159,7 +159,7 @@ def _adapting_to_datasets(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def adapt(self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(data, Dataset):
-            # Of (x, y), the layer sees x; vectors are single examples, as under TensorFlow.
+            # For (x, y), the layer gets x; vectors are single examples, as in TensorFlow.
             elements = [flatten(element)[0][0] for element in data.as_numpy_iterator()]
             together = np.stack if np.ndim(elements[0]) < 2 else np.concatenate
             data = together(elements)

@@ -1,4 +1,4 @@
-"""Small steps run together, as one program: starting one costs more than they compute."""
+"""Small steps run together, as one program: launching a step costs more than its computation."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from unison.lowering.flops import count_flops
 from unison.runtime.placement import Placement
 from unison.runtime.planned import PlannedPlacement
 
-#: A step of fewer floating-point operations than this (on one replica) is cheaper than starting
-#: it. Measured on CPU; on an accelerator a step is started as quickly and computed much faster.
+#: A step of fewer floating-point operations than this (on one replica) takes less time than its
+#: launch. Measured on CPU; an accelerator launches a step as quickly and computes it much faster.
 _WORTH_STARTING = {"cpu": 5e8}
 _WORTH_STARTING_ELSEWHERE = 1e11
 _MOST_GROUPED_STEPS = 16
 
 
 def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
-    """Returns how many of a step should run as one program; of one that is planned, one."""
+    """Returns the number of steps that should run as one program; for a planned step, one."""
     if isinstance(placement, PlannedPlacement):
         return 1
     worth_starting = _WORTH_STARTING.get(placement.platform, _WORTH_STARTING_ELSEWHERE)
@@ -34,10 +34,10 @@ def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
 def grouped(
     step: Callable[..., Any], donated: list[int], kept: list[int], written: list[int]
 ) -> Callable[..., Any]:
-    """Returns a program that runs `step` for `count` of a stack of batches, one after the other.
+    """Returns a program that runs `step` for `count` of a stack of batches, sequentially.
 
-    The number is part of the input, so that one program serves groups of any size, and a step
-    gives the same result to the bit in whichever group it runs.
+    The number is an input, so that one program serves groups of any size, and a step
+    gives the same result, bit for bit, in groups of any size.
     """
 
     def program(

@@ -1,4 +1,4 @@
-"""Layers that compute on the host, with NumPy: text never reaches a device."""
+"""Layers that compute on the host, with NumPy: text is never copied to a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OTHER_NAMES = {"binary": "multi_hot", "tf-idf": "tf_idf"}
 
 
 class HostLayer(keras.layers.Layer):
-    """A layer whose `encode` makes numbers of text, or of what else lies on the host.
+    """A layer whose `encode` converts text, or other data on the host, to numbers.
 
     Args:
         name: The layer's name.
@@ -29,7 +29,7 @@ class HostLayer(keras.layers.Layer):
 
     def __init__(self, name: str | None = None):
         super().__init__(name=name)
-        # Keras would make numbers of what it passes on.
+        # Otherwise, Keras would convert what it passes on to tensors.
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
 
@@ -37,7 +37,7 @@ class HostLayer(keras.layers.Layer):
         return super().__call__(with_text_as_objects(inputs), *args, **kwargs)
 
     def encode(self, inputs: Any) -> np.ndarray:
-        """Returns what the layer makes of `inputs`, on the host."""
+        """Returns the layer's outputs for `inputs`, on the host."""
         raise NotImplementedError
 
     def call(self, inputs: Any) -> Any:
@@ -48,7 +48,7 @@ class HostLayer(keras.layers.Layer):
         return on_device(self.encode(inputs))
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes nothing: what the layer knows it was told, or has seen in `adapt`."""
+        """Creates nothing: the layer's state comes from its arguments, or from `adapt`."""
 
     def get_build_config(self) -> dict[str, Any]:
         return {}
@@ -59,11 +59,11 @@ class HostLayer(keras.layers.Layer):
 
 @jax.tree_util.register_pytree_node_class
 class EncodedText:
-    """What layers made of a text input of their model: stands for the text in a compiled step.
+    """The outputs of layers for a text input of their model: replaces the text in a compiled step.
 
     Args:
-        shape: The shape of the text but for its first axis, that of the examples.
-        arrays: What each layer made of it.
+        shape: The shape of the text, without its first axis (the examples).
+        arrays: The output of each layer.
     """
 
     dtype = "string"
@@ -77,10 +77,10 @@ class EncodedText:
         return (*next(iter(self._arrays.values())).shape[:1], *self._shape)
 
     def made_by(self, layer: HostLayer) -> Any:
-        """Returns what `layer` made of the text.
+        """Returns the output of `layer` for the text.
 
         Raises:
-            ValueError: The layer got other text when the step's inputs were encoded.
+            ValueError: The layer's text differs from that for which the step's inputs were encoded.
         """
         if layer not in self._arrays:
             raise ValueError(
@@ -90,7 +90,7 @@ class EncodedText:
         return self._arrays[layer]
 
     def reshaped(self, shape: tuple[int, ...]) -> EncodedText:
-        """Returns the same for text of another shape, the axis of the examples left out."""
+        """Returns the same for text of another shape, without the axis of the examples."""
         return EncodedText(shape, self._arrays)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
@@ -125,7 +125,7 @@ def text_array(value: Any) -> np.ndarray:
     """Returns strings (`str` or `bytes`, arrays or nested lists of them) as an array of `bytes`.
 
     Raises:
-        TypeError: `value` holds something that is no string.
+        TypeError: `value` contains something that is not a string.
     """
     array = np.asarray(value).view(np.ndarray)
     encoded = np.empty(array.size, dtype=object)
@@ -156,7 +156,7 @@ def _as_bytes(item: Any) -> bytes:
 
 
 def with_text_as_objects(data: Any) -> Any:
-    """Returns data for `fit` with all text, lists too, as arrays that Keras cuts into batches."""
+    """Returns data for `fit` in which all text, lists too, are arrays that Keras can slice."""
     is_fixed_width = isinstance(data, np.ndarray) and data.view(np.ndarray).dtype.kind in "SU"
     if is_fixed_width or _is_list_of_text(data):
         return text_array(data)
@@ -174,7 +174,7 @@ def _is_list_of_text(value: Any) -> bool:
 
 
 def adapt(layer: Any, data: Any, steps: int | None = None) -> None:
-    """Shows `data` to `layer.update_state`: one array or list, or the batches of a dataset."""
+    """Calls `layer.update_state` with `data`: one array or list, or the batches of a dataset."""
     layer.reset_state()
     if isinstance(data, list | tuple | np.ndarray | jax.Array):
         array = np.asarray(data)
@@ -192,10 +192,10 @@ def adapt(layer: Any, data: Any, steps: int | None = None) -> None:
 
 
 def output_mode_of(mode: str) -> str:
-    """Returns the name by which Keras 3 knows an output mode.
+    """Returns Keras 3's name of an output mode.
 
     Raises:
-        ValueError: There is no such mode.
+        ValueError: Unknown mode.
     """
     mode = _OTHER_NAMES.get(mode, mode)
     if mode not in ("int", "one_hot", "multi_hot", "count", "tf_idf"):
@@ -207,10 +207,11 @@ def output_mode_of(mode: str) -> str:
 
 
 def encoded_categories(indices: np.ndarray, mode: str, depth: int) -> np.ndarray:
-    """Returns indices as vectors of `depth`; a negative index counts nowhere.
+    """Returns indices as vectors of `depth`; a negative index is ignored.
 
     Args:
-        indices: An array whose last axis, but for "one_hot", is that of the values of an example.
+        indices: An array whose last axis (except for "one_hot") is that of the values of an
+            example.
         mode: "one_hot", "multi_hot" or "count".
         depth: The number of categories.
     """
@@ -231,7 +232,7 @@ def encoded_categories(indices: np.ndarray, mode: str, depth: int) -> np.ndarray
 
 
 def traced_categories(indices: jax.Array, mode: str, depth: int) -> jax.Array:
-    """Returns what `encoded_categories` does, of traced indices."""
+    """The same as `encoded_categories`, for traced indices."""
     if mode == "one_hot" and indices.ndim > 1 and indices.shape[-1] == 1:
         indices = indices[..., 0]
     one_hot = jax.nn.one_hot(indices, depth, dtype=keras.config.floatx())
@@ -241,7 +242,7 @@ def traced_categories(indices: jax.Array, mode: str, depth: int) -> jax.Array:
 
 
 def encoded_shape(shape: Sequence[int | None], mode: str, depth: int) -> tuple[int | None, ...]:
-    """Returns the shape of what `encoded_categories` makes of indices of `shape`."""
+    """Returns the shape of the result of `encoded_categories` for indices of `shape`."""
     shape = tuple(shape)
     if mode == "int":
         return shape

@@ -1,4 +1,4 @@
-"""`InputStatistics`: how much of an epoch's time Keras' `fit` waits for its input."""
+"""`InputStatistics`: the fraction of an epoch for which Keras' `fit` waits for its input."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from unison.data import waited_seconds
 
 
 class InputStatistics(keras.callbacks.Callback):
-    """Adds to the logs of each epoch the share of its time that was spent waiting for input.
+    """Adds to the logs of each epoch the fraction of its time that was spent waiting for input.
 
-    `input_wait` of 0.02 says that for 2 % of the epoch the program stood waiting for a batch of a
-    dataset; the devices may have worked on earlier steps in that time. `unison.data.timing` names
-    the stage of the pipeline that takes it. Put the callback in front of those that are to see
+    With an `input_wait` of 0.02, the program waited for a batch of a dataset for 2 % of the epoch;
+    the devices may have computed earlier steps in that time. `unison.data.timing` names
+    the stage of the pipeline that causes it. Put the callback before those that use
     the entry (`CSVLogger`, `TensorBoard`); the `History` has it anyway. Validation during the
-    epoch counts as well, with its own input.
+    epoch is included, with its own input.
 
     Examples:
         history = model.fit(dataset, epochs=2, callbacks=[unison.keras.InputStatistics()])

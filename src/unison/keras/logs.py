@@ -1,4 +1,4 @@
-"""A step's logs, computed when somebody looks at them."""
+"""A step's logs, computed when they are read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from unison.keras.step_tracing import METRICS_OF_ALL
 
 
 class StepLogs(dict):
-    """What the latest train or test step tells about itself.
+    """The logs of the latest train or test step.
 
-    Most steps of an epoch are never looked at, so the metrics are not combined over the replicas
-    until a value is asked for; where nobody asked before the next step, the logs are that step's.
-    A `dict`, because Keras asks for one.
+    The logs of most steps are never read, so the metrics are only combined over the replicas
+    when a value is read; if none was read before the next step, the logs are that step's.
+    A `dict`, because Keras requires one.
 
     Args:
         step: The step.
         state: The stored state, whose last arrays are the metrics' variables.
-        metric_results: Computes all metrics from the stored state, or from what the step says of
+        metric_results: Computes all metrics from the stored state, or from the step's results for
             all replicas.
     """
 
@@ -39,7 +39,7 @@ class StepLogs(dict):
 
     @property
     def step_is_waiting(self) -> bool:
-        """Whether looking at the logs would make steps run that wait for others."""
+        """Whether reading the logs would run steps that are queued."""
         return not self._computed and self._step.is_waiting
 
     def _compute(self) -> None:
@@ -54,7 +54,7 @@ class StepLogs(dict):
         super().update(jax.device_get(logs))
 
     def __iter__(self) -> Any:
-        # `dict(logs)` and `{**logs}` look past a subclass that does not iterate by itself.
+        # `dict(logs)` and `{**logs}` bypass the methods of a subclass without its own `__iter__`.
         self._compute()
         return super().__iter__()
 

@@ -26,10 +26,10 @@ from unison.runtime.precision import device_dtype
 
 @dataclasses.dataclass
 class _Seen:
-    """The tokens that `adapt` has counted; not in the layer, where Keras would wrap them."""
+    """The counts of the tokens in `adapt`; not in the layer, where Keras would wrap them."""
 
     tokens: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter)
-    #: In how many documents each was.
+    #: The number of documents that contain each token.
     documents: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter)
     num_documents: int = 0
 
@@ -43,13 +43,13 @@ class _Vocabulary:
 
 
 class IndexLookup(HostLayer):
-    """The index of a token in a vocabulary; what `StringLookup` and `IntegerLookup` share.
+    """The index of a token in a vocabulary: the common part of `StringLookup` and `IntegerLookup`.
 
     The indices are, in order: the mask's (0, if there is one and the output is indices), those of
     tokens out of vocabulary, those of the vocabulary.
     """
 
-    #: How Keras names the dtype of the tokens.
+    #: Keras' name of the dtype of the tokens.
     vocabulary_dtype: str
 
     def __init__(
@@ -114,18 +114,18 @@ class IndexLookup(HostLayer):
     # -- what differs between strings and integers --
 
     def _keys(self, inputs: Any) -> np.ndarray:
-        """Returns tokens as an array of what the index is keyed by."""
+        """Returns tokens as an array of the keys of the index."""
         raise NotImplementedError
 
     def _key(self, token: Any) -> Any:
         return self._keys([token]).item()
 
     def _token(self, key: Any) -> Any:
-        """Returns a token as the vocabulary lists it."""
+        """Returns a token in the form of the vocabulary."""
         raise NotImplementedError
 
     def _bucket(self, key: Any) -> int:
-        """Returns which of the indices of unknown tokens `key` has."""
+        """Returns the index, among those of unknown tokens, of `key`."""
         raise NotImplementedError
 
     # -- the vocabulary --
@@ -137,7 +137,7 @@ class IndexLookup(HostLayer):
         return self._oov_start() + self.num_oov_indices
 
     def vocabulary_size(self) -> int:
-        """Returns the number of indices, those of the mask and of unknown tokens included."""
+        """Returns the number of indices, including those of the mask and of unknown tokens."""
         return len(self._vocabulary.tokens) + self._token_start()
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
@@ -159,7 +159,7 @@ class IndexLookup(HostLayer):
         Args:
             vocabulary: The tokens, with or without the special ones in front, or the path of a
                 file with one token a line.
-            idf_weights: Of output mode "tf_idf", the weight of every token.
+            idf_weights: For output mode "tf_idf", the weight of every token.
 
         Raises:
             ValueError: It is empty, too large, has a token twice, or a special token in the middle.
@@ -188,10 +188,10 @@ class IndexLookup(HostLayer):
         return self._tokens_in(path, str.splitlines)
 
     def _tokens_in(self, path: str, lines_of: Callable[[str], list[str]]) -> list[Any]:
-        """Returns the tokens in a file with one a line.
+        """Returns the tokens in a file with one token per line.
 
         Raises:
-            ValueError: It is no text, or a line is no token of this layer.
+            ValueError: It is not text, or a line is not a token of this layer.
         """
         try:
             with open(path, encoding="utf-8") as file:
@@ -248,16 +248,16 @@ class IndexLookup(HostLayer):
     def adapt(self, data: Any, steps: int | None = None) -> None:
         """Learns the vocabulary: the tokens of `data`, the most frequent first.
 
-        Tokens that are as frequent are in descending order.
+        Tokens with the same frequency are in descending order.
 
         Args:
             data: An array, a list, or an iterable of batches.
-            steps: Of an iterable, how many batches to look at.
+            steps: For an iterable, the number of batches to read.
         """
         host_layers.adapt(self, data, steps)
 
     def reset_state(self) -> None:
-        """Forgets the tokens that `update_state` counted."""
+        """Resets the counts of `update_state`."""
         self._seen = _Seen()
 
     def update_state(self, data: Any) -> None:
@@ -270,14 +270,14 @@ class IndexLookup(HostLayer):
         self.count_documents(keys.reshape(-1, keys.shape[-1]).tolist())
 
     def count_documents(self, documents: Sequence[Sequence[Any]]) -> None:
-        """Counts the tokens of documents, given as what the index is keyed by."""
+        """Counts the tokens of documents, given as keys of the index."""
         for document in documents:
             self._seen.tokens.update(document)
             self._seen.documents.update(set(document))
         self._seen.num_documents += len(documents)
 
     def finalize_state(self) -> None:
-        """Makes the vocabulary of the tokens that were counted."""
+        """Sets the vocabulary to the tokens that were counted."""
         seen = self._seen
         if self._has_input_vocabulary or not seen.tokens:
             return
@@ -303,7 +303,7 @@ class IndexLookup(HostLayer):
         return self.encode_indices(indices.reshape(keys.shape))
 
     def encode_indices(self, indices: np.ndarray) -> np.ndarray:
-        """Returns indices of tokens as the output mode wants them; -1 is a masked token."""
+        """Returns the output for indices of tokens in the output mode; -1 is a masked token."""
         if self.output_mode == "int":
             return indices
         if self.output_mode == "tf_idf":
@@ -369,7 +369,7 @@ class IndexLookup(HostLayer):
             self._idf_weights = np.asarray(store["idf_weights"])
 
     def save_assets(self, dir_path: str) -> None:
-        if self.input_vocabulary is None:  # else the configuration has it
+        if self.input_vocabulary is None:  # otherwise, the configuration contains it
             lines = map(str, self.get_vocabulary())
             with open(os.path.join(dir_path, "vocabulary.txt"), "w", encoding="utf-8") as file:
                 file.write("\n".join(lines))
@@ -398,7 +398,7 @@ def _unknown(token: Any, layer: str) -> InvalidArgumentError:
         message=f"With num_oov_indices=0 every token must be in the vocabulary of layer {layer!r}. "
         f"Received: {token!r}. Set num_oov_indices=1, or add it to the vocabulary."
     )
-    # Keras would make a new exception of it, of a message only.
+    # Keras would replace it by a new exception with a message only.
     error._keras_call_info_injected = True  # type: ignore[attr-defined]
     return error
 
@@ -408,20 +408,20 @@ class StringLookup(IndexLookup):
     """The index of a string in a vocabulary, computed on the host.
 
     Args:
-        max_tokens: The largest size of the vocabulary, special tokens included.
-        num_oov_indices: How many indices unknown strings share, by FarmHash as in TensorFlow.
-        mask_token: The string whose index is 0, or that does not count.
-        oov_token: How `get_vocabulary` names unknown strings.
+        max_tokens: The maximum size of the vocabulary, including special tokens.
+        num_oov_indices: The number of indices for unknown strings, by FarmHash as in TensorFlow.
+        mask_token: The string whose index is 0, or that is not counted.
+        oov_token: The name of unknown strings in `get_vocabulary`.
         vocabulary: The strings, or the path of a file with one a line.
-        idf_weights: Of output mode "tf_idf", the strings' weights.
+        idf_weights: For output mode "tf_idf", the strings' weights.
         invert: Whether to map indices to strings.
         output_mode: "int", "one_hot", "multi_hot", "count" or "tf_idf".
         pad_to_max_tokens: Whether vectors have `max_tokens` elements.
         sparse: Must be False.
-        encoding: How `bytes` are decoded.
+        encoding: The encoding of `bytes`.
         name: The layer's name.
         salt: Must be None.
-        kwargs: What a saved configuration has besides.
+        kwargs: Further entries of a saved configuration.
 
     Examples:
         >>> lookup = StringLookup(vocabulary=["a", "b"])
@@ -494,16 +494,16 @@ class StringLookup(IndexLookup):
 class IntegerLookup(IndexLookup):
     """The index of an integer in a vocabulary.
 
-    Of arrays in a compiled program it is computed there; else on the host.
+    For arrays in a compiled program, it is computed there; otherwise on the host.
 
     Args:
-        max_tokens: The largest size of the vocabulary, special tokens included.
-        num_oov_indices: How many indices unknown integers share, by their remainder.
-        mask_token: The integer whose index is 0, or that does not count.
-        oov_token: How `get_vocabulary` names unknown integers.
+        max_tokens: The maximum size of the vocabulary, including special tokens.
+        num_oov_indices: The number of indices for unknown integers, by their remainder.
+        mask_token: The integer whose index is 0, or that is not counted.
+        oov_token: The name of unknown integers in `get_vocabulary`.
         vocabulary: The integers, or the path of a file with one a line.
         vocabulary_dtype: Must be "int64".
-        idf_weights: Of output mode "tf_idf", the integers' weights.
+        idf_weights: For output mode "tf_idf", the integers' weights.
         invert: Whether to map indices to integers of the vocabulary.
         output_mode: "int", "one_hot", "multi_hot", "count" or "tf_idf".
         sparse: Must be False.
@@ -511,7 +511,7 @@ class IntegerLookup(IndexLookup):
         oov_method: "floormod", or "farmhash" of the digits.
         salt: Must be None.
         name: The layer's name.
-        kwargs: What a saved configuration has besides.
+        kwargs: Further entries of a saved configuration.
 
     Examples:
         >>> IntegerLookup(vocabulary=[12, 36])([36, 7, 12]).tolist()

@@ -1,14 +1,14 @@
-"""Losses of a replica that add up to the loss of the global batch.
+"""Losses of replicas whose sum is the loss of the global batch.
 
-In `fit`, a replica's loss counts by its share of the global batch's examples: that makes a mean
+In `fit`, a replica's loss is multiplied by its share of the global batch: this makes a mean
 over examples exact, with sample weights too, because Keras divides by the number of examples.
 Other reductions divide by something else (by nothing, by the sum of the weights, by the number of
-unmasked steps), which only all replicas together know. `with_global_reductions` replaces them
+unmasked steps), which requires a sum over all replicas. `with_global_reductions` replaces them
 while a step is traced.
 
-In a step that assigns (`train_step(self, data)`), losses are multiplied by the share where they
-are computed, as on TensorFlow: those given to `compile`, those that layers add, and those that
-the step calls itself. `teach_losses` sees to the last.
+In a step that assigns (`train_step(self, data)`), losses are multiplied by the share when they
+are computed, as in TensorFlow: those given to `compile`, those that layers add, and those that
+the step calls itself. `teach_losses` handles the last.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from unison.strategies.replica_share import ScaledBy, replica_share, scale_of_lo
 
 
 def teach_losses() -> None:
-    """Has Keras' losses scaled in replicas where TensorFlow's are, and logged as they were before.
+    """Scales Keras' losses in replicas where TensorFlow's are scaled, and logs them unscaled.
 
-    Keras calls these functions on every backend, and scales on TensorFlow only.
+    Keras calls these functions on every backend, and scales in TensorFlow only.
     """
     keras_loss.scale_loss_for_distribution = scaled_loss
     keras_loss.unscale_loss_for_distribution = unscaled_loss
@@ -40,21 +40,21 @@ def teach_losses() -> None:
 
 def scaled_loss(loss: Any) -> Any:
     """Returns `loss`, a mean over the replica's examples, as its part of the global mean, in steps
-    and functions in which losses are scaled; elsewhere as it is.
+    and functions in which losses are scaled; otherwise unchanged.
     """
     scale = scale_of_losses()
     return loss if scale is None else loss * ops.cast(scale, loss.dtype)
 
 
 def aggregating_scaled(aggregate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a model's `_aggregate_additional_loss`, of what layers add, with `scaled_loss`."""
+    """Returns a model's `_aggregate_additional_loss` (of layers' losses) with `scaled_loss`."""
     return functools.wraps(aggregate)(lambda loss: scaled_loss(aggregate(loss)))
 
 
 def unscaled_loss(loss: Any) -> Any:
     """The inverse of `scaled_loss`, for what is logged."""
     scale = scale_of_losses()
-    # A replica without examples has no metric updated, whatever this gives.
+    # A replica without examples updates no metric, whatever this returns.
     return loss if not scale else loss / ops.cast(scale, loss.dtype)
 
 
@@ -87,7 +87,7 @@ class GlobalLoss:
     """A loss whose values on the replicas add up to the global loss, once they have been
     multiplied by the replicas' shares, here or later; see `ScaledBy`.
 
-    On a replica without examples it takes part in the sums over the replicas, with nothing.
+    A replica without examples takes part in the sums over the replicas, with zero.
 
     Args:
         loss: The loss of a replica's examples.
@@ -120,7 +120,7 @@ class GlobalLoss:
         divisor = ops.cast(divisor, local.dtype)
         if not self._share:
             divisor = ops.zeros_like(divisor)
-        # `local` was divided by this replica's divisor; it should be by that of all.
+        # `local` was divided by this replica's divisor; it should be divided by that of all.
         all_replicas = lax.psum(lax.stop_gradient(divisor), REPLICA_AXIS)
         if not self._share:
             return local
@@ -130,9 +130,9 @@ class GlobalLoss:
 
 @contextlib.contextmanager
 def recorded_mask(loss: keras.losses.Loss) -> Iterator[list[Any]]:
-    """Yields a list that gets the mask of the values that `loss` computes inside.
+    """Yields a list to which the mask of the values that `loss` computes is added.
 
-    Some losses mask values themselves (`ignore_class`); only their `call` shows which.
+    Some losses mask values themselves (`ignore_class`); only a call of their `call` shows it.
     """
     call = loss.call
     masks: list[Any] = []
@@ -150,7 +150,7 @@ def recorded_mask(loss: keras.losses.Loss) -> Iterator[list[Any]]:
 
 
 def _total_weight(sample_weight: Any, masks: Sequence[Any]) -> Any:
-    """Returns the sum of the weights of this replica's values; None where all weigh 1."""
+    """Returns the sum of the weights of this replica's values; None if all weights are 1."""
     if not masks:
         return None if sample_weight is None else ops.sum(sample_weight)
     mask = ops.cast(functools.reduce(operator.and_, masks), "float32")
@@ -160,7 +160,7 @@ def _total_weight(sample_weight: Any, masks: Sequence[Any]) -> Any:
 
 
 def _align(weights: Any, values: Any) -> Any:
-    """Gives `weights` the rank of `values`, as Keras does: a trailing 1 comes or goes."""
+    """Gives `weights` the rank of `values`, as Keras does: adds or removes a last axis."""
     if weights.ndim == values.ndim + 1 and weights.shape[-1] == 1:
         return ops.squeeze(weights, -1)
     while weights.ndim < values.ndim:

@@ -1,9 +1,9 @@
-"""How a step updates the states of metrics: by adding, as Keras assumes, or in another way.
+"""The way in which a step updates the states of metrics: by adding, as Keras assumes, or otherwise.
 
-Each replica updates its own copy of a metric's state, and reading adds the copies up, unless the
-metric has created it with another `aggregation`. That is right for states to which every batch adds
-something. Keras' metrics have only such states; a metric of the user's own may keep a maximum, or
-the value of the last batch. The traced step tells which.
+Each replica updates its own copy of a metric's state, and reading sums the copies, unless the
+metric has created it with another `aggregation`. This is right for states to which every batch adds
+something. Keras' metrics only have such states; a custom metric may keep a maximum, or
+the value of the last batch. The traced step shows which.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from unison.jaxprs import inlined_body
 
 
 class Update(enum.Enum):
-    """How a new state follows from the old one.
+    """The dependence of a new state on the old one.
 
     Attributes:
-        NONE: It is the old one.
+        NONE: It equals the old one.
         SUM: It is the old one plus something that does not depend on it.
         MAX: It is the maximum of the old one and something that does not depend on it.
         MIN: The minimum.
-        OTHER: It follows in another way, or does not depend on the old one.
+        OTHER: It depends in another way, or does not depend on the old one.
     """
 
     NONE = "none"
@@ -35,11 +35,11 @@ class Update(enum.Enum):
     OTHER = "other"
 
 
-#: The old states from which a value follows, by their indices, and how.
+#: The old states on which a value depends, by their indices, and the kind of dependence.
 _Origins = Mapping[int, Update]
 _INDEPENDENT: _Origins = {}
 
-#: What leaves a value as it is, but for its form.
+#: The operations that only change the form of a value.
 _FORMS = frozenset("broadcast_in_dim convert_element_type copy reshape squeeze".split())
 
 _OPERATIONS = {
@@ -53,7 +53,7 @@ _OPERATIONS = {
 
 
 def updates_of(traced: jex.Jaxpr, states: Mapping[int, int]) -> dict[int, Update]:
-    """Returns how a traced step updates states.
+    """Returns the kinds of updates in a traced step.
 
     Args:
         traced: The step.
@@ -115,7 +115,7 @@ def _after(first: Update, second: Update) -> Update:
 
 
 def _one_of(choices: Sequence[_Origins]) -> _Origins:
-    """Returns the origins of what is one of several values."""
+    """Returns the origins of the result of selecting one of several values."""
     concerned = set().union(*choices)
     if any(set(choice) != concerned for choice in choices):
         return dict.fromkeys(concerned, Update.OTHER)

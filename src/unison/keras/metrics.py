@@ -1,8 +1,8 @@
-"""Means of what is already a mean.
+"""Means of values that are already means.
 
-Metrics that see examples (`MeanAbsoluteError`, `AUC`, ...) count them, on any number of replicas.
-A `Mean` that is given one number a step, as in `self.loss_tracker.update_state(loss)`, counts
-steps; each replica gives its own number, which counts by the replica's share of the examples, so
+Metrics of examples (`MeanAbsoluteError`, `AUC`, ...) count them, on any number of replicas.
+A `Mean` that is called with one number per step, as in `self.loss_tracker.update_state(loss)`,
+counts steps; each replica has its own number, which is weighted by the replica's share, so
 that all of them together count as one step.
 """
 
@@ -18,9 +18,9 @@ from unison.strategies.replica_share import current_share
 
 
 def adopt_mean(metric: keras.metrics.Metric) -> None:
-    """Makes a `Mean` weight the numbers that the replicas give it in a step by their shares.
+    """Makes a `Mean` weight the numbers of the replicas in a step by their shares.
 
-    Other metrics, and subclasses that update their state in a way of their own, are left alone.
+    Other metrics, and subclasses with their own update of the state, are unchanged.
     """
     is_mean = getattr(type(metric), "update_state", None) is keras.metrics.Mean.update_state
     if not is_mean or "update_state" in vars(metric):
@@ -33,5 +33,5 @@ def adopt_mean(metric: keras.metrics.Metric) -> None:
             sample_weight = current_share()
         return update_state(values, sample_weight)
 
-    # Past Keras' attribute tracking, and on this object only: its class stays Keras' own.
+    # Bypasses Keras' attribute tracking, for this object only: its class stays Keras' own.
     vars(metric)["update_state"] = update_by_share

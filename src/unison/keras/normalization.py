@@ -1,7 +1,7 @@
 """Batch normalization over the global batch.
 
-Keras offers `BatchNormalization(synchronized=True)` on TensorFlow only. This is the same layer for
-replica programs.
+Keras supports `BatchNormalization(synchronized=True)` on TensorFlow only. This is the same layer
+for replica programs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
         mean = sum_r n_r m_r / n,    variance = sum_r n_r (v_r + (m_r - mean)^2) / n,
 
-    where n is the sum of the n_r: the moments of the global batch, whatever its division. One
-    all-gather a layer and direction carries them. Outside a replica program, and with one
+    where n is the sum of the n_r: the moments of the global batch, however it is divided. One
+    all-gather per layer and direction suffices. Outside of a replica program, and with one
     replica, `synchronized` changes nothing.
 
     Args:
@@ -52,7 +52,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         if mask is not None:
-            # Keras wants one dimension less than the inputs have.
+            # Keras expects one dimension less than the inputs have.
             mask = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs))
         count, mean, variance = _local_moments(inputs, mask, self._reduction_axes)
         context = get_replica_context()
@@ -77,8 +77,8 @@ def _global_moments(count: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
     if current_share() == 0:
         local = _nothing(local)
     elif share is not None:
-        # The gradient that reaches a replica's parameters is multiplied by its own share. What
-        # comes from the loss of another replica must count by that one's.
+        # The gradient that reaches a replica's parameters is multiplied by its own share. The part
+        # from the loss of another replica must be multiplied by that replica's share.
         local = _with_gradient_times(local, 1 / share)
     gathered = lax.all_gather(local, REPLICA_AXIS)
     if share is not None:
@@ -94,8 +94,8 @@ def _global_moments(count: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
 def _nothing(value: jax.Array) -> jax.Array:
     """Returns zeros, with a gradient of zeros that are computed.
 
-    A replica without examples has a row of filler, which must not count. Yet it takes part in
-    every collective operation of the others, those of the backward pass too.
+    A replica without examples has a row of filler, which must not count. It still takes part in
+    every collective operation of the others, including those of the backward pass.
     """
     return jnp.zeros_like(value)
 

@@ -1,8 +1,8 @@
-"""Gradients are summed over the replicas where an optimizer applies them.
+"""Gradients are summed over the replicas when an optimizer applies them.
 
-That is TensorFlow's rule, and it holds for every way to an optimizer: `fit`, an overridden
-`train_step`, and `optimizer.apply` in a custom loop. Where losses are scaled already, by the user
-or by Keras, gradients are summed as they are. In Keras' own steps on JAX a replica's gradient is
+This is TensorFlow's rule, and it holds for every use of an optimizer: `fit`, an overridden
+`train_step`, and `optimizer.apply` in a custom loop. If losses are already scaled, by the user
+or by Keras, gradients are summed unchanged. In Keras' own steps on JAX, a replica's gradient is
 that of its own mean loss, and is multiplied by its share of the global batch's examples.
 """
 
@@ -48,8 +48,8 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     def add_placed_slot(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         with placed_as(reference_variable):
             slot = add_slot(reference_variable, *args, **kwargs)
-            if isinstance(reference_variable, ReplicatedVariable):  # in whatever scope this is
-                with jax.ensure_compile_time_eval():  # a step may be being traced
+            if isinstance(reference_variable, ReplicatedVariable):  # whatever the current scope is
+                with jax.ensure_compile_time_eval():  # a step may be traced now
                     adopt(slot, reference_variable.cell.placement)
             return slot
 
@@ -93,7 +93,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         share = current_share(ScaledBy.LOSS)
         return scale_loss(loss if share is None else loss * share)
 
-    # Past Keras' attribute tracking, and on this object only: its class stays Keras' own.
+    # Bypasses Keras' attribute tracking, for this object only: its class stays Keras' own.
     vars(optimizer).update(
         build=without_signals(optimizer.build),
         finalize_variable_values=without_signals(optimizer.finalize_variable_values),
@@ -105,14 +105,14 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def scaled_in_keras_steps(optimizer: keras.optimizers.Optimizer | None) -> ScaledBy:
-    """Returns what Keras' own steps multiply by a replica's share under `optimizer`."""
+    """Returns what Keras' own steps multiply by a replica's share with `optimizer`."""
     scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return ScaledBy.LOSS if scales_loss else ScaledBy.GRADIENTS
 
 
 @contextlib.contextmanager
 def values_known_equal() -> Iterator[list[Any]]:
-    """Yields a list of what optimizers return inside: values that are equal on all replicas."""
+    """Yields a list to which optimizers add values that are equal on all replicas."""
     known: list[Any] = []
     with _known_equal.bound_to(known):
         yield known
@@ -126,7 +126,7 @@ def _apply_statelessly(
 ) -> None:
     """Applies an optimizer that assigns its variables inside a conditional.
 
-    A program sees what is assigned there only if the conditional returns it.
+    A program only sees what is assigned there if the conditional returns it.
     """
     if not optimizer.built:
         optimizer.build(trainable_variables)
@@ -146,7 +146,7 @@ def _apply_statelessly(
 
 
 def _compresses(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether gradients are still to be summed, and by a compression."""
+    """Whether gradients have not been summed yet, and a compression should sum them."""
     return (
         compression_of(optimizer) is not None
         and not _are_summed.value
@@ -163,7 +163,7 @@ def _apply_compressed(
 ) -> tuple[list[Any], list[Any]]:
     """`optimizer.stateless_apply` with gradients that are summed by the optimizer's compression.
 
-    Where the replicas train apart, gradients are the replica's own, and weights may be averaged.
+    If the replicas train apart, gradients are the replica's own, and weights may be averaged.
     """
     places = {id(variable): place for place, variable in enumerate(optimizer.variables)}
     own = [places[id(variable)] for variable in state_variables(optimizer)]
@@ -186,7 +186,7 @@ def _apply_compressed(
 
 @contextlib.contextmanager
 def _no_further_sums() -> Iterator[None]:
-    """Inside, optimizers take gradients as they are."""
+    """Inside, optimizers do not sum gradients."""
     with _are_summed.bound_to(True):
         yield
 
@@ -195,7 +195,7 @@ def _no_further_sums() -> Iterator[None]:
 def _global_gradients(
     grads: Sequence[Any], weights: Sequence[Any], optimizer: keras.optimizers.Optimizer
 ) -> Iterator[Sequence[Any]]:
-    """Yields the sums of `grads` over the replicas; inside, further calls leave them alone."""
+    """Yields the sums of `grads` over the replicas; inside, further calls leave them unchanged."""
     context = get_replica_context()
     if _are_summed.value or context is None or context.num_replicas_in_sync == 1:
         yield grads
@@ -223,8 +223,8 @@ def _global_gradients(
 def _overflowing(total: jax.Array, narrow: Any) -> jax.Array:
     """Returns a sum of gradients, infinite where it exceeds the dtype that each was computed in.
 
-    There the gradient of one device is infinite, by which loss scaling finds that the step is to
-    be skipped. The replicas' parts may fit.
+    There, the gradient of one device is infinite, by which loss scaling detects that the step must
+    be skipped. The replicas' parts may be finite.
     """
     if not jnp.issubdtype(narrow, jnp.floating) or jnp.finfo(narrow).bits >= 32:
         return total
@@ -234,7 +234,7 @@ def _overflowing(total: jax.Array, narrow: Any) -> jax.Array:
 def _weighted(grads: Sequence[Any]) -> list[Any]:
     """Returns the gradients times the replica's share, if it has one."""
     if current_share() == 0:
-        # The replica has no example: what it computed (perhaps NaN) must not count.
+        # The replica has no examples: its results (perhaps NaN) must not count.
         return [None if grad is None else jnp.zeros_like(grad) for grad in grads]
     share = current_share(ScaledBy.GRADIENTS)
     if share is None:

@@ -33,28 +33,28 @@ _STREAM_STRIDE = 0x85EBCA6B
 
 @keras.saving.register_keras_serializable(package="unison")
 class Pipeline(keras.layers.Layer):
-    """Layers one after the other, in stages that the devices along mesh axis `"stage"` compute.
+    """Consecutive layers, in stages that the devices along mesh axis `"stage"` compute.
 
-    Each device has the weights of its stages only; a batch goes through them in micro-batches. See
-    `unison.pipelining` for the schedule. Without such an axis, one device computes all of it, with
-    the same results. The weights are the rows of one variable, as long as the largest stage's:
-    stages of equal size waste no memory. What an optimizer does to each weight by itself
-    (`clipnorm`, LARS), it does to that variable.
+    Each device only has the weights of its stages; a batch passes through them in micro-batches.
+    See `unison.pipelining` for the schedule. Without such an axis, one device computes all stages,
+    with the same results. The weights are the rows of one variable, as long as the largest stage's:
+    stages of equal size waste no memory. Operations of an optimizer on each weight by itself
+    (`clipnorm`, LARS) apply to that variable.
 
     Args:
         stages: For each stage a layer, a model, or a list of layers. Their number is a multiple of
-            the size of the mesh axis. They have no state but weights and random streams, and no
+            the size of the mesh axis. They have no state except weights and random streams, and no
             regularizers.
-        microbatches: Into how many parts each replica's batch, which they must divide, is divided.
-        schedule: `"gpipe"` or `"1f1b"`, which keeps the inputs of fewer micro-batches. Where the
+        microbatches: The number of micro-batches, which must divide each replica's batch.
+        schedule: `"gpipe"` or `"1f1b"`, which stores the inputs of fewer micro-batches. If the
             pipeline is the model's last layer, and the loss a mean over examples, it computes the
-            loss as well, and no more than `"gpipe"`; elsewhere, another forward pass. See
+            loss as well, and computes no more than `"gpipe"`; otherwise, another forward pass. See
             `unison.pipelining.pipeline_loss`.
         kwargs: As for any layer: `name`.
 
     Raises:
-        ValueError: There is no stage, or no such schedule; or, when it is built, stages that a
-            pipeline cannot have.
+        ValueError: There is no stage, or the schedule is unknown; or, when it is built, stages are
+            not supported in a pipeline.
 
     Examples:
         ```
@@ -87,16 +87,16 @@ class Pipeline(keras.layers.Layer):
     def cut(
         cls, model: keras.Model, at: Sequence[str], microbatches: int, schedule: str = "gpipe"
     ) -> Pipeline:
-        """Returns a pipeline of a Sequential or functional model, which is used up by it.
+        """Returns a pipeline of a Sequential or functional model, which cannot be used afterwards.
 
         Args:
             model: A built model of one input and one output.
-            at: The names of the layers whose outputs the next stages start from.
+            at: The names of the layers after whose outputs the next stages begin.
             microbatches: As for `Pipeline`.
             schedule: Likewise.
 
         Raises:
-            ValueError: There is no such layer, or a layer behind a cut sees more than its output.
+            ValueError: A layer does not exist, or a layer after a cut needs more than its output.
         """
         if len(model.inputs) != 1 or len(model.outputs) != 1:
             raise ValueError(
@@ -147,7 +147,7 @@ class Pipeline(keras.layers.Layer):
         like = self._stages.like
         seeds = self._seeds(training)
         if STAGE_AXIS not in jax.sharding.get_abstract_mesh().axis_names:
-            # The micro-batches would have the same results.
+            # Otherwise, the micro-batches would have the same results.
             for stage, row, shapes in zip(stages, packed, like, strict=True):
                 inputs = stage(unpack_stage(row, shapes), inputs, seeds[0])
             return inputs
@@ -175,7 +175,7 @@ class Pipeline(keras.layers.Layer):
             self._loss = None
 
     def _seeds(self, training: bool | None) -> jax.Array:
-        """Returns a seed for each micro-batch, another in each step of a training."""
+        """Returns a seed for each micro-batch, a new one in each step of a training."""
         seed = jnp.asarray(self._random.next()) if training else jnp.zeros(2, jnp.uint32)
         numbers = jnp.arange(self.microbatches, dtype=jnp.uint32)
         counters = seed[1] * jnp.uint32(self.microbatches) + numbers
@@ -190,7 +190,7 @@ class Pipeline(keras.layers.Layer):
         inputs: jax.Array,
         seed: jax.Array,
     ) -> jax.Array:
-        """Computes one stage; each of its random layers has a stream of its own."""
+        """Computes one stage; each of its random layers has its own stream."""
         first = sum(len(each.non_trainable_variables) for each in self._stages.layers[:place])
         streams = [
             seed + np.array([(first + number) * _STREAM_STRIDE % 2**32, 0], np.uint32)
@@ -209,7 +209,7 @@ class Pipeline(keras.layers.Layer):
         ]
 
     def set_stage_weights(self, weights: Sequence[Sequence[Any]]) -> None:
-        """Gives each stage weights of the same shapes, as `stage_weights` returns them.
+        """Gives each stage weights of the same shapes, as returned by `stage_weights`.
 
         Raises:
             ValueError: The shapes differ.
@@ -236,7 +236,7 @@ class Pipeline(keras.layers.Layer):
 
 @dataclasses.dataclass
 class _Stages:
-    """Keeps the stages from Keras, which would train and save their variables.
+    """Hides the stages from Keras, which would train and save their variables.
 
     Attributes:
         layers: The stages.
@@ -258,7 +258,7 @@ def _as_layer(stage: Any) -> keras.layers.Layer:
 
 
 def _check(stage: keras.layers.Layer) -> None:
-    """Raises a ValueError for what is lost when a stage is computed on micro-batches elsewhere."""
+    """Raises a ValueError for features that do not work in a stage on micro-batches."""
     for variable in stage.non_trainable_variables:
         if variable.name != "seed_generator_state":
             raise ValueError(
@@ -284,7 +284,7 @@ def _value_of(variable: keras.Variable, name: str) -> np.ndarray:
 
 
 def _release(variable: keras.Variable) -> None:
-    """Frees the memory of a variable that gets its values from elsewhere."""
+    """Frees the memory of a variable whose values come from elsewhere."""
     if isinstance(variable, ReplicatedVariable):
         variable.cell.put(None)
     else:

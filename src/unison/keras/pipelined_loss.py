@@ -1,9 +1,9 @@
 """The loss of a model whose last layer is a pipeline: computed with the results, by 1F1B.
 
-Keras calls the layers first, and the loss with their results. A pipeline in turns needs the loss
-while it runs (`unison.pipelining.pipeline_loss`). So the layer is told of the loss and the targets
-before the model is called; and where Keras then asks for the loss of these results and targets, it
-gets what the layer has computed.
+Keras calls the layers first, and the loss with their results. A pipeline needs the loss
+while it runs (`unison.pipelining.pipeline_loss`). So the layer gets the loss and the targets
+before the model is called; and when Keras then calls the loss of these results and targets, it
+gets the value that the layer has computed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import keras
 from unison.keras.losses import GlobalLoss, recorded_mask
 from unison.keras.pipeline import Pipeline
 
-#: Losses that look at several examples together: of a part of a batch, they are others.
+#: Losses that depend on several examples together: for a part of a batch, they differ.
 _OF_BATCHES = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
 
 
@@ -26,10 +26,10 @@ def with_pipelined_loss(model: keras.Model) -> Callable[..., Any]:
     """Returns `model.compute_loss_and_updates`, in training with the loss computed by a pipeline.
 
     A loss has to be a mean over examples, so that the mean of the micro-batches' losses is that of
-    the batch. One whose scale against underflow is known outside only is computed there, too.
+    the batch. A loss whose scale against underflow is only known outside is computed there.
 
     Args:
-        model: A Keras model. One that has this method of its own keeps it as it is.
+        model: A Keras model. If it overrides this method, it is unchanged.
     """
     compute = model.compute_loss_and_updates
     if type(model).compute_loss_and_updates is not keras.Model.compute_loss_and_updates:
@@ -77,7 +77,7 @@ def with_pipelined_loss(model: keras.Model) -> Callable[..., Any]:
 
 
 class PipelinedLoss:
-    """A loss that a pipeline has computed already, if it is asked for of the same values.
+    """A loss that a pipeline has already computed, if it is called with the same values.
 
     Args:
         loss: The loss, as a step uses it.
@@ -88,12 +88,12 @@ class PipelinedLoss:
     def __init__(self, loss: GlobalLoss, y_true: Any, sample_weight: Any):
         self._loss = loss
         self._told: tuple[jax.Array, jax.Array] | None = None
-        #: Whether the loss turned out to leave some values out: no mean over examples.
+        #: Whether the loss turned out to leave some values out: it is not a mean over examples.
         self._is_masked = False
         self.targets = (y_true, sample_weight)
 
     def is_of(self, examples: int) -> bool:
-        """Whether the targets are those of so many examples."""
+        """Whether the targets have this number of examples."""
         return all(leaf.shape[:1] == (examples,) for leaf in jax.tree.leaves(self.targets))
 
     def of_microbatch(self, results: jax.Array, targets: Any) -> jax.Array:
@@ -106,7 +106,7 @@ class PipelinedLoss:
         return value
 
     def tell(self, value: jax.Array, results: jax.Array) -> None:
-        """Takes note of the mean of the micro-batches' losses, and of the results that it is of."""
+        """Stores the mean of the micro-batches' losses, and the results to which it belongs."""
         self._told = value, results
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -119,7 +119,7 @@ class PipelinedLoss:
 
 
 def _last_in_turns(model: keras.Model) -> Pipeline | None:
-    """Returns the pipeline, by 1F1B, that makes the model's only output, if one does."""
+    """Returns the 1F1B pipeline that computes the model's only output, if there is one."""
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
         return None

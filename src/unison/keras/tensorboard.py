@@ -1,4 +1,4 @@
-"""`TensorBoard`: what a training under a strategy tells TensorBoard, once for all workers."""
+"""`TensorBoard`: metrics of a training under a strategy, written once for all workers."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from unison.runtime import process_group
 
 
 class TensorBoard(keras.callbacks.Callback):
-    """Writes metrics, and where the time and the bytes of the steps go, for TensorBoard.
+    """Writes metrics, and the time and the communication of the steps, for TensorBoard.
 
-    Give it to `fit` or `evaluate` on every worker, under any strategy: the first worker writes. In
-    `log_dir/train` and `log_dir/validation` are the metrics, as `keras.callbacks.TensorBoard` names
-    them; in `log_dir/train` is also, after each epoch,
+    Pass it to `fit` or `evaluate` on every worker, under any strategy: the first worker writes. The
+    metrics are in `log_dir/train` and `log_dir/validation`, with the names of
+    `keras.callbacks.TensorBoard`; `log_dir/train` also has, after each epoch,
 
     - `speed/step_milliseconds` and `speed/examples_per_second`, of training alone; in the first
-      epoch, compiling is part of it;
-    - `speed/input_wait`, the share of that time that a worker stood waiting for its input: of the
+      epoch, including compilation;
+    - `speed/input_wait`, the fraction of that time that a worker waited for its input: of the
       worker that waited longest;
-    - `communication/bytes_a_step`, what a replica sends, by the step's collectives;
+    - `communication/bytes_a_step`, the bytes that a replica sends, by the step's collectives;
     - with a compression, `communication/bytes_saved_a_step` and `communication/residual_norm`, the
-      norm of what is still to be sent;
-    - with several workers, `workers/skew_milliseconds`: how much later than the first the last of
-      them begins a step, the median over the last steps;
-    - after `profile_batch`, `profile/..._milliseconds`: how long a step is in each region.
+      norm of the residuals;
+    - with several workers, `workers/skew_milliseconds`: the time between the first and the last of
+      them that begins a step, the median over the last steps;
+    - after `profile_batch`, `profile/..._milliseconds`: the time of a step in each region.
 
     Args:
         log_dir: The folder.
         update_freq: `"epoch"`; or `"batch"`, or a number of steps, after which the metrics are
             written as `batch_...`, too. The program then waits for every step.
-        profile_batch: The step, or the first and the last, counted from 1, of which
-            `log_dir/profile/trace.json.gz` is a trace; see `unison.profiling.trace`.
+        profile_batch: The step, or the first and the last, counted from 1, for which a trace is
+            written to `log_dir/profile/trace.json.gz`; see `unison.profiling.trace`.
 
     Raises:
         ImportError: tensorboardX is not installed.
-        ValueError: An argument is none of these.
+        ValueError: An argument is invalid.
 
     Examples:
         model.fit(dataset, epochs=2, callbacks=[unison.keras.TensorBoard("logs")])
@@ -66,12 +66,12 @@ class TensorBoard(keras.callbacks.Callback):
         self._writers: dict[str, Any] = {}
         self._profile: StepProfile | None = None
         self._is_training = False
-        #: How many seconds the present epoch has trained, once it does so no more.
+        #: The seconds for which the current epoch has trained, once its training has ended.
         self._trained: float | None = None
-        #: How many steps this callback has been told of, if it is told of them.
+        #: The number of steps for which this callback was called, if it is called for steps.
         self._steps = 0
         if self._every or self._profiled:
-            # Only then: who is told of a step waits for it.
+            # Only then: the program waits for each step for which a callback is called.
             self.on_train_batch_begin = self._begin_step
             self.on_train_batch_end = self._end_step
 
@@ -80,7 +80,7 @@ class TensorBoard(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._is_training = True
         if process_group.is_first():
-            self._writer("train")  # says at once if it cannot
+            self._writer("train")  # raises immediately if it cannot
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._trained = None
@@ -116,7 +116,7 @@ class TensorBoard(keras.callbacks.Callback):
             writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        if self._profile is not None:  # the training was shorter than what was to be profiled
+        if self._profile is not None:  # the training was shorter than the steps to be profiled
             self._end_profile()
         self._is_training = False
         self._close()
@@ -143,7 +143,7 @@ class TensorBoard(keras.callbacks.Callback):
         if self._profile is not None and profiled is not None and self._steps >= profiled[1]:
             self._end_profile()
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- what is written -------------------------------------------------------------------
 
     def _begin_counting(self) -> None:
         trainer = _trainer_of(self.model)
@@ -225,10 +225,10 @@ class StepProfile:
     """A trace of some steps of all workers, which is recorded from now on.
 
     Args:
-        log_dir: What TensorBoard shows; the trace is `log_dir/profile/trace.json.gz`.
+        log_dir: TensorBoard's folder; the trace is `log_dir/profile/trace.json.gz`.
 
     Raises:
-        RuntimeError: The profiler is recording already.
+        RuntimeError: The profiler is already recording.
     """
 
     def __init__(self, log_dir: str):
@@ -239,10 +239,10 @@ class StepProfile:
         """Ends the recording, which all workers must do, and writes the trace.
 
         Args:
-            steps: How many steps it has.
+            steps: The number of recorded steps.
 
         Returns:
-            How long a step is in each region, by what TensorBoard is to call it.
+            The time of a step in each region, by the name in TensorBoard.
         """
         self._trace.stop()
         return {
@@ -252,10 +252,10 @@ class StepProfile:
 
 
 def skew(of_workers: list[list[float]]) -> float:
-    """Returns how many seconds after the first worker the last one begins a step: the median.
+    """Returns the median time in seconds between the first and the last worker that begins a step.
 
     Args:
-        of_workers: When each worker began its latest steps, by one clock.
+        of_workers: The times at which each worker began its latest steps, by one clock.
 
     Examples:
         >>> skew([[1.0, 2.0, 3.0], [1.25, 2.25, 4.0]])
@@ -276,7 +276,7 @@ def _trainer_of(model: keras.Model) -> Any:
 
 
 def _steps_of(update_freq: str | int) -> int:
-    """Returns after how many steps metrics are written; 0 for never."""
+    """Returns the number of steps after which metrics are written; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
     if isinstance(update_freq, int) and not isinstance(update_freq, bool) and update_freq > 0:

@@ -1,10 +1,10 @@
-"""Text in front of a model.
+"""Text as the input of a model.
 
-Keras makes tensors of a model's inputs, and there are none of text. `converting_but_text` and its
-kin are Keras' methods, but hand text on, up to the layer that makes numbers of it.
+Keras converts a model's inputs to tensors, which cannot hold text. `converting_but_text` and
+similar functions are Keras' methods, but pass text on, up to the layer that converts it to numbers.
 
-A compiled step cannot take text at all. `TextEncoder` lets the layers make their numbers on the
-host, before the step; in the step, the layers find them in an `EncodedText`.
+A compiled step cannot have text as an input. `TextEncoder` calls the layers on the
+host, before the step; in the step, the layers find their outputs in an `EncodedText`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _Method = Callable[..., Any]
 
 
 def passes_as_text(value: Any) -> bool:
-    """Whether `value` is an array of text, or stands for one."""
+    """Whether `value` is an array of text, or replaces one."""
     return isinstance(value, EncodedText) or (isinstance(value, np.ndarray) and is_text(value))
 
 
 def calling_with_text(call: _Method) -> _Method:
-    """Returns `Model.__call__` that takes text, as arrays or lists, among its inputs."""
+    """Returns `Model.__call__` that accepts text, as arrays or lists, among its inputs."""
 
     @functools.wraps(call)
     def call_with_text(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,14 +56,14 @@ def _has_text(inputs: Any) -> bool:
 
 
 def _with_tensors(inputs: Any) -> Any:
-    """Keras takes tensors among text, but not other arrays."""
+    """Keras accepts tensors among text, but not other arrays."""
     return keras.tree.map_structure(
         lambda part: part if passes_as_text(part) else keras.ops.convert_to_tensor(part), inputs
     )
 
 
 def counting_text_as_tensor(is_backend_tensor_or_symbolic: _Method) -> _Method:
-    """Returns Keras' function that tells what counts as a tensor, of which text is one."""
+    """Returns Keras' function that determines what is a tensor, including text."""
 
     @functools.wraps(is_backend_tensor_or_symbolic)
     def is_tensor(x: Any, allow_none: bool = False) -> bool:
@@ -73,7 +73,7 @@ def counting_text_as_tensor(is_backend_tensor_or_symbolic: _Method) -> _Method:
 
 
 def casting_but_text(convert_input: _Method) -> _Method:
-    """Returns `DTypePolicy.convert_input` that leaves text alone."""
+    """Returns `DTypePolicy.convert_input` that leaves text unchanged."""
 
     @functools.wraps(convert_input)
     def convert(self: Any, x: Any, autocast: bool, dtype: Any) -> Any:
@@ -83,7 +83,7 @@ def casting_but_text(convert_input: _Method) -> _Method:
 
 
 def converting_but_text(convert_inputs_to_tensors: _Method) -> _Method:
-    """Returns `Functional._convert_inputs_to_tensors` that leaves text alone."""
+    """Returns `Functional._convert_inputs_to_tensors` that leaves text unchanged."""
 
     @functools.wraps(convert_inputs_to_tensors)
     def convert(self: Any, flat_inputs: Sequence[Any]) -> list[Any]:
@@ -113,7 +113,7 @@ def ranking_but_text(adjust_input_rank: _Method) -> _Method:
 
 
 def _ranked(value: Any, rank: int) -> Any:
-    """Returns text with `rank` axes, if an axis of size 1 at the end makes the difference."""
+    """Returns text with `rank` axes, if adding or removing a last axis of size 1 suffices."""
     if not passes_as_text(value):
         return value
     shape = tuple(value.shape)
@@ -125,7 +125,7 @@ def _ranked(value: Any, rank: int) -> Any:
 
 
 def build_on_text(model: keras.Model, data_batch: Any) -> None:
-    """Builds a model and what it was compiled with, where its inputs are text.
+    """Builds a model and its compiled losses and metrics, if its inputs are text.
 
     Args:
         model: A compiled model.
@@ -150,7 +150,7 @@ def build_on_text(model: keras.Model, data_batch: Any) -> None:
 
 
 class TextEncoder:
-    """Replaces the text of batches by what the model's layers make of it.
+    """Replaces the text of batches by the outputs of the model's layers.
 
     Args:
         model: A built model.
@@ -158,7 +158,7 @@ class TextEncoder:
 
     def __init__(self, model: keras.Model):
         self._model = model
-        #: By structure of a batch: for every text leaf, its layers, and the shape they see it in.
+        #: By structure of a batch: for every text leaf, its layers, and the shape of their inputs.
         self._layers: dict[Any, dict[int, dict[HostLayer, tuple[int, ...]]]] = {}
 
     def __call__(self, batch: Any) -> Any:
@@ -180,7 +180,7 @@ class TextEncoder:
     def _layers_of(
         self, batch: Any, leaves: Sequence[Any]
     ) -> dict[int, dict[HostLayer, tuple[int, ...]]]:
-        """Finds which layers get which text, by calling the model on an example."""
+        """Finds the layers of each text, by calling the model on an example."""
         rows, structure = jax.tree.flatten(_first_rows(batch))
         layers: dict[int, dict[HostLayer, tuple[int, ...]]] = {
             index: {} for index, leaf in enumerate(leaves) if passes_as_text(leaf)
@@ -205,7 +205,7 @@ class TextEncoder:
 
 
 def _call_without_weights(model: keras.Model, x: Any) -> Any:
-    """Calls `model` whose weights a running loop may hold: any will do for the shapes."""
+    """Calls `model`, whose weights may be in a running loop: any weights suffice for the shapes."""
     weights = [(weight, np.zeros(weight.shape, weight.dtype)) for weight in model.variables]
     with keras.StatelessScope(state_mapping=weights):
         return model(x)

@@ -16,7 +16,7 @@ from unison.keras import host_layers
 from unison.keras.host_layers import HostLayer
 from unison.keras.lookup import StringLookup
 
-#: What Keras strips: ASCII punctuation.
+#: The characters that Keras strips: ASCII punctuation.
 _PUNCTUATION = re.compile(rb"""[!"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~']""")
 
 _STANDARDIZATIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -35,23 +35,23 @@ class TextVectorization(HostLayer):
     """Maps texts to the indices of their words, computed on the host.
 
     Args:
-        max_tokens: The largest size of the vocabulary, the two special tokens included.
+        max_tokens: The maximum size of the vocabulary, including the two special tokens.
         standardize: "lower_and_strip_punctuation", "lower", "strip_punctuation", None, or a
             function of an array of texts.
         split: "whitespace", "character", None, or a function of an array of texts that returns a
             list of tokens for each.
-        ngrams: The largest number of words in a token, or a tuple of numbers.
+        ngrams: The maximum number of words in a token, or a tuple of numbers.
         output_mode: "int", "multi_hot", "count" or "tf_idf".
-        output_sequence_length: To how many indices texts are padded or cut. Default: to the
-            longest text of the batch.
+        output_sequence_length: The number of indices to which texts are padded or cut. Default:
+            that of the longest text of the batch.
         pad_to_max_tokens: Whether vectors have `max_tokens` elements.
         vocabulary: The words, or the path of a file with one a line.
-        idf_weights: Of output mode "tf_idf", the words' weights.
+        idf_weights: For output mode "tf_idf", the words' weights.
         sparse: Must be False.
         ragged: Must be False.
-        encoding: How `bytes` are decoded.
+        encoding: The encoding of `bytes`.
         name: The layer's name.
-        kwargs: What a saved configuration has besides.
+        kwargs: Further entries of a saved configuration.
 
     Examples:
         >>> vectorize = TextVectorization(output_sequence_length=4)
@@ -109,15 +109,15 @@ class TextVectorization(HostLayer):
             encoding=encoding,
         )
 
-    # -- the vocabulary, which the lookup has --
+    # -- the vocabulary, which is that of the lookup --
 
     def adapt(self, data: Any, batch_size: int | None = None, steps: int | None = None) -> None:
         """Learns the vocabulary: the words of `data`, the most frequent first.
 
         Args:
             data: An array, a list, or an iterable of batches.
-            batch_size: Without effect.
-            steps: Of an iterable, how many batches to look at.
+            batch_size: Ignored.
+            steps: For an iterable, the number of batches to read.
         """
         del batch_size
         host_layers.adapt(self, data, steps)
@@ -127,11 +127,11 @@ class TextVectorization(HostLayer):
         self._lookup_layer.count_documents(self._tokens(data))
 
     def finalize_state(self) -> None:
-        """Makes the vocabulary of the words that were counted."""
+        """Sets the vocabulary to the words that were counted."""
         self._lookup_layer.finalize_state()
 
     def reset_state(self) -> None:
-        """Forgets the words that `update_state` counted."""
+        """Resets the counts of `update_state`."""
         self._lookup_layer.reset_state()
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
@@ -139,7 +139,7 @@ class TextVectorization(HostLayer):
         return self._lookup_layer.get_vocabulary(include_special_tokens)
 
     def vocabulary_size(self) -> int:
-        """Returns the number of indices, those of padding and unknown words included."""
+        """Returns the number of indices, including those of padding and unknown words."""
         return self._lookup_layer.vocabulary_size()
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
@@ -205,7 +205,7 @@ class TextVectorization(HostLayer):
         return [split(text) for text in texts.ravel().tolist()]
 
     def _for_functions(self, texts: Any) -> Any:
-        """Returns what the user's functions get of texts."""
+        """Returns texts in the form that the user's functions get."""
         return host_layers.text_array(texts)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -287,16 +287,16 @@ def _ngrams_of(tokens: Sequence[bytes], sizes: Sequence[int]) -> list[bytes]:
 
 @keras.saving.register_keras_serializable("unison")
 class Hashing(HostLayer):
-    """Puts strings or integers into buckets by FarmHash, as TensorFlow does; on the host.
+    """Assigns strings or integers to buckets by FarmHash, as TensorFlow does; on the host.
 
     Args:
         num_bins: The number of buckets.
-        mask_value: What is put into bucket 0, which then holds nothing else.
+        mask_value: The value of bucket 0, which has no other values.
         salt: Must be None.
         output_mode: "int", "one_hot", "multi_hot" or "count".
         sparse: Must be False.
         name: The layer's name.
-        kwargs: What a saved configuration has besides.
+        kwargs: Further entries of a saved configuration.
 
     Examples:
         >>> Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]]).tolist()

@@ -1,9 +1,9 @@
 """Keras' training loops, with the step as one program on all replicas.
 
 A model that is created in a strategy's scope gets a `ReplicaTrainer`. Keras' own `fit`,
-`evaluate` and `predict` go on running the epochs, callbacks and validation; the trainer replaces
-what they call for each batch (`make_train_function` and its kin) and how the model's state gets
-in and out.
+`evaluate` and `predict` still run the epochs, callbacks and validation; the trainer replaces
+the functions that they call for each batch (`make_train_function` and similar ones), and the
+transfer of the model's state.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from unison.tracebacks import filter_traceback, is_filtering
 logger = logging.getLogger("unison")
 
 
-#: Of so many steps is remembered when they began.
+#: The number of steps whose beginnings are remembered.
 _STEPS_REMEMBERED = 256
 
 #: Called with every new trainer.
@@ -66,8 +66,8 @@ class Running:
     """The state of a running loop: the stored arrays of its cells, which it borrows.
 
     Args:
-        cells: Whose arrays are taken.
-        give_back: Called where somebody wants to read a cell: has the arrays put back, if possible.
+        cells: The cells whose arrays are taken.
+        give_back: Called when a cell is read from elsewhere: returns the arrays to it, if possible.
     """
 
     def __init__(self, cells: list[Cell], give_back: Callable[[], None]):
@@ -83,13 +83,13 @@ class Running:
                 cell.lend(self)
 
     def store(self) -> None:
-        """Gives the arrays back to the cells, after all steps."""
+        """Returns the arrays to the cells, after all steps."""
         if self.step is not None:
             self.step.finish(self.state)
         self.put_back()
 
     def put_back(self) -> None:
-        """Gives the arrays back to the cells as they are."""
+        """Returns the arrays to the cells as they are."""
         with signals_held:
             for cell, array in zip(self.cells, self.state, strict=True):
                 cell.put(array)
@@ -106,38 +106,38 @@ class ReplicaTrainer:
     def __init__(self, model: keras.Model, strategy: Strategy):
         self._model = model
         self.strategy = strategy
-        if not is_filtering():  # everything is to be shown
+        if not is_filtering():  # all of it is shown
             keras.config.disable_traceback_filtering()
-        #: The number of steps of the epoch being run, None where it is not known.
+        #: The number of steps of the current epoch; None if it is unknown.
         self.steps_per_epoch: int | None = None
-        #: How many examples have been run.
+        #: The number of examples so far.
         self.examples = 0
-        #: How many training steps have begun, when the latest did (in seconds since 1970), and the
-        #: step that it was.
+        #: The number of training steps that have begun, when the latest did (in seconds since
+        #: 1970), and which step it was.
         self.steps = 0
         self.begun: collections.deque[float] = collections.deque(maxlen=_STEPS_REMEMBERED)
         self.training_step: CompiledStep | None = None
-        #: Whether steps may wait for each other: nobody looks at the state between them.
+        #: Whether steps may be queued: nothing reads the state between them.
         self.steps_may_wait = False
         #: Runs a step on a batch, and returns the number of its examples.
         self.run_step: Callable[[CompiledStep, Any, bool], int] = self.run_once
-        #: Sees to it that what has been run has taken effect.
+        #: Makes sure that all steps so far have taken effect.
         self.settle: Callable[[], None] = lambda: None
-        #: Callbacks of every `fit`, behind those that it is given.
+        #: Callbacks of every `fit`, called after its own.
         self.callbacks: list[keras.callbacks.Callback] = []
-        #: All callbacks of the `fit` that runs, but for those.
+        #: All callbacks of the current `fit`, except those.
         self.callbacks_of_fit: list[keras.callbacks.Callback] = []
-        #: The loop that runs, and its state.
+        #: The running loop, and its state.
         self.running: Running | None = None
-        #: Whether one of its steps is being traced or run: its state is not to be had.
+        #: Whether one of its steps is being traced or run: its state is then not accessible.
         self._is_in_step = False
         self._said_what_eager_means = False
         #: A batch, for a model that is built by calling it on text or by calling a step that
         #: assigns.
         self._example: Any = None
-        #: Builds such a model as `fit` does others, for the steps that need it.
+        #: Builds such a model as `fit` builds others, for the steps that need it.
         self._build_as_keras: Callable[[], None] | None = None
-        #: By the name of a step that assigns: the cells that it touches and the model has not.
+        #: By the name of a step that assigns: the cells that it uses and that are not the model's.
         self._others: dict[str, list[Cell]] = {}
         vars(model).update(
             fit=with_progress_bar(self, model.fit),
@@ -151,7 +151,7 @@ class ReplicaTrainer:
             make_predict_function=self._make_predict_function,
             compute_loss_and_updates=jax.named_scope(FORWARD)(with_pipelined_loss(model)),
             jax_state_sync=self._store_state,
-            # They write one variable after the other: all of them or none.
+            # They write one variable after another: all of them or none.
             reset_metrics=without_signals(model.reset_metrics),
             set_weights=without_signals(model.set_weights),
             _aggregate_additional_loss=aggregating_scaled(model._aggregate_additional_loss),
@@ -172,20 +172,20 @@ class ReplicaTrainer:
 
     @functools.cached_property
     def _encode_text(self) -> TextEncoder | None:
-        """What makes text fit for a step, if the model takes text."""
+        """Encodes text for a step, if the model takes text."""
         layers = self._model._flatten_layers()
         takes_text = any(isinstance(layer, HostLayer) for layer in layers)
         return TextEncoder(self._model) if takes_text else None
 
     @property
     def takes_text(self) -> bool:
-        """Whether the model has layers that make numbers of text."""
+        """Whether the model has layers that encode text."""
         return self._encode_text is not None
 
     def _build(
         self, build: Callable[..., Any], iterator: Any = None, data_batch: Any = None
     ) -> None:
-        """Builds the model in the strategy's scope, whatever scope `fit` is called in."""
+        """Builds the model in the strategy's scope, whatever the scope of `fit`."""
         if iterator is not None:
             self.steps_per_epoch = iterator.num_batches
         if self._assigning_steps or self._encode_text:
@@ -205,7 +205,7 @@ class ReplicaTrainer:
             build(**{name: value for name, value in given.items() if value is not None})
 
     def _build_for_a_share(self, build: Callable[..., Any], batch: Any) -> None:
-        """Builds the model by what a replica gets of a batch."""
+        """Builds the model with the shapes of a replica's part of a batch."""
         leaves = jax.tree.leaves(batch)
         strategy = self.strategy
         proportions = strategy.replica_shares.proportions
@@ -218,7 +218,7 @@ class ReplicaTrainer:
             raise
 
     def _build_for(self, name: str) -> None:
-        """Sees to it that everything exists that the step `name`, about to be made, touches."""
+        """Creates everything that the step `name`, about to be traced, uses."""
         assigns = name in self._assigning_steps
         if self._encode_text or not assigns:
             self._build_all()
@@ -231,7 +231,7 @@ class ReplicaTrainer:
             )
             compiled = self._model._compile_metrics, self._model._compile_loss
             if any(part is not None and not part.built for part in compiled):
-                # The step leaves them alone, but Keras reads their results, and evaluation would
+                # The step ignores them, but Keras reads their results, and evaluation would
                 # add the metrics of a loss of several outputs to the state of the loop.
                 self._build_all()
             own = {cell for group in STATE_OF_STEPS[name] for cell in self._cells(group)}
@@ -245,7 +245,7 @@ class ReplicaTrainer:
             self._build_as_keras = None
 
     def _cells_of(self, name: str) -> dict[str, list[Cell]]:
-        """Returns the groups of cells that the step `name` takes; the metrics' are last."""
+        """Returns the groups of cells of the step `name`; the metrics' are last."""
         cells = {group: self._cells(group) for group in STATE_OF_STEPS[name]}
         if name in self._assigning_steps:
             metrics = cells.pop(METRICS, None)
@@ -265,9 +265,9 @@ class ReplicaTrainer:
     def _take_state(
         self, *, purge_model_variables: bool = False, **wanted: bool
     ) -> tuple[str, ...]:
-        """Takes the stored arrays of the wanted groups (`model._get_jax_state`).
+        """Takes the stored arrays of the requested groups (`model._get_jax_state`).
 
-        The trainer keeps them; Keras' loops, which only hand the state on, get the names of the
+        The trainer keeps them; Keras' loops, which only pass the state on, get the names of the
         groups.
         """
         del purge_model_variables  # the loop borrows them always
@@ -280,13 +280,13 @@ class ReplicaTrainer:
         return groups
 
     def _give_back(self) -> None:
-        """Ends the hold of the running loop on the state, which somebody wants to read."""
+        """Ends the running loop's hold on the state, which is read from elsewhere."""
         running = self.running
         if running is not None and not self._is_in_step and running.thread == threading.get_ident():
             self._store_state()
 
     def _store_state(self) -> None:
-        """Puts the state of the running loop back into the model (`model.jax_state_sync`)."""
+        """Returns the state of the running loop to the model (`model.jax_state_sync`)."""
         if self.running is not None:
             self.settle()
             with signals_held:
@@ -295,7 +295,7 @@ class ReplicaTrainer:
                 self._model._jax_state_synced = True
 
     def put_back(self) -> None:
-        """Puts the state of a failed loop back into the model, without the steps that wait."""
+        """Returns the state of a failed loop to the model, without the steps that are queued."""
         with signals_held:
             if self.running is not None:
                 self.running.put_back()
@@ -321,7 +321,7 @@ class ReplicaTrainer:
         )
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
-        """Returns the optimizer that the model was compiled with, and others that it holds."""
+        """Returns the model's compiled optimizer, and others that it references."""
         held = [self._model.optimizer, *vars(self._model).values()]
         return [value for value in held if isinstance(value, keras.optimizers.Optimizer)]
 
@@ -425,7 +425,7 @@ class ReplicaTrainer:
     def _run_tuned(
         self, tuning: Tuning, run_step: Callable[..., int], step: CompiledStep, batch: Any
     ) -> int:
-        """Runs a step while the fastest way to communicate is being found."""
+        """Runs a step while the fastest method of communication is being determined."""
         running = self.running
         assert running is not None
         step.finish(running.state)
@@ -434,7 +434,7 @@ class ReplicaTrainer:
             key, lambda: run_step(step, batch, False), lambda _: [*running.state]
         )
         if tuning.has_settled:
-            # Those of other ways, and those for steps that do not wait for each other.
+            # The programs of other methods, and those of steps that may not be queued.
             step.forget_programs()
         return examples
 
@@ -445,7 +445,7 @@ class ReplicaTrainer:
 
     @contextlib.contextmanager
     def state_at_rest(self) -> Iterator[None]:
-        """Inside, the state of a running loop is in its cells. Steps that wait go on waiting."""
+        """Inside, the state of a running loop is in its cells. Queued steps stay queued."""
         running = self.running
         assert running is not None
         with signals_held:
@@ -459,7 +459,7 @@ class ReplicaTrainer:
             self.running.step = running.step
 
     def other_cells(self) -> list[Cell]:
-        """Returns the cells that steps touch, and that are none of the model's variables."""
+        """Returns the cells that steps use, and that are not the model's variables."""
         return list(dict.fromkeys(cell for cells in self._others.values() for cell in cells))
 
     def metrics_cells(self) -> list[Cell]:
@@ -471,10 +471,10 @@ class ReplicaTrainer:
         return self._model
 
     def _metric_results(self) -> Callable[..., dict[str, jax.Array]]:
-        """Returns what computes the metrics, as now compiled, over all replicas.
+        """Returns a function that computes the metrics, as now compiled, over all replicas.
 
-        It takes the stored state of a step, whose last arrays are the metrics' variables, and their
-        values over all replicas, if the step has told them.
+        Its arguments are the stored state of a step, whose last arrays are the metrics' variables,
+        and their values over all replicas, if the step has returned them.
         """
         model = self._model
         variables = list(model.metrics_variables)
@@ -497,7 +497,7 @@ class ReplicaTrainer:
         return results_of_state
 
     def _repeated(self, step: Callable[..., Any], keep_all: bool = False) -> Callable[..., Any]:
-        """Runs `steps_per_execution` batches a call."""
+        """Runs `steps_per_execution` batches per call."""
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             batches = metered(iterator)
@@ -530,10 +530,10 @@ def trains_alone(model: keras.Model) -> bool:
     """Gives a model a trainer on the default device if Keras' own cannot run its steps on JAX.
 
     Those are steps that assign variables (`train_step(self, data)`), and steps of a model that
-    takes text. In a scope, a model that was made outside it stays what it is: an error.
+    takes text. In a scope, a model that was created outside of it is an error.
 
     Returns:
-        Whether the model just got the trainer, by which its methods have changed.
+        Whether the model got the trainer now, which has replaced its methods.
     """
     if has_strategy() or trainer_of(model) is not None:
         return False
@@ -566,15 +566,15 @@ def _first_batch_of(iterator: Any) -> Any:
 
 
 def _fixes_batch_size(model: keras.Model) -> bool:
-    """Whether a model was made of inputs with a batch size, which is that of a replica's share."""
+    """Whether a model was created with inputs of a fixed batch size, that of a replica's share."""
     try:
         inputs = jax.tree.leaves(getattr(model, "inputs", None))
-    except ValueError:  # of a Sequential model that is to be built yet
+    except ValueError:  # of a Sequential model that is not built yet
         return False
     shapes = [getattr(each, "shape", ()) for each in inputs]
     return any(shape and shape[0] is not None for shape in shapes)
 
 
 def trainer_of(model: keras.Model) -> ReplicaTrainer | None:
-    """Returns the trainer of a model that was created in a strategy's scope, else None."""
+    """Returns the trainer of a model that was created in a strategy's scope, otherwise None."""
     return vars(model).get("_unison_trainer")

@@ -1,8 +1,8 @@
 """Keras variables under a strategy: the same cells as `unison.Variable`.
 
 A Keras variable that is created in a strategy's scope becomes a `ReplicatedVariable`: Keras'
-own class, whose stored value lives in a cell. Everything that Keras does with a variable (layers,
-saving, `numpy()`) goes on working, and its annotations mean what they mean in TensorFlow.
+own class, whose stored value is in a cell. Everything that Keras does with a variable (layers,
+saving, `numpy()`) still works, and its annotations have TensorFlow's semantics.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from unison.lifting import Lift, current_lift
 from unison.runtime.placement import OPTIMIZER, WEIGHTS, Placement
 from unison.thread_local import ThreadLocal
 
-#: The path of the variable as which new ones are divided.
+#: The path of the variable like which new ones are sharded.
 _reference: ThreadLocal[str | None] = ThreadLocal(None)
 
 
 class ReplicatedVariable(keras.Variable):
-    """A Keras variable whose copies a cell holds; see `adopt`."""
+    """A Keras variable whose copies are in a cell; see `adopt`."""
 
     @property
     def cell(self) -> Cell:
-        """Where the copies are stored."""
+        """Its cell."""
         return self.__dict__["_unison_cell"]
 
-    # Keras keeps a variable's value in `_value`: None while it is not initialized, or while a
+    # Keras stores a variable's value in `_value`: None before it is initialized, or while a
     # training loop owns it.
     @property
     def _value(self) -> jax.Array | None:
@@ -48,7 +48,7 @@ class ReplicatedVariable(keras.Variable):
     @_value.setter
     def _value(self, value: Any) -> None:
         if value is None:
-            # Keras' own loop takes the state of a model that no trainer of ours runs.
+            # Keras' own loop takes the state of a model without a trainer.
             self._refuse_other_loops()
             self.cell.put(None)
         else:
@@ -104,7 +104,7 @@ def _new_cell(variable: keras.Variable, placement: Placement, value: Any) -> Cel
 
 @contextlib.contextmanager
 def placed_as(reference: keras.Variable) -> Iterator[None]:
-    """Inside, new variables are divided as `reference` is: an optimizer's slots of a weight."""
+    """Inside, new variables are sharded like `reference`: an optimizer's slots of a weight."""
     path = getattr(reference, "path", reference.name)  # the latter: of `unison`
     with _reference.bound_to(path):
         yield
@@ -115,7 +115,7 @@ def annotate(
     synchronization: VariableSynchronization | str | None = None,
     aggregation: VariableAggregation | str | None = None,
 ) -> None:
-    """Says how the copies of a new variable relate, where Keras' `add_weight` cannot say it."""
+    """Sets the relation of a new variable's copies, which `add_weight` cannot express."""
     if synchronization is None and aggregation is None:
         return
     if synchronization is not None:
@@ -140,8 +140,8 @@ def adopt_all(variables: Iterable[keras.Variable], placement: Placement) -> list
 def outside_the_traced_program() -> Iterator[None]:
     """Inside, Keras computes and stores real values, also while a replica program is traced.
 
-    A variable that is first needed in a program (an optimizer's slots, the weights of a layer
-    that had not seen an input) gets its initial value before the program, and is then lifted as
+    A variable that is first used in a program (an optimizer's slots, the weights of a layer
+    that had no input before) gets its initial value before the program, and is then lifted like
     any other.
     """
     if current_lift() is None:
@@ -157,10 +157,10 @@ def outside_the_traced_program() -> Iterator[None]:
 
 
 def _aggregation_of_statistics(variable: keras.Variable) -> VariableAggregation:
-    """How to combine the copies of a variable that layers update without saying how.
+    """How to combine the copies of a variable that layers update without an annotation.
 
-    Keras' layers do not annotate their moving statistics (`BatchNormalization`): what they mean
-    by them over several replicas is the mean. Integers are counters, equal on all replicas.
+    Keras' layers do not annotate their moving statistics (`BatchNormalization`): over several
+    replicas, they should be averaged. Integers are counters, equal on all replicas.
     """
     if jnp.issubdtype(variable.dtype, jnp.inexact):
         return VariableAggregation.MEAN
@@ -168,11 +168,11 @@ def _aggregation_of_statistics(variable: keras.Variable) -> VariableAggregation:
 
 
 class LiftingScope(keras.StatelessScope):
-    """Keras' way to stand between variables and their values, connected to a `Lift`.
+    """Keras' scope between variables and their values, connected to a `Lift`.
 
     While a replica program is traced, Keras variables read and write through it, as
-    `unison.Variable` does. A program of one replica adopts the variables that it meets: they may
-    have been made anywhere.
+    `unison.Variable` does. A program of one replica adopts the variables that it uses: they may
+    have been created anywhere.
     """
 
     def __init__(self, lift: Lift):
@@ -200,7 +200,7 @@ class LiftingScope(keras.StatelessScope):
         self._lift.assign(variable.cell, value)
 
     def _has_cell(self, variable: keras.Variable) -> bool:
-        """Whether `variable` has a cell; in a program of one replica it gets one."""
+        """Whether `variable` has a cell; in a program of one replica, it gets one."""
         if isinstance(variable, ReplicatedVariable):
             return True
         if self._lift.placement.num_replicas > 1 or variable._value is None:

@@ -1,4 +1,4 @@
-"""Saved models: objects with variables and functions, used without the code they came from."""
+"""Saved models: objects with variables and functions, used without their original code."""
 
 from unison.saving.load import LoadedObject, contains_saved_model, load
 from unison.saving.save import save

@@ -1,4 +1,4 @@
-"""Calling saved programs as the functions that they were: `SavedFunction`, `SavedSignature`."""
+"""Calling saved programs like the original functions: `SavedFunction`, `SavedSignature`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unison.saving.specs import ArraySpec, DoesNotFitError, arrays_for, shown
 
 
 class SavedFunction:
-    """A function that was saved, for the signatures that it was saved with.
+    """A saved function, for its saved signatures.
 
     Args:
         name: Its name.
-        parameters: Its parameters, as they were.
+        parameters: Its original parameters.
         programs: One for each signature.
-        has_input_signature: Whether the function itself asked for its one signature.
+        has_input_signature: Whether the function itself had an input signature.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SavedFunction:
 
     @property
     def input_signature(self) -> tuple | None:
-        """The specs of the arguments, if the function itself asked for them."""
+        """The specs of the arguments, if the function itself had an input signature."""
         return self.programs[0].inputs[0] if self.has_input_signature else None
 
     @property
@@ -84,7 +84,7 @@ class SavedSignature:
         name: Its key.
         program: A program of keyword arguments that returns a dictionary.
 
-    TF: what `tf.saved_model.load(...).signatures` holds.
+    TF: the values of `tf.saved_model.load(...).signatures`.
     """
 
     def __init__(self, name: str, program: SavedProgram):
@@ -114,7 +114,7 @@ class SavedSignature:
             kwargs: The arrays, by name.
 
         Raises:
-            TypeError: An array is missing or unknown, or has another shape or dtype.
+            TypeError: An array is missing or unknown, or has a wrong shape or dtype.
         """
         specs = self.structured_input_signature[1]
         given = dict(zip(specs, args, strict=False)) | kwargs

@@ -1,4 +1,4 @@
-"""The folder of a saved model: what is in it, and how it appears.
+"""The folder of a saved model: its files, and how they are replaced atomically.
 
 | file | holds |
 | --- | --- |
@@ -36,14 +36,14 @@ KERAS_MODEL = "model.keras"
 _FORMAT = "unison saved model"
 _VERSION = 1
 
-#: The names of programs: a number, and what tells that of an empty batch.
+#: The names of programs: a number, and a suffix for the program of an empty batch.
 _PROGRAM = re.compile(r"\d{1,9}(-none)?")
 
 _REMEDY = "Save the model again."
 
 
 def write_program(path: str, name: str, data: bytes | None) -> dict[str, Any] | None:
-    """Writes a program into the saved model at `path`; returns what `read_program` needs."""
+    """Writes a program into the saved model at `path`; returns the argument of `read_program`."""
     if data is None:
         return None
     with open(os.path.join(path, FUNCTIONS, f"{name}.jaxexport"), "wb") as file:
@@ -52,10 +52,10 @@ def write_program(path: str, name: str, data: bytes | None) -> dict[str, Any] | 
 
 
 def read_program(path: str, described: dict[str, Any] | None) -> bytes | None:
-    """Returns what `write_program` wrote.
+    """Returns the program that `write_program` has written.
 
     Raises:
-        NotFoundError: The file is not there.
+        NotFoundError: The file does not exist.
         DataLossError: It is corrupt.
     """
     if described is None:
@@ -69,10 +69,10 @@ def read_program(path: str, described: dict[str, Any] | None) -> bytes | None:
 
 
 def program_path(path: str, described: dict[str, Any]) -> str:
-    """Returns where a program of the saved model at `path` is.
+    """Returns the path of a program of the saved model at `path`.
 
     Raises:
-        DataLossError: Its name would lead elsewhere.
+        DataLossError: Its name would be a path outside of the folder.
     """
     name = checked_name(described["name"], _PROGRAM, os.path.join(path, INDEX))
     return path_inside(path, FUNCTIONS, f"{name}.jaxexport")
@@ -82,21 +82,21 @@ def variables_path(path: str) -> str:
     """Returns the path of the checkpoint of the saved model at `path`, without `.index`.
 
     Raises:
-        DataLossError: A link there leads out of the folder.
+        DataLossError: A symbolic link leads out of the folder.
     """
     name = path_inside(path, *f"{VARIABLES}{SUFFIX}".split(os.sep))
     return name.removesuffix(SUFFIX)
 
 
 def write_index(path: str, model: dict[str, Any]) -> None:
-    """Writes what describes the objects of a saved model."""
+    """Writes the description of the objects of a saved model."""
     described = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(model), "model": model}
     with open(os.path.join(path, INDEX), "w") as file:
         json.dump(described, file, indent=1)
 
 
 def read_index(path: str) -> dict[str, Any]:
-    """Returns what `write_index` wrote.
+    """Returns the description that `write_index` has written.
 
     Raises:
         DataLossError: It is corrupt.
@@ -124,7 +124,7 @@ def _checksum(model: dict[str, Any]) -> int:
 
 @contextlib.contextmanager
 def local_copy(directory: str) -> Iterator[str]:
-    """Yields a local folder with what is in `directory`.
+    """Yields a local folder with the content of `directory`.
 
     Raises:
         NotFoundError: There is no saved model.

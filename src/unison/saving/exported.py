@@ -1,12 +1,12 @@
-"""Programs that `jax.export` has written, checked before they are compiled.
+"""Programs of `jax.export`, which are checked before they are compiled.
 
-`jax.export.deserialize` wants bytes that are trusted: what they hold may call any function that is
-registered with XLA, also those that take an address as a number and call it. A saved model is data.
-So what is read is what our saving writes, and nothing else: a program for one device, of the
-operations of StableHLO, without effects, whose custom calls are among those that `jax.export`
+`jax.export.deserialize` requires trusted bytes: they may call any function that is
+registered with XLA, including those that call an address given as a number. A saved model is data.
+So only programs as our saving writes them are accepted: for one device, of the
+operations of StableHLO, without effects, with no other custom calls than those that `jax.export`
 itself writes.
 
-A program can still take all the time and memory that its operations ask for.
+A program can still use as much time and memory as its operations require.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from unison.runtime.private_jax import (
 )
 from unison.storage.decoding import decoding, whole_number
 
-#: Where a saved program can run.
+#: The platforms of saved programs.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
-#: Stable calls that carry a kernel or a graph of their own, which runs as it is: our saving writes
-#: for all platforms, and none of these is on all.
+#: Stable calls that contain a kernel or a graph of their own, which would be run: our saving writes
+#: for all platforms, and none of these exists on all of them.
 _CARRY_CODE = {"tf.call_tf_function", "tpu_custom_call", "mosaic_gpu_v2"}
 
-#: The dialects of what JAX lowers to; of StableHLO not what speaks with the host or other devices.
+#: The dialects of JAX's lowering; without the operations that access the host or other devices.
 _DIALECTS = ("builtin", "chlo", "func", "sdy", "stablehlo")
 _REFUSED = re.compile(
     r"stablehlo\.(infeed|outfeed|send|recv|all_gather|all_reduce|all_to_all|collective_\w+"
@@ -43,32 +43,32 @@ _REFUSED = re.compile(
 #: The program, and its gradient.
 _MOST_TABLES = 2
 
-#: Of a table: the arguments and results, the nodes around them, and the text of a size.
+#: In a table: the arguments and results, the nodes around them, and the text of a size.
 _MOST_VALUES = 1 << 16
 _LONGEST_SIZE = 1000
-#: JAX multiplies a size as often as its exponent says.
+#: JAX multiplies a size by itself as often as its exponent says.
 _SIZE = re.compile(r"[\w\s(),*+-]*(\^\d{1,2}(?!\d)[\w\s(),*+-]*)*")
 
-#: The kinds of nodes: a leaf, None, a tuple, a list, a dictionary. Classes of a program's own are
-#: decoded by functions of its own.
+#: The kinds of nodes: a leaf, None, a tuple, a list, a dictionary. A program's own classes are
+#: decoded by its own functions.
 _KINDS_OF_NODES = range(5)
 
-#: How many bytes of constants there may be beyond those that are in the file.
+#: The maximum number of bytes of constants beyond those in the file.
 _CONSTANTS = 1 << 26
 
 _REMEDY = "Save the model again."
 
 
 def read_exported(data: bytes, where: str) -> export.Exported:
-    """Returns an exported program, if it is one that our saving can have written.
+    """Returns an exported program, if our saving could have written it.
 
     Args:
-        data: What `jax.export` has serialized.
-        where: Where it comes from, for messages.
+        data: The result of the serialization by `jax.export`.
+        where: Its origin, for messages.
 
     Raises:
         DataLossError: It is corrupt.
-        InvalidArgumentError: It calls what `jax.export` does not guarantee, speaks with the host,
+        InvalidArgumentError: It calls what `jax.export` does not guarantee, accesses the host,
             or is for several devices.
     """
     with decoding(where, _REMEDY):
@@ -82,7 +82,7 @@ def read_exported(data: bytes, where: str) -> export.Exported:
 
 
 def _check_tables(data: bytes) -> None:
-    """Checks that decoding takes as long as there is data. Raises: ValueError."""
+    """Checks that the time of decoding is proportional to the data. Raises: ValueError."""
     for number, table in enumerate(tables_of_exported(data)):
         if number == _MOST_TABLES:
             raise ValueError("a program has more than one derivative")
@@ -155,7 +155,7 @@ def _check(program: export.Exported, size: int, where: str) -> None:
 
 
 def _operations_in(operation: Any) -> Iterator[Any]:
-    """Yields an operation and all inside, without a call of Python's for each level."""
+    """Yields an operation and all nested ones, without recursion."""
     waiting = [operation]
     while waiting:
         found = waiting.pop()

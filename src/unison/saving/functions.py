@@ -1,6 +1,6 @@
-"""Which functions of an object are saved, and with which signatures.
+"""The functions of an object that are saved, and their signatures.
 
-A `tf.function` is known by what it offers: `python_function`, `input_signature` and
+A `tf.function` is identified by its attributes: `python_function`, `input_signature` and
 `get_concrete_function`; one of its signatures, by `structured_input_signature`.
 """
 
@@ -17,7 +17,7 @@ from unison.cells import has_cell
 from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.specs import ArraySpec
 
-#: The signature that is called when none is named.
+#: The signature that is called by default.
 DEFAULT_SIGNATURE = "serving_default"
 
 
@@ -25,7 +25,7 @@ def functions_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yields the functions in the attributes of an object and of its class, by name."""
     names = dict.fromkeys([*vars(owner), *dir(type(owner))]) if hasattr(owner, "__dict__") else ()
     for name in names:
-        # Without calling what is a property.
+        # Without evaluating properties.
         if is_function(inspect.getattr_static(owner, name, None)):
             yield name, getattr(owner, name)
 
@@ -45,12 +45,12 @@ def is_concrete(value: Any) -> bool:
 
 
 def input_signature_of(function: Any) -> tuple | None:
-    """Returns the specs that the function itself asks for; None if it takes anything."""
+    """Returns the function's own input signature; None if it has none."""
     return getattr(function, "input_signature", None)
 
 
 def concrete_functions_of(function: Any) -> list[Any]:
-    """Returns the function for each signature that it is known to be called with."""
+    """Returns the function for each signature with which it is known to be called."""
     if is_concrete(function):
         return [function]
     known = getattr(function, "concrete_functions", [])
@@ -63,7 +63,7 @@ def inputs_of(concrete: Any) -> tuple[tuple, dict[str, Any]]:
     """Returns the arguments of one signature, with an `ArraySpec` for every array.
 
     Raises:
-        ValueError: The number of axes of one is not known.
+        ValueError: The number of axes of an array is unknown.
     """
     return jax.tree.map(
         lambda leaf: ArraySpec.of(leaf) if _describes_array(leaf) else leaf,

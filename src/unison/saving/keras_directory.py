@@ -1,4 +1,4 @@
-"""Keras models as saved models: what they compute, and Keras' archive to rebuild them from."""
+"""Keras models as saved models: their computation, and Keras' archive to rebuild them from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def save_model(model: keras.Model, directory: str | os.PathLike, signatures: Any
 
     Args:
         model: The model.
-        directory: The folder. What was saved there before is replaced.
+        directory: The folder. Its previous content is replaced.
         signatures: See `unison.saving.save`.
 
     TF: `tf.keras.Model.save` with a folder.
@@ -34,12 +34,12 @@ def load_model(
     custom_objects: dict[str, Any] | None = None,
     compile: bool = True,
 ) -> keras.Model:
-    """Rebuilds a Keras model that `save_model` saved, in the strategy's scope if there is one.
+    """Rebuilds a Keras model that `save_model` has saved, in the strategy's scope if there is one.
 
     Args:
         directory: The folder.
         custom_objects: Classes and functions of the program that the model uses, by name.
-        compile: Whether to compile the model as it was, with its optimizer's state.
+        compile: Whether to compile the model as before, with its optimizer's state.
 
     Raises:
         NotFoundError: There is no model in the folder, or none that can be rebuilt.
@@ -61,12 +61,12 @@ def load_model(
 def export_model(
     model: keras.Model, directory: str | os.PathLike, input_signature: Any = None
 ) -> None:
-    """Saves only what a Keras model computes, as the function and the signature `serve`.
+    """Saves only the computation of a Keras model, as the function and the signature `serve`.
 
     Args:
         model: The model, built.
-        directory: The folder. What was saved there before is replaced.
-        input_signature: The specs of its inputs. Default: those that it was built for.
+        directory: The folder. Its previous content is replaced.
+        input_signature: The specs of its inputs. Default: those for which it was built.
 
     Raises:
         ValueError: The model is not built.

@@ -1,8 +1,8 @@
-"""Keras' files of models with a strategy: they appear whole, and several workers write one.
+"""Keras' files of models with a strategy: they are written atomically, by one of several workers.
 
-`model.save`, `save_weights` and `ModelCheckpoint` all end in a few functions of Keras. For a model
-that was created in a strategy's scope, these write beside the file and rename; of several workers
-that name one path, the first one writes it.
+`model.save`, `save_weights` and `ModelCheckpoint` all call a few functions of Keras. For a model
+that was created in a strategy's scope, these write to a temporary file and rename it; if several
+workers have the same path, the first one writes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CONFIG = "config.json"
 
 
 def _teach_saving() -> None:
-    """Lets Keras write the files of models with a strategy so; others as before."""
+    """Lets Keras write the files of models with a strategy in this way; others are unchanged."""
     for module, name in _WRITERS:
         setattr(module, name, _writing_whole_files(getattr(module, name)))
 
@@ -91,7 +91,7 @@ def _variables_of(model: keras.Model) -> list[ReplicatedVariable]:
 
 
 class _Gathered:
-    """In place of a cell: its value outside the replicas, which no other process is asked for."""
+    """Replaces a cell: its value outside of replicas, without requests to other processes."""
 
     layout = Layout.MIRRORED
 
@@ -104,7 +104,7 @@ class _Gathered:
 
 
 def _gathered(variables: list[ReplicatedVariable]) -> list[tuple[ReplicatedVariable, _Gathered]]:
-    """Returns the values of the variables of which each process has a part; all must call."""
+    """Returns the values of variables with a part in each process; all must call this."""
     return [
         (variable, _Gathered(variable.cell))
         for variable in variables
@@ -114,7 +114,7 @@ def _gathered(variables: list[ReplicatedVariable]) -> list[tuple[ReplicatedVaria
 
 
 def held_values(model: keras.Model) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Returns a context in which a process reads what it now knows of a model alone.
+    """Returns a context in which a process alone reads the present values of a model.
 
     All processes that have parts of the values must call this.
     """

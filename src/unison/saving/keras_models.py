@@ -1,4 +1,4 @@
-"""What is saved of a Keras model: its inference as a function, and Keras' own archive."""
+"""The saved parts of a Keras model: its inference as a function, and Keras' own archive."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ logger = logging.getLogger("unison")
 def inference_of(
     model: keras.Model, input_signature: Any = None, keep_names: bool = False
 ) -> tuple[Callable[..., Any], tuple[tuple, dict[str, Any]]]:
-    """Returns the function that a model computes in inference, and its arguments.
+    """Returns the inference function of a model, and its arguments.
 
     Args:
         model: The model.
-        input_signature: The specs of its inputs. Default: those that it was built for.
-        keep_names: Whether the arguments have the names of the specs; they are `inputs`,
-            `inputs_1`, ... otherwise.
+        input_signature: The specs of its inputs. Default: those for which it was built.
+        keep_names: Whether the arguments have the names of the specs; otherwise they are `inputs`,
+            `inputs_1`, ...
 
     Raises:
-        ValueError: The model is not built, so that its inputs are not known.
+        ValueError: The model is not built, so its inputs are unknown.
     """
     specs = export_utils.get_input_signature(model) if input_signature is None else input_signature
     args = tuple(specs) if isinstance(specs, list | tuple) else (specs,)
@@ -50,9 +50,9 @@ def inference_of(
 
 
 def keras_archive_of(model: keras.Model) -> Callable[[str], None]:
-    """Returns what writes Keras' archive of a model into a folder, with its values as they are now.
+    """Returns a function that writes a model's Keras archive, with its present values, to a folder.
 
-    It writes none if the model's class does not say how to rebuild it. All processes that have
+    It writes nothing if the model's class has no configuration. All processes that have
     parts of the values must call this.
     """
     held = keras_files.held_values(model)

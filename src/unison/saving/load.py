@@ -1,4 +1,4 @@
-"""`load`: an object that was saved, with its variables and functions, without its code."""
+"""`load`: a saved object, with its variables and functions, without its code."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from unison.train.archive import Archive
 from unison.train.structures import decode_structure
 from unison.variables import Variable
 
-#: How many items lists have together, also those that were not saved: the places of numbers.
+#: The maximum total number of items of lists, including unsaved ones: the highest indices.
 _MOST_ITEMS = 1 << 22
 _PLACE = re.compile(r"[0-9]{1,12}")
 
-#: What TensorFlow calls a model that is saved for inference, as all of these are.
+#: TensorFlow's tag of a model for inference, which all of these have.
 SERVING = "serve"
 
 
@@ -39,7 +39,7 @@ class LoadedObject(Module):
     """An object of a saved model: its parts and functions are attributes.
 
     Attributes:
-        signatures: The signatures by name; of the object that was saved.
+        signatures: The signatures by name; on the root object.
     """
 
     signatures: dict[str, SavedSignature]
@@ -57,23 +57,23 @@ def load(
     tags: str | Sequence[str] | None = None,
     make_variable: Callable[..., Variable] = Variable,
 ) -> Any:
-    """Returns an object that `save` saved.
+    """Returns an object that `save` has saved.
 
-    Its variables are new ones, of the strategy in whose scope this is called. They can be trained
-    and assigned. Its functions can be called with the signatures that they were saved with, also
+    Its variables are new, and belong to the strategy in whose scope this is called. They can be
+    trained and assigned. Its functions can be called with their saved signatures, also
     inside `strategy.run`.
 
     Args:
         export_dir: The folder.
-        tags: TensorFlow's names for what a model is for; all are saved to serve.
-        make_variable: Makes the variables; takes what `unison.Variable` takes.
+        tags: TensorFlow's names for purposes of a model; all are saved for "serve".
+        make_variable: Creates a variable; has the arguments of `unison.Variable`.
 
     Raises:
         NotFoundError: There is no saved model.
         DataLossError: It is corrupt.
-        InvalidArgumentError: A program in it calls what no program should that comes from a file:
-            a callback to the host, a kernel of its own. Nothing is compiled before.
-        ValueError: `tags` names something else than "serve".
+        InvalidArgumentError: A program in it calls what no program from a file may call:
+            a callback to the host, its own kernel. Nothing has been compiled then.
+        ValueError: `tags` has another name than "serve".
 
     TF: `tf.saved_model.load`.
     """
@@ -88,7 +88,7 @@ def load(
 
 
 def contains_saved_model(export_dir: str | os.PathLike) -> bool:
-    """Whether a folder holds what `save` writes.
+    """Whether a folder has the content that `save` writes.
 
     TF: `tf.saved_model.contains_saved_model`.
     """
@@ -96,11 +96,11 @@ def contains_saved_model(export_dir: str | os.PathLike) -> bool:
 
 
 class _Reader:
-    """Makes the objects of a saved model.
+    """Creates the objects of a saved model.
 
     Args:
         path: The folder.
-        make_variable: Makes the variables.
+        make_variable: Creates a variable.
     """
 
     def __init__(self, path: str, make_variable: Callable[..., Variable]):
@@ -114,13 +114,13 @@ class _Reader:
         self._items_left = _MOST_ITEMS
 
     def root(self) -> Any:
-        """Returns the object that was saved.
+        """Returns the root object.
 
         Raises:
-            ValueError, LookupError, TypeError: Nobody has saved that.
+            ValueError, LookupError, TypeError: The content is invalid.
         """
         objects = plain_list(self._index["objects"], len(self._archive.nodes))
-        # The variables first: programs refer to them.
+        # The variables first: programs reference them.
         for number, described in enumerate(objects):
             if described["kind"] == "variable":
                 self._made[number] = self._variable(number, described)
@@ -144,7 +144,7 @@ class _Reader:
             synchronization=synchronization,
             aggregation=VariableAggregation[described["aggregation"]],
         )
-        variable.cell.restore(value)  # of a sum, each copy has begun with all of it
+        variable.cell.restore(value)  # for a sum, each copy was initialized to all of it
         return variable
 
     def _object(self, number: int) -> Any:
@@ -178,7 +178,7 @@ class _Reader:
         return loaded
 
     def _taken(self, count: int) -> int:
-        """Returns how many items a list has, of all that a model can have."""
+        """Returns the number of items of a list, within the limit for the model."""
         self._items_left -= count
         if self._items_left < 0:
             raise ValueError(f"a list has {count} items, and hardly any in the file")

@@ -1,4 +1,4 @@
-"""A function of one signature as a portable program, with the variables that it touches."""
+"""A function of one signature as a portable program, with the variables that it uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-# With a jax.ShapeDtypeStruct, JAX would trace a 64-bit argument as one of 32 bits.
+# Given a jax.ShapeDtypeStruct, JAX would trace a 64-bit argument as one of 32 bits.
 from jax.core import ShapedArray
 
 from unison.cells import Cell
@@ -29,16 +29,16 @@ logger = logging.getLogger("unison")
 
 @dataclasses.dataclass
 class SavedProgram:
-    """A program with the variables that it touches.
+    """A program with the variables that it uses.
 
     Attributes:
         data: The program, as `jax.export` writes it.
-        data_for_none: The same for an empty batch, for which `jax.export` needs a program of its
-            own; None if there is none.
+        data_for_none: The same for an empty batch, for which `jax.export` needs a separate
+            program; None if there is none.
         inputs: `(args, kwargs)` with an `ArraySpec` for every array.
         outputs: The structure of the result, with an `ArraySpec` for every array.
         variables: The variables whose values the program gets.
-        assigned: Those that it assigns, in the order of its last results.
+        assigned: The variables that it assigns, in the order of its last results.
     """
 
     data: bytes
@@ -53,14 +53,14 @@ class SavedProgram:
         self._calls: dict[bool, Callable[..., Any]] = {}
 
     def check(self, where: str) -> None:
-        """Checks that the program can have been saved, before it is compiled.
+        """Checks that the program could have been saved, before it is compiled.
 
         Args:
-            where: Where it comes from, for messages.
+            where: Its origin, for messages.
 
         Raises:
-            DataLossError: It is corrupt, or is one of other arguments and results.
-            InvalidArgumentError: It calls what no program should that comes from a file.
+            DataLossError: It is corrupt, or has other arguments and results.
+            InvalidArgumentError: It calls what no program from a file may call.
         """
         for is_none, data in ((False, self.data), (True, self.data_for_none)):
             if data is not None:
@@ -80,7 +80,7 @@ class SavedProgram:
 
     @property
     def structured_input_signature(self) -> Any:
-        """`inputs`, by the name that functions of one signature have for it."""
+        """`inputs`, by their names in functions of one signature."""
         return self.inputs
 
     def python_function(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,10 +117,10 @@ def export_program(
     Args:
         function: A function of arrays, which may read and assign variables.
         inputs: `(args, kwargs)` with an `ArraySpec` for every array.
-        variables: The variables that it may touch.
+        variables: The variables that it may use.
 
     Raises:
-        AssertionError: It touches another variable.
+        AssertionError: It uses another variable.
         ValueError: It cannot be exported.
     """
     by_cell = {variable.cell: variable for variable in variables}
@@ -154,9 +154,9 @@ def export_program(
 
 
 class _Traceable:
-    """A function of variables' values and arrays, made of one that reads variables.
+    """A function of variables' values and arrays, given one that reads variables.
 
-    Tracing leaves what it found in the attributes.
+    Tracing sets the attributes.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: Any):
@@ -226,7 +226,7 @@ def _serialized(program: Callable[..., Any], values: Any, arrays: Any) -> bytes:
 def _for_none(
     program: Callable[..., Any], values: Any, specs: Sequence[ArraySpec], arguments: Sequence[Any]
 ) -> bytes | None:
-    """Returns the program for a batch without examples, None if it cannot work on one."""
+    """Returns the program for a batch without examples, None if the function fails for it."""
     if not any(spec.is_batch for spec in specs):
         return None
     empty = [
@@ -241,7 +241,7 @@ def _for_none(
 
 
 def _symbolic(specs: Sequence[ArraySpec]) -> Iterator[list[ShapedArray]]:
-    """Yields the arguments with symbols for the sizes that may be any.
+    """Yields the arguments with symbols for the unknown sizes.
 
     First with a symbol for each of them, then with one for all first axes, which is the batch.
     """

@@ -40,22 +40,25 @@ logger = logging.getLogger("unison")
 def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> None:
     """Saves an object with its variables and functions.
 
-    Its functions are those in attributes of it and of what it refers to that are a `tf.function`,
+    Its functions are the `tf.function`s in its attributes and in those of the objects it
+    references,
     for each of their known signatures: the `input_signature`, or those of `concrete_functions`.
     They are saved as programs of one replica, for CPUs, GPUs and TPUs, with their gradients; sizes
-    that the signature leaves open (None) stay open.
+    that are unknown in the signature (None) stay unknown.
 
     Args:
         obj: A module, a Keras model, or another object that a checkpoint can follow.
-        export_dir: The folder. What was saved there before is replaced. Several workers that name
-            one folder write it once. One that calls alone saves its own copies, with a warning.
-        signatures: A function of one signature, or a dictionary of them: what is called by name
-            with named arrays. Default: the object's one function with an `input_signature`, or
-            what a Keras model computes, as "serving_default".
+        export_dir: The folder. Its previous content is replaced. Several workers with the same
+            folder write it once. A worker that calls this alone saves its own copies, with a
+            warning.
+        signatures: A function of one signature, or a dictionary of them: functions that are called
+            by name with named arrays. Default: the object's one function with an `input_signature`,
+                or
+            a Keras model's inference, as "serving_default".
 
     Raises:
         ValueError: A function has no known signature, or cannot be exported for it.
-        AssertionError: A function uses a variable that `obj` does not lead to.
+        AssertionError: A function uses a variable that is not reachable from `obj`.
 
     Examples:
         >>> import tempfile, jax.numpy as jnp, unison, unison.tf as tf
@@ -97,12 +100,12 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
 
 
 def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> None:
-    """Writes an object into a folder, which appears whole; of several workers, the first one does.
+    """Writes an object into a folder, atomically; with several workers, the first one does.
 
     Args:
         obj: The object.
         path: The folder.
-        gather: Adds to the object what is saved with it.
+        gather: Adds what is saved with the object.
     """
     _give_cells(obj)
     writing = begin_writing(path, os.path.join(path, folder.INDEX), cells_of(obj, parts_of))
@@ -123,7 +126,7 @@ def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> 
 
 
 def _keras_models_for(obj: Any) -> Any:
-    """Returns the module that knows what is saved of a Keras model, if `obj` is one."""
+    """Returns the module for saving Keras models, if `obj` is one."""
     if "keras" in sys.modules and isinstance(obj, sys.modules["keras"].Model):
         from unison.saving import keras_models
 
@@ -150,7 +153,7 @@ def _wanted_signatures(obj: Any, given: Any) -> dict[str, Any]:
 
 
 class SavedObject:
-    """An object as it will be written: its parts, variables, functions and signatures.
+    """An object to be written: its parts, variables, functions and signatures.
 
     Args:
         root: The object.
@@ -162,11 +165,11 @@ class SavedObject:
         self._number = {id(owner): number for number, owner in enumerate(self._objects)}
         self._variables = [owner for owner in self._objects if is_variable(owner)]
         self._programs: list[SavedProgram] = []
-        #: The functions of each object, by the object's number and by name.
+        #: The functions of each object, by the object's index and by name.
         self._functions: dict[int, dict[str, Any]] = {}
         #: The program of each signature.
         self._signatures: dict[str, int] = {}
-        #: What writes more into the folder.
+        #: Functions that write additional files into the folder.
         self._writers: list[Callable[[str], None]] = []
 
     def add_own_functions(self) -> None:
@@ -180,7 +183,7 @@ class SavedObject:
         """Adds a function of the root for one signature.
 
         Args:
-            name: The attribute that it will be.
+            name: Its attribute in the loaded object.
             function: The function.
             inputs: Its `(args, kwargs)`, with an `ArraySpec` for every array.
         """
@@ -201,7 +204,7 @@ class SavedObject:
             self.add_signature(name, concrete.python_function, inputs_of(concrete))
 
     def also_write(self, write: Callable[[str], None]) -> None:
-        """Has a function write more into the folder, of which it gets the path."""
+        """Adds a function that writes additional files into the folder, given its path."""
         self._writers.append(write)
 
     def _described(self, function: Any) -> dict[str, Any]:
@@ -260,7 +263,7 @@ class SavedObject:
 
 
 def _give_cells(root: Any) -> None:
-    """Keeps the values of Keras variables that were made outside any strategy in cells, too."""
+    """Stores the values of Keras variables from outside of strategies in cells, too."""
     for _, owner in list(reachable(root, parts_of)):
         if is_variable(owner) and not has_cell(owner):
             from unison.keras.variables import adopt

@@ -1,4 +1,4 @@
-"""`ArraySpec`: what a saved program asks of an array, and whether arguments are that."""
+"""`ArraySpec`: a saved program's requirements for an array, and their check."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from unison.runtime.precision import device_dtype
 
 
 class DoesNotFitError(TypeError):
-    """An argument is not what a program was saved for."""
+    """An argument does not fit the program."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """What is known of an array: None stands for a size that may be any.
+    """The known properties of an array: None is an unknown size.
 
     Attributes:
         shape: The sizes.
@@ -33,10 +33,10 @@ class ArraySpec:
 
     @classmethod
     def of(cls, spec: Any) -> ArraySpec:
-        """Returns the same for a `tf.TensorSpec`, a `jax.ShapeDtypeStruct`, an array, ...
+        """Returns the spec of a `tf.TensorSpec`, a `jax.ShapeDtypeStruct`, an array, ...
 
         Raises:
-            ValueError: The number of axes is not known.
+            ValueError: The number of axes is unknown.
         """
         name = getattr(spec, "name", None)
         rank = getattr(spec.shape, "rank", 0)
@@ -49,7 +49,7 @@ class ArraySpec:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the size of the first axis may be any."""
+        """Whether the size of the first axis is unknown."""
         return bool(self.shape) and self.shape[0] is None
 
     def fits(self, array: Any) -> bool:
@@ -99,13 +99,13 @@ def _fitted(value: Any, spec: ArraySpec) -> Any:
 
 
 def described(value: Any) -> Any:
-    """Returns an `ArraySpec` for an array, and anything else as it is."""
+    """Returns an `ArraySpec` for an array, and anything else unchanged."""
     has_shape = hasattr(value, "shape") and hasattr(value, "dtype")
     return ArraySpec(tuple(value.shape), np.dtype(value.dtype)) if has_shape else value
 
 
 def shown(structure: Any) -> str:
-    """Returns arguments, or their specs, as a message shows them."""
+    """Returns arguments, or their specs, as text for messages."""
     structure = described(structure)
     if isinstance(structure, ArraySpec):
         sizes = ", ".join("None" if size is None else str(size) for size in structure.shape)
@@ -118,7 +118,7 @@ def shown(structure: Any) -> str:
 
 
 def filled(inputs: Any, arrays: Sequence[jax.Array]) -> Any:
-    """Returns `inputs` with the arrays, in order, in place of their specs."""
+    """Returns `inputs` with the specs replaced by the arrays, in order."""
     remaining = iter(arrays)
     return jax.tree.map(
         lambda leaf: next(remaining) if isinstance(leaf, ArraySpec) else leaf, inputs

@@ -2,7 +2,7 @@
 
 Only names, thin adapters and TensorFlow's conveniences; the work is done below, and nothing else
 in the package imports this. Tensors are `jax.Array`s. Importing it starts no backend, brings in
-Keras only when `tf.keras` is used, and changes what `patches` says.
+Keras only when `tf.keras` is used, and makes the changes that `patches` lists.
 """
 
 from __future__ import annotations

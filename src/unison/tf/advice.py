@@ -1,4 +1,4 @@
-"""What to use instead of TensorFlow's names that Unison does not have.
+"""Replacements for TensorFlow's names that Unison does not have.
 
 The advice for a module holds for all names in it that have none of their own.
 """

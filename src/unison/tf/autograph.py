@@ -1,4 +1,4 @@
-"""`tf.autograph`: what programs say to TensorFlow's compiler of Python, which is not here.
+"""`tf.autograph`: the interface of TensorFlow's compiler of Python, which does not exist here.
 
 Functions run as they are written. Where Python's `if` or `while` meets a value that only the
 compiled program knows, `tf.function` runs the function step by step, and says so.

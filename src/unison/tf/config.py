@@ -1,4 +1,4 @@
-"""`tf.config`: the devices, and what must be said before they are started.
+"""`tf.config`: the devices, and the settings that must be made before they are started.
 
 TF's rules hold: there is one physical CPU, which can be split into logical ones; whatever changes
 devices must come before the first computation. Reading the physical devices starts no backend.
@@ -223,7 +223,7 @@ def _set_intra_op_parallelism_threads(num_threads: int) -> None:
 
 
 def _get_intra_op_parallelism_threads() -> int:
-    """What `set_intra_op_parallelism_threads` was given; 0 by default."""
+    """The argument of `set_intra_op_parallelism_threads`; 0 by default."""
     return devices.pool_threads_wished()
 
 
@@ -245,7 +245,7 @@ def _set_inter_op_parallelism_threads(num_threads: int) -> None:
 
 
 def _get_inter_op_parallelism_threads() -> int:
-    """What `set_inter_op_parallelism_threads` was given; 0 by default."""
+    """The argument of `set_inter_op_parallelism_threads`; 0 by default."""
     return _inter_op_threads
 
 
@@ -272,7 +272,7 @@ def experimental_connect_to_cluster(
     Raises:
         TypeError: That is neither a cluster nor a resolver.
         RuntimeError: JAX has started already.
-        UnavailableError: The others did not come.
+        UnavailableError: Timed out waiting for the other workers.
 
     TF: `tf.config.experimental_connect_to_cluster`.
     """
@@ -330,14 +330,14 @@ def _set_experimental_options(options: dict[str, Any]) -> None:
 
 
 def _get_experimental_options() -> dict[str, Any]:
-    """What `set_experimental_options` was given."""
+    """The argument of `set_experimental_options`."""
     return dict(_optimizer_options)
 
 
 def _enable_op_determinism() -> None:
     """Makes programs give the same bits every time.
 
-    On CPUs and TPUs they do; for GPUs XLA is told so by `XLA_FLAGS`.
+    On CPUs and TPUs they do; for GPUs, XLA is configured by `XLA_FLAGS`.
 
     Raises:
         BackendStartedError: The backend already runs, with a GPU.
@@ -366,7 +366,7 @@ def _tensor_float_32_execution_enabled() -> bool:
 
 
 def _get_device_details(device: PhysicalDevice) -> dict[str, Any]:
-    """Returns what is known of a device: the name of its kind, once the backend runs."""
+    """Returns the known details of a device: the name of its kind, once the backend runs."""
     _check_known(device)
     if device.device_type == "CPU" or not backend_is_started():
         return {}
@@ -447,7 +447,7 @@ def _started(platform: str) -> list[jax.Device]:
 
 @functools.cache
 def _physical_gpus() -> int:
-    """How many GPUs JAX would find; cached, since hiding them must not change it."""
+    """The number of GPUs that JAX would find; cached, since hiding them must not change it."""
     platforms = (jax.config.values["jax_platforms"] or "").split(",")
     if platforms != [""] and not {"gpu", "cuda", "rocm"} & set(platforms):
         return 0

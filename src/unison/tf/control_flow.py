@@ -54,7 +54,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Returns what the function of the first condition that holds does, else `default()`.
+    """Returns the result of the function of the first true condition, otherwise of `default()`.
 
     Args:
         pred_fn_pairs: Pairs of a condition and a function.
@@ -65,7 +65,7 @@ def case(
         name: Without effect.
 
     Raises:
-        InvalidArgumentError: No condition holds, and there is no default.
+        InvalidArgumentError: No condition is true, and there is no default.
 
     TF: `tf.case`.
     """
@@ -86,7 +86,7 @@ def switch_case(
     default: Callable[[], Any] | None = None,
     name: str = "switch_case",
 ) -> Any:
-    """Returns what the function of that index does; `default` (else the last) for any other.
+    """Returns the result of the function with that index; of `default` (or the last) for any other.
 
     Args:
         branch_index: An integer.
@@ -153,7 +153,7 @@ def while_loop(
         The variables at the end, nested as `loop_vars`.
 
     Raises:
-        TypeError: `cond` or `body` is no function.
+        TypeError: `cond` or `body` is not a function.
         ValueError: There are no variables.
 
     Examples:
@@ -247,7 +247,7 @@ def _branch(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _tensors(value: Any) -> Any:
-    """Returns a nest with its leaves as tensors; None, and what is no value, stays."""
+    """Returns a nest with its leaves as tensors; None, and what is not a value, is unchanged."""
     return jax.tree.map(_tensor, value, is_leaf=is_variable)
 
 

@@ -19,7 +19,7 @@ def sparse_softmax_cross_entropy_with_logits(
     """Returns the loss of every example.
 
     Args:
-        labels: Class indices, of shape `[...]`. One that is no class gives NaN.
+        labels: Class indices, of shape `[...]`. An invalid index gives NaN.
         logits: Of shape `[..., classes]`.
         name: Without effect.
 
@@ -126,8 +126,8 @@ def compute_average_loss(
             differ in size.
 
     Raises:
-        ValueError: `per_example_loss` is a scalar, or `global_batch_size` is none, or negative.
-        TypeError: `global_batch_size` is no integer.
+        ValueError: `per_example_loss` is a scalar, or `global_batch_size` is not, or is negative.
+        TypeError: `global_batch_size` is not an integer.
         RuntimeError: In cross-replica context, without `global_batch_size`.
 
     TF: `tf.nn.compute_average_loss`.

@@ -54,7 +54,7 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Any:
 
 
 def _called_with_gradient(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Calls `f` as it is, and tells the tapes which gradient its result has."""
+    """Calls `f` directly, and passes the gradient function of its result to the tapes."""
     leaves = nest.flatten(args)
     with _trainable_reads() as read:
         result, grad_fn = f(*args, **kwargs)
@@ -84,7 +84,7 @@ def _called_with_gradient(f: Callable[..., Any], args: tuple, kwargs: dict[str, 
 
 
 def _traced_with_gradient(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Calls `f` in a function that JAX traces, and tells JAX which gradient its result has."""
+    """Calls `f` in a function that JAX traces, and passes the gradient function to JAX."""
     leaves = [convert_to_tensor(leaf) for leaf in nest.flatten(args)]
 
     def result_and_gradient(*arrays: jax.Array) -> tuple[Any, Callable[..., Any]]:
@@ -190,7 +190,7 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the gradient of `f` compute what `f` computed again, rather than keep it in memory.
+    """Makes the gradient of `f` recompute its intermediate values instead of storing them.
 
     TF: `tf.recompute_grad`.
     """

@@ -1,4 +1,4 @@
-"""`tf.debugging`: what must hold of tensors.
+"""`tf.debugging`: assertions about tensors.
 
 Where the values are known, what does not hold raises at once. In a compiled program they are
 looked at when it runs: its results, or the next use of them, raise then.
@@ -203,7 +203,7 @@ def assert_near(
 
 
 def assert_all_finite(x: Any, message: str, name: str | None = None) -> Any:
-    """Returns `x`, no element of which may be infinite or NaN.
+    """Returns `x`, after checking that no element is infinite or NaN.
 
     TF: `tf.debugging.assert_all_finite`.
     """
@@ -211,7 +211,7 @@ def assert_all_finite(x: Any, message: str, name: str | None = None) -> Any:
 
 
 def check_numerics(tensor: Any, message: str, name: str | None = None) -> Any:
-    """Returns the tensor, no element of which may be infinite or NaN.
+    """Returns the tensor, after checking that no element is infinite or NaN.
 
     Raises:
         InvalidArgumentError: One is.
@@ -259,7 +259,7 @@ def assert_rank_in(
     """TF: `tf.debugging.assert_rank_in`.
 
     Raises:
-        ValueError: The number of the tensor's axes is none of these.
+        ValueError: The rank of the tensor is not one of these.
     """
     wanted = tuple(int(known_value(rank)) for rank in ranks)
     _require_rank(x, lambda found: found in wanted, f"rank in {wanted}", message)
@@ -351,7 +351,7 @@ def assert_integer(x: Any, message: str | None = None, name: str | None = None) 
     """TF: `tf.debugging.assert_integer`.
 
     Raises:
-        TypeError: The tensor's dtype is no integer.
+        TypeError: The tensor's dtype is not an integer dtype.
     """
     found = as_dtype(convert_to_tensor(x).dtype)
     if not found.is_integer:
@@ -364,7 +364,7 @@ def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> DType:
     """Returns the dtype that all tensors have, float32 for none.
 
     Raises:
-        ValueError: They differ, or it is no floating dtype.
+        ValueError: They differ, or it is not a floating dtype.
 
     TF: `tf.debugging.assert_same_float_dtype`.
     """
@@ -442,7 +442,7 @@ _logs_placement = False
 
 
 def set_log_device_placement(enabled: bool) -> None:
-    """Remembered for TF's sake, without effect: `array.device` and `array.sharding` say where
+    """Stored for compatibility with TF, and ignored: `array.device` and `array.sharding` show where
     things are.
 
     TF: `tf.debugging.set_log_device_placement`.

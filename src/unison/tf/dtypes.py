@@ -112,7 +112,7 @@ class DType:
 
     @property
     def limits(self) -> tuple[Any, Any]:
-        """What images of this dtype range over: 0 and 1, or those of the integers."""
+        """The range of images of this dtype: 0 to 1, or that of the integers."""
         return (self.min, self.max) if self.is_integer else (0, 1)
 
     def _bounds(self, which: str) -> Any:

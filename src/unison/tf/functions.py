@@ -19,7 +19,7 @@ from unison.tf.tensors import convert_to_tensor, is_tensor
 from unison.tracebacks import filter_traceback
 from unison.values import is_distributed
 
-#: Options of `tf.function` that steer how TensorFlow makes graphs, of which there are none.
+#: Options of `tf.function` for TensorFlow's creation of graphs, which do not exist here.
 _OPTIONS_WITHOUT_EFFECT = frozenset(
     "autograph jit_compile reduce_retracing experimental_implements "
     "experimental_autograph_options experimental_attributes experimental_relax_shapes "
@@ -59,7 +59,7 @@ class Function(CompiledFunction):
         return self if instance is None else BoundMethod(self, instance)
 
     def experimental_get_tracing_count(self) -> int:
-        """Returns for how many signatures the function was traced."""
+        """Returns the number of signatures for which the function was traced."""
         return self.trace_count
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
@@ -76,7 +76,7 @@ class Function(CompiledFunction):
 
     @property
     def concrete_functions(self) -> list[ConcreteFunction]:
-        """The function of each signature that it was compiled for; what a saved model keeps."""
+        """The function of each compiled signature; a saved model contains these."""
         return self._known()
 
     def _known(self, instance: Sequence[Any] = ()) -> list[ConcreteFunction]:
@@ -116,7 +116,7 @@ class Function(CompiledFunction):
         except TypeError as error:
             raise TypeError(f"{self._name}() with an input_signature: {error}") from None
         names = list(bound.arguments)
-        # Of a method, the instance comes first and has no spec.
+        # For a method, the instance comes first and has no spec.
         skipped = 1 if len(names) > len(self.input_signature) and names[0] == "self" else 0
         for name, spec in zip(names[skipped:], self.input_signature, strict=False):
             value = bound.arguments[name]
@@ -210,7 +210,7 @@ class ConcreteFunction:
 
     @property
     def structured_outputs(self) -> Any:
-        """The shapes and dtypes of what it returns, for inputs whose axes all have a size."""
+        """The shapes and dtypes of its results, for inputs whose sizes are all known."""
         from unison.tf.tensor_spec import TensorSpec
 
         args, kwargs = jax.tree.map(_example_of, self.structured_input_signature)
@@ -278,7 +278,7 @@ def _is_output(value: Any) -> bool:
 
 
 def _as_output(leaf: Any) -> Any:
-    """Returns what TensorFlow makes of one leaf of a function's result: a tensor."""
+    """Returns one leaf of a function's result as TensorFlow returns it: a tensor."""
     if has_cell(leaf):
         return leaf.value()
     is_value = isinstance(leaf, int | float | complex | str | bytes | np.ndarray | np.generic)

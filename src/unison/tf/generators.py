@@ -77,7 +77,7 @@ class Generator(Tracked):
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
-        """Returns a generator of which nobody knows what it will give."""
+        """Returns a generator with an unpredictable seed."""
         return cls(state=np.array([secrets.randbits(32), 0], np.uint32))
 
     @classmethod
@@ -207,7 +207,7 @@ _global_generator: Generator | None = None
 
 
 def get_global_generator() -> Generator:
-    """Returns the process' generator, made when first asked for.
+    """Returns the process' generator, created at first use.
 
     TF: `tf.random.get_global_generator`.
     """

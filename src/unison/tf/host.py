@@ -1,4 +1,4 @@
-"""Tensors that are NumPy arrays: text, and what is known while a program is traced."""
+"""Tensors that are NumPy arrays: text, and values that are known while a program is traced."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unison.tf.tensor_spec import TensorShape
 
 
 class HostTensor(np.ndarray):
-    """An array on the host, with what TensorFlow's tensors have beyond NumPy's.
+    """An array on the host, with the additional attributes of TensorFlow's tensors.
 
     `tf.shape(x)`, inside a compiled program, is one: its value is known where the program is
     traced, so that `tf.reshape(x, [tf.shape(x)[0], -1])` and Python's `if` and `range` work.
-    What NumPy computes from it is one as well; what is computed with an array of the program is
+    NumPy's results for it are of this class as well; the result with an array of the program is
     an array of the program.
     """
 
@@ -55,7 +55,7 @@ class HostTensor(np.ndarray):
 
 
 def _on_host(index: Any) -> Any:
-    """Indices may be tensors; NumPy wants arrays of its own."""
+    """Indices may be tensors; NumPy requires its own arrays."""
     if isinstance(index, tuple):
         return tuple(_on_host(part) for part in index)
     return np.asarray(index) if isinstance(index, jax.Array) else index

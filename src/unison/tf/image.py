@@ -212,7 +212,7 @@ def resize(
         size: The new height and width.
         method: One of `ResizeMethod`'s values.
         preserve_aspect_ratio: Whether to keep the proportions; `size` is then the most.
-        antialias: Whether to average over what a smaller image leaves out.
+        antialias: Whether to average over the pixels that a smaller image leaves out.
         name: Without effect.
 
     TF: `tf.image.resize`.
@@ -256,7 +256,7 @@ def _kernel_weights(before: int, after: int, method: str, antialias: bool) -> np
 
 
 def _area_weights(before: int, after: int, method: str, antialias: bool) -> np.ndarray:
-    """Returns what part of every new pixel each old one covers."""
+    """Returns the fraction of every new pixel that each old one covers."""
     edges = np.arange(after + 1) * before / after
     starts, ends = edges[:-1, None], edges[1:, None]
     pixels = np.arange(before)[None, :]
@@ -436,7 +436,7 @@ def hsv_to_rgb(images: Any, name: str | None = None) -> jax.Array:
 
 
 def adjust_hue(image: Any, delta: Any, name: str | None = None) -> jax.Array:
-    """Turns the hue, of which 1 is all the way round. TF: `tf.image.adjust_hue`."""
+    """Rotates the hue, by a fraction of the full circle. TF: `tf.image.adjust_hue`."""
 
     def adjusted(floats: jax.Array) -> jax.Array:
         hsv = rgb_to_hsv(floats)

@@ -54,7 +54,7 @@ def _opened(contents: Any, *formats: str) -> Any:
 
 @contextlib.contextmanager
 def _decoding() -> Iterator[None]:
-    """Inside, what Pillow makes of wrong bytes becomes one error.
+    """Inside, Pillow's errors for invalid bytes become one error.
 
     Raises:
         InvalidArgumentError: The image is corrupt, or larger than Pillow's `MAX_IMAGE_PIXELS`.
@@ -112,7 +112,7 @@ def decode_jpeg(
     Args:
         contents: The bytes of the file.
         channels: 0 for those of the file, 1 for grey, 3 for RGB.
-        ratio: 1, 2, 4 or 8: how much smaller to read it.
+        ratio: 1, 2, 4 or 8: the factor by which the image is reduced.
         fancy_upscaling: Without effect.
         try_recover_truncated: Without effect.
         acceptable_fraction: Without effect.
@@ -230,7 +230,7 @@ def encode_jpeg(
 
     Args:
         image: Of the shape `[height, width, 1 or 3]`.
-        format: Without effect: the number of channels says it.
+        format: Ignored: the number of channels determines it.
         quality: From 0 to 100.
         progressive: Whether the file can be shown before all of it is there.
         optimize_size: Whether to spend time on a smaller file.

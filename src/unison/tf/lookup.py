@@ -64,7 +64,7 @@ def _items(tensor: Any) -> list[Any]:
 
 
 class _Table:
-    """What the tables share: a dictionary, and the dtypes of keys and values."""
+    """The common part of the tables: a dictionary, and the dtypes of keys and values."""
 
     def __init__(self, key_dtype: Any, value_dtype: Any, default_value: Any):
         self.key_dtype = as_dtype(key_dtype)

@@ -29,7 +29,7 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: Any = None,
 ) -> Any:
-    """Applies `fn` to the slices along the first axis, and stacks what it returns.
+    """Applies `fn` to the slices along the first axis, and stacks its results.
 
     Args:
         fn: A function of one slice, or of a nest of them.
@@ -41,7 +41,7 @@ def map_fn(
         infer_shape: Without effect.
         name: Without effect.
         fn_output_signature: The dtype of the result, or a nest of dtypes or specifications.
-            Default: what `fn` returns.
+            Default: that of the result of `fn`.
 
     Examples:
         >>> map_fn(lambda x: x * x, convert_to_tensor([1, 2, 3])).tolist()
@@ -116,7 +116,7 @@ def foldr(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Returns what `foldl` does from the last slice to the first. TF: `tf.foldr`."""
+    """Returns the result of `foldl` from the last slice to the first. TF: `tf.foldr`."""
     return _folded(fn, elems, initializer, reverse=True)[0]
 
 
@@ -131,7 +131,7 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Returns all values that `foldl` goes through, stacked; without an initializer the first is
+    """Returns all intermediate values of `foldl`, stacked; without an initializer the first is
     the first slice.
 
     TF: `tf.scan`.

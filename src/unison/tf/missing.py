@@ -1,7 +1,7 @@
-"""What the face says about a name that it does not have.
+"""The errors for names that `unison.tf` does not have.
 
-`names.txt` lists TensorFlow's public names, so that a name that TensorFlow has is told from a
-typing error; `advice.py` says what to use instead of some.
+`names.txt` lists TensorFlow's public names, so that these can be distinguished from
+typing errors; `advice.py` has replacements for some.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def names_missing_from(
 
     Args:
         module: The module's `__name__`.
-        instead: What to use instead of some of TensorFlow's names; before what `advice.py` says.
+        instead: Replacements for some of TensorFlow's names; they take precedence over `advice.py`.
 
     Examples:
         >>> lookup = names_missing_from("unison.tf.nn", {"ctc_loss": "use optax.ctc_loss"})

@@ -54,7 +54,7 @@ def pack_sequence_as(
 
     Raises:
         ValueError: There are not as many leaves as places.
-        TypeError: `flat_sequence` is no sequence.
+        TypeError: `flat_sequence` is not a sequence.
 
     TF: `tf.nest.pack_sequence_as`.
     """
@@ -81,8 +81,8 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
         kwargs: `check_types` (default True) and `expand_composites` (default False).
 
     Raises:
-        TypeError: `func` is no function, or the structures differ in types.
-        ValueError: They differ in size, or there is none.
+        TypeError: `func` is not a function, or the structures differ in types.
+        ValueError: They differ in size, or there are none.
 
     Examples:
         >>> map_structure(lambda x, y: x + y, {"a": 1}, {"a": 2})
@@ -210,7 +210,7 @@ def _is_namedtuple(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether `value` is of an attrs class, or of a data class that says it is a structure."""
+    """Whether `value` is of an attrs class, or of a data class that is declared a structure."""
     if isinstance(value, type):
         return False
     return hasattr(type(value), "__attrs_attrs__") or (

@@ -213,7 +213,7 @@ def stateless_dropout(
     noise_shape: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Drops what the two integers of `seed` determine.
+    """Drops elements as determined by the two integers of `seed`.
 
     TF: `tf.nn.experimental.stateless_dropout`.
     """

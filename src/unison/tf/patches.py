@@ -1,4 +1,4 @@
-"""What `unison.tf` changes in other libraries, done when it is imported.
+"""The changes of `unison.tf` in other libraries, made when it is imported.
 
 JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, and JAX keeps a 64-bit
 dtype that is named (see `unison.runtime.precision`), as TensorFlow does.

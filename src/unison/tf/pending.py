@@ -48,7 +48,7 @@ class PendingText:
         return self.shape
 
     def through(self, operation: TextOperation) -> Any:
-        """Returns what the program sees of an operation's results for this text."""
+        """Returns the program's form of an operation's results for this text."""
         return self._host.through(self, operation)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -68,8 +68,8 @@ class HostOperation:
     Attributes:
         place: Which of the texts.
         operation: What is computed of it.
-        structure: What is around what comes out.
-        kinds: The shapes and dtypes of what comes out, for an element.
+        structure: The structure of the results.
+        kinds: The shapes and dtypes of the results, for an element.
     """
 
     place: int
@@ -79,7 +79,7 @@ class HostOperation:
 
 
 class HostOperations:
-    """The operations on text that come before a program, in the order in which they are asked for.
+    """The operations on text that run before a program, in order.
 
     A function is traced once more for each operation that it turns out to ask for.
 
@@ -99,7 +99,7 @@ class HostOperations:
 
     @property
     def kinds(self) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """What the numbers are that come out, for an element."""
+        """The specs of the resulting numbers, for an element."""
         return [kind for known in self._known for kind in known.kinds if kind[1].kind != "O"]
 
     @property
@@ -111,7 +111,7 @@ class HostOperations:
         """Begins a trace, and returns the texts that the function gets.
 
         Args:
-            values: What stands for the numbers that come out.
+            values: The placeholders of the numbers.
         """
         self._asked = 0
         self._has_grown = False
@@ -120,7 +120,7 @@ class HostOperations:
         return [self._text(place) for place in range(self._given)]
 
     def through(self, text: PendingText, operation: TextOperation) -> Any:
-        """Returns what comes out of an operation, as the program sees it."""
+        """Returns the results of an operation in the program's form."""
         if self._asked == len(self._known):
             found, structure = flatten(operation(self._samples[text.place]))
             self._known.append(
@@ -136,7 +136,7 @@ class HostOperations:
         return known.structure.pack([self._seen(dtype) for _, dtype in known.kinds])
 
     def run(self, texts: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns the numbers that come out for texts, and all texts.
+        """Returns the numbers for texts, and all texts.
 
         Raises:
             ValueError: They are not of the kinds that the sample's are.

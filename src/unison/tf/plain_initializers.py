@@ -1,4 +1,4 @@
-"""The initializers that TensorFlow has beside Keras': objects to be called with a shape."""
+"""Initializers of TensorFlow that Keras does not have: objects to be called with a shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unison.tf.tensors import constant, ones, zeros
 
 
 class _Initializer:
-    """What all have: their configuration."""
+    """The common part: the configuration."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make an equal one."""

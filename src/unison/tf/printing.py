@@ -33,7 +33,8 @@ def print(
             standard error, as in TensorFlow.
         end: Printed after the last input.
         sep: Printed between inputs.
-        summarize: How many elements to show at either end of each axis; -1 shows all.
+        summarize: The number of elements at either end of each axis that are printed; -1 prints
+            all.
         name: Without effect.
 
     Raises:
@@ -108,7 +109,7 @@ class Shown:
 
 
 def shown(leaf: Any, summarize: int) -> Any:
-    """Returns a tensor as `tf.print` writes it; what is no tensor is returned as it is."""
+    """Returns a tensor as `tf.print` writes it; other values unchanged."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
     array = leaf.numpy() if isinstance(leaf, StringTensor) else np.asarray(leaf)

@@ -17,9 +17,9 @@ __getattr__ = names_missing_from(__name__)
 
 
 class ProfilerOptions(NamedTuple):
-    """How much to record. TF: `tf.profiler.experimental.ProfilerOptions`.
+    """The level of detail. TF: `tf.profiler.experimental.ProfilerOptions`.
 
-    JAX's profiler always records what accelerators do: `device_tracer_level` changes nothing.
+    JAX's profiler always records the activity of accelerators: `device_tracer_level` is ignored.
     """
 
     host_tracer_level: int = 2
@@ -55,7 +55,7 @@ def _stop(save: bool = True) -> None:
 
 @contextlib.contextmanager
 def _profile(logdir: Any, options: ProfilerOptions | None = None) -> Iterator[None]:
-    """Records what happens inside. TF: `tf.profiler.experimental.Profile`."""
+    """Records a profile of the block. TF: `tf.profiler.experimental.Profile`."""
     _start(logdir, options)
     try:
         yield
@@ -64,7 +64,7 @@ def _profile(logdir: Any, options: ProfilerOptions | None = None) -> Iterator[No
 
 
 def _trace(name: str, **kwargs: Any) -> AbstractContextManager[Any]:
-    """Names what happens inside in the trace; with `step_num`, as a step of training.
+    """Names the block in the trace; with `step_num`, as a step of training.
 
     TF: `tf.profiler.experimental.Trace`.
     """

@@ -132,7 +132,7 @@ def stateless_normal(
     name: str | None = None,
     alg: str = "auto_select",
 ) -> jax.Array:
-    """Draws what the two integers of `seed` determine; they may be traced.
+    """Draws numbers determined by the two integers of `seed`; they may be traced.
 
     TF: `tf.random.stateless_normal` (its numbers are others).
     """
@@ -161,7 +161,7 @@ def stateless_uniform(
     name: str | None = None,
     alg: str = "auto_select",
 ) -> jax.Array:
-    """Draws what the two integers of `seed` determine; they may be traced.
+    """Draws numbers determined by the two integers of `seed`; they may be traced.
 
     With both limits None, integers are drawn from all that the dtype has.
 

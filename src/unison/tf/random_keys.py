@@ -31,7 +31,7 @@ _cells: dict[Placement, Cell] = {}
 
 
 def set_seed(seed: int) -> None:
-    """Seeds the stream and starts it anew, that of compiled programs too.
+    """Seeds the stream, which restarts, as does that of compiled programs.
 
     TF: `tf.random.set_seed`.
     """

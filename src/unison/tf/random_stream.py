@@ -1,6 +1,6 @@
 """The stream of `tf.random` among the generators of the process, before it is used.
 
-What restores the state of a program does so by name, and may do it ahead of the first draw.
+The state of a program is restored by name, and this may happen before the first draw.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def register_random_stream() -> None:
-    """Makes the stream part of what checkpoints save, and workers that join receive."""
+    """Makes the stream part of the state that checkpoints save, and joining workers receive."""
     global_generators["tf.random"] = _StreamOnDemand()
 
 
 class _StreamOnDemand:
-    """The stream in `unison.tf.random_keys`, which is imported when it is asked for."""
+    """The stream in `unison.tf.random_keys`, which is imported when it is used."""
 
     def get_state(self, placement: Placement | None) -> Any:
         return self._stream().get_state(placement)

@@ -1,6 +1,6 @@
-"""What TensorFlow programs say about where and when: devices, name scopes, order of operations.
+"""TensorFlow's declarations of place and order: devices, name scopes, order of operations.
 
-Operations run in the order in which they are written, so what states an order has no effect.
+Operations run in the order in which they are written, so declarations of an order have no effect.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def py_function(
     """Calls a Python function of tensors, when the program runs.
 
     In a compiled program the results' shapes must be those of the arguments broadcast together:
-    XLA wants them beforehand. The result has no gradient there; use `tf.custom_gradient`.
+    XLA requires them in advance. The result has no gradient there; use `tf.custom_gradient`.
 
     Args:
         func: A function of tensors that have `.numpy()`.
@@ -185,7 +185,7 @@ def _depend_on_program(arguments: Sequence[Any]) -> bool:
 
 
 def _as(dtype: Any, result: Any) -> Any:
-    """Returns what the function returned as a tensor of the dtype; of None, nothing."""
+    """Returns the function's result as a tensor of the dtype; nothing for None."""
     if dtype is None or (isinstance(dtype, list | builtins.tuple) and not dtype):
         return None
     return cast(result, dtype)

@@ -188,7 +188,7 @@ def one_hot(
 
 
 def _places(indices: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns the last axis of `indices` as one array an axis of what is indexed."""
+    """Returns the last axis of `indices` as one array per indexed axis."""
     return tuple(jnp.moveaxis(indices, -1, 0))
 
 
@@ -282,7 +282,7 @@ def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Any:
 
 
 class TopK(NamedTuple):
-    """The largest elements, and their places. TF: what `tf.math.top_k` returns."""
+    """The largest elements, and their indices. TF: the result of `tf.math.top_k`."""
 
     values: Any
     indices: Any
@@ -296,7 +296,7 @@ class Unique(NamedTuple):
 
 
 class UniqueWithCounts(NamedTuple):
-    """The distinct elements, every element's place among them, and how often each occurs."""
+    """The distinct elements, every element's index among them, and their counts."""
 
     y: Any
     idx: Any
@@ -418,7 +418,7 @@ def bincount(
     axis: int | None = None,
     binary_output: bool = False,
 ) -> Any:
-    """Counts how often every integer from 0 on occurs, or adds up its weights.
+    """Counts the occurrences of every integer from 0, or sums their weights.
 
     Args:
         arr: Integers, none negative.
@@ -463,7 +463,7 @@ def histogram_fixed_width_bins(
     dtype: Any = dtypes.int32,
     name: str | None = None,
 ) -> Any:
-    """Returns every value's bin; what is outside the range is in the first or last.
+    """Returns every value's bin; values outside of the range are in the first or last.
 
     TF: `tf.histogram_fixed_width_bins`.
     """
@@ -628,6 +628,6 @@ def _zero_if_empty(reduction: Callable[..., Any], data: Any, segment_ids: Any) -
 
 
 def _segments_of(segment_ids: Any) -> int:
-    """The ids are sorted: the last one says how many segments there are."""
+    """The ids are sorted: the last one determines the number of segments."""
     ids = np.asarray(convert_to_tensor(segment_ids))
     return int(ids[-1]) + 1 if ids.size else 0

@@ -34,7 +34,7 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
 
 
 def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "transpose") -> Any:
-    """Permutes the axes as `perm` says, by default reverses them. TF: `tf.transpose`."""
+    """Permutes the axes by `perm`; by default, reverses them. TF: `tf.transpose`."""
     a = convert_to_tensor(a)
     with invalid_arguments("tf.transpose"):
         result = like(a, array_module(a).transpose(a, axes(perm)))
@@ -110,7 +110,7 @@ def _of_one_dtype(values: Any) -> list[Any]:
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split"
 ) -> list[Any]:
-    """Cuts `value` into so many equal parts, or into parts of these sizes, one of which may be -1.
+    """Splits `value` into a number of equal parts, or parts of given sizes, one of them maybe -1.
 
     Raises:
         InvalidArgumentError: The sizes do not add up, or the parts are not equal.
@@ -226,7 +226,7 @@ def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
 
 
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """Returns the part that starts at `begin` and has the shape `size`; -1 goes to the end.
+    """Returns the part that begins at `begin` and has the shape `size`; -1 extends to the end.
 
     In a compiled program `begin` may be computed, `size` must be known.
 
@@ -260,7 +260,7 @@ def strided_slice(
     var: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Returns what `input_[begin:end:strides, ...]` does, as its masks modify it.
+    """Returns the result of `input_[begin:end:strides, ...]`, as modified by the masks.
 
     TF: `tf.strided_slice`.
     """

@@ -26,7 +26,7 @@ class _Parts(NamedTuple):
 
 
 class SparseTensor(_Parts):
-    """A tensor of which only some values are written down.
+    """A tensor of which only some values are stored.
 
     It is a named tuple of three tensors, and in a dataset a structure of them.
 
@@ -46,7 +46,7 @@ class SparseTensor(_Parts):
     __slots__ = ()
 
     def __new__(cls, indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
-        # What is traced, or stands for a tensor (a spec, JAX's placeholders), stays as it is.
+        # Traced values, and placeholders of tensors (a spec, JAX's placeholders), are unchanged.
         if isinstance(indices, list | tuple | np.ndarray):
             indices = convert_to_tensor(indices, dtypes.int64)
         if isinstance(values, list | tuple | np.ndarray):

@@ -25,7 +25,7 @@ __getattr__ = names_missing_from(__name__)
 
 
 def _mapped(function: Callable[[bytes], Any], value: Any) -> np.ndarray:
-    """Returns an array of what `function` gives for every string."""
+    """Returns an array of the results of `function` for every string."""
     strings = StringTensor(value).view(np.ndarray)
     results = np.empty(strings.shape, dtype=object)
     results.ravel()[:] = [function(item) for item in strings.flat]
@@ -160,7 +160,7 @@ def substr(
 def regex_replace(
     input: Any, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None
 ) -> StringTensor:
-    r"""Replaces what matches; `\1` in `rewrite` stands for the first group.
+    r"""Replaces the matches; `\1` in `rewrite` is the first group.
 
     TF: `tf.strings.regex_replace`.
     """

@@ -1,4 +1,4 @@
-"""`tf.summary`: what TensorBoard shows, written by the package tensorboardX.
+"""`tf.summary`: summaries for TensorBoard, written by the package tensorboardX.
 
 In a replica program only the first replica writes. A compiled program writes when it runs, to the
 writer that was the default when it was traced.
@@ -191,7 +191,7 @@ def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def record_if(condition: Any) -> Iterator[None]:
-    """Inside, summaries are written if `condition` (or what it returns) is true.
+    """Inside, summaries are written if `condition` (or its result) is true.
 
     TF: `tf.summary.record_if`.
     """
@@ -206,7 +206,7 @@ def should_record_summaries() -> bool:
 
 
 def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: Any = None) -> None:
-    """Starts JAX's profiler, if it is asked for; there are no graphs. TF: `tf.summary.trace_on`."""
+    """Starts JAX's profiler, if requested; there are no graphs. TF: `tf.summary.trace_on`."""
     if profiler:
         recording = Recording(text_of(profiler_outdir))
         recording.start()

@@ -22,7 +22,7 @@ def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     """Calls the body of a `tf.function`, in which `tf.gradients` works.
 
     Symbolic gradients need a record of all that the function computes. It is made only if they
-    are asked for: the function is then called again.
+    are requested: the function is then called again.
     """
     if _tape.value is not None:
         return function(*args, **kwargs)
@@ -35,7 +35,7 @@ def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 class _NotRecording:
-    """Stands for the tape of a function that has not asked for gradients."""
+    """The tape of a function for which gradients have not been requested."""
 
 
 class _EverythingTape(GradientTape):

@@ -1,4 +1,4 @@
-"""Gradients: `tf.GradientTape` and what goes with it."""
+"""Gradients: `tf.GradientTape` and related functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("unison")
 
 
 class UnconnectedGradients(enum.Enum):
-    """What the gradient is where a target does not depend on a source.
+    """The gradient of a target that does not depend on a source.
 
     TF: `tf.UnconnectedGradients`.
     """
@@ -34,7 +34,7 @@ class UnconnectedGradients(enum.Enum):
 
 
 class GradientTape:
-    """Records what is computed, for gradients.
+    """Records computations, for gradients.
 
     Values inside the block are ordinary tensors. The tape works eagerly, in a `tf.function`, in
     `jax.jit`, and inside `strategy.run`, where it computes the replica's gradients; tapes may be
@@ -127,7 +127,7 @@ class GradientTape:
 
     @contextlib.contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """Inside, this tape records nothing; others, inside or around it, go on.
+        """Inside, this tape records nothing; other tapes, inside or around it, continue.
 
         Raises:
             ValueError: The tape does not record.
@@ -149,7 +149,7 @@ class GradientTape:
                 self._switch_off(recordings)
 
     def reset(self) -> None:
-        """Forgets all that was recorded, and what is watched.
+        """Discards the recording, and the watched tensors.
 
         Raises:
             ValueError: The tape does not record.
@@ -317,7 +317,7 @@ class GradientTape:
         """Returns the function from weights of the targets to gradients of the sources, and the
         number of the recording that it comes from.
 
-        The gradients do not go on beyond `constants`.
+        The gradients stop at `constants`.
         """
         if not self._recordings:
             raise RuntimeError(
@@ -394,7 +394,7 @@ def conjugate(value: Any) -> Any:
 
 
 def as_tensor(value: Any) -> Any:
-    """Returns a variable's value, or what can be made a tensor, as a tensor."""
+    """Returns a variable's value, or a value that can be converted, as a tensor."""
     return value.__jax_array__() if is_variable(value) else convert_to_tensor(value)
 
 
@@ -412,7 +412,7 @@ def has_gradient(dtype: Any) -> bool:
 
 
 def parse_unconnected(unconnected: UnconnectedGradients | str) -> UnconnectedGradients:
-    """Returns what to do without a connection, given by itself or its name."""
+    """Returns the behaviour for unconnected gradients, given by itself or its name."""
     try:
         return UnconnectedGradients(unconnected)
     except ValueError:
@@ -445,10 +445,10 @@ def filled(
     before: Sequence[int] = (),
     shape: Sequence[int] | None = None,
 ) -> Any:
-    """Returns a gradient, or what stands for one that is not there: None, or zeros.
+    """Returns a gradient, or the replacement for a missing one: None, or zeros.
 
     Args:
-        gradient: The gradient; None if there is none.
+        gradient: The gradient; None if it is missing.
         source: What it is the gradient by.
         unconnected: Which of the two.
         before: The axes in front of the source's.

@@ -21,13 +21,13 @@ __getattr__ = names_missing_from(__name__)
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """An array of tensors of one shape and dtype. Writing returns the array to go on with.
+    """An array of tensors of one shape and dtype. Writing returns the array with which to continue.
 
     In loops of compiled programs its size must be known, and `dynamic_size` does not grow it.
 
     Args:
         dtype: The dtype of the elements.
-        size: How many elements. Default: 0.
+        size: The number of elements. Default: 0.
         dynamic_size: Whether a write beyond the end makes it larger.
         clear_after_read: Without effect.
         tensor_array_name: Without effect.
@@ -90,7 +90,7 @@ class TensorArray:
         """Returns the array with `value` at `index`.
 
         Raises:
-            OutOfRangeError: There is no such element, and the array does not grow.
+            OutOfRangeError: The index is out of range, and the array does not grow.
             InvalidArgumentError: `value` has another dtype.
         """
         value = convert_to_tensor(value, dtype_hint=self.dtype)
@@ -118,7 +118,7 @@ class TensorArray:
         """Returns the element at `index`.
 
         Raises:
-            OutOfRangeError: There is no such element.
+            OutOfRangeError: The index is out of range.
         """
         elements = self.stack()
         try:

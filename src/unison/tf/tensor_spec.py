@@ -1,4 +1,4 @@
-"""`tf.TensorShape`, `tf.TensorSpec` and `tf.TypeSpec`: what is known of a value beforehand.
+"""`tf.TensorShape`, `tf.TensorSpec` and `tf.TypeSpec`: the properties of a value known in advance.
 
 The shape of a tensor itself is a tuple, as JAX has it; `tensor.get_shape()` is a `TensorShape`.
 """
@@ -103,7 +103,7 @@ class TensorShape:
         )
 
     def merge_with(self, other: Any) -> TensorShape:
-        """Returns what is known of either.
+        """Returns the merged properties of both.
 
         Raises:
             ValueError: They are incompatible.
@@ -297,7 +297,7 @@ class TensorSpec(TypeSpec):
         )
 
     def most_specific_compatible_type(self, other: TensorSpec) -> TensorSpec:
-        """Returns the narrowest specification that describes what both do.
+        """Returns the narrowest specification that describes both.
 
         Raises:
             ValueError: The dtypes differ.

@@ -35,10 +35,10 @@ from unison.tf.pending import PendingText
 from unison.tf.tensor_spec import TensorShape, broadcast_shapes
 from unison.tf.text import StringTensor, is_text
 
-#: What `isinstance(x, tf.Tensor)` holds for.
+#: The classes of `isinstance(x, tf.Tensor)`.
 Tensor = jax.Array | HostTensor | PendingText
 
-# -- what the operations of the face share -------------------------------------------------
+# -- common to the operations of `unison.tf` ------------------------------------------------
 
 
 def start_devices() -> None:
@@ -60,7 +60,7 @@ def operand(value: Any) -> Any:
     """Returns `value` as an argument of a JAX function.
 
     Variables (Unison's and Keras') become their values and lists become arrays. A Python number
-    stays one, so that it takes the dtype of what it is combined with.
+    stays one, so that it takes the dtype of the other operand.
     """
     if isinstance(value, jax.Array | int | float | complex):
         start_devices()
@@ -69,9 +69,9 @@ def operand(value: Any) -> Any:
 
 
 def operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Returns the operands of an operation; what is no tensor takes the tensor's dtype.
+    """Returns the operands of an operation; values that are not tensors get the tensor's dtype.
 
-    Of an array of NumPy's that is no narrowing between kinds (of floats to integers, say).
+    For an array of NumPy's, the kind of dtype must not be narrowed (from floats to integers, say).
     """
     if is_tensor(x) and not is_tensor(y):
         return operand(x), _as_partner(y, x)
@@ -133,7 +133,7 @@ def array_module(*tensors: Any) -> Any:
 
 @contextlib.contextmanager
 def invalid_arguments(operation: str) -> Iterator[None]:
-    """What JAX refuses inside, shapes mostly, is an `InvalidArgumentError`, as in TensorFlow."""
+    """JAX's errors inside, mostly about shapes, become `InvalidArgumentError`, as in TensorFlow."""
     try:
         yield
     except VALUE_WANTED:
@@ -205,7 +205,7 @@ def convert_to_tensor(
     Raises:
         TypeError: A Python value that `dtype` cannot hold.
         ValueError: A tensor of another dtype, lists that are not rectangular or that mix text and
-            numbers, or something that is no value.
+            numbers, or something that is not a value.
 
     TF: `tf.convert_to_tensor`.
     """
@@ -319,7 +319,7 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 
 
 def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
-    """Returns `value` with another dtype, what is out of its range as its nearest limit.
+    """Returns `value` with another dtype, clipped to its range.
 
     TF: `tf.saturate_cast`.
     """
@@ -330,7 +330,7 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
         source = dtypes.as_dtype(tensor.dtype)
         low, high = max(source.min, target.min), min(source.max, target.max)
         if source.is_floating and int(np.array(high, source.dtype)) > high:
-            # The limit itself is no number of this dtype: take the one below.
+            # The limit itself is not a number of this dtype: take the next lower one.
             high = np.nextafter(np.array(high, source.dtype), np.array(0, source.dtype))
         tensor = jnp.clip(tensor, low, high)
     return tensor.astype(tensor_dtype(target))
@@ -375,7 +375,7 @@ def ones(
 
 
 def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
-    """Returns a tensor of the shape `dims`, every element of which is `value`.
+    """Returns a tensor of the shape `dims`, filled with `value`.
 
     TF: `tf.fill`.
     """
@@ -501,7 +501,7 @@ def rank(input: Any, name: str | None = None) -> Any:
 
 
 def _static(value: Any, out_type: Any) -> Any:
-    """Returns what is known also while a program is traced, so that it stays known."""
+    """Returns a value that is known also while a program is traced, so that it stays known."""
     start_devices()
     dtype = tensor_dtype(dtypes.int32 if out_type is None else out_type)
     array = np.asarray(value, dtype)

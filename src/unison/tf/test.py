@@ -45,7 +45,7 @@ def is_built_with_xla() -> bool:
 
 
 def is_cpu_target_available(target: Any) -> bool:
-    """Always false: JAX does not say which instructions it uses.
+    """Always false: JAX does not report the instructions that it uses.
 
     TF: `tf.test.is_cpu_target_available`.
     """

@@ -23,7 +23,7 @@ class StringTensor(HostTensor):
             in UTF-8.
 
     Raises:
-        TypeError: `value` holds something that is no string.
+        TypeError: `value` contains something that is not a string.
         ValueError: The lists are not rectangular.
 
     Examples:
@@ -130,7 +130,7 @@ def text_of(value: Any) -> str:
     """Returns the text of a scalar: a `str`, `bytes`, path, or string tensor.
 
     Raises:
-        TypeError: `value` is none of them.
+        TypeError: `value` is not one of them.
     """
     if isinstance(value, np.ndarray):
         value = value.item()

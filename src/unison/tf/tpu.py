@@ -19,7 +19,7 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
         cluster_resolver: Names the TPU. Default: a `TPUClusterResolver`.
 
     Raises:
-        NoTPUError: There is no TPU here; the message says how to compile for one.
+        NoTPUError: There is no TPU; the message explains how to compile for one.
 
     TF: `tf.tpu.experimental.initialize_tpu_system`.
     """

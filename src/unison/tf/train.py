@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-#: Protocol buffers, which are made when the first one is asked for.
+#: Protocol buffers, which are created at first use.
 _MESSAGES = (
     "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List "
     "SequenceExample"

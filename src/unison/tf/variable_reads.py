@@ -1,4 +1,4 @@
-"""Who is told when a thread reads a variable: tapes, and functions with gradients of their own."""
+"""Observers of a thread's reads of variables: tapes, and functions with their own gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _observation: ThreadLocal[contextlib.ExitStack] = ThreadLocal(default_factory=co
 
 
 def observe_reads(observer: Observer) -> None:
-    """Calls `observer` for every variable that this thread reads, until told not to.
+    """Calls `observer` for every variable that this thread reads, until the block ends.
 
     Tapes may end in any order, so that they are no stack of context managers.
     """

@@ -122,7 +122,7 @@ class Variable(variables.Variable):
         return self._assigned(read_value)
 
     def _assigned(self, read_value: bool) -> Variable | None:
-        """Returns what an assignment returns: the variable, for its new value.
+        """Returns the result of an assignment: the variable, for its new value.
 
         Raises:
             ValueError: The copies, which are assigned, have no common value.

@@ -32,7 +32,7 @@ _NOT_FOLLOWED = frozenset(
 #: `_trainable_variables` are the model's.
 _WEIGHTS = ("_trainable_variables", "_non_trainable_variables")
 
-#: The methods in which Keras' objects make variables, and other objects that do.
+#: The methods in which Keras' objects create variables, and other objects that do.
 _MAKES_PARTS = ("build", "compile")
 
 
@@ -54,7 +54,7 @@ def _attributes(owner: Any, is_tracked: Callable[[Any], bool]) -> Iterator[tuple
             continue
         public = name.lstrip("_")
         if public != name and isinstance(getattr(type(owner), public, None), property):
-            yield public, value  # `kernel` of a Dense layer is kept in `_kernel`
+            yield public, value  # the `kernel` of a Dense layer is in `_kernel`
         yield name, value
 
 
@@ -72,16 +72,16 @@ def _unnamed(owner: Any) -> Iterator[tuple[str, Any]]:
     for account in ("_variables",) if hasattr(owner, "_variables") else _WEIGHTS:
         for index, variable in enumerate(getattr(owner, account, ())):
             yield f"{account}[{index}]", variable
-    # Of a model without the input layer, which a Sequential model gets when it is built.
+    # The layers of a model without its input layer, which a Sequential model gets when it is built.
     layers = owner.layers if isinstance(owner, keras.Model) else getattr(owner, "_layers", ())
     for index, layer in enumerate(layers):
         yield f"layers[{index}]", layer
 
 
 def weights_of_optimizer(owner: Any) -> dict[str, Any]:
-    """Returns the weights that an optimizer updates, by their places in it.
+    """Returns the weights that an optimizer updates, by their index in it.
 
-    TensorFlow finds the weights of layers in lists, as a `Sequential`'s, this way only.
+    TensorFlow finds the weights of layers in lists, such as a `Sequential`'s, only in this way.
     """
     is_optimizer = isinstance(owner, keras.optimizers.Optimizer)
     weights = getattr(owner, "_trainable_variables", ()) if is_optimizer else ()
@@ -95,11 +95,11 @@ def settle(owner: Any) -> None:
 
 
 def announce_new_parts(owner: Any) -> None:
-    """Makes `owner` tell what waits for its parts when it has been built or compiled."""
+    """Makes `owner` notify pending restorations when it has been built or compiled."""
     for name in _MAKES_PARTS:
         method = getattr(owner, name, None)
         if callable(method) and not hasattr(method, "_announces_parts"):
-            # Past Keras' attribute tracking, and on this object only.
+            # Bypasses Keras' attribute tracking, for this object only.
             vars(owner)[name] = _announcing(owner, method)
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint of a folder is the latest: the text file `checkpoint` beside them."""
+"""The latest checkpoint of a folder: the text file `checkpoint` next to the checkpoints."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from unison.train.checkpoint_formats import open_checkpoint
 logger = logging.getLogger("unison")
 
 _FILE = "checkpoint"
-#: The fields whose values are names; those of others are times.
+#: The fields whose values are names; the values of the others are times.
 _NAMES = ("model_checkpoint_path", "all_model_checkpoint_paths")
 _LINE = re.compile(r'(\w+): ("(?:[^"\\]|\\.)*"|[-+.\deE]+)')
 
 
 @dataclasses.dataclass
 class CheckpointState:
-    """What the file `checkpoint` of a folder says.
+    """The content of the file `checkpoint` of a folder.
 
     Attributes:
         model_checkpoint_path: The latest checkpoint.
-        all_model_checkpoint_paths: The checkpoints that are kept for now, the oldest first.
-        all_model_checkpoint_timestamps: When they were written, in seconds since the epoch.
-        last_preserved_timestamp: When the last one that is kept for good was written.
+        all_model_checkpoint_paths: The checkpoints that may be deleted later, the oldest first.
+        all_model_checkpoint_timestamps: The times of their writing, in seconds since the epoch.
+        last_preserved_timestamp: The time of the last one that is never deleted.
 
     TF: the `CheckpointState` of `tf.train.get_checkpoint_state`.
     """
@@ -52,14 +52,14 @@ class CheckpointState:
 def latest_checkpoint(
     checkpoint_dir: str | os.PathLike, latest_filename: str | None = None
 ) -> str | None:
-    """Returns the path of the latest checkpoint in a folder, None if there is none.
+    """Returns the path of the latest checkpoint in a folder; None if there is none.
 
-    All of it is read to see that it is whole. One that is not is skipped with a warning, for the
-    one before.
+    It is read completely for verification. A corrupt one is skipped with a warning, and the
+    previous one is tried.
 
     Args:
         checkpoint_dir: The folder.
-        latest_filename: The name of the file that says which one it is. Default: `checkpoint`.
+        latest_filename: The name of the file with the latest path. Default: `checkpoint`.
 
     TF: `tf.train.latest_checkpoint`.
     """
@@ -68,16 +68,16 @@ def latest_checkpoint(
 
 
 def agreed_checkpoint(latest: str | None) -> str | None:
-    """Returns the newest whole checkpoint that all processes see: `latest`, or one before.
+    """Returns the newest valid checkpoint that all processes see: `latest`, or an earlier one.
 
-    Of one process, `latest`. Otherwise all must call.
+    With one process, `latest`. Otherwise, all must call this.
 
     Args:
         latest: The newest one that this process sees.
 
     Raises:
-        DataLossError: Some see checkpoints, and there is none that all of them see.
-        DeadlineExceededError: A process did not come.
+        DataLossError: Some see checkpoints, but there is none that all of them see.
+        DeadlineExceededError: Timed out waiting for a process.
     """
     if not (jax.distributed.is_initialized() or process_group.is_elastic()):
         return latest  # without starting JAX
@@ -105,7 +105,7 @@ def agreed_checkpoint(latest: str | None) -> str | None:
 
 
 def _whole_ones(paths: Iterator[str]) -> Iterator[str]:
-    """Yields the checkpoints that are whole; the others are told of in warnings."""
+    """Yields the valid checkpoints; others are skipped with warnings."""
     for path in paths:
         try:
             open_checkpoint(path).verify()
@@ -118,9 +118,9 @@ def _whole_ones(paths: Iterator[str]) -> Iterator[str]:
 def get_checkpoint_state(
     checkpoint_dir: str | os.PathLike, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """Returns what the file `checkpoint` of a folder says, None if there is none.
+    """Returns the content of the file `checkpoint` of a folder; None if there is none.
 
-    Checkpoints that it names outside of the folder are left out, with a warning.
+    Paths outside of the folder are left out, with a warning.
 
     Raises:
         ValueError: The file does not name the latest checkpoint.
@@ -163,7 +163,7 @@ def get_checkpoint_state(
 
 
 def _paths_inside(folder: str, names: Sequence[str], where: str) -> list[str]:
-    """Returns the paths of checkpoints that a file names; without those outside of the folder."""
+    """Returns the paths in a file, without those outside of the folder."""
     inside = []
     for name in names:
         path = os.path.join(folder, name)
@@ -196,9 +196,9 @@ def update_checkpoint_state(
     Args:
         folder: The folder.
         latest: The path of the latest checkpoint in it.
-        kept: The paths of those that are kept for now. Default: the latest.
-        timestamps: When they were written.
-        last_preserved: When the last one that is kept for good was written.
+        kept: The paths of those that may be deleted later. Default: the latest.
+        timestamps: The times of their writing.
+        last_preserved: The time of the last one that is never deleted.
     """
     name = {
         path: json.dumps(os.path.relpath(path, folder or ".")) for path in (latest, *(kept or ()))
@@ -214,7 +214,7 @@ def update_checkpoint_state(
 
 
 def _newest_first(state: CheckpointState) -> Iterator[str]:
-    """Yields the latest checkpoint, those that are kept with it, and those of smaller numbers."""
+    """Yields the latest checkpoint, the others in the file, and those with smaller numbers."""
     latest = state.model_checkpoint_path
     known = [
         latest,

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: keeps the last few checkpoints of a folder."""
+"""`CheckpointManager`: keeps the latest checkpoints of a folder."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from unison.train.options import CheckpointOptions
 
 _SECONDS_AN_HOUR = 3600.0
 
-#: How the names of checkpoints end that `save` writes.
+#: The suffix of the names of checkpoints that `save` writes.
 _NUMBERED = re.compile(r"-\d+$")
 
 
 class CheckpointManager:
     """Saves checkpoints into a folder and deletes the old ones.
 
-    What it knows is in the folder's file `checkpoint`, so that another manager of the folder goes
-    on from there. Only one should be at work in a folder at a time.
+    Its state is in the folder's file `checkpoint`, so that another manager of the folder
+    continues from there. Only one should use a folder at a time.
 
     Args:
-        checkpoint: What to save.
+        checkpoint: The checkpoint to save.
         directory: The folder.
-        max_to_keep: How many checkpoints are kept; None: all.
-        keep_checkpoint_every_n_hours: One that would be deleted is kept for good if it is at least
-            so much younger than the last one kept for good.
-        checkpoint_name: What the names of the checkpoints begin with.
+        max_to_keep: The number of checkpoints to keep; None: all.
+        keep_checkpoint_every_n_hours: A checkpoint that would be deleted is kept permanently if it
+            is this much newer than the last permanent one.
+        checkpoint_name: The prefix of the checkpoints' names.
         step_counter: A variable or a number: the step, for `checkpoint_interval`.
-        checkpoint_interval: The least number of steps between two checkpoints.
-        init_fn: Called by `restore_or_initialize` where there is no checkpoint.
+        checkpoint_interval: The minimum number of steps between two checkpoints.
+        init_fn: Called by `restore_or_initialize` if there is no checkpoint.
         last_checkpoint_step: The step of the last checkpoint, for `checkpoint_interval`.
 
     Raises:
@@ -88,25 +88,25 @@ class CheckpointManager:
         self._interval = checkpoint_interval
         self._last_step = last_checkpoint_step
         self._init_fn = init_fn
-        #: When each checkpoint that may be deleted was written, the oldest first.
+        #: The time of each checkpoint that may be deleted, the oldest first.
         self._written: dict[str, float] = {}
         atomic.remove_abandoned(self._prefix)
         self._latest = latest_checkpoint(self._directory)
         self._take_over(time.time())
 
     def _take_over(self, now: float) -> None:
-        """Goes on from where the last manager of the folder stopped."""
+        """Continues from the state that the last manager of the folder has left."""
         state = get_checkpoint_state(self._directory)
         if state is None:
-            # Slightly before now: a checkpoint written at once is later.
+            # Slightly earlier, so that a checkpoint written immediately is later.
             self._last_preserved = now - 1.0
             return
-        # A clock that was set back must not make checkpoints look old.
+        # If the clock was set back, checkpoints must not appear old.
         self._last_preserved = min(state.last_preserved_timestamp, now)
         paths = state.all_model_checkpoint_paths
         times = state.all_model_checkpoint_timestamps or [self._last_preserved] * len(paths)
         for path, written in zip(paths, times, strict=False):
-            # Nothing else in the folder, and nothing in others, is this manager's to delete.
+            # No other file in the folder, and no file in other folders, may be deleted.
             is_own = os.path.join(self._directory, os.path.basename(path)) == path
             if is_own and _NUMBERED.search(path) and min(written, now) > self._last_preserved:
                 self._written[path] = min(written, now)
@@ -118,22 +118,22 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The checkpoint."""
         return self._checkpoint
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """The least number of steps between two checkpoints."""
+        """The minimum number of steps between two checkpoints."""
         return self._interval
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the latest checkpoint that is whole; None if there is none."""
+        """The path of the latest valid checkpoint; None if there is none."""
         return self._latest
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints, the oldest first, without those that are kept for good."""
+        """The paths of the checkpoints, the oldest first, without permanent ones."""
         return list(self._written)
 
     def save(
@@ -142,13 +142,13 @@ class CheckpointManager:
         check_interval: bool = True,
         options: CheckpointOptions | None = None,
     ) -> str | None:
-        """Writes a checkpoint, and deletes the ones that are too many.
+        """Writes a checkpoint, and deletes the oldest ones beyond `max_to_keep`.
 
         Args:
             checkpoint_number: A number, or a variable that holds it, for the name. Default: that of
-                `checkpoint.save_counter`, which counts in any case.
+                `checkpoint.save_counter`, which is incremented in any case.
             check_interval: Whether to save only if the interval has passed.
-            options: See `Checkpoint.save`. One that is written asynchronously counts when it is
+            options: See `Checkpoint.save`. An asynchronous checkpoint counts when it has been
                 written.
 
         Returns:
@@ -165,16 +165,16 @@ class CheckpointManager:
         return path
 
     def sync(self) -> None:
-        """Waits until what is saved asynchronously is written; see `Checkpoint.sync`."""
+        """Waits until asynchronous saves are written; see `Checkpoint.sync`."""
         self._checkpoint.sync()
 
     def _take_in(self, path: str, is_writer: bool) -> None:
-        """Makes a written checkpoint the latest one, and deletes the ones that are too many."""
+        """Records a written checkpoint as the latest, and deletes the oldest ones."""
         self._written.pop(path, None)
         self._written[path] = time.time()
         self._latest = path
         if is_writer:
-            # The new one counts before an old one is deleted, whenever the program is stopped.
+            # The new one is recorded before an old one is deleted, in case the program is stopped.
             self._record()
         if self._sweep(is_writer) and is_writer:
             self._record()
@@ -182,14 +182,14 @@ class CheckpointManager:
     def restore_or_initialize(self) -> str | None:
         """Restores the latest checkpoint; without one, calls `init_fn` if there is one.
 
-        The workers of a cluster must all call this. They restore the same checkpoint: the newest
+        All workers of a cluster must call this. They restore the same checkpoint: the newest
         that all of them see.
 
         Returns:
-            The path of the checkpoint, None if there was none.
+            The path of the checkpoint; None if there was none.
 
         Raises:
-            DataLossError: Some workers see checkpoints, and there is none that all of them see.
+            DataLossError: Some workers see checkpoints, but there is none that all of them see.
         """
         self.sync()
         self._latest = agreed_checkpoint(self._latest)
@@ -213,9 +213,9 @@ class CheckpointManager:
         )
 
     def _sweep(self, is_writer: bool) -> bool:
-        """Lets go of the checkpoints that are too many; returns if there were.
+        """Removes the oldest checkpoints from the list; returns whether there were any.
 
-        They are deleted, if this process keeps the folder, or stay there for good.
+        They are deleted, if this process manages the folder, otherwise they stay.
         """
         excess = max(0, len(self._written) - (self._max_to_keep or len(self._written)))
         for path in list(self._written)[:excess]:

@@ -1,4 +1,4 @@
-"""`ExponentialMovingAverage`: slowly moving copies of variables."""
+"""`ExponentialMovingAverage`: exponential moving averages of variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unison.variables import Variable
 
 
 class ExponentialMovingAverage(Module):
-    """Keeps an average of each variable that remembers the past exponentially.
+    """Maintains an exponential moving average of each variable.
 
         average = decay * average + (1 - decay) * variable
 
@@ -22,9 +22,9 @@ class ExponentialMovingAverage(Module):
 
     Args:
         decay: Between 0 and 1; close to 1 for a long memory.
-        num_updates: How many updates there have been: the decay is then at most
-            `(1 + num_updates) / (10 + num_updates)`, so that the first values are forgotten soon.
-        name: What the averages' names end with.
+        num_updates: The number of updates so far: the decay is then at most
+            `(1 + num_updates) / (10 + num_updates)`, so that the first values are soon forgotten.
+        name: The suffix of the averages' names.
 
     Examples:
         >>> import unison
@@ -43,13 +43,13 @@ class ExponentialMovingAverage(Module):
         super().__init__(name=name)
         self.decay = decay
         self.num_updates = num_updates
-        #: The averages, in the order in which their variables came.
+        #: The averages, in the order of their variables.
         self.averages: list[Variable] = []
         self._index: dict[int, int] = {}
         self._variables: tuple[Any, ...] = ()
 
     def apply(self, var_list: Sequence[Any]) -> None:
-        """Moves the averages towards the variables' values; makes those that are not there yet.
+        """Updates the averages by the variables' values; creates missing ones.
 
         Args:
             var_list: Variables of floating dtypes.
@@ -82,9 +82,9 @@ class ExponentialMovingAverage(Module):
             aggregation=VariableAggregation.MEAN,
         )
         self._index[id(variable)] = len(self.averages)
-        self._variables = (*self._variables, variable)  # held, so that its identity stays its own
+        self._variables = (*self._variables, variable)  # keeps its identity unique
         self.averages.append(average)
 
 
 def _value(variable: Any) -> jax.Array:
-    return variable.__jax_array__()  # Keras' variables have no method `value`
+    return variable.__jax_array__()  # Keras' variables do not have the method `value`

@@ -1,4 +1,4 @@
-"""How checkpoints are written."""
+"""Options for writing checkpoints."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions:
-    """How a checkpoint is written.
+    """Options for writing a checkpoint.
 
     Attributes:
-        experimental_io_device: Without effect: the process that is asked reads and writes.
+        experimental_io_device: Ignored: the calling process reads and writes.
         experimental_enable_async_checkpoint: The same as `enable_async`.
-        experimental_write_callbacks: Functions that are called when a checkpoint is written, with
-            its path.
-        enable_async: Whether `save` and `write` return at once, and a thread copies and writes the
-            values of that instant. A program that overwrites a value waits until it is copied.
-            `Checkpoint.sync()` waits until all is written; what could not be is raised there, or
-            by the next save. As much memory as the values take is kept for the next copies.
+        experimental_write_callbacks: Functions that are called when a checkpoint has been written,
+            with its path.
+        enable_async: Whether `save` and `write` return immediately, and a thread copies and writes
+            the current values. A program that overwrites a value waits until it is copied.
+            `Checkpoint.sync()` waits until all is written; errors are raised there, or
+            by the next save. The memory of the copies is reused by the next save.
 
     TF: `tf.train.CheckpointOptions`.
     """

@@ -1,10 +1,10 @@
-"""Saving a checkpoint at one step of all workers when one of them is about to be stopped.
+"""Saving a checkpoint at the same step of all workers when one of them will be preempted.
 
-A worker is told by SIGTERM, or by a function that it asks. It puts a notice where all see it, and a
-thread of each worker answers with the number of steps that the worker has begun. From then on none
-begins another one before the largest of these numbers is known; all train up to it, save there, and
-exit. So a worker that waits inside a step for the others is never waited for, however far some are
-ahead, and a step costs nothing but a lock that nobody holds.
+A worker is notified by SIGTERM, or by polling a function. It publishes a notice, and a
+thread of each worker replies with the number of steps that the worker has begun. From then on, no
+worker begins another step before the maximum of these numbers is known; all train up to it, save,
+and exit. So no worker waits for one that is blocked in a step, however far some are
+ahead, and a step costs nothing but an uncontended lock.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from unison.variables import Variable
 
 logger = logging.getLogger("unison")
 
-#: How a process ends that has saved its state because it was about to be stopped: start it again.
+#: The exit code of a process that has saved its state before a preemption: it should be restarted.
 RESTART_EXIT_CODE = 42
 
-#: The attribute of the checkpoint with the number of steps that it is behind.
+#: The attribute of the checkpoint with its number of steps.
 _COUNTER = "checkpointed_runs"
 
 _SECONDS_BETWEEN_QUESTIONS = 1.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 
-#: The last checkpoint of a grace period is begun so many steps before its end.
+#: The number of steps before the end of a grace period at which the last checkpoint begins.
 _STEPS_BEFORE_THE_END = 6
 
 _numbers = itertools.count()
@@ -55,14 +55,14 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class TerminationConfig:
-    """How a `PreemptionCheckpointHandler` learns of the end, and what it does then.
+    """The detection of a preemption by `PreemptionCheckpointHandler`, and its actions.
 
     Attributes:
-        termination_watcher_fn: Asked every second whether this process is about to be stopped.
-            Default: it is when it gets SIGTERM.
-        exit_fn: Called when the checkpoint is saved. Default: `sys.exit(42)`.
-        grace_period: Seconds from the notice to the end, if there is so much time that the training
-            goes on: a checkpoint is saved at once, and another one shortly before the end.
+        termination_watcher_fn: Called every second; returns whether this process will be preempted.
+            Default: it will be after SIGTERM.
+        exit_fn: Called when the checkpoint has been saved. Default: `sys.exit(42)`.
+        grace_period: Seconds from the notice to the end, if they suffice for training to
+            continue: a checkpoint is saved immediately, and another one shortly before the end.
         save_fn: Called instead of the checkpoint manager's `save`.
 
     TF: `tf.distribute.experimental.TerminationConfig`.
@@ -75,23 +75,23 @@ class TerminationConfig:
 
 
 class PreemptionCheckpointHandler:
-    """Saves a checkpoint and exits when this worker, or another one, is about to be stopped.
+    """Saves a checkpoint and exits when this worker, or another one, will be preempted.
 
-    Every worker makes one, which restores the latest checkpoint, and takes its steps by `run` (or
+    Every worker creates one, which restores the latest checkpoint, and runs its steps by `run` (or
     calls `save_checkpoint_if_preempted` after each of them). A step must be the same for all
     workers.
 
     Args:
-        cluster_resolver: Accepted for TensorFlow's sake: the workers are those of the job that this
-            process has joined.
-        checkpoint_or_checkpoint_manager: What to save.
-        checkpoint_dir: The folder, if a checkpoint is given; it keeps the last one.
-        termination_config: How to learn of the end, and to end.
+        cluster_resolver: Accepted for compatibility with TensorFlow: the workers are those of this
+            process's job.
+        checkpoint_or_checkpoint_manager: The checkpoint or manager to save.
+        checkpoint_dir: The folder, for a checkpoint; it keeps the latest one.
+        termination_config: The detection, and the actions.
 
     Raises:
         InvalidArgumentError: A checkpoint is given without a folder.
-        ValueError: The cluster has parameter servers, or workers with which this process has no
-            connection; or SIGTERM cannot be watched, as this is not the main thread.
+        ValueError: The cluster has parameter servers, or workers to which this process is not
+            connected; or SIGTERM cannot be handled, because this is not the main thread.
 
     Examples:
         >>> import tempfile, unison
@@ -120,14 +120,14 @@ class PreemptionCheckpointHandler:
         self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._counter = _counter_of(self._manager.checkpoint)
         self._manager.restore_or_initialize()
-        #: How many steps were taken, and begun.
+        #: The numbers of steps that have ended, and begun.
         self._taken = self._begun = int(self._counter)
-        #: Behind how many steps a checkpoint is to be saved; None while nobody has been told.
+        #: The number of steps after which to save a checkpoint; None before a notice.
         self._target: int | None = None
         self._notice: float | None = None
         self._has_saved_once = False
         self._step_seconds = _Mean()
-        #: Whether another step is to wait until the target is known.
+        #: Whether the next step must wait until the target is known.
         self._is_held = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -150,17 +150,17 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """The number of steps that were taken, those before a restart included."""
+        """The number of steps that have ended, including those before a restart."""
         return self._taken
 
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Takes a step: returns what the function returns for the other arguments.
+        """Runs a step: returns the function's result for the other arguments.
 
-        Before that, it saves a checkpoint and exits if all workers are to do so here.
+        Before that, it saves a checkpoint and exits if all workers should do so here.
 
         Raises:
-            DeadlineExceededError: A worker is about to be stopped, and another one does not tell
-                how far it has come.
+            DeadlineExceededError: A worker will be preempted, and another one does not report its
+                number of steps.
             UnavailableError: A worker is lost.
         """
         self._begin()
@@ -176,9 +176,9 @@ class PreemptionCheckpointHandler:
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Saves a checkpoint and exits if all workers are to do so here; else counts a step.
+        """Saves a checkpoint and exits if all workers should do so here; otherwise counts a step.
 
-        For loops that do not call `run`: call it behind each step.
+        For loops that do not call `run`: call it after each step.
 
         Args:
             args: For the manager's `save`, or the `save_fn`.
@@ -189,15 +189,15 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Inside, steps are taken by `run`; the end of it is a place to save and exit, too."""
+        """Inside, steps are run by `run`; its end is a place to save and exit, too."""
         yield
         self._save_if_due()
 
     def stop(self) -> None:
-        """Ends the watching: SIGTERM does again what it did before."""
+        """Stops watching, and restores the previous handler of SIGTERM."""
         self._end_threads()
         if self._before is not None:
-            with contextlib.suppress(ValueError):  # of another thread than the main one
+            with contextlib.suppress(ValueError):  # in another thread than the main one
                 if signal.getsignal(signal.SIGTERM) == self._take_signal:
                     signal.signal(signal.SIGTERM, self._before)
             self._before = None
@@ -206,7 +206,7 @@ class PreemptionCheckpointHandler:
     # -- between two steps -----------------------------------------------------------------
 
     def _begin(self, *args: Any, **kwargs: Any) -> None:
-        """Counts a step that begins, once there is nothing to be saved before it."""
+        """Counts a step that begins, once no checkpoint is due before it."""
         while not self._may_begin():
             self._save_if_due(*args, **kwargs)
 
@@ -224,7 +224,7 @@ class PreemptionCheckpointHandler:
         return True
 
     def _save_if_due(self, *args: Any, **kwargs: Any) -> None:
-        """Saves a checkpoint if all workers are to do so behind this step; exits for good."""
+        """Saves a checkpoint if all workers should do so after this step; finally, exits."""
         if self._talk is None:
             self._target = self._target_alone()
         with self._changed:
@@ -243,11 +243,11 @@ class PreemptionCheckpointHandler:
             logger.info("Training continues for most of the grace period.")
 
     def _target_alone(self) -> int | None:
-        """Returns the target of the only worker: where it is."""
+        """Returns the target of the only worker: its current step."""
         return self._begun if self._is_due() else None
 
     def _is_due(self) -> bool:
-        """Whether this worker has been told, and is to have a checkpoint now."""
+        """Whether this worker has a notice, and a checkpoint is due now."""
         if self._notice is None or self._is_stopped.is_set():
             return False
         if not self._has_saved_once:
@@ -280,9 +280,9 @@ class PreemptionCheckpointHandler:
         if self._talk is not None:
             try:
                 self._talk.ask("saved")
-            except OpError as error:  # this worker's part is saved all the same
+            except OpError as error:  # this worker's part is saved anyway
                 logger.warning("Not all workers have saved: %s", error)
-        # SIGTERM stays without effect: a launcher sends it when the first worker has ended.
+        # SIGTERM is ignored: a launcher sends it when the first worker has ended.
         (self._config.exit_fn or _exit_to_be_restarted)()
         self.stop()
 
@@ -306,18 +306,18 @@ class PreemptionCheckpointHandler:
                 "SIGTERM can be watched by the main thread only. Make the "
                 "PreemptionCheckpointHandler there, or pass a termination_watcher_fn."
             )
-        if process_group.is_elastic():  # the worker leaves, and the others go on
+        if process_group.is_elastic():  # the worker leaves, and the others continue
             self._before = signal.getsignal(signal.SIGTERM)
             return
         self._before = signal.signal(signal.SIGTERM, self._take_signal) or signal.SIG_DFL
 
     def _take_signal(self, *signal_and_frame: Any) -> None:
         del signal_and_frame
-        # Nothing else: what the main thread was doing may hold any lock.
+        # Nothing else: the main thread may hold any lock.
         self._notice = self._notice or time.monotonic()
 
     def _ask(self, is_told: Callable[[], bool]) -> None:
-        """Asks whether this process is about to be stopped, until it is."""
+        """Polls the function until this process will be preempted."""
         has_failed = False
         while not self._is_stopped.wait(_SECONDS_BETWEEN_QUESTIONS):
             try:
@@ -330,21 +330,21 @@ class PreemptionCheckpointHandler:
                 has_failed = True
 
     def _watch_others(self, store: CoordinationStore) -> None:
-        """Brings this worker to one step with the others, once or (with a grace period) twice."""
+        """Makes this worker save at the others' step, once or (with a grace period) twice."""
         rounds = 2 if self._config.grace_period else 1
         for number in range(rounds):
             try:
                 if not self._await_notice(store, f"{self._name}/notice {number}"):
                     return
             except (OpError, jax.errors.JaxRuntimeError):
-                return  # a worker is lost, of which the program learns by itself
+                return  # a worker is lost, which the program itself notices
             self._agree(is_last=number == rounds - 1)
 
     def _await_notice(self, store: CoordinationStore, key: str) -> bool:
-        """Waits until a worker has been told, and tells of it where this one has; False to stop."""
+        """Waits for a notice, and publishes this worker's own; False to stop."""
         while not self._is_stopped.is_set():
             if self._is_due():
-                with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was faster
+                with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was first
                     store.put(key, str(jax.process_index()).encode())
             if (worker := store.get(key, _SECONDS_BETWEEN_LOOKS)) is not None:
                 logger.warning("Worker %s is about to be stopped.", worker.decode())
@@ -352,7 +352,7 @@ class PreemptionCheckpointHandler:
         return False
 
     def _agree(self, is_last: bool) -> None:
-        """Agrees with the others about the number of steps, and waits until this worker saves."""
+        """Agrees with the others on the number of steps, and waits until this worker saves."""
         assert self._talk is not None
         with self._changed:
             self._is_held = True
@@ -360,7 +360,7 @@ class PreemptionCheckpointHandler:
         target, error = None, None
         try:
             target = max(self._talk.ask(begun))
-        except Exception as raised:  # by the program, when it comes to the end of its step
+        except Exception as raised:  # set by the program at the end of its step
             error = raised
         with self._changed:
             self._target, self._error = target, error
@@ -371,7 +371,7 @@ class PreemptionCheckpointHandler:
 
 
 class _Mean:
-    """The mean of numbers."""
+    """A running mean."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -421,7 +421,7 @@ def _manager(
 
 
 def _counter_of(checkpoint: Checkpoint) -> Any:
-    """Returns the checkpoint's variable with the number of steps that it is behind."""
+    """Returns the checkpoint's variable with its number of steps."""
     if not hasattr(checkpoint, _COUNTER):
         with scoped_placement(default_strategy().placement):
             counter = Variable(0, trainable=False, name=_COUNTER, dtype=np.int64)

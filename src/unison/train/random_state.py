@@ -1,7 +1,7 @@
-"""The random generators of a process that belong to no object: where they are.
+"""The state of a process's global random generators.
 
-NumPy's and Python's, Keras' global one, and those that rooms above register. A worker that joins,
-and a program that is started again, continue with the state that the others have, or that was
+NumPy's and Python's, Keras' global one, and those that rooms above register. A joining worker,
+and a restarted program, continue with the others' state, or the saved one.
 saved.
 """
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class GlobalGenerator(Protocol):
-    """A generator of a library, one for the process."""
+    """A library's global generator."""
 
     def get_state(self, placement: Placement | None) -> Any:
-        """Returns where it is: numbers, text, arrays, and lists and dictionaries of them.
+        """Returns its state: numbers, text, arrays, and lists and dictionaries of them.
 
         Args:
-            placement: The replicas whose streams are part of it. None: only what the host counts,
+            placement: The replicas whose streams are included. None: only state on the host,
                 which is read in every step.
         """
 
     def set_state(self, state: Any, placement: Placement | None) -> None:
-        """Goes to where another process's generator was."""
+        """Restores the state of another process's generator."""
 
 
 class _OfKeras:
-    """Keras' global seed generator, which draws outside of compiled programs."""
+    """Keras' global seed generator, which is used outside of compiled programs."""
 
     def get_state(self, placement: Placement | None) -> Any:
         generator = self._generator()
@@ -43,12 +43,12 @@ class _OfKeras:
     def set_state(self, state: Any, placement: Placement | None) -> None:
         generator = self._generator()
         if generator is None and state is not None:
-            # With a seed: else Keras would draw one from Python's generator.
+            # With a seed: otherwise Keras would draw one from Python's generator.
             generator = sys.modules["keras"].random.SeedGenerator(0)
             self._attributes().set_global_attribute(_SEED_GENERATOR, generator)
         if state is not None:
             generator.state.assign(state)
-        elif generator is not None:  # Keras makes one again where one is wanted
+        elif generator is not None:  # Keras creates one again when it needs it
             self._attributes().set_global_attribute(_SEED_GENERATOR, None)
 
     def _generator(self) -> Any:
@@ -63,12 +63,12 @@ class _OfKeras:
 
 _SEED_GENERATOR = "global_seed_generator"
 
-#: The generators of libraries, by name.
+#: The libraries' generators, by name.
 global_generators: dict[str, GlobalGenerator] = {"keras": _OfKeras()}
 
 
 def snapshot() -> Callable[[], None]:
-    """Returns what brings all these generators, but for replicas' streams, back to where they are.
+    """Returns a function that resets these generators, without replicas' streams, to now.
 
     It takes some tens of microseconds, most of them NumPy's.
     """
@@ -83,7 +83,7 @@ def snapshot() -> Callable[[], None]:
 
 
 def numpy_and_python() -> dict[str, Any]:
-    """Returns where the global generators of NumPy and of Python are, as a checkpoint keeps it."""
+    """Returns the state of the global generators of NumPy and of Python, for a checkpoint."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     version, numbers, gauss = random.getstate()
     return {
@@ -93,7 +93,7 @@ def numpy_and_python() -> dict[str, Any]:
 
 
 def set_numpy_and_python(then: dict[str, Any]) -> None:
-    """Goes to where these generators were; see `numpy_and_python`."""
+    """Restores the state of these generators; see `numpy_and_python`."""
     kind, keys, *rest = then["numpy"]
     np.random.set_state((kind, keys, *rest))
     version, numbers, gauss = then["python"]
@@ -101,22 +101,22 @@ def set_numpy_and_python(then: dict[str, Any]) -> None:
 
 
 def of_libraries(placement: Placement | None = None) -> dict[str, Any]:
-    """Returns where the generators of libraries are; see `GlobalGenerator.get_state`."""
+    """Returns the states of the libraries' generators; see `GlobalGenerator.get_state`."""
     return {name: each.get_state(placement) for name, each in global_generators.items()}
 
 
 def set_of_libraries(then: dict[str, Any], placement: Placement | None = None) -> None:
-    """Goes to where the generators of libraries were; see `of_libraries`."""
+    """Restores the states of the libraries' generators; see `of_libraries`."""
     for name, state in then.items():
         if name in global_generators:
             global_generators[name].set_state(state, placement)
 
 
 class LibraryGenerators:
-    """The generators of libraries, as a checkpoint follows them.
+    """The libraries' generators, as an object for checkpoints.
 
     Args:
-        placement: The replicas whose streams are part of them.
+        placement: The replicas whose streams are included.
     """
 
     def __init__(self, placement: Placement | None):

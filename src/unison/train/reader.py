@@ -1,4 +1,4 @@
-"""Looking into checkpoints without restoring them."""
+"""Reading checkpoints without restoring them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CheckpointReader:
     Args:
         path: The checkpoint.
 
-    TF: what `tf.train.load_checkpoint` returns.
+    TF: the result of `tf.train.load_checkpoint`.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -32,15 +32,15 @@ class CheckpointReader:
         return {key: array.dtype for key, array in self._archive.arrays.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Whether there is an array of that key."""
+        """Whether there is an array with that key."""
         return tensor_str in self._archive.arrays
 
     def get_tensor(self, tensor_str: str) -> np.ndarray:
         """Returns an array.
 
         Raises:
-            NotFoundError: There is none of that key.
-            DataLossError: The checkpoint is damaged.
+            NotFoundError: There is no such key.
+            DataLossError: The checkpoint is corrupt.
         """
         return self._archive.read(tensor_str)
 
@@ -49,8 +49,8 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike) -> CheckpointReader:
     """Returns a reader of a checkpoint, or of the latest one of a folder.
 
     Raises:
-        NotFoundError: There is none.
-        DataLossError: It is damaged.
+        NotFoundError: There is no checkpoint.
+        DataLossError: It is corrupt.
 
     TF: `tf.train.load_checkpoint`.
     """
@@ -75,7 +75,7 @@ def list_variables(ckpt_dir_or_file: str | os.PathLike) -> list[tuple[str, list[
     """Returns the key and the shape of every array of a checkpoint, ordered by key.
 
     Args:
-        ckpt_dir_or_file: A checkpoint, or a folder, whose latest one is meant.
+        ckpt_dir_or_file: A checkpoint, or a folder, for its latest checkpoint.
 
     Examples:
         >>> import tempfile, unison

@@ -1,4 +1,4 @@
-"""Batches of a pass, cut anew while it goes on."""
+"""Batches of a pass, in sizes that may change during the pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Rebatched(Iterator[Any]):
 
     Args:
         batches: Trees of arrays whose first axes are the examples.
-        sizes: From which batch on they are of what size, given that of the first one that comes:
-            pairs of a batch's number and the factor. It may get more pairs meanwhile.
+        sizes: The batches at which the size changes, relative to the size of the first batch:
+            pairs of a batch's number and the factor. Pairs may be added later.
 
     Examples:
         >>> batches = Rebatched(iter([np.arange(3), np.arange(3, 6)]), [(0, 4 / 3), (1, 1 / 3)])
@@ -29,7 +29,7 @@ class Rebatched(Iterator[Any]):
         self._count = 0
         self._first: int | None = None
         self._structure: Any = None
-        #: The leaves of what has come and was not given yet.
+        #: The leaves that have been read and not returned yet.
         self._rows: list[list[np.ndarray]] = []
 
     def __next__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Bringing a checkpoint's values into a graph of objects, now and as the graph grows."""
+"""Restoring a checkpoint's values into a graph of objects, now and as the graph grows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unison.train.values import assign, check_fits
 
 logger = logging.getLogger("unison")
 
-#: How many names a message lists.
+#: The number of names that a message lists.
 SHOWN = 10
 
 _serial_numbers = itertools.count()
@@ -29,12 +29,12 @@ _live: weakref.WeakSet[Restoration] = weakref.WeakSet()
 
 @dataclasses.dataclass
 class _Missing:
-    """The parts that an object lacks.
+    """The missing parts of an object.
 
     Attributes:
         owner: The object.
         children: The nodes of the parts, by name.
-        callback: What is called when the object may have got one.
+        callback: Called when the object may have new parts.
     """
 
     owner: Any
@@ -43,22 +43,22 @@ class _Missing:
 
 
 class Restoration:
-    """Matches objects with the nodes of a checkpoint by the names that lead to them.
+    """Matches objects with the nodes of a checkpoint by the names on the path to them.
 
-    Objects that are there get their values at once, all or none. For names that lead nowhere yet
-    it waits: what is set as an attribute later, or made when a Keras object is built, gets its
-    value then. A name is matched once; where several restorations wait, the latest one wins.
+    Existing objects get their values immediately, all or none. Missing objects are
+    pending: what is set as an attribute later, or created when a Keras object is built, gets its
+    value then. A name is matched once; with several pending restorations, the latest one wins.
 
     Args:
         archive: The checkpoint.
-        root: What the checkpoint's first node stands for.
+        root: The object of the checkpoint's first node.
         parts: Returns an object's parts, by name.
         others: Objects whose attributes are parts of `root`, too.
 
     Raises:
-        ValueError: A variable has another shape than its value in the checkpoint.
-        InvalidArgumentError: It has another dtype.
-        DataLossError: The checkpoint is damaged.
+        ValueError: The shape of a variable differs from that of its value in the checkpoint.
+        InvalidArgumentError: Its dtype differs.
+        DataLossError: The checkpoint is corrupt.
     """
 
     def __init__(self, archive: AnyArchive, root: Any, parts: Parts, others: tuple[Any, ...] = ()):
@@ -67,7 +67,7 @@ class Restoration:
         self.parts = parts
         self._others = others
         self._serial_number = next(_serial_numbers)
-        #: The objects that stand for nodes, by the nodes' numbers.
+        #: The objects of the nodes, by the nodes' indices.
         self.bound: dict[int, Any] = {}
         self._identities: set[int] = set()
         self._missing: dict[int, _Missing] = {}
@@ -78,17 +78,17 @@ class Restoration:
         weakref.finalize(self, self.report.warn)
 
     def __contains__(self, value: Any) -> bool:
-        """Whether `value` stands for a node."""
+        """Whether `value` is the object of a node."""
         return id(value) in self._identities
 
     def __deepcopy__(self, memo: Any) -> Restoration:
-        return self  # a copied object waits for nothing of its own
+        return self  # a copied object has no pending parts of its own
 
     def resume(self, owner: Any | None = None) -> None:
-        """Looks for parts that were missing: of `owner`, or of every object."""
+        """Looks for missing parts: of `owner`, or of every object."""
         found = []
         for missing in list(self._missing.values()):
-            # A list or a dictionary cannot say when it grows.
+            # A list or a dictionary cannot report that it has grown.
             if owner is None or missing.owner is owner or isinstance(missing.owner, list | dict):
                 parts = self.parts(missing.owner)
                 present = missing.children.keys() & parts.keys()
@@ -99,7 +99,7 @@ class Restoration:
             self._bind(found)
 
     def _bind(self, pairs: Iterable[tuple[Any, int]]) -> None:
-        """Lets objects stand for nodes, and what they refer to for the nodes' children."""
+        """Assigns objects to nodes, and their parts to the nodes' children."""
         bound: dict[int, Any] = {}
         lacking = []
         queue = collections.deque(pairs)
@@ -123,7 +123,7 @@ class Restoration:
             self._wait_for(owner, absent)
 
     def _give_values(self, bound: dict[int, Any]) -> None:
-        """Gives the objects their nodes' values, after all have been read and found to fit."""
+        """Restores the objects' values, after all have been read and checked."""
         nodes, archive = self.archive.nodes, self.archive
         variables, states = {}, {}
         for number, owner in bound.items():
@@ -134,18 +134,18 @@ class Restoration:
             elif state is not None and has_state(owner):
                 states[number] = owner
         if not self.bound and len(variables) + len(states) < len(self.report.unused):
-            archive.verify()  # what is restored later must not turn out damaged then
+            archive.verify()  # values that are restored later must not turn out to be corrupt then
         arrays = {number: archive.read(str(nodes[number].variable)) for number in variables}
         with decoding(f"Checkpoint {archive.prefix}", "Restore another one."):
             contents = {n: decode_structure(nodes[n].state["value"], archive.read) for n in states}
-        # States first: an object may refuse its state, and nothing is changed then.
+        # States first: an object may reject its state, and then nothing is changed.
         _set_states([(states[n], contents[n]) for n in self._still_without(states)])
         for number in self._still_without(variables):
             assign(variables[number], arrays[number])
         self.report.unused -= variables.keys() | states.keys()
 
     def _still_without(self, owners: dict[int, Any]) -> list[int]:
-        """Returns the numbers of those that are to get a value, of each object one."""
+        """Returns the indices of the nodes to restore, one per object."""
         numbers = {id(owner): number for number, owner in reversed(owners.items())}
         return [
             number
@@ -189,7 +189,7 @@ class Restoration:
 
 
 def _set_states(pairs: list[tuple[Any, Any]]) -> None:
-    """Gives objects their states; where one refuses its own, the others get theirs back."""
+    """Restores the states of objects; if one rejects its own, the others are reset."""
     before = [(owner, owner.get_state()) for owner, _ in pairs] if len(pairs) > 1 else []
     for count, (owner, state) in enumerate(pairs):
         try:
@@ -201,11 +201,11 @@ def _set_states(pairs: list[tuple[Any, Any]]) -> None:
 
 
 class Report:
-    """What of a checkpoint nobody has got.
+    """The unused values of a checkpoint.
 
     Attributes:
-        unused: The numbers of the nodes with a value that no object got.
-        expects_partial: Whether that is as it should be.
+        unused: The indices of the nodes with a value that no object has.
+        expects_partial: Whether unused values are expected.
     """
 
     def __init__(self, archive: AnyArchive):
@@ -215,9 +215,9 @@ class Report:
         self.expects_partial = False
 
     def name_of(self, number: int) -> str:
-        """Returns the path that leads to a node, as `(root).model.dense.kernel`.
+        """Returns the path to a node, such as `(root).model.dense.kernel`.
 
-        One to which no path leads, which nobody saves, has its number.
+        A node without a path, which is never saved, is shown by its index.
         """
         paths: dict[int, str] = {0: "(root)"}
         queue = collections.deque([0])
@@ -230,12 +230,12 @@ class Report:
         return paths.get(number, f"(node {number})")
 
     def names_of_unused(self) -> str:
-        """Returns the paths of the first of the values that nobody got."""
+        """Returns the paths of the first of the unused values."""
         shown = [self.name_of(number) for number in sorted(self.unused)[:SHOWN]]
         return ", ".join(shown) + (", ..." if len(self.unused) > SHOWN else "")
 
     def warn(self) -> None:
-        """Logs the values that nobody got, unless that was expected."""
+        """Logs the unused values, unless they are expected."""
         if self.unused and not self.expects_partial:
             logger.warning(
                 "%d values of checkpoint %s were restored nowhere: %s. If that is as it should be, "

@@ -1,13 +1,13 @@
-"""Workers that name one path: the first process writes it, the others wait until they see it.
+"""Workers with the same path: the first process writes it, the others wait until they see it.
 
-Mirrored variables are whole in every process, so that one process can save them while the others
-do something else. The first one never waits for the others: it says what it writes, and how that
-ended, in a journal that all of them see. Where values have to be gathered (`ON_READ` copies, the
-rows of a sharded optimizer), all processes come together before. If the others do not come, as in
+Mirrored variables are complete in every process, so one process can save them while the others
+continue. The first one never waits for the others: it reports its writes, and their
+outcomes, in a journal that all of them see. If values have to be gathered (`ON_READ` copies, the
+rows of a sharded optimizer), all processes synchronize first. If the others do not arrive, as in
 `if rank == 0: model.save(path)`, a process saves its own copies.
 
-The processes may see one file system, or each its own: who does not find what the first one wrote
-writes it, too.
+The processes may share a file system, or have separate ones: a process that does not find the
+first one's file writes it, too.
 """
 
 from __future__ import annotations
@@ -33,51 +33,51 @@ from unison.train.journal import Journal
 
 logger = logging.getLogger("unison")
 
-#: Seconds after which what the first process has written is taken to be on a disk of its own.
+#: Seconds after which a file of the first process is assumed to be on a separate disk.
 _SEEN_WITHIN = 10.0
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 
-#: Whether the thread writes what the processes have agreed about.
+#: Whether the thread is writing what the processes have agreed on.
 _is_writing = ThreadLocal(False)
 
 #: Whether this process has warned that it saves alone.
 _has_warned = False
 
-#: Folders that are not those of the first process, though they have their names.
+#: Folders that differ from those of the first process, though their names are the same.
 _own_folders: set[str] = set()
 
 
 class Writing:
-    """A write that this process does whatever the others do.
+    """A write of this process, whatever the others do.
 
     Attributes:
-        is_alone: Whether the others do not come, who have copies of their own.
+        is_alone: Whether the others, which have their own copies, have not arrived.
     """
 
     is_alone = False
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which the values that are to be written are read."""
+        """Returns a context in which the values to be written are read."""
         return own_copies() if self.is_alone else contextlib.nullcontext()
 
     def finish(self, write: Callable[[], None]) -> bool:
         """Calls `write`, or waits until another process has done so.
 
         Returns:
-            Whether this process wrote, and takes care of what else is in the folder.
+            Whether this process wrote, and manages the other files of the folder.
         """
         write()
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that there will be nothing to see."""
+        """Notifies the others that no file will appear."""
 
 
 class _Passing(Writing):
-    """What others do of a write that the first worker of an elastic job does.
+    """The other workers' part in a write of an elastic job's first worker.
 
-    Nobody waits for it: should it be lost on the way, the write before is still there.
+    They do not wait for it: if it is lost, the previous one still exists.
     """
 
     def finish(self, write: Callable[[], None]) -> bool:
@@ -85,14 +85,14 @@ class _Passing(Writing):
 
 
 def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
-    """Agrees with the other processes about who writes, as far as that is necessary.
+    """Agrees with the other processes on who writes, as far as necessary.
 
-    What is written inside another write (see `finish`) needs no agreement of its own.
+    A write inside another write (see `finish`) needs no agreement of its own.
 
     Args:
-        path: What the caller of this process has named.
-        visible: The file by which the others see that it is there.
-        cells: The state that is to be written.
+        path: The path that the caller of this process has given.
+        visible: The file whose existence shows the others that it is written.
+        cells: The state to be written.
 
     Raises:
         FailedPreconditionError: The others do not save, and each has a shard of the state.
@@ -106,7 +106,7 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
     place = _absolute(path)
     journal = _journal(CoordinationStore().service)
     gathered = [cell for cell in spread if cell.layout in (Layout.LOCAL, Layout.SHARDED)]
-    # Writes are announced, and looked for, in the order of the program, whichever thread does them.
+    # Writes are announced, and looked up, in the order of the program, in any thread.
     writing: Writing
     if jax.process_index() == 0:
         writing = first = _First(journal, place, visible, bool(gathered))
@@ -129,10 +129,10 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
 
 
 def _check_own_parts(path: str, cells: Sequence[Cell], is_writer: bool = True) -> None:
-    """Warns, once, that the copies are those of this process alone; raises if it has only shards.
+    """Warns, once, that the copies are this process's alone; raises if it only has shards.
 
     Raises:
-        FailedPreconditionError: Each process has a shard of a variable only.
+        FailedPreconditionError: Each process only has a shard of a variable.
     """
     global _has_warned
     shards = [cell.name for cell in cells if cell.layout is Layout.SHARDED]
@@ -159,7 +159,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class _First(Writing):
-    """The first process's write, of which the others are told from now on.
+    """A write of the first process, which is announced to the others.
 
     Attributes:
         number: Its number among the writes of the first process.
@@ -185,10 +185,10 @@ class _First(Writing):
 
 
 class _Later(Writing):
-    """The write of another process: of the first one's path, it waits for that.
+    """A write of another process: it waits for the first process's write of the path.
 
     Args:
-        number: The number of the first one's write, if that is known.
+        number: The number of the first process's write, if it is known.
     """
 
     def __init__(self, journal: Journal, path: str, visible: str, number: int | None = None):
@@ -219,7 +219,7 @@ class _Later(Writing):
 
 @functools.lru_cache(maxsize=1)
 def _journal(service: int) -> Journal:
-    """Returns the journal of the job of which `service` is the connection."""
+    """Returns the journal of the job that is connected to `service`."""
     del service
     return Journal()
 
@@ -234,7 +234,7 @@ def _absolute(path: str) -> str:
 
 
 def _appears(path: str, identity: str | None) -> bool:
-    """Whether this process sees the file that the first one has written."""
+    """Whether this process sees the file of the first process."""
     folder = os.path.dirname(path)
     deadline = time.monotonic() + (0 if folder in _own_folders else _SEEN_WITHIN)
     while files.identity_of(path) != identity:

@@ -1,11 +1,11 @@
-"""Copies of variables' values as they are now, made while the program goes on.
+"""Copies of variables' current values, made while the program continues.
 
-A thread copies one variable after the other. A program that is about to overwrite a variable which
-the thread has not come to copies it first (`Cell.copy_later`); so the program waits for the copying
-of what it overwrites and for nothing else, and the values are those of one instant.
+A thread copies one variable after another. Before a program overwrites a variable that
+the thread has not copied yet, it copies the variable itself (`Cell.copy_later`); so it waits
+for what it overwrites and for nothing else, and the values are those of one instant.
 
-The copies can go where those of the last snapshot were: to write into memory that the process does
-not have yet takes several times as long as to copy (measured for 1 GB: 0.35 s, and 0.05 s).
+The copies can reuse the memory of the last snapshot: writing into memory that the process does
+not have yet takes several times as long (measured for 1 GB: 0.35 s, and 0.05 s).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import numpy as np
 
 from unison.cells import Cell, Layout
 
-#: The layouts of which each process has all.
+#: The layouts of which each process has all data.
 _WHOLE = (Layout.MIRRORED, Layout.STREAM)
 
-#: Bytes from which on NumPy asks for huge pages.
+#: The number of bytes from which on NumPy requests huge pages.
 _LARGE = 1 << 22
 
 
 class Snapshot:
-    """The values of cells at one instant, seen outside the replicas.
+    """The values of cells at one instant, as seen outside the replicas.
 
     Args:
-        copies: Where the copies of the last snapshot are, by cell. They are overwritten, and what
-            belongs to no cell of this snapshot is forgotten.
+        copies: The copies of the last snapshot, by cell. They are overwritten, and those of
+            cells that are not in this snapshot are removed.
     """
 
     def __init__(self, copies: MutableMapping[Cell, np.ndarray]):
@@ -43,7 +43,7 @@ class Snapshot:
         self._pending: list[_Copy] = []
 
     def value_of(self, cell: Cell) -> np.ndarray:
-        """Returns the array that holds the value of a cell when `finish` has returned.
+        """Returns the array that holds the value of a cell once `finish` has returned.
 
         Raises:
             ValueError: The copies are `ON_READ` and have no aggregation.
@@ -51,7 +51,7 @@ class Snapshot:
         """
         is_gathered = cell.placement.spans_processes and cell.layout not in _WHOLE
         if is_gathered or type(cell) is not Cell:
-            return cell.numpy()  # for which others are asked, who are here now
+            return cell.numpy()  # which needs the other processes, which all take part now
         cell.require_common_value()
         stored, aval = cell.stored(), cell.aval
         value = self._last.get(cell)
@@ -64,7 +64,7 @@ class Snapshot:
         return value
 
     def finish(self) -> None:
-        """Copies what is not copied yet.
+        """Copies what has not been copied yet.
 
         Raises:
             jax.errors.JaxRuntimeError: The program that computes a value has failed.
@@ -76,14 +76,14 @@ class Snapshot:
             copy.check()
 
     def forget(self) -> None:
-        """Lets go of the values that are not copied: nobody wants them."""
+        """Drops the values that have not been copied, and are no longer needed."""
         for copy in self._pending:
             copy.forget()
         self._pending.clear()
 
 
 class _Copy:
-    """The copying of one value, once, by whichever thread comes first; others wait for it."""
+    """The copy of one value, made once, by the first thread that needs it; others wait for it."""
 
     def __init__(self, cell: Cell, stored: jax.Array, value: np.ndarray):
         self._source: tuple[Cell, jax.Array] | None = (cell, stored)
@@ -121,9 +121,9 @@ def _copy(cell: Cell, stored: jax.Array, value: np.ndarray) -> None:
 
 
 def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an array of any values.
+    """Returns an uninitialized array.
 
-    NumPy asks for huge pages, which in a virtual machine can take five times as long to get.
+    NumPy requests huge pages, which can take five times as long in a virtual machine.
     """
     count = math.prod(shape)
     size = count * dtype.itemsize
@@ -133,10 +133,10 @@ def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _host_view(array: jax.Array) -> np.ndarray:
-    """Returns the values of an array of one device, without copying them where they are here.
+    """Returns the values of an array of one device, without a copy if they are in host memory.
 
-    `np.asarray` would stay attached to the buffer, which makes a program that overwrites it copy it
-    first.
+    `np.asarray` would keep a reference to the buffer, so that a program that overwrites it would
+    first copy it.
     """
     array.block_until_ready()
     exporting: Any = array  # JAX's method does not name the argument that NumPy does not pass

@@ -1,7 +1,7 @@
-"""Tables of LevelDB's format: blocks of sorted keys and values, which TensorFlow's indexes are.
+"""Tables in LevelDB's format: blocks of sorted keys and values, as in TensorFlow's index files.
 
-No block is read twice, no key is shorter than what it shares with the one before, and nothing is
-inflated beyond what its bytes can hold: a wrong table ends in an error as fast as it is read.
+No block is read twice, no key is shorter than its common prefix with the previous one, and nothing
+is inflated beyond the format's maximum: a corrupt table raises an error as soon as it is read.
 
 Sources: LevelDB's `doc/table_format.md`; Snappy's `format_description.txt`.
 """
@@ -18,15 +18,15 @@ from unison.train.wire_format import cut, read_varint
 MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER = 48
 
-#: A block's kind and checksum, behind it.
+#: A block's type and checksum, after its data.
 _TRAILER = 5
 
-#: How many bytes all keys of a table may have together, at least, and for each byte of the table:
-#: of a key, only what differs from the one before is in the file.
+#: The minimum limit for the total bytes of the keys of a table, and the limit per byte of the
+#: table: only the part of a key that differs from the previous one is in the file.
 _KEY_BYTES = 1 << 25
 _KEY_BYTES_A_BYTE = 16
 
-#: Snappy makes at most so many bytes of one: copies of 64 bytes in 3.
+#: The most bytes that Snappy decompresses one byte to: copies of 64 bytes in 3.
 _MOST_OF_SNAPPY = 22
 
 
@@ -40,7 +40,7 @@ def items_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = content[-_FOOTER:]
     about, position = _handle(footer, 0)
     index, _ = _handle(footer, position)
-    blocks.read(*about)  # which says nothing, but may be corrupt
+    blocks.read(*about)  # which is not needed, but may be corrupt
     last = None
     key_bytes = 0
     for _, handle in _pairs(blocks.read(*index)):
@@ -63,7 +63,7 @@ class _Blocks:
         self._left = len(content)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Returns a block as it was before it was compressed."""
+        """Returns a decompressed block."""
         whole = cut(self._content, offset, size + _TRAILER)
         self._left -= len(whole)
         if self._left < 0:
@@ -84,7 +84,7 @@ def _handle(content: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields what is in a block, each key of which begins as the one before."""
+    """Yields the entries of a block; each key has a common prefix with the previous one."""
     (restarts,) = struct.unpack("<I", block[-4:])
     end = len(block) - 4 * (restarts + 1)
     if end < 0:
@@ -102,7 +102,7 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def uncompressed(block: bytes) -> bytes:
-    """Returns what Snappy has compressed: pieces as they are, and copies of what was before.
+    """Returns decompressed Snappy data: literals, and copies of earlier bytes.
 
     Raises:
         ValueError: It is corrupt.
@@ -130,7 +130,7 @@ def uncompressed(block: bytes) -> bytes:
             length, offset = ((tag >> 2) & 7) + 4, offset | (tag >> 5) << 8
         if not 0 < offset <= len(out):
             raise ValueError("a compressed block of its index refers to what is not there")
-        # A copy may overlap with what it makes: then it repeats the last `offset` bytes.
+        # A copy may overlap with its result: then it repeats the last `offset` bytes.
         piece = bytes(out[-offset:][:length])
         out += (piece * (length // len(piece) + 1))[:length]
     if len(out) != size or position < len(block):

@@ -1,4 +1,4 @@
-"""What `Checkpoint.restore` returns: how much of the checkpoint was restored."""
+"""The result of `Checkpoint.restore`: its assertions about what was restored."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from unison.train.restoration import SHOWN, Restoration
 
 
 class CheckpointLoadStatus:
-    """How much of a checkpoint has been restored, now that more objects may be there.
+    """The part of a checkpoint that has been restored, including objects that were added later.
 
     TF: the status object of `tf.train.Checkpoint.restore`.
     """
 
     def __init__(self, restoration: Restoration):
-        #: What matches the checkpoint with the program.
+        #: The restoration.
         self.restoration = restoration
 
     def assert_consumed(self) -> CheckpointLoadStatus:
-        """Asserts that every value of the checkpoint went somewhere, and every variable got one.
+        """Asserts that every value of the checkpoint was used, and every variable was restored.
 
         Raises:
-            AssertionError: That is not so.
+            AssertionError: They were not.
         """
         self.assert_existing_objects_matched()
         report = self.restoration.report
@@ -36,10 +36,10 @@ class CheckpointLoadStatus:
         return self
 
     def assert_existing_objects_matched(self) -> CheckpointLoadStatus:
-        """Asserts that every variable that exists got a value.
+        """Asserts that every existing variable was restored.
 
         Raises:
-            AssertionError: That is not so.
+            AssertionError: One was not.
         """
         unmatched = self._unmatched()
         if unmatched:
@@ -53,7 +53,7 @@ class CheckpointLoadStatus:
         """Asserts that an object other than the root is in the checkpoint.
 
         Raises:
-            AssertionError: That is not so.
+            AssertionError: None is.
         """
         unmatched = self._unmatched()
         if len(self.restoration.bound) > 1:
@@ -64,19 +64,19 @@ class CheckpointLoadStatus:
         )
 
     def expect_partial(self) -> CheckpointLoadStatus:
-        """Says that values may be restored nowhere, so that no warning tells it."""
+        """Declares that values may stay unused, so that there is no warning about them."""
         self.restoration.report.expects_partial = True
         return self
 
     def initialize_or_restore(self, session: Any = None) -> None:
-        """Does nothing more: variables have their values. `session` is TensorFlow 1's."""
+        """Does nothing more: variables have their values. `session` is for TensorFlow 1."""
         del session
         self.restoration.resume()
 
     run_restore_ops = initialize_or_restore
 
     def _unmatched(self) -> list[tuple[tuple[str, ...], Any]]:
-        """Returns the objects with a state, with their paths, that the checkpoint does not have."""
+        """Returns the objects with state, with their paths, that are not in the checkpoint."""
         restoration = self.restoration
         restoration.resume()
         return [
@@ -87,7 +87,7 @@ class CheckpointLoadStatus:
 
 
 class InitializationOnlyStatus:
-    """What `restore(None)` returns: there was no checkpoint."""
+    """The result of `restore(None)`: there was no checkpoint."""
 
     def assert_consumed(self) -> InitializationOnlyStatus:
         """Fails: nothing was restored.
@@ -108,7 +108,7 @@ class InitializationOnlyStatus:
         return self
 
     def initialize_or_restore(self, session: Any = None) -> None:
-        """Does nothing: variables have their initial values. `session` is TensorFlow 1's."""
+        """Does nothing: variables have their initial values. `session` is for TensorFlow 1."""
         del session
 
     run_restore_ops = initialize_or_restore

@@ -44,11 +44,11 @@ def decode_structure(encoded: Any, decode_leaf: Callable[[Any], Any]) -> Any:
     """Returns the structure that `encode_structure` encoded.
 
     Args:
-        encoded: What it returned.
-        decode_leaf: Returns the leaf for what `encode_leaf` returned.
+        encoded: Its result.
+        decode_leaf: Returns the leaf for a result of `encode_leaf`.
 
     Raises:
-        ValueError, TypeError: It has encoded none of that.
+        ValueError, TypeError: It is not a result of `encode_structure`.
         RecursionError: It is nested too deeply.
     """
 

@@ -1,9 +1,9 @@
 """TensorFlow's checkpoints, read without TensorFlow.
 
-`PREFIX.index` is a table (`sorted_table`) of names, each with a message `BundleEntryProto` that
-says where in `PREFIX.data-00000-of-00001` (and its kin) a tensor's bytes are. The tensor
+`PREFIX.index` is a table (`sorted_table`) of names, each with a message `BundleEntryProto` with the
+position of a tensor's bytes in `PREFIX.data-00000-of-00001` (or its siblings). The tensor
 `_CHECKPOINTABLE_OBJECT_GRAPH` is a message `TrackableObjectGraph`: the graph of objects. Blocks and
-tensors carry masked CRC-32C checksums, which reading compares.
+tensors have masked CRC-32C checksums, which are verified when they are read.
 
 Sources: `tensorflow/core/protobuf/tensor_bundle.proto`, `trackable_object_graph.proto`,
 `tensorflow/core/util/tensor_bundle/tensor_bundle.h`.
@@ -42,17 +42,17 @@ _DTYPES = {
     29: "int4", 30: "uint4",
 }  # fmt: skip
 
-#: Lists of Keras' that are objects to TensorFlow; we name their items by their places.
+#: Lists of Keras' that are objects in TensorFlow; here, their items are named by index.
 _KERAS_LISTS = ("_variables", "_trainable_variables", "_non_trainable_variables")
 
 
 def is_tensor_bundle(content_end: bytes) -> bool:
-    """Whether a file with this end is the index of one of TensorFlow's checkpoints."""
+    """Whether a file that ends in these bytes is the index of one of TensorFlow's checkpoints."""
     return content_end.endswith(MAGIC)
 
 
 class _Entry(NamedTuple):
-    """Where a tensor is."""
+    """The position of a tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -64,26 +64,26 @@ class _Entry(NamedTuple):
 
 
 class TensorBundle:
-    """A checkpoint that TensorFlow has written; the same to its readers as an `Archive`.
+    """A checkpoint that TensorFlow has written; it has the interface of `Archive`.
 
     Args:
         prefix: The checkpoint's path, without `.index`.
-        index: What is in that file.
+        index: The content of that file.
 
     Attributes:
-        nodes: The objects; the first one is the root. Of a checkpoint of names, as TensorFlow 1
-            wrote them, there is a root only.
+        nodes: The objects; the first one is the root. A checkpoint of names, as written by
+            TensorFlow 1, only has a root.
         arrays: The description of every array, by key.
 
     Raises:
         DataLossError: It is corrupt.
-        ImportError: The package that computes its checksums is not installed.
-        UnimplementedError: A tensor is of a kind that NumPy does not have.
+        ImportError: The package for its checksums is not installed.
+        UnimplementedError: A tensor has a dtype that NumPy does not have.
     """
 
     def __init__(self, prefix: str, index: bytes):
         self.prefix = prefix
-        crc32c()  # or the error that says what to install
+        crc32c()  # or the error that names the missing package
         with self._decoding():
             entries = dict(items_of(index))
             header = fields_of(entries.pop(b""))
@@ -122,7 +122,7 @@ class TensorBundle:
             return np.frombuffer(content, dtype).reshape(entry.shape).copy()
 
     def verify(self) -> None:
-        """Reads everything and compares the checksums; see `Archive.verify`."""
+        """Reads everything and verifies the checksums; see `Archive.verify`."""
         for key in self._entries:
             self.read(key)
 
@@ -144,7 +144,7 @@ class TensorBundle:
         for _ in range(count):
             length, position = read_varint(content, position)
             lengths.append(length)
-        # The lengths count for the checksums as numbers of 4 bytes, or of 8 where they are large.
+        # In the checksum, lengths are numbers of 4 bytes, or of 8 if they are large.
         as_numbers = b"".join(
             struct.pack("<I" if length <= 0xFFFFFFFF else "<Q", length) for length in lengths
         )
@@ -163,7 +163,7 @@ class TensorBundle:
 
 
 def _check_read_here(header: dict[int, list[Any]], entries: dict[str, _Entry], prefix: str) -> None:
-    """Checks that a checkpoint is of a kind that is read here. Raises: UnimplementedError."""
+    """Checks that a checkpoint's format is supported. Raises: UnimplementedError."""
     if header.get(2, [0])[0] != 0:
         raise UnimplementedError(
             message=f"Checkpoint {prefix} of TensorFlow was written on a big-endian machine. Save "

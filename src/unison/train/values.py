@@ -1,4 +1,4 @@
-"""Giving a variable a value that was saved, under whatever strategy either was made."""
+"""Assigning a saved value to a variable, whatever the strategies of both."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from unison.variables import Variable
 def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
     """Checks that `variable` can hold a value.
 
-    A 64-bit value fits a 32-bit variable where this program keeps no 64-bit dtypes, and a 64-bit
-    integer everywhere: TensorFlow counts in them.
+    A 64-bit value fits a 32-bit variable if this program has no 64-bit dtypes, and a 64-bit
+    integer always: TensorFlow counts in them.
 
     Raises:
         ValueError: The shapes differ.
@@ -46,7 +46,7 @@ def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: st
 def assign(variable: Any, value: np.ndarray) -> None:
     """Assigns `value` from outside the replicas, also while a program is traced.
 
-    A Keras variable that waits for its initial value gets `value` as that.
+    A Keras variable whose initialization is deferred gets `value` as its initial value.
 
     Raises:
         InvalidArgumentError: The value is an integer that the variable's dtype cannot hold.
@@ -76,7 +76,7 @@ def _check_range(variable: Any, value: np.ndarray, dtype: np.dtype) -> None:
 
 
 def _agree(declared: Any, shape: Sequence[int]) -> bool:
-    """Whether a value may have `shape`; a declared size of None, or shape of ..., may be any."""
+    """Whether a value may have `shape`; a declared size of None, or the shape ..., may be any."""
     return declared is ... or (
         len(declared) == len(shape)
         and all(wanted in (None, size) for wanted, size in zip(declared, shape, strict=True))

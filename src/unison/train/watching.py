@@ -1,4 +1,4 @@
-"""Following a training run by its checkpoints, from another process."""
+"""Watching the checkpoints of a training from another process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Yields every checkpoint that becomes a folder's latest one, while others write them.
+    """Yields each new latest checkpoint of a folder, while another process writes them.
 
-    One that is overtaken by the next before the caller asks again is left out.
+    A checkpoint is left out if a newer one is written before the next iteration.
 
     Args:
-        checkpoint_dir: The folder; it need not exist yet.
-        min_interval_secs: The least number of seconds between two checkpoints.
-        timeout: How many seconds to wait for a new one. None: without a bound.
-        timeout_fn: Asked when that time has passed: True ends, False waits once more. Default: end.
+        checkpoint_dir: The folder; it may be created later.
+        min_interval_secs: The minimum number of seconds between two checkpoints.
+        timeout: The timeout in seconds for a new one. None: no timeout.
+        timeout_fn: Called after the timeout: True ends, False waits once more. Default: end.
 
     TF: `tf.train.checkpoints_iterator`.
     """
@@ -44,7 +44,7 @@ def checkpoints_iterator(
 def _next_checkpoint(
     folder: str | os.PathLike, before: str | None, timeout: float | None
 ) -> str | None:
-    """Returns the latest checkpoint once it is another than `before`; None after `timeout`."""
+    """Returns the latest checkpoint once it differs from `before`; None after `timeout`."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         state = get_checkpoint_state(folder)

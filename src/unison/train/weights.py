@@ -11,14 +11,14 @@ from unison.train.status import CheckpointLoadStatus
 
 
 def save_weights(model: Any, path: str | os.PathLike) -> str:
-    """Writes a model's state and its optimizer's as a checkpoint, its folder's latest one.
+    """Writes the state of a model and its optimizer as a checkpoint, the latest of its folder.
 
     Args:
         model: A Keras model.
         path: The checkpoint's path, without an extension.
 
     Returns:
-        The path, which `latest_checkpoint` finds.
+        The path, for `latest_checkpoint`.
 
     TF: `tf.keras.Model.save_weights` in TensorFlow's format.
     """
@@ -28,16 +28,17 @@ def save_weights(model: Any, path: str | os.PathLike) -> str:
 
 
 def load_weights(model: Any, path: str | os.PathLike) -> CheckpointLoadStatus:
-    """Restores what `save_weights` wrote; a model that is not built gets it when it is.
+    """Restores a checkpoint of `save_weights`; a model that is not built is restored when it is.
 
     Args:
         model: A Keras model.
         path: The checkpoint's path.
 
     Raises:
-        NotFoundError: There is no checkpoint.
-        DataLossError: It is damaged.
-        ValueError: A weight has another shape, or nothing in the checkpoint is the model's.
+        NotFoundError: The checkpoint does not exist.
+        DataLossError: It is corrupt.
+        ValueError: The shape of a weight differs, or nothing in the checkpoint belongs to the
+            model.
 
     TF: `tf.keras.Model.load_weights` in TensorFlow's format.
     """

@@ -1,4 +1,4 @@
-"""Protocol buffers read without their descriptions: varints, and the fields of a message.
+"""Protocol buffers parsed without their descriptors: varints, and the fields of a message.
 
 Source: Protocol Buffers, "Encoding".
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-#: A varint of 64 bits has so many bytes at most.
+#: The maximum number of bytes of a varint of 64 bits.
 _LONGEST = 10
 
 
 def read_varint(content: bytes, position: int) -> tuple[int, int]:
-    """Returns the number that begins at a place, and the place behind it.
+    """Returns the number at an offset, and the offset after it.
 
     Raises:
-        ValueError: None does: the bytes end, or it has more than 64 bits.
+        ValueError: There is no valid number: the bytes end, or it has more than 64 bits.
     """
     value = 0
     for index, byte in enumerate(content[position : position + _LONGEST]):
@@ -28,7 +28,7 @@ def read_varint(content: bytes, position: int) -> tuple[int, int]:
 
 
 def cut(content: bytes, position: int, length: int) -> bytes:
-    """Returns so many bytes from a place on.
+    """Returns a number of bytes from an offset.
 
     Raises:
         ValueError: There are fewer.
@@ -42,7 +42,7 @@ def fields_of(message: bytes) -> dict[int, list[Any]]:
     """Returns the values of a message's fields, by number: integers, and bytes.
 
     Raises:
-        ValueError: It is no message.
+        ValueError: It is not a valid message.
     """
     fields: dict[int, list[Any]] = {}
     value: Any

@@ -91,7 +91,7 @@ def dimension_value(dimension: int | None) -> int | None:
 
 
 def forward_compatible(year: int, month: int, day: int) -> bool:
-    """Returns True: no older program reads what this one writes. TF: of the same name."""
+    """Returns True: no older program reads the files of this one. TF: of the same name."""
     del year, month, day
     return True
 

@@ -82,7 +82,7 @@ class CsvDataset(Dataset):
 
 
 def _column(place: int, default: Any) -> Column:
-    """Returns the column of what a user says of it: a dtype, an empty tensor, or a value."""
+    """Returns a column, given a dtype, an empty tensor, or a value."""
     if isinstance(default, dtypes.DType | type | np.dtype):
         dtype: np.dtype = np.dtype(dtypes.as_dtype(default).as_numpy_dtype)
         return Column(place, dtype)
@@ -117,8 +117,8 @@ def make_csv_dataset(
 
     Args:
         file_pattern: A pattern of names of files, or several.
-        batch_size: How many records a batch has.
-        column_names: The names of all columns; default: what the header says.
+        batch_size: The number of records in a batch.
+        column_names: The names of all columns; default: those in the header.
         column_defaults: For every selected column its dtype, if no field may be empty, or the
             value of an empty field; default: the narrowest dtype that holds the first records'
             fields, and 0 or empty text.
@@ -128,19 +128,19 @@ def make_csv_dataset(
         use_quote_delim: Whether quotation marks hold a field together.
         na_value: A field that counts as empty.
         header: Whether the first record of every file is its header.
-        num_epochs: How often the records come; None: without end.
+        num_epochs: The number of passes over the records; None: without end.
         shuffle: Whether files and records are shuffled.
         shuffle_buffer_size: The size of the buffer for records.
         shuffle_seed: Determines the order.
-        prefetch_buffer_size: How many batches may wait; default: a few.
-        num_parallel_reads: How many files are read at a time.
+        prefetch_buffer_size: The number of buffered batches; default: a few.
+        num_parallel_reads: The number of files that are read at a time.
         sloppy: Without effect: the order is always the same.
-        num_rows_for_inference: How many records are looked at for the dtypes; None for all.
+        num_rows_for_inference: The number of records from which dtypes are inferred; None for all.
         compression_type: "", "GZIP" or "ZLIB".
-        ignore_errors: Whether records that are none are left out.
+        ignore_errors: Whether invalid records are left out.
 
     Raises:
-        ValueError: There is no such file, or the columns do not fit the files or each other.
+        ValueError: A file does not exist, or the columns do not fit the files or each other.
 
     TF: `tf.data.experimental.make_csv_dataset`.
     """

@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = {
     "sample_from_datasets": {"rerandomize_each_iteration"},
 }
 
-#: What to use instead of TensorFlow's methods that are not here.
+#: Replacements for methods of TensorFlow that do not exist here.
 _INSTEAD_OF = {
     "fingerprint": "use dataset.plan.description, and what the files say (size, date)",
     "ragged_batch": "use padded_batch, or batch_by_size, and mask",
@@ -55,7 +55,7 @@ def tensor_of(leaf: Any) -> Any:
 
 
 def leaf_of(value: Any) -> Any:
-    """Returns a tensor, or what can be made one, as a leaf; Python numbers have 32 bits."""
+    """Returns a tensor, or a convertible value, as a leaf; Python numbers have 32 bits."""
     if isinstance(value, bytes | str | core.Dataset) or hasattr(value, "__array__"):
         return as_leaf(value)
     return as_leaf(convert_to_tensor(value))
@@ -127,7 +127,7 @@ class NumpyIterator(ElementIterator):
 
 
 class Dataset(core.Dataset):
-    """Elements, and what is done to them, computed as they are iterated over.
+    """Elements, and the transformations that compute them as they are iterated over.
 
     The elements are tensors, and so are the arguments of the functions of `map` and its kin. A
     function that only computes with tensors is compiled; see `unison.tf.data.functions`.
@@ -186,7 +186,7 @@ class Dataset(core.Dataset):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """Returns the dataset of what a function's iterator yields; see `unison.data.Dataset`.
+        """Returns the dataset of the elements of a function's iterator; see `unison.data.Dataset`.
 
         TF: `tf.data.Dataset.from_generator`.
         """

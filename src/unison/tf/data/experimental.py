@@ -1,4 +1,4 @@
-"""`tf.data.experimental`: older names, most of them of what `tf.data.Dataset` has as a method."""
+"""`tf.data.experimental`: older names, mostly of methods of `tf.data.Dataset`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ __all__ = [
 
 __getattr__ = names_missing_from(__name__)
 
-#: What `dataset.apply` takes.
+#: The argument of `dataset.apply`.
 Transformation = Callable[[Any], Any]
 
 
@@ -193,18 +193,18 @@ def make_batched_features_dataset(
 
     Args:
         file_pattern: A pattern of names of files, or several.
-        batch_size: How many examples a batch has.
+        batch_size: The number of examples in a batch.
         features: As `tf.io.parse_example` takes them.
         reader: Makes a dataset of serialized examples of a file's name; `TFRecordDataset`.
         label_key: The feature that is the label.
         reader_args: Further arguments of `reader`.
-        num_epochs: How often the examples come; None: without end.
+        num_epochs: The number of passes over the examples; None: without end.
         shuffle: Whether files and examples are shuffled.
         shuffle_buffer_size: The size of the buffer for examples.
         shuffle_seed: Determines the order.
-        prefetch_buffer_size: How many batches may wait; default: a few.
-        reader_num_threads: How many files are read at a time.
-        parser_num_threads: In how many threads batches are parsed.
+        prefetch_buffer_size: The number of buffered batches; default: a few.
+        reader_num_threads: The number of files that are read at a time.
+        parser_num_threads: The number of threads in which batches are parsed.
         sloppy_ordering: Without effect: the order is always the same.
         drop_final_batch: Whether a last, smaller batch is dropped.
 
@@ -256,7 +256,7 @@ def parallel_interleave(
 
 
 def prefetch_to_device(device: str, buffer_size: int | None = None) -> Transformation:
-    """Returns a transformation that puts elements on a device before they are asked for.
+    """Returns a transformation that copies elements to a device before they are requested.
 
     TF: `tf.data.experimental.prefetch_to_device`.
     """
@@ -269,7 +269,7 @@ def copy_to_device(target_device: str, source_device: str = "/cpu:0") -> Transfo
 
     Args:
         target_device: The device's name.
-        source_device: Where they come from: the host's memory, whatever is said.
+        source_device: Ignored: the elements come from the host's memory.
 
     TF: `tf.data.experimental.copy_to_device`.
     """

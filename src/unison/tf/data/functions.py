@@ -50,23 +50,24 @@ from unison.thread_local import ThreadLocal
 
 logger = logging.getLogger("unison")
 
-#: How many sizes of blocks are compiled as they are; others are padded to the next power of 2.
+#: The number of block sizes that are compiled as they are; others are padded to the next power of
+#: 2.
 _EXACT_SIZES = 4
 
 #: Sizes that stand for one that is not known while shapes are inferred.
 _STAND_INS = (2, 3)
 
-#: From how many streams a function draws at most. One that makes a stream in every call would
-#: want one more every time.
+#: The maximum number of streams from which a function draws. A function that creates a stream in
+#: every call would need one more each time.
 _MOST_STREAMS = 16
 
-#: How many functions of the datasets that a function makes are remembered.
+#: The number of remembered functions of the datasets that a function returns.
 _MOST_INNER_FUNCTIONS = 16
 
 #: The bits of a stream's counter that count the draws for one element; the others number elements.
 _DRAWS_BITS = 10
 
-#: What sets apart the seeds of elements whose numbers do not fit into the counter.
+#: Distinguishes the seeds of elements whose numbers do not fit into the counter.
 _SEED_STRIDE = 0x9E3779B1
 
 _debug = False
@@ -83,7 +84,7 @@ def enable_debug_mode() -> None:
 
 @dataclasses.dataclass
 class _Traces:
-    """What has been found out about a user's function.
+    """The results of analysing a user's function.
 
     Attributes:
         programs: It as programs, by the kinds of the leaves; None where it is called in Python.
@@ -96,7 +97,7 @@ class _Traces:
     is_stateful: bool = False
 
 
-#: Functions that are known, by what they are; each with itself, so that what it refers to stays.
+#: Analysed functions, by their key; each with the function, so that its references stay valid.
 _Known = dict[Any, tuple[Callable[..., Any], _Traces]]
 
 
@@ -106,7 +107,7 @@ _known_here: ThreadLocal[_Known | None] = ThreadLocal(None)
 
 
 def _traces_of(function: Callable[..., Any]) -> _Traces:
-    """Returns what has been found out about a function, or about one that is the same."""
+    """Returns the results of analysing a function, or an equal one."""
     known = _known_here.value
     identity = None if known is None else _identity(function)
     if known is None or identity is None:
@@ -117,7 +118,7 @@ def _traces_of(function: Callable[..., Any]) -> _Traces:
 
 
 def _identity(function: Any) -> Any:
-    """Returns what is equal for functions that compute the same; None where that is not known."""
+    """Returns a key that is equal for functions with equal results; None if it is unknown."""
     if not isinstance(function, types.FunctionType):
         return None
     try:
@@ -170,7 +171,7 @@ class TensorFunction(ElementFunction):
             return super().__call__(leaves, structure)
 
     def _holds_batches_of_text(self, leaves: Leaves) -> bool:
-        """Whether the function is worth compiling for leaves of which some are text."""
+        """Whether the function is worth compiling for leaves that include text."""
         return all(shape_of(leaf) and not isinstance(leaf, NestedDataset) for leaf in leaves)
 
     def for_rows(self, structure: Structure, epoch: Any) -> Callable[[Leaves, int], Leaves]:
@@ -212,9 +213,9 @@ class TensorFunction(ElementFunction):
         """Returns the compiled function of leaves like an element's, if it has one.
 
         Args:
-            sample: The leaves of an element, of which some are text.
+            sample: The leaves of an element, including text.
             structure: What is around them.
-            is_block: Whether it is to be called for blocks of elements.
+            is_block: Whether it will be called for blocks of elements.
         """
         kinds = tuple((shape_of(leaf), dtype_of(leaf)) for leaf in sample)
         key = (kinds, structure, is_block)
@@ -265,7 +266,7 @@ class TensorFunction(ElementFunction):
     def _trace(
         self, kinds: Any, structure: Structure, host: HostOperations | None = None
     ) -> _Program | None:
-        """Returns the function as a program; None where it is to be called in Python."""
+        """Returns the function as a program; None if it has to be called in Python."""
         streams: list[Any] = []
         while len(streams) <= _MOST_STREAMS:
             trial = _Trial(streams)
@@ -295,7 +296,7 @@ class TensorFunction(ElementFunction):
             host: The operations on those that are text.
 
         Raises:
-            Exception: It is none, for whatever reason.
+            Exception: It is not one, for any reason.
         """
         results: list[Structure] = []
         places: list[int | None] = []
@@ -342,7 +343,7 @@ def _as_array(value: Any) -> jax.Array:
 
 
 class _Trial(Lift):
-    """What stands between a function that is traced and all variables.
+    """The scope between a function that is traced and all variables.
 
     The states of random streams are inputs of the function; other variables it may not use.
 
@@ -355,9 +356,9 @@ class _Trial(Lift):
         #: The streams.
         self.streams = streams
         self._states: dict[int, Any] = {}
-        #: A stream that it asked for and that is not known yet.
+        #: A stream that it has used and that is not known yet.
         self.wanted: Any = None
-        #: Whether it asked for another variable.
+        #: Whether it has used another variable.
         self.was_refused = False
 
     def given(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -409,7 +410,7 @@ def _is_stream(cell: Cell) -> bool:
 
 
 def _keras_scope_of(trial: _Trial) -> Any:
-    """Returns what stands between the function and Keras' variables."""
+    """Returns the scope between the function and Keras' variables."""
     import keras
 
     class TrialScope(keras.StatelessScope):
@@ -427,20 +428,20 @@ def _keras_scope_of(trial: _Trial) -> Any:
 
 
 class _Seeds:
-    """What a function has drawn from random streams: once from each of them.
+    """A function's draws from random streams: one from each.
 
     Keeping it, and the number of passes, keeps all numbers that later calls get.
     """
 
     def __init__(self) -> None:
         self.passes = Passes()
-        #: What was drawn, in the order in which the streams were first asked for.
+        #: The draws, in the order in which the streams were first used.
         self._drawn: list[int] = []
         self._places: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def of(self, stream: Any) -> int:
-        """Returns what has been drawn from a stream."""
+        """Returns the draw from a stream."""
         with self._lock:
             place = self._places.setdefault(id(stream), len(self._places))
             if place == len(self._drawn):
@@ -479,7 +480,7 @@ class Epoch:
 
 
 def _drawn_from(stream: Any) -> int:
-    """Returns a number drawn from a stream, which goes on."""
+    """Returns a number drawn from a stream, which advances."""
     with _at_once():
         state = np.asarray(stream.read() if isinstance(stream, Cell) else stream.value)
         stream.assign(state + np.array([0, 1], state.dtype))
@@ -494,7 +495,7 @@ def _states_from(seed: int, indices: np.ndarray) -> np.ndarray:
 
 
 def _has_effects(jaxpr: Jaxpr) -> bool:
-    """Whether calling the program does something beside returning arrays."""
+    """Whether calling the program has effects beside returning arrays."""
     if jaxpr.effects:
         return True
     for equation in jaxpr.eqns:
@@ -558,7 +559,7 @@ class _Program:
 
     @property
     def signature(self) -> Signature:
-        """What the results are."""
+        """The signature of the results."""
         avals = self.jaxpr.out_avals
         return Signature(
             self.structure, tuple(ArraySpec(aval.shape, np.dtype(aval.dtype)) for aval in avals)
@@ -628,7 +629,7 @@ class _TextProgram:
         return (*(leaf for leaf in leaves if not is_text(leaf)), *made), texts
 
     def _joined(self, computed: Leaves, texts: list[np.ndarray]) -> Leaves:
-        """Returns the results: what was computed, and texts as they are."""
+        """Returns the results: computed arrays, and texts unchanged."""
         numbers = iter(computed)
         return tuple(
             next(numbers) if place is None else texts[place] for place in self.program.places
@@ -653,7 +654,7 @@ def _on_cpu() -> Any:
 
 @functools.cache
 def _cpu() -> jax.Device | None:
-    """Returns the CPU device; None where it is the default one, or there is none."""
+    """Returns the CPU device; None if it is the default device, or there is none."""
     start_devices()
     if jax.default_backend() == "cpu":
         return None

@@ -9,7 +9,7 @@ from unison.data.options import AutoShardPolicy
 
 
 class _Group:
-    """Options that are set as attributes; None where nothing was said."""
+    """Options that are set as attributes; None if an option is not set."""
 
     _NAMES: ClassVar[dict[str, Any]] = {}
 
@@ -67,11 +67,11 @@ class OptimizationOptions(_Group):
 
 
 class ThreadingOptions(_Group):
-    """In how many threads functions are called. TF: `tf.data.ThreadingOptions`.
+    """The number of threads in which functions are called. TF: `tf.data.ThreadingOptions`.
 
     Attributes:
-        private_threadpool_size: In how many at most, for the transformations that follow; as many
-            under `AUTOTUNE`. 0 and None: as they are told.
+        private_threadpool_size: Their maximum number, for the transformations that follow; the
+            number under `AUTOTUNE`. 0 and None: the default.
         max_intra_op_parallelism: Without effect.
     """
 
@@ -129,7 +129,7 @@ class Options(_Group):
 
     @classmethod
     def of(cls, options: core.Options) -> Options:
-        """Returns the options with what is set below."""
+        """Returns the options with those set below."""
         made = cls()
         if options.auto_shard_policy is not None:
             made.experimental_distribute.auto_shard_policy = options.auto_shard_policy
@@ -138,7 +138,7 @@ class Options(_Group):
         return made
 
     def merge(self, other: Options) -> Options:
-        """Returns what either says; `other` where both do."""
+        """Returns both options merged; those of `other` take precedence."""
         return _merged(self, other)
 
 

@@ -1,4 +1,4 @@
-"""`tf.distribute`: strategies, their contexts and what goes with them."""
+"""`tf.distribute`: strategies, their contexts and related functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tf.io`: files and what is decoded from them, on the host."""
+"""`tf.io`: files and decoding, on the host."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def read_file(filename: Any, name: str | None = None) -> StringTensor:
     """Returns the bytes of a file.
 
     Raises:
-        NotFoundError: There is no such file.
+        NotFoundError: The file does not exist.
 
     TF: `tf.io.read_file`.
     """
@@ -126,7 +126,7 @@ def decode_raw(
     Args:
         input_bytes: Strings of one length, unless `fixed_length` is given.
         out_type: The dtype of the numbers.
-        little_endian: Whether the lowest byte comes first.
+        little_endian: Whether the bytes are in little-endian order.
         fixed_length: Strings are cut, or filled up with zeros, to so many bytes.
         name: Without effect.
 
@@ -176,7 +176,7 @@ def decode_csv(
         record_defaults: For every column, the value where a record has none, whose dtype the
             column has. An empty tensor, or a dtype, means that there is no such value.
         field_delim: What stands between the columns.
-        use_quote_delim: Whether quotation marks keep what is inside together.
+        use_quote_delim: Whether quoted fields may contain delimiters.
         na_value: A text that counts as none.
         select_cols: The columns to read. Default: all.
         name: Without effect.
@@ -188,7 +188,7 @@ def decode_csv(
     TF: `tf.io.decode_csv`.
     """
     lines = StringTensor(records)
-    # What is no UTF-8 stays as it is.
+    # Invalid UTF-8 is unchanged.
     texts = (item.decode(errors="surrogateescape") for item in lines.view(np.ndarray).flat)
     quoting: Any = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
     try:
@@ -273,7 +273,7 @@ def decode_base64(input: Any, name: str | None = None) -> StringTensor:
 
 
 def decode_compressed(bytes: Any, compression_type: str = "", name: str | None = None) -> Any:
-    """Unpacks what "GZIP" or "ZLIB" packed; "" leaves it.
+    """Decompresses "GZIP" or "ZLIB"; with "", returns the bytes unchanged.
 
     Raises:
         DataLossError: It has not packed that; or that is more than 32 MiB, and than 16 times as

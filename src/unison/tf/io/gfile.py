@@ -1,6 +1,6 @@
 """`tf.io.gfile`: files wherever fsspec reaches: local paths, `memory://`, `gs://`, `s3://`, ...
 
-What is not local needs fsspec's package for it (`gcsfs`, `s3fs`, ...).
+Remote files need fsspec's package for their protocol (`gcsfs`, `s3fs`, ...).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __getattr__ = names_missing_from(__name__)
 
 
 class FileStatistics(NamedTuple):
-    """What `stat` tells of a file. TF: what `tf.io.gfile.stat` returns."""
+    """The properties of a file. TF: the result of `tf.io.gfile.stat`."""
 
     length: int
     mtime_nsec: int
@@ -67,10 +67,10 @@ def glob(pattern: Any) -> list[str]:
 
 
 def listdir(path: Any) -> list[str]:
-    """Returns the names of what is in a folder.
+    """Returns the names in a folder.
 
     Raises:
-        NotFoundError: There is no such folder.
+        NotFoundError: The folder does not exist.
 
     TF: `tf.io.gfile.listdir`.
     """
@@ -110,7 +110,7 @@ def remove(path: Any) -> None:
     """Deletes a file.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: It does not exist.
         FailedPreconditionError: It is a folder: `rmtree` deletes those.
 
     TF: `tf.io.gfile.remove`.
@@ -128,7 +128,7 @@ def rmtree(path: Any) -> None:
     """Deletes a folder and everything in it.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: It does not exist.
 
     TF: `tf.io.gfile.rmtree`.
     """
@@ -188,7 +188,7 @@ def stat(path: Any) -> FileStatistics:
     """TF: `tf.io.gfile.stat`.
 
     Raises:
-        NotFoundError: There is no such file.
+        NotFoundError: The file does not exist.
     """
     system, inside, given = _located(path)
     with named_errors(given):
@@ -232,7 +232,7 @@ def join(path: Any, *paths: Any) -> str:
 
 
 def get_registered_schemes() -> list[str]:
-    """Returns the protocols that fsspec knows. TF: `tf.io.gfile.get_registered_schemes`."""
+    """Returns the protocols that fsspec supports. TF: `tf.io.gfile.get_registered_schemes`."""
     return sorted({*fsspec.registry.known_implementations, *fsspec.registry.registry})
 
 

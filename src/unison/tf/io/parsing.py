@@ -154,7 +154,7 @@ def _check_features(features: Any) -> None:
 
 
 def _texts(serialized: Any) -> Any:
-    """Returns what the parser takes: `bytes`, or an array of them."""
+    """Returns the argument of the parser: `bytes`, or an array of them."""
     return texts_of(serialized)[()]
 
 

@@ -24,7 +24,7 @@ class TFRecordOptions:
         compression_strategy: Without effect.
 
     Raises:
-        ValueError: There is no such compression.
+        ValueError: Unknown compression.
 
     TF: `tf.io.TFRecordOptions`.
     """
@@ -46,7 +46,7 @@ class TFRecordOptions:
 
     @classmethod
     def get_compression_type_string(cls, options: Any) -> str:
-        """Returns the name of the compression that options, or a name, say."""
+        """Returns the name of the compression, given options or a name."""
         name = options.compression_type if isinstance(options, TFRecordOptions) else options or ""
         if name not in ("", "GZIP", "ZLIB"):
             raise ValueError(f'Not a valid compression_type: "{name}"')

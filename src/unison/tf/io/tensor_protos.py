@@ -57,7 +57,7 @@ _FIELDS = {
 }
 
 
-#: How many bytes are made of values that a message leaves out.
+#: The maximum number of bytes of values that a message leaves out.
 _MOST_FILLED = 1 << 26
 
 

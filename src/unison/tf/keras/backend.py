@@ -1,6 +1,6 @@
-"""`tf.keras.backend`: what programs use of Keras 2's backend, on `keras.ops`.
+"""`tf.keras.backend`: the parts of Keras 2's backend that programs use, on `keras.ops`.
 
-Functions of graph mode, and those that only layers call, say what to use instead.
+Functions of graph mode, and those that only layers call, raise errors that name replacements.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def cast_to_floatx(x: Any) -> Any:
     return ops.cast(x, keras.config.floatx())
 
 
-# -- what a tensor is -----------------------------------------------------------------------
+# -- properties of a tensor -------------------------------------------------------------------
 
 
 def dtype(x: Any) -> str:
@@ -179,7 +179,7 @@ def dtype(x: Any) -> str:
 
 
 def int_shape(x: Any) -> tuple[int | None, ...] | None:
-    """Returns the shape, or None where there is none. TF: `tf.keras.backend.int_shape`."""
+    """Returns the shape, or None if there is none. TF: `tf.keras.backend.int_shape`."""
     return tuple(x.shape) if hasattr(x, "shape") else None
 
 

@@ -1,4 +1,4 @@
-"""`tf.keras.callbacks`: Keras' callbacks, with what Keras 2's take."""
+"""`tf.keras.callbacks`: Keras' callbacks, with Keras 2's arguments."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     Args:
         filepath: Where to, with `{epoch}` and names of logs in it.
-        monitor: The log that tells which model is best.
-        verbose: 1 to say what is saved.
+        monitor: The log by which the best model is chosen.
+        verbose: 1 to print each save.
         save_best_only: Whether only a better model is saved.
         save_weights_only: Whether only the weights are saved.
         mode: "min", "max" or "auto": which value of `monitor` is better.
@@ -68,7 +68,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class TensorBoard(keras.callbacks.TensorBoard):
-    """Writes what TensorBoard shows: logs, histograms of weights and profiles, not the graph.
+    """Writes logs, histograms of weights and profiles for TensorBoard, but not the graph.
 
     The arguments are those of `keras.callbacks.TensorBoard`; others of Keras 2 do nothing. Of
     several workers, the first one writes. `profile_batch` makes one trace of all of them,
@@ -107,7 +107,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._init_profile_batch(profile_batch)
         self._profile: StepProfile | None = None
         if self.update_freq == "epoch" and not (self.write_steps_per_second or self._should_trace):
-            # Nothing is written for a batch, so that nobody need wait for it.
+            # Nothing is written for a batch, so the program does not have to wait for it.
             for event in ("begin", "end"):
                 self.__dict__[f"on_train_batch_{event}"] = _nothing
             self.__dict__["on_test_batch_begin"] = _nothing
@@ -127,7 +127,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         return self._writer_into("val", self._val_dir)
 
     def _writer_into(self, name: str, folder: str) -> Any:
-        """Returns what writes into a folder; on workers but the first, nothing is written."""
+        """Returns a writer for a folder; on workers other than the first, it writes nothing."""
         if not process_group.is_first():
             return self.summary.create_noop_writer()
         if name not in self._writers:
@@ -162,7 +162,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
 
 def _nothing(batch: int, logs: Any = None) -> None:
-    """What a callback does that has nothing to do for a batch."""
+    """The methods of a callback that does nothing for a batch."""
 
 
 _nothing._is_default = True  # type: ignore[attr-defined]  # Keras skips such methods
@@ -175,7 +175,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         backup_dir: Where to.
         save_freq: "epoch", or a number of batches.
         delete_checkpoint: Whether the backup is deleted when training has ended.
-        save_before_preemption: Without effect: the latest epoch is what training resumes at.
+        save_before_preemption: Ignored: training resumes at the latest epoch.
         kwargs: `double_checkpoint` of Keras 3.
 
     TF: `tf.keras.callbacks.BackupAndRestore`.

@@ -1,4 +1,4 @@
-"""The names of Keras 2 that Keras 3 dropped, and what to use instead."""
+"""The names of Keras 2 that Keras 3 dropped, and their replacements."""
 
 from __future__ import annotations
 

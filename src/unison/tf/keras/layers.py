@@ -38,7 +38,7 @@ class TextVectorization(text_vectorization.TextVectorization):
 
 
 def ThresholdedReLU(theta: float = 1.0, **kwargs: Any) -> keras.layers.Layer:  # noqa: N802
-    """Returns the layer that keeps what exceeds `theta`.
+    """Returns the layer that passes values greater than `theta`.
 
     TF: `tf.keras.layers.ThresholdedReLU` (Keras 2).
     """
@@ -46,7 +46,7 @@ def ThresholdedReLU(theta: float = 1.0, **kwargs: Any) -> keras.layers.Layer:  #
 
 
 def _synchronized_batch_normalization(*args: Any, **kwargs: Any) -> keras.layers.Layer:
-    """Normalizes with the statistics of the global batch; outside a scope, there is no other.
+    """Normalizes by the statistics of the global batch; outside of a scope, by those of the batch.
 
     TF: `tf.keras.layers.experimental.SyncBatchNormalization`.
     """

@@ -27,7 +27,7 @@ def stand_over(face: str, source: str | None = None) -> Callable[[str], Any]:
         source: The name of Keras' module. Default: the one of the same name.
 
     Returns:
-        The module's `__getattr__`, which says what is missing and what to use instead.
+        The module's `__getattr__`, whose error names the missing name and its replacement.
     """
     theirs = importlib.import_module(source or face.removeprefix(_PARENT))
     ours = vars(sys.modules[face])
@@ -61,7 +61,7 @@ def stand_over_modules_below(face: str) -> None:
 def _has_file(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # what it is below is no package
+    except ModuleNotFoundError:  # its parent is not a package
         return False
 
 

@@ -1,4 +1,4 @@
-"""What models, layers, metrics and variables of Keras 2 have and Keras 3's have not.
+"""The attributes of Keras 2's models, layers, metrics and variables that Keras 3's do not have.
 
 `patches` gives it to Keras' classes.
 """
@@ -41,7 +41,7 @@ class ModelMethods:
 
     @property
     def metrics_names(self: Any) -> list[str]:
-        """The names of what `evaluate` returns, in order. TF: `tf.keras.Model.metrics_names`."""
+        """The names of the results of `evaluate`, in order. TF: `tf.keras.Model.metrics_names`."""
         names: list[str] = []
         for metric in self.metrics:
             parts = getattr(metric, "metrics", None)  # of the metrics given to `compile`
@@ -110,7 +110,7 @@ def compile_ignoring(arguments: Sequence[str], compile: Callable[..., None]) -> 
 def step_with_or_without_state(name: str) -> Callable[..., Any]:
     """Returns Keras' own `train_step`, ... which, given a batch only, reads and assigns variables.
 
-    That is how a `train_step(self, data)` calls `super().train_step(data)`.
+    This is how a `train_step(self, data)` calls `super().train_step(data)`.
     """
     step = getattr(keras.Model, name)
 
@@ -124,7 +124,7 @@ def step_with_or_without_state(name: str) -> Callable[..., Any]:
 def entry_point(name: str) -> Callable[..., Any]:
     """Returns `fit`, `evaluate`, `train_on_batch`, ... of `keras.Model` for programs of Keras 2.
 
-    It takes the arguments of Keras 2, of which those of the queue do nothing, and trains a model
+    It has the arguments of Keras 2, of which those of the queue are ignored, and trains a model
     whose steps Keras cannot run on JAX (see `unison.keras.trainer.trains_alone`) by a trainer of
     ours.
     """
@@ -143,7 +143,7 @@ def entry_point(name: str) -> Callable[..., Any]:
             kwargs.pop(argument, None)
         keeps_metrics = is_on_batch and not kwargs.pop("reset_metrics", True)
         with _metrics_kept(self) if keeps_metrics else contextlib.nullcontext():
-            # By name: while a scope is open, what is found here is another function.
+            # By name: while a scope is open, another function is found here.
             return getattr(super(keras.Model, self), name)(*args, **kwargs)
 
     added = ("reset_metrics",) if is_on_batch else _QUEUE_ARGUMENTS
@@ -204,7 +204,7 @@ class ShapeOf:
 
 
 def method_adding_weights(owner: Any) -> Callable[..., Any]:
-    """Returns `add_weight` of layers or metrics that takes what Keras 2's takes.
+    """Returns `add_weight` of layers or metrics with Keras 2's arguments.
 
     The name may come first, and annotations may be TensorFlow's.
     """

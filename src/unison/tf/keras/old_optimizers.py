@@ -1,4 +1,4 @@
-"""What optimizers of Keras 2 have and Keras 3's have not; `patches` gives it to them."""
+"""The attributes of Keras 2's optimizers that Keras 3's do not have; `patches` adds them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OptimizerMethods:
             The number of iterations, a variable.
 
         Raises:
-            RuntimeError: In cross-replica context, where there is no replica's gradient.
+            RuntimeError: In cross-replica context, where replicas' gradients do not exist.
 
         TF: `tf.keras.optimizers.Optimizer.apply_gradients` (Keras 2).
         """
@@ -125,7 +125,8 @@ class OptimizerMethods:
 def _of_summed_gradients(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Inside, `optimizer` applies gradients as Keras does.
 
-    What sums them first is on the object (see `unison.keras.optimizers`), and comes back.
+    The method that first sums them is on the object (see `unison.keras.optimizers`), and is
+    restored.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     summing = [
@@ -184,7 +185,7 @@ class LossScaleMethods:
 
     @property
     def loss_scale(self: Any) -> Any:
-        """What the loss is multiplied by now."""
+        """The present factor of the loss."""
         return self.dynamic_scale.value if self.built else self.initial_scale
 
     def get_scaled_loss(self: Any, loss: Any) -> Any:

@@ -43,11 +43,11 @@ class SavingMethods:
         save_traces: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Saves the model; the file's name, or `save_format`, says how (see this module).
+        """Saves the model in the format of the file's name, or of `save_format` (see this module).
 
         Args:
             filepath: Where to.
-            overwrite: Whether to overwrite what is there without asking.
+            overwrite: Whether to overwrite an existing file without a prompt.
             save_format: "keras", "h5" or "tf".
             include_optimizer: Whether the optimizer's state is saved; a `.keras` file has it.
             signatures: Functions to save with a directory, by name.
@@ -76,7 +76,7 @@ class SavingMethods:
         options: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Saves the weights; the file's name, or `save_format`, says how (see this module).
+        """Saves the weights in the format of the file's name, or `save_format` (see this module).
 
         TF: `tf.keras.Model.save_weights`.
         """
@@ -152,7 +152,7 @@ def load_model(
 
 
 def _compile_as_saved(model: keras.Model, path: str, custom_objects: dict[str, Any] | None) -> None:
-    """Compiles `model` as the HDF5 file says, and gives its optimizer the saved state.
+    """Compiles `model` from the HDF5 file, and restores its optimizer's state.
 
     Keras 3.15 would build the optimizer for no variables, with which it cannot go on, and does
     not know again the short names ("mse") that it saved.

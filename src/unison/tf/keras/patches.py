@@ -1,4 +1,4 @@
-"""What `unison.tf.keras` adds to Keras' classes, done when it is imported.
+"""The additions of `unison.tf.keras` to Keras' classes, made when it is imported.
 
 Methods, arguments and file formats of Keras 2 that TensorFlow programs use. Nothing that Keras 3
 does changes: what is added was an error before.
@@ -45,7 +45,7 @@ def patch_keras() -> None:
     keras.layers.Layer.weights = weights_by_shards(keras.layers.Layer.weights)
     for tensors in ("input", "output"):
         setattr(keras.layers.Layer, f"{tensors}_shape", old_models.ShapeOf(tensors))
-    # Where it is defined: Keras tells a program's own `compile` by comparing with that.
+    # The class that defines it: Keras recognizes a program's own `compile` by comparing with that.
     Trainer.compile = old_models.compile_ignoring(_OLD_COMPILE_ARGUMENTS, Trainer.compile)
     for name in ENTRY_POINTS:
         setattr(keras.Model, name, old_models.entry_point(name))

@@ -1,4 +1,4 @@
-"""`tf.keras.utils`: Keras', with datasets of ours, and downloads that say where a file belongs."""
+"""`tf.keras.utils`: Keras' functions, with Unison's datasets, and errors for failed downloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unison.tf.tensor_spec import TensorSpec
 from unison.tf.tensors import start_devices
 from unison.tf.text import StringTensor
 
-#: How long a download may stand still, in seconds.
+#: The timeout in seconds for a stalled download.
 _DOWNLOAD_TIMEOUT = 60
 
 
@@ -100,7 +100,7 @@ def split_dataset(
 
     Args:
         dataset: A `tf.data.Dataset`, an array, or a tuple or list of arrays of equal length.
-        left_size: How many elements the first one has, or which part of all.
+        left_size: The number of elements of the first one, or its fraction of all.
         right_size: Likewise of the second one; one of the two may be left out.
         shuffle: Whether to shuffle before.
         seed: The seed for that.

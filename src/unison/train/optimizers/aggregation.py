@@ -20,9 +20,9 @@ def with_aggregation(
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer sum the replicas' gradients by `method`; returns the optimizer.
 
-    In `fit`, in a `train_step` of one's own and in a custom loop. To be called before the first
-    step: a step that is compiled keeps its method. The method is no part of the optimizer's
-    configuration: give it again to an optimizer that was loaded. With a method other than
+    In `fit`, in a custom `train_step` and in a custom loop. It must be called before the first
+    step: a compiled step keeps its method. The method is not part of the optimizer's
+    configuration: set it again for an optimizer that was loaded. With a method other than
     `DEFAULT`, every replica updates all weights.
 
     Args:
@@ -30,7 +30,7 @@ def with_aggregation(
         method: An `AggregationMethod` or its name.
 
     Raises:
-        ValueError: There is no such method.
+        ValueError: Unknown method.
 
     Examples:
         >>> import keras, unison, unison.train
@@ -54,7 +54,7 @@ def aggregated(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an Optax transformation that first combines the replicas' gradients by `method`.
 
-    For programs under `strategy.run`, and for a hand-written `jax.shard_map`. Outside any of them
+    For programs under `strategy.run`, and for a hand-written `jax.shard_map`. Elsewhere,
     there is nothing to combine.
 
     Args:
@@ -64,7 +64,7 @@ def aggregated(
         axis_name: The mesh axis of the replicas.
 
     Raises:
-        ValueError: There is no such method or operation.
+        ValueError: Unknown method or operation.
 
     Examples:
         >>> import jax, optax, unison, unison.train

@@ -1,4 +1,4 @@
-"""`Optimizer`: what all of them share: slots, the sum over the replicas, and the update."""
+"""`Optimizer`: the common part of the optimizers: slots, the sum over the replicas, the update."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Hyperparameter = Any | Callable[[], Any]
 
 
 class _Slots(Tracked):
-    """The slots of all variables, each an attribute, so that a checkpoint fills it once it is made.
+    """The slots of all variables, as attributes, which a checkpoint restores once they exist.
 
-    The attribute is called after the slot and the variable's place among the updated ones.
+    The attribute's name consists of the slot and the variable's index among the updated ones.
     """
 
     def of(self, place: int, names: Iterable[str]) -> dict[str, Variable]:
-        """Returns the slots of the variable at `place`, by name."""
+        """Returns the slots of the variable at index `place`, by name."""
         return {name: getattr(self, f"{name}_{place}") for name in names}
 
     def add(self, place: int, name: str, slot: Variable) -> None:
@@ -46,15 +46,15 @@ class Optimizer(Tracked):
 
     Inside a replica program the gradients are summed over the replicas, and every replica makes
     the same update. The variables are `unison.Variable`s or Keras variables. Slots are variables
-    beside theirs, made in the first update; a checkpoint finds them by the order in which the
-    variables were given.
+    next to theirs, created in the first update; a checkpoint identifies them by the order in which
+    the variables were given.
 
     Args:
         rule: The update rule.
         initial_slots: The initial value of every slot of a variable.
         hyperparameters: The rule's hyperparameters.
-        name: What slots are called after.
-        slot_names: For slots that are called after something else, what that is.
+        name: The prefix of the slots' names.
+        slot_names: For slots with another prefix: that prefix.
 
     Raises:
         ValueError: The name is empty.
@@ -80,11 +80,11 @@ class Optimizer(Tracked):
 
     @property
     def slot_names(self) -> list[str]:
-        """The names of the slots that every updated variable has, sorted."""
+        """The sorted names of the slots of every updated variable."""
         return sorted(self._initial_slots) if self._places else []
 
     def slot(self, variable: Any, name: str) -> Variable | None:
-        """Returns a slot of `variable`; None if there is none, or no update was made yet."""
+        """Returns a slot of `variable`; None if there is none, or before the first update."""
         return self._slots_of(variable).get(name) if Reference(variable) in self._places else None
 
     @property
@@ -105,15 +105,15 @@ class Optimizer(Tracked):
         """Updates `variables` by `gradients`.
 
         Args:
-            gradients: An array of the variable's shape for each variable; None for those that are
-                to stay. Inside a replica program, those of this replica.
+            gradients: An array of the variable's shape for each variable; None for variables that
+                do not change. Inside a replica program, the gradients of this replica.
             variables: The variables.
-            aggregation_method: How the replicas' gradients are summed.
-            is_aggregated: Whether they are sums already.
+            aggregation_method: The method by which the replicas' gradients are summed.
+            is_aggregated: Whether they have already been summed.
 
         Raises:
-            RuntimeError: In cross-replica context, where there is one gradient for each replica.
-            ValueError: No variable has a gradient, or one has another shape than its variable.
+            RuntimeError: In cross-replica context, where each replica has its own gradient.
+            ValueError: No variable has a gradient, or the shape of one differs from its variable's.
         """
         pairs = [
             (_gradient_for(variable, gradient), variable)
@@ -167,14 +167,14 @@ class Optimizer(Tracked):
         return self._hyperparameters
 
     def _make_shared_variables(self, variables: Sequence[Any]) -> None:
-        """Makes the variables that belong to no variable alone, beside the first of `variables`."""
+        """Creates the variables that belong to no single one, next to the first of `variables`."""
 
     def _shared_variables(self) -> list[Variable]:
-        """Returns the variables that belong to no variable alone."""
+        """Returns the variables that do not belong to a single one."""
         return []
 
     def _finish(self) -> None:
-        """Called after every update."""
+        """Called after each update."""
 
     def _make_slots(self, variable: Any) -> None:
         place = self._places[Reference(variable)] = len(self._places)
@@ -191,7 +191,7 @@ class Optimizer(Tracked):
         """Returns a new variable of the kind of `variable`, if that is Unison's, on its devices."""
         kind = type(variable) if isinstance(variable, Variable) else Variable
         with contextlib.ExitStack() as stack:
-            stack.enter_context(NameScope(""))  # the whole name is given
+            stack.enter_context(NameScope(""))  # the complete name is given
             if has_cell(variable):
                 stack.enter_context(scoped_placement(variable.cell.placement))
             return kind(
@@ -222,7 +222,7 @@ def _updated(
 
 
 def equal_writes() -> contextlib.AbstractContextManager[None]:
-    """Inside, what a replica writes is known to be the same on all replicas."""
+    """Inside, the values that a replica writes are known to be the same on all replicas."""
     lift = current_lift()
     return contextlib.nullcontext() if lift is None else lift.equal_writes()
 

@@ -17,7 +17,7 @@ class GradientDescent(Optimizer):
 
     Args:
         learning_rate: A number, a variable, or a function of no arguments (a schedule).
-        name: What the optimizer's variables are called after.
+        name: The prefix of the names of the optimizer's variables.
 
     Examples:
         >>> import jax, unison, unison.train
@@ -39,9 +39,9 @@ class Momentum(Optimizer):
 
     Args:
         learning_rate: As for `GradientDescent`.
-        momentum: How much of the accumulated gradient stays in a step; likewise.
+        momentum: The fraction of the accumulated gradient that is added to a step; likewise.
         use_nesterov: Whether to take Nesterov's step.
-        name: What the optimizer's variables are called after.
+        name: The prefix of the names of the optimizer's variables.
 
     TF: `tf.compat.v1.train.MomentumOptimizer`.
     """
@@ -69,7 +69,7 @@ class Adam(Optimizer):
         beta1: The decay of the mean of gradients; likewise.
         beta2: The decay of the mean of squared gradients; likewise.
         epsilon: Added to the root of the mean of squares; likewise.
-        name: What the optimizer's variables are called after.
+        name: The prefix of the names of the optimizer's variables.
 
     TF: `tf.compat.v1.train.AdamOptimizer`.
     """
@@ -89,7 +89,7 @@ class Adam(Optimizer):
             "epsilon": epsilon,
         }
         super().__init__(rules.adam, {"m": 0.0, "v": 0.0}, hyperparameters, name)
-        #: beta1 and beta2 to the number of the next step; None before the first.
+        #: The powers of beta1 and beta2 by the number of the next step; None before the first.
         self.beta1_power: Variable | None = None
         self.beta2_power: Variable | None = None
 
@@ -124,10 +124,10 @@ class RMSProp(Optimizer):
     Args:
         learning_rate: As for `GradientDescent`.
         decay: The decay of the means; likewise.
-        momentum: How much of a step stays in the next; likewise.
+        momentum: The fraction of the last step that is added to the next; likewise.
         epsilon: Added to the mean of squares, under the root; likewise.
         centered: Whether to divide by the root of the variance rather than of the mean square.
-        name: What the optimizer's variables are called after.
+        name: The prefix of the names of the optimizer's variables.
 
     TF: `tf.compat.v1.train.RMSPropOptimizer`.
     """
@@ -161,8 +161,8 @@ class Adagrad(Optimizer):
 
     Args:
         learning_rate: As for `GradientDescent`.
-        initial_accumulator_value: What the sum of squares starts at; more than 0.
-        name: What the optimizer's variables are called after.
+        initial_accumulator_value: The initial sum of squares; more than 0.
+        name: The prefix of the names of the optimizer's variables.
 
     Raises:
         ValueError: `initial_accumulator_value` is not positive.
@@ -193,10 +193,10 @@ class Adadelta(Optimizer):
     """Adadelta; the formula is in `rules.adadelta`.
 
     Args:
-        learning_rate: As for `GradientDescent`; the paper has 1.
+        learning_rate: As for `GradientDescent`; 1 in the paper.
         rho: The decay of the means of squares; likewise.
         epsilon: Added to the means, under the roots; likewise.
-        name: What the optimizer's variables are called after.
+        name: The prefix of the names of the optimizer's variables.
 
     TF: `tf.compat.v1.train.AdadeltaOptimizer`.
     """
@@ -222,13 +222,14 @@ class Ftrl(Optimizer):
     Args:
         learning_rate: As for `GradientDescent`.
         learning_rate_power: The power of the sum of squares that divides the rate; at most 0.
-        initial_accumulator_value: What the sum of squares starts at; at least 0.
+        initial_accumulator_value: The initial sum of squares; at least 0.
         l1_regularization_strength: At least 0.
         l2_regularization_strength: At least 0.
-        name: What the optimizer's variables are called after.
-        accum_name: What the slot of the sum of squares is called after. Default: `name`.
-        linear_name: What the other slot is called after. Default: `name`.
-        l2_shrinkage_regularization_strength: Of a penalty on the current value; at least 0.
+        name: The prefix of the names of the optimizer's variables.
+        accum_name: The prefix of the slot of the sum of squares. Default: `name`.
+        linear_name: The prefix of the other slot. Default: `name`.
+        l2_shrinkage_regularization_strength: The strength of a penalty on the current value; at
+            least 0.
         beta: The paper's beta, which adds `beta / (2 learning_rate)` to the L2 strength.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`tf.compat.v1`: what programs of TensorFlow 2 use of TensorFlow 1.
+"""`tf.compat.v1`: the parts of TensorFlow 1 that programs of TensorFlow 2 use.
 
 The optimizers and the global step are in `train`. What TensorFlow 2 has under the same name is
 that; it takes the arguments of TensorFlow 2. Graphs, sessions and placeholders do not exist.

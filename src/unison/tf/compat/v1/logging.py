@@ -51,7 +51,7 @@ def get_verbosity() -> int:
 
 
 def flush() -> None:
-    """Writes what the logger's handlers hold back. TF: `tf.compat.v1.logging.flush`."""
+    """Flushes the logger's handlers. TF: `tf.compat.v1.logging.flush`."""
     handlers: list[Any] = _logger.handlers
     for handler in handlers:
         handler.flush()

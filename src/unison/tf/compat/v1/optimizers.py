@@ -58,7 +58,7 @@ class Optimizer(Tracked):
             grad_loss: The weights of the elements of the loss. Default: ones.
 
         Raises:
-            RuntimeError: `loss` is no function.
+            RuntimeError: `loss` is not a function.
         """
         del gate_gradients, colocate_gradients_with_ops
         if not callable(loss):
@@ -97,7 +97,7 @@ class Optimizer(Tracked):
 
         Raises:
             RuntimeError: In cross-replica context.
-            ValueError: There is no variable, or none that has a gradient.
+            ValueError: There is no variable, or no variable has a gradient.
         """
         del name
         pairs = list(grads_and_vars)
@@ -124,7 +124,7 @@ class Optimizer(Tracked):
         """Computes the gradients of `loss` and applies them; see the two methods for that.
 
         Raises:
-            RuntimeError: `loss` is no function, or this is cross-replica context.
+            RuntimeError: `loss` is not a function, or this is cross-replica context.
             ValueError: The loss depends on no variable.
         """
         grads_and_vars = self.compute_gradients(
@@ -147,7 +147,7 @@ class Optimizer(Tracked):
         return self._optimizer.name
 
     def get_slot(self, var: Any, name: str) -> Variable | None:
-        """Returns a slot of `var`; None if there is none, or no update was made yet."""
+        """Returns a slot of `var`; None if there is none, or before the first update."""
         return self._optimizer.slot(var, name)
 
     def get_slot_names(self) -> list[str]:

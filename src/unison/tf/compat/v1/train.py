@@ -1,4 +1,4 @@
-"""`tf.compat.v1.train`: the optimizers, the global step, and what `tf.train` has."""
+"""`tf.compat.v1.train`: the optimizers, the global step, and the names of `tf.train`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _global_steps: weakref.WeakKeyDictionary[Strategy, Variable] = weakref.WeakKeyDi
 
 
 def get_global_step(graph: None = None) -> Variable | None:
-    """Returns the global step of the current strategy; None if there is none yet.
+    """Returns the global step of the current strategy; None if it does not exist.
 
     TF: `tf.compat.v1.train.get_global_step`.
     """
@@ -100,7 +100,7 @@ def create_global_step(graph: None = None) -> Variable:
 
 
 def get_or_create_global_step(graph: None = None) -> Variable:
-    """Returns the global step of the current strategy, which it creates first if there is none.
+    """Returns the global step of the current strategy; creates it if it does not exist.
 
     TF: `tf.compat.v1.train.get_or_create_global_step`.
     """

@@ -1,4 +1,4 @@
-"""`tf.keras.preprocessing`, with what Keras 2 had in it."""
+"""`tf.keras.preprocessing`, with the names of Keras 2."""
 
 from __future__ import annotations
 
