@@ -1,7 +1,7 @@
-"""`unison bench`: how training gets faster as it gets more devices, larger batches and more data.
+"""`unison bench`: scaling of training with more devices, larger batches and more data.
 
-`points` says what is measured, `sweep` starts it, and `measured` is what its workers run: the
-user's program, or one of `models`, under a `Recorder`. `results` is the file that comes of it,
-`scaling` what it says, `show` and `drawing` put that into words and pictures, and `comparing` holds
-two results against each other.
+`points` describes what is measured, `sweep` starts it, and `measured` is the program of its
+workers: it runs the user's program, or one of `models`, under a `Recorder`. `results` is the file
+of the results, `scaling` computes rates from it, `showing` and `drawing` are text and plots, and
+`comparing` compares two results.
 """

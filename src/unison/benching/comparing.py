@@ -1,6 +1,6 @@
 """Whether one run was faster than another, or whether it only looks so.
 
-Each point has been measured in several rounds, and what differs from round to round is noise. The
+Each point has been measured in several rounds, and differences between rounds are noise. The
 ratio of the rates, as geometric means over the rounds, gets a confidence interval by the bootstrap:
 rounds are drawn again and again, with replacement, from each side. A few rounds spread less than
 what they are drawn from, so the interval is that of a higher level, as Student's t has it: T.
@@ -21,7 +21,7 @@ from unison.benching.points import Point
 from unison.benching.results import Results
 from unison.benching.scaling import rate_of
 
-#: How often rounds are drawn.
+#: The number of bootstrap samples.
 _DRAWS = 20_000
 
 #: Of three rounds each, equal programs would seem to differ once in ten times.
@@ -31,19 +31,19 @@ _LIBRARIES = ("unison", "jax", "jaxlib", "keras")
 
 
 class NotComparableError(ValueError):
-    """Two results of which no point can be compared."""
+    """Two results without a common point."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What two runs say about a point.
+    """The comparison of a point in two runs.
 
     Attributes:
         point: The point.
         before: The first run's rate.
         after: The second's.
         ratio: The second as a multiple of the first.
-        interval: In which the ratio lies, with the confidence asked for.
+        interval: The confidence interval of the ratio.
         verdict: `"faster"`, `"slower"` or `"no difference"`.
     """
 
@@ -63,8 +63,8 @@ def compare(
     Args:
         before: The first run.
         after: The second.
-        confidence: How sure it is that no point is said to differ which does not.
-        least: Differences of less than this part are none.
+        confidence: The probability that no point is reported as different that is not.
+        least: Smaller relative differences are ignored.
 
     Raises:
         NotComparableError: They have measured different things, or too few rounds.
@@ -103,7 +103,7 @@ def compare(
 
 
 def differences(before: Results, after: Results) -> list[str]:
-    """Returns what else differs between two runs, in words."""
+    """Returns the other differences between two runs, in words."""
     found = []
     for name in _LIBRARIES:
         one, other = before.versions.get(name), after.versions.get(name)

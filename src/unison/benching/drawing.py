@@ -1,4 +1,4 @@
-"""What the results look like: the plots, on a page or in a PNG file."""
+"""The plots of the results, on a page or in a PNG file."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _parts_of_time(summaries: Sequence[Summary]) -> dict[str, list[float]]:
 
 
 def _memory(summaries: Sequence[Summary]) -> dict[str, list[float]]:
-    """Returns the memory of processes, and of devices that tell, in MiB."""
+    """Returns the memory of processes, and of devices that report it, in MiB."""
     parts = {
         "process": [(summary.memory or 0) / 2**20 for summary in summaries],
         "a device": [(summary.device_memory or 0) / 2**20 for summary in summaries],

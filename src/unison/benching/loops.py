@@ -1,12 +1,12 @@
-"""`Loop`: the steps of one kind, measured in three ways, one after the other.
+"""`Loop`: the steps of one kind, which are measured in three ways.
 
-1. The pace at which they follow each other, as the program runs them. When one is done is seen by
-   a thread that waits for its result, so that the loop goes on meanwhile.
-2. How long a step takes that starts when the one before it is done.
-3. How long the replicas take to compute their parts of it alone: at the same time, and without
+1. The pace at which they follow each other, as the program runs them. The end of a step is noticed
+   by a thread that waits for its result, so that the loop continues meanwhile.
+2. The time of a step that starts when the previous one has ended.
+3. The time in which the replicas compute their parts of it alone: at the same time, and without
    exchanging anything (see `unison.program.single_replica`).
 
-What the second takes longer than the third, the replicas exchange and wait for each other.
+The difference of the second and the third is communication, and waiting for other replicas.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from unison.data import waited_seconds
 from unison.runtime.placement import Placement
 from unison.runtime.process_group import all_gather_json
 
-#: The pace is that of so many launches at least: Keras runs several small steps in one.
+#: The minimum number of launches for the pace: Keras runs several small steps in one.
 _LEAST_LAUNCHES = 20
 
-#: How many launches are timed one by one.
+#: The number of launches that are timed one by one.
 _SINGLE_LAUNCHES = 8
 
-#: For how many seconds replicas compute alone, and how often at least.
+#: The minimum seconds, and the minimum number of times, for which replicas compute alone.
 _ALONE_SECONDS = 0.3
 _ALONE_RUNS = 5
 
@@ -47,11 +47,11 @@ class Launch:
     """Steps that ran as one program.
 
     Attributes:
-        steps: How many.
-        waited: The seconds that the loop had waited for its input by then.
-        resumed: When the loop went on after steps of others, and what it had waited by then; None
-            where there were none since the launch before.
-        done: When they were done; None while they are not.
+        steps: Their number.
+        waited: The seconds for which the loop had waited for its input by then.
+        resumed: The time at which the loop resumed after other steps, and its waiting by then; None
+            if there were none since the previous launch.
+        done: The time of their end; None before.
     """
 
     steps: int
@@ -64,11 +64,11 @@ class Loop:
     """The steps of one kind.
 
     Args:
-        name: What they are called.
+        name: Their name.
         placement: The replicas.
-        warmup: How many steps run before anything is measured.
-        steps: Of how many steps the pace is taken, at least.
-        watch: Has a launch's time noted when its result is there.
+        warmup: The number of steps before measuring begins.
+        steps: The minimum number of steps for the pace.
+        watch: Records the time at which a launch's result is ready.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class Loop:
         steps: int,
         watch: Callable[[Launch, Any], None],
     ):
-        #: How many steps have been run.
+        #: The number of steps so far.
         self.steps = 0
-        #: How many examples the latest step had; None where that is not known.
+        #: The number of examples in the latest step; None if it is unknown.
         self.examples: int | None = None
-        #: Whether enough steps have been run for their pace to be known.
+        #: Whether enough steps have run to determine their pace.
         self.has_pace = False
-        #: Whether all is measured.
+        #: Whether everything is measured.
         self.is_known = False
         self._name = name
         self._placement = placement
         self._warmup = warmup
         self._enough = warmup + steps
         self._watch = watch
-        self._launches: list[Launch] = []  # from the last one of the warm-up on
+        self._launches: list[Launch] = []  # beginning with the last one of the warm-up
         self._single: list[float] = []
         self._alone: float | None = None
         self._why_not: str | None = None
@@ -103,12 +103,12 @@ class Loop:
         self._resumed: tuple[float, float] | None = None
 
     def interrupt(self) -> None:
-        """Takes note that a step of another loop is run: its time is none of this loop's."""
+        """Records that a step of another loop runs: its time is not part of this loop's."""
         self._is_interrupted = True
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
-        """Inside, the program calls what may launch steps."""
+        """Inside, the program makes a call that may launch steps."""
         if self.has_pace:
             jax.block_until_ready(self._last)
         self._begin = perf_counter()
@@ -121,11 +121,11 @@ class Loop:
             self._begin = None
 
     def launched(self, steps: int, arrays: Any) -> None:
-        """Takes note of a launch; it may come later than the calls that made its steps.
+        """Records a launch; it may be later than the calls that made its steps.
 
         Args:
-            steps: How many steps were launched.
-            arrays: What is there when they are done, and stays as it is.
+            steps: The number of launched steps.
+            arrays: Arrays that are ready when the steps have ended, and do not change.
         """
         self.steps += steps
         self._last = arrays
@@ -138,7 +138,7 @@ class Loop:
             self._resumed = None
             self._launches.append(launch)
             self._watch(launch, arrays)
-            if len(self._launches) == 1:  # what has piled up while compiling is none of the pace
+            if len(self._launches) == 1:  # those queued while compiling do not count
                 jax.block_until_ready(arrays)
             if len(self._launches) > _LEAST_LAUNCHES and self.steps >= self._enough:
                 self.has_pace = True
@@ -146,22 +146,22 @@ class Loop:
 
     @property
     def is_measured_alone_next(self) -> bool:
-        """Whether all is measured but what the replicas compute alone."""
+        """Whether everything is measured except the replicas alone."""
         return len(self._single) >= _SINGLE_LAUNCHES and not self.is_known
 
     def measure_alone(self, parts: Callable[[], Sequence[Callable[[], Any]]]) -> None:
-        """Measures how long the replicas take without the others. All workers must call.
+        """Measures the time of the replicas without each other. All workers must call this.
 
         Args:
-            parts: Returns for each of this process's replicas what computes its part of a step,
-                alone, and waits for it.
+            parts: Returns for each of this process's replicas a function that computes its part of
+                a step, alone, and waits for it.
         """
         mine: Sequence[Callable[[], Any]] = ()
         try:
             mine = parts()
             for part in mine:
                 part()  # compiles
-        except Exception as error:  # whatever a step has that makes sense together only
+        except Exception as error:  # in case a step only works with the other replicas
             self._why_not = f"{type(error).__name__}: {error}"
         # Then all workers compute at the same time.
         told = all_gather_json(self._why_not, "what replicas compute alone is measured")
@@ -173,7 +173,7 @@ class Loop:
         self.is_known = True
 
     def record(self) -> Record:
-        """Returns what is known; to be called when the launches have been noted."""
+        """Returns the measurements; to be called when the launches have been recorded."""
         launches: list[tuple[int, float]] = []
         waited = 0.0
         for before, launch in itertools.pairwise(self._launches):
@@ -200,18 +200,18 @@ class Loop:
 
 
 def peak_memory() -> int | None:
-    """Returns how many bytes this process has had in memory at most; None where Linux is not."""
+    """Returns the maximum resident memory of this process in bytes; None if this is not Linux."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    # Unlike what `getrusage` says, it begins anew with the program.
+    # Unlike the result of `getrusage`, it starts at zero with the program.
     lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
     return int(lines[0][1]) * 1024 if lines else None
 
 
 def peak_device_memory(devices: Sequence[jax.Device]) -> int | None:
-    """Returns how many bytes the device has used at most that used most; None: they do not tell."""
+    """Returns the maximum memory in use of the device with the most; None if it is not reported."""
     stats = [device.memory_stats() or {} for device in devices]
     peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
     return max(peaks, default=None)

@@ -1,6 +1,6 @@
-"""What a worker of `unison bench` runs: the user's program, with a recorder of its steps.
+"""The program of a worker of `unison bench`: it runs the user's program and records its steps.
 
-The order comes in at the standard input, as JSON, and there the record goes back.
+The order is read from standard input, as JSON, and the record is sent back there.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What is to be run and measured.
+    """The program to run and measure.
 
     Attributes:
         script: The program's file, or a module's name.
         is_module: Which of them it is.
         arguments: The program's arguments.
-        warmup: How many steps run before anything is measured.
-        steps: Of how many steps the pace is taken, at least.
+        warmup: The number of steps before measuring begins.
+        steps: The minimum number of steps for the pace.
         cores: On which cores; None: on all.
     """
 
@@ -44,8 +44,8 @@ class Order:
 
 
 def main() -> None:
-    """Runs the program that comes in at the standard input, and answers there."""
-    # A copy, which the program's children do not get; what they read is empty.
+    """Runs the program in the order from standard input, and replies there."""
+    # A copy, which the program's children do not inherit; their standard input is empty.
     connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     connection.settimeout(None)
     with open(os.devnull, "rb") as nothing:

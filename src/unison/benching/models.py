@@ -16,7 +16,7 @@ from unison.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Str
 from unison.strategies.current import get_replica_context
 from unison.variables import Variable
 
-#: Epochs enough for whoever ends the program when it has been measured.
+#: More epochs than needed: the program is ended when it has been measured.
 _EPOCHS = 10_000
 
 _SEED = 0
@@ -25,7 +25,7 @@ _RATE = 0.1
 
 
 def main() -> None:
-    """Trains a model until somebody ends the program."""
+    """Trains a model until the program is ended."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--batch", type=int, required=True)
@@ -89,7 +89,7 @@ def _fit(layers: Callable[[Any], list[Any]]) -> Callable[[Strategy, Dataset], No
 
 
 def _loop(strategy: Strategy, dataset: Dataset) -> None:
-    """Trains the layers of `mlp`, but for the dropout, by SGD in a loop over `strategy.run`."""
+    """Trains the layers of `mlp`, without the dropout, by SGD in a loop over `strategy.run`."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -125,7 +125,7 @@ def _loop(strategy: Strategy, dataset: Dataset) -> None:
             strategy.run(step, args=(batch,))
 
 
-#: What trains each.
+#: The function that trains each.
 MODELS: dict[str, Callable[[Strategy, Dataset], None]] = {
     "mlp": _fit(_mlp),
     "cnn": _fit(_cnn),

@@ -1,4 +1,4 @@
-"""What is measured: with how many replicas, of which batches, on how much data."""
+"""Points of a measurement: the number of replicas, the batch size, the size of the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class Scaling(enum.Enum):
-    """What stays when replicas are added.
+    """The quantity that stays constant when replicas are added.
 
     Attributes:
         STRONG: The global batch: each replica has less to do.
@@ -30,10 +30,10 @@ class Point:
     """One of the sizes that are measured.
 
     Attributes:
-        workers: How many processes.
-        devices: How many devices each has; there is a replica on each.
-        batch: How many examples a global batch has; None where the program decides.
-        examples: How many examples there are; None where the program decides.
+        workers: The number of processes.
+        devices: The number of devices of each; there is one replica per device.
+        batch: The number of examples in a global batch; None if the program determines it.
+        examples: The total number of examples; None if the program determines it.
     """
 
     workers: int
@@ -43,11 +43,11 @@ class Point:
 
     @property
     def replicas(self) -> int:
-        """How many replicas all workers have."""
+        """The number of replicas of all workers."""
         return self.workers * self.devices
 
     def __str__(self) -> str:
-        """Says in words what it is.
+        """Describes it in words.
 
         Examples:
             >>> print(Point(2, 1, 64, None))
@@ -75,7 +75,7 @@ def points(
     """Returns the sizes that are measured, each once, from few replicas to many.
 
     Args:
-        places: How many workers, and how many devices each has.
+        places: The number of workers, and the number of devices of each.
         batches: The global batches with the fewest replicas; none where the program decides.
         examples: The sizes of the data; none where the program decides.
         scaling: What becomes of the batches with more replicas.

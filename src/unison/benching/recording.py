@@ -38,8 +38,8 @@ class Recorder:
     """Records the steps of this process; a `StepObserver`.
 
     Args:
-        warmup: How many steps run before anything is measured.
-        steps: Of how many steps the pace is taken, at least.
+        warmup: The number of steps before measuring begins.
+        steps: The minimum number of steps for the pace.
     """
 
     def __init__(self, warmup: int, steps: int):
@@ -83,7 +83,7 @@ class Recorder:
 
             step.on_launch = on_launch
             with loop.calling():
-                # What is timed one by one does not wait for others.
+                # Launches that are timed one by one do not wait for others.
                 examples = trainer.run_step(step, batch, may_wait and not loop.has_pace)
             loop.examples = max(loop.examples or 0, examples)  # the last batch may have fewer
             if loop.is_measured_alone_next:
@@ -99,7 +99,7 @@ class Recorder:
         """Ends the recording.
 
         Returns:
-            What is known of the loop of which most is; None if no step has been run.
+            The record of the loop with the most steps; None if no step has run.
         """
         self._launched.put(None)
         self._waiter.join(_LAST_LAUNCH)
@@ -124,14 +124,14 @@ class Recorder:
     def _wait(self) -> None:
         while (item := self._launched.get()) is not None:
             launch, result = item
-            # What fails, fails in the program as well, which says so.
+            # An error is raised in the program as well, which reports it.
             with contextlib.suppress(Exception):
                 jax.block_until_ready(result)
                 launch.done = perf_counter()
 
 
 def _smallest(result: Any, placement: Placement) -> jax.Array | None:
-    """Returns the smallest array of what a step has returned; None if there is none."""
+    """Returns the smallest array in the result of a step; None if there is none."""
     arrays: list[jax.Array] = []
     for leaf in jax.tree.leaves(result, is_leaf=is_distributed):
         array = leaf.stacked(placement) if isinstance(leaf, PerReplica) else leaf
@@ -141,7 +141,7 @@ def _smallest(result: Any, placement: Placement) -> jax.Array | None:
 
 
 def _count_examples(tree: Any, placement: Placement) -> int | None:
-    """Returns how many examples the arguments of a step have, if that can be seen."""
+    """Returns the number of examples in the arguments of a step, if it can be determined."""
     with contextlib.suppress(ValueError):
         return examples_of(tree, placement)
     if placement.num_replicas > 1:

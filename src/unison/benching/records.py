@@ -1,4 +1,4 @@
-"""`Record`: what one worker has measured in one run of the program."""
+"""`Record`: the measurements of one worker in one run of the program."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one worker has measured.
+    """The measurements of one worker.
 
     Attributes:
-        loop: Whose steps they are.
-        replicas: How many replicas all workers have.
-        device: What this worker's first device is.
-        steps: How many steps have been run in all.
-        examples: How many examples a step has, on all replicas; None where that is not known.
-        launches: The number of steps of each launch by which the pace was taken, and the seconds
-            since the one before was done; where other steps ran in between (those of an
-            evaluation, say), since the loop went on.
-        waited: The seconds of those launches in which the loop waited for its input.
-        single: The seconds that a step takes that starts when the one before it is done.
-        alone: The seconds in which the replicas compute their parts of a step; None where that is
-            not known.
-        why_not: Why not.
-        memory: The bytes that the process has used at most, by then.
-        device_memory: The same of the device that used most; None where devices do not tell.
-        versions: Those of the libraries.
+        loop: The name of the loop.
+        replicas: The number of replicas of all workers.
+        device: The kind of this worker's first device.
+        steps: The total number of steps.
+        examples: The number of examples in a step, on all replicas; None if it is unknown.
+        launches: The number of steps of each launch that was measured for the pace, and the seconds
+            since the end of the previous one; after other steps (those of an
+            evaluation, say), since the loop resumed.
+        waited: The seconds for which the loop waited for its input during those launches.
+        single: The seconds of a step that starts when the previous one has ended.
+        alone: The seconds in which the replicas compute their parts of a step; None if they are
+            unknown.
+        why_not: The reason why they are unknown.
+        memory: The maximum resident memory of the process in bytes, up to then.
+        device_memory: The maximum memory in use of the device with the most; None if not reported.
+        versions: The versions of the libraries.
     """
 
     loop: str
@@ -45,12 +45,12 @@ class Record:
 
     @property
     def paced_steps(self) -> int:
-        """How many steps the pace was taken by."""
+        """The number of steps that were measured for the pace."""
         return sum(steps for steps, _ in self.launches)
 
     @property
     def seconds(self) -> float:
-        """How long these took."""
+        """Their duration."""
         return sum(seconds for _, seconds in self.launches)
 
     def as_dict(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Record:
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Record:
-        """Returns what `as_dict` has made a dictionary of; JSON may lie between.
+        """Returns a record, given the result of its `as_dict`, possibly converted to JSON and back.
 
         Raises:
             TypeError: It is something else.

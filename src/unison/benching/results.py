@@ -18,7 +18,7 @@ _WHAT = "unison bench"
 
 
 class NoResultsError(ValueError):
-    """A file that is not what `unison bench` writes."""
+    """A file that is not a result of `unison bench`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Results:
     Attributes:
         target: What has been measured, in words.
         machine: Where.
-        notes: What there is to say about it.
+        notes: Remarks about the measurement.
         rounds: For every point, a record of each round.
     """
 
@@ -60,7 +60,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """Reads what `write` has written.
+        """Reads a file that `write` has written.
 
         Raises:
             NoResultsError: The file is something else, or of another version.
@@ -96,7 +96,7 @@ def _point(said: dict[str, Any]) -> Point:
 
 
 def this_machine() -> str:
-    """Returns what tells this machine from others, in words."""
+    """Returns a description of this machine."""
     model = platform.processor() or platform.machine()
     lines = Path("/proc/cpuinfo")
     if lines.exists():

@@ -1,4 +1,4 @@
-"""What the measurements say: how fast, how well more replicas are used, and where the time goes."""
+"""Results of the measurements: rate, efficiency with more replicas, and parts of the time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from unison.benching.records import Record
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What is known of one point.
+    """The summary of one point.
 
     Attributes:
         point: The point.
-        batch: How many examples a step had; None where that is not known.
+        batch: The number of examples in a step; None if it is unknown.
         unit: What is counted: examples, or steps where those are not known.
-        rate: How many a second: the median of the rounds.
+        rate: Examples per second: the median of the rounds.
         spread: The slowest and the fastest round.
         percentiles: The seconds within which 50, 90 and 99 % of the steps were done after the one
             before; of steps that Keras runs together, their mean.
@@ -30,7 +30,7 @@ class Summary:
             is not known.
         waiting: The part of the time that the loop waited for its input.
         memory: The bytes that a worker has used at most.
-        device_memory: The bytes that a device has used at most; None where devices do not tell.
+        device_memory: The maximum memory in use of a device in bytes; None if not reported.
     """
 
     point: Point
@@ -47,7 +47,7 @@ class Summary:
 
     @classmethod
     def of(cls, point: Point, records: Sequence[Record]) -> Summary:
-        """Returns what the rounds of a point say together."""
+        """Returns the summary of the rounds of a point."""
         rates = [rate_of(record) for record in records]
         steps = [launch for record in records for launch in record.launches]
         seconds = np.repeat([s / n for n, s in steps], [n for n, _ in steps])
@@ -70,7 +70,7 @@ class Summary:
 
 
 def rate_of(record: Record) -> float:
-    """Returns how many examples a round has trained on in a second; steps, if that is unknown."""
+    """Returns the number of examples per second in a round; of steps, if that is unknown."""
     return (record.examples or 1) * record.paced_steps / record.seconds
 
 
@@ -88,7 +88,7 @@ def computing_of(record: Record) -> float:
 def communication_of(record: Record) -> float | None:
     """Returns the part of a step's time in which replicas exchange and wait; None if not known.
 
-    That is what a step by itself takes longer than its slowest replica computes alone. One replica
+    This is the time of a single step minus the time of its slowest replica alone. One replica
     exchanges nothing.
     """
     if record.replicas == 1:
@@ -112,7 +112,7 @@ class Line:
     members: list[Summary]
 
     def efficiency(self, summary: Summary) -> float:
-        """Returns the rate as part of what the first point's would be with as many replicas."""
+        """Returns the rate relative to the first point's, scaled to the same number of replicas."""
         first = self.members[0]
         return (summary.rate / summary.point.replicas) / (first.rate / first.point.replicas)
 

@@ -1,4 +1,4 @@
-"""What the results say, in rows and words."""
+"""The results as tables and text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unison.benching.points import Point
 from unison.benching.results import Results
 from unison.benching.scaling import Line, Summary
 
-#: What the columns mean, one sentence or two each.
+#: The meanings of the columns, in one or two sentences each.
 MEANINGS = (
     "Replicas: on the devices of one process, or as workers × devices of each.",
     "Examples a second (steps, where the examples of a batch cannot be counted), while the program "
@@ -31,12 +31,12 @@ MEANINGS = (
 
 
 def summaries_of(results: Results) -> list[Summary]:
-    """Returns what the results say of each point."""
+    """Returns the results of each point."""
     return [Summary.of(point, records) for point, records in results.rounds.items()]
 
 
 def about(results: Results) -> str:
-    """Says where, how often and with which versions it was measured."""
+    """Describes the machine, the number of rounds, and the versions."""
     records = [record for of_point in results.rounds.values() for record in of_point]
     rounds = max(map(len, results.rounds.values()))
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
@@ -73,7 +73,7 @@ def numbers(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
 
 
 def short_names(points: Sequence[Point]) -> tuple[list[str], str]:
-    """Returns names for the points, short enough for the foot of a bar, and what they consist of.
+    """Returns short names of the points, for the axis of a bar plot, and their meaning.
 
     Examples:
         >>> short_names([Point(1, 1, 64, 9000), Point(1, 2, 64, 9000)])

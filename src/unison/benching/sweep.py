@@ -24,11 +24,11 @@ from unison.runtime.launching import (
     worker_environments,
 )
 
-#: What the workers run.
+#: The program of the workers.
 _MEASURED = "unison.benching.measured"
 _MODELS = "unison.benching.models"
 
-#: Fewer steps tell nothing.
+#: With fewer steps, results are meaningless.
 _LEAST_STEPS = 5
 
 
@@ -48,7 +48,7 @@ class MeasurementError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is measured.
+    """The program to measure.
 
     Attributes:
         script: A file, or a module's name.
@@ -75,7 +75,7 @@ class Target:
         return self.script == _MODELS
 
     def is_told(self, size: str) -> bool:
-        """Whether the program is told a size: `batch` or `examples`."""
+        """Whether the program has an option for a size: `batch` or `examples`."""
         return any(f"{{{size}}}" in argument for argument in self.arguments)
 
     def arguments_for(self, point: Point) -> list[str]:
@@ -96,7 +96,7 @@ class Place:
 
     Attributes:
         address: A Ray cluster. None: this machine.
-        cpus_per_worker: How many of Ray's CPUs each takes.
+        cpus_per_worker: The number of Ray's CPUs of each.
         gpus_per_worker: The same for GPUs.
     """
 
@@ -115,12 +115,12 @@ class Sweep:
         target: The program.
         points: The sizes.
         place: Where the workers run.
-        warmup: How many steps run before anything is measured.
-        steps: Of how many steps the pace is taken, at least.
-        timeout: For how many seconds a run may take.
+        warmup: The number of steps before measuring begins.
+        steps: The minimum number of steps for the pace.
+        timeout: The timeout of a run in seconds.
 
     Attributes:
-        notes: What there is to say about it.
+        notes: Remarks about the measurement.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Sweep:
                 f"{most} replicas need as many GPUs. There are {len(self._gpus)}. Ask for fewer, "
                 "or set JAX_PLATFORMS=cpu."
             )
-        #: On how many cores a replica runs; None: on all.
+        #: The number of cores of a replica; None: all.
         self._cores = None
         if place.address is None and not self._gpus and hasattr(os, "sched_setaffinity"):
             self._cores = available_cores() // most or None
@@ -160,7 +160,7 @@ class Sweep:
         """Measures all points in turn, several times.
 
         Args:
-            rounds: How often.
+            rounds: The number of rounds.
             begun: Called with the round's number and the point before each run.
 
         Raises:
@@ -215,8 +215,8 @@ class Sweep:
             )
         return dataclasses.replace(
             first,
-            # What the worker measures that starts a step last: the others may have waited for it
-            # because its input came late.
+            # The measurement of the worker that starts a step last: the others may have waited for
+            # it because its input was late.
             single=[*map(min, zip(*(record.single for record in records), strict=False))],
             memory=_largest([record.memory for record in records]),
             device_memory=_largest([record.device_memory for record in records]),

@@ -1,8 +1,8 @@
-"""`Compression`: what all methods share: state, rules, warm-up, and what is never compressed.
+"""`Compression`: the common part of all methods: state, rules, warm-up, uncompressed tensors.
 
 A method sums gradients over the replicas with fewer bytes on the wire. Each is a pair of pure
 functions, `init` and `apply`, over trees of gradients, in Optax's style. All replicas decode the
-same bytes, so their results are equal to the bit.
+same bytes, so their results are equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Sum = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 class CompressionState(NamedTuple):
-    """What a compression keeps from step to step.
+    """The state of a compression between steps.
 
     Attributes:
         step: The number of steps so far.
-        of_replica: What every replica has of its own. `"residual"` is what it has not sent yet.
-            A checkpoint may keep the sum over the replicas, and share it out anew among any
-            number of them: what is still to be sent stays the same.
-        of_all: What is equal on all replicas.
+        of_replica: The state of each replica. `"residual"` is what it has not sent yet.
+            A checkpoint may store the sum over the replicas, and divide it between any
+            number of replicas: the total of unsent gradients stays the same.
+        of_all: State that is equal on all replicas.
     """
 
     step: jax.Array
@@ -49,7 +49,7 @@ class CompressionState(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What a method works with in one step.
+    """The arguments of a method in one step.
 
     Attributes:
         step: The number of steps before this one.
@@ -67,17 +67,17 @@ class Compression(abc.ABC):
     """Sums gradients over the replicas with fewer bytes on the wire.
 
     Tensors that the rule leaves out, integers and complex numbers are summed without loss, by the
-    aggregation method that `apply` is given.
+    aggregation method given to `apply`.
 
     Attributes:
-        rule: Decides by name and tensor what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
-        momentum: The factor of the momentum that takes the gradients' place, 0 for none: v = m v +
-            g, by each replica for itself, before anything is lost.
-        clipnorm: Each replica clips what it contributes to the sum before that, so that the
+        rule: Selects the tensors to compress, by name and tensor.
+        warmup_steps: The number of first steps without compression.
+        momentum: The factor of the momentum that replaces the gradients, 0 for none: v = m v +
+            g, on each replica, before the compression.
+        clipnorm: Each replica clips its contribution to the sum before that, so that the
             Euclidean norm of all of it is at most this divided by the root of the number of
-            replicas: the norm of a sum of independent contributions is then at most this on
-            average. None: nothing is clipped. (Lin et al. 2018, "Deep Gradient Compression".)
+            replicas: the norm of a sum of independent contributions is then at most `clipnorm` on
+            average. None: no clipping. (Lin et al. 2018, "Deep Gradient Compression".)
     """
 
     rule: Rule = LARGE_MATRICES
@@ -126,22 +126,22 @@ class Compression(abc.ABC):
         """Combines the replicas' gradients.
 
         Used inside a replica program, or where a `jax.shard_map` binds `axis_name`; elsewhere,
-        and with one replica, nothing is sent and nothing lost or kept: what was still to be sent
-        is in the result. A step whose result is not finite leaves the state as it was (a loss
+        and with one replica, nothing is sent and nothing lost or stored: previous residuals
+        are added to the result. A step whose result is not finite does not change the state (a loss
         scale will skip such a step).
 
         Args:
             gradients: A tree of arrays, of equal shapes on all replicas.
-            state: What `init`, or the step before, returned.
+            state: The result of `init`, or of the previous step.
             op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
-            method: How what is not compressed is summed.
+            method: The method by which uncompressed tensors are summed.
             axis_name: The mesh axis of the replicas.
 
         Returns:
             A tree like `gradients`, equal on all replicas, and the new state.
 
         Raises:
-            ValueError: There is no such method or operation, or `state` is that of other
+            ValueError: Unknown method or operation, or `state` belongs to other
                 gradients.
         """
         op, method = parse_linear(op), AggregationMethod.parse(method)
@@ -156,7 +156,7 @@ class Compression(abc.ABC):
         tensors = [tensor for _, tensor in divided.compressed]
         self._check(state, tensors)
         if self.clipnorm is not None:
-            # A mean has an n-th of what each replica gives it.
+            # A mean contains an n-th of each replica's contribution.
             limit = self.clipnorm / math.sqrt(count) * (count if op is ReduceOp.MEAN else 1)
             tensors, others = _clipped(tensors, others, limit)
         if count > 1:
@@ -184,23 +184,23 @@ class Compression(abc.ABC):
 
     @property
     def steps_until_settled(self) -> int:
-        """After how many steps all send alike."""
+        """The number of steps after which all steps send the same."""
         return self.warmup_steps
 
     def settled(self) -> Compression:
-        """Returns the compression as it is after the first steps."""
+        """Returns the compression after the first steps."""
         return dataclasses.replace(self, warmup_steps=0)
 
     def part_of_state(
         self, state: CompressionState, params: Any, names: Collection[str]
     ) -> tuple[CompressionState, Callable[[CompressionState], CompressionState]]:
-        """Returns the state of some tensors, and what puts it back into that of all.
+        """Returns the state of some tensors, and a function that merges it into that of all.
 
-        For a step that has gradients of some tensors only: what is kept of the others stays.
+        For a step with gradients of some tensors only: the state of the others is unchanged.
 
         Args:
             state: The state of all tensors.
-            params: The tree that `init` was given.
+            params: The argument of `init`.
             names: The names of those tensors.
         """
         divided, _ = self._divided(params)
@@ -208,7 +208,7 @@ class Compression(abc.ABC):
         others = [
             divided.names[place] in names for place, tensor in divided.others if _is_float(tensor)
         ]
-        # Of what all keep alike, the momentum is that of the tensors that are not compressed.
+        # In the replicas' common state, the momentum is that of the uncompressed tensors.
         own = dict.fromkeys(state.of_replica, compressed)
         common = {kind: others if kind == "velocity" else compressed for kind in state.of_all}
 
@@ -224,14 +224,14 @@ class Compression(abc.ABC):
         )
         return part, whole
 
-    # -- what a method says ------------------------------------------------------------------
+    # -- implemented by a method ------------------------------------------------------------
 
     def _own_state(self, tensors: Sequence[jax.Array]) -> Kinds:
-        """Returns what a replica keeps of its own for `tensors`, which are zeros."""
+        """Returns the initial state of a replica for `tensors`, which are zeros."""
         return {}
 
     def _common_state(self, tensors: Sequence[jax.Array]) -> Kinds:
-        """Returns what all replicas keep alike."""
+        """Returns the initial common state of all replicas."""
         return {}
 
     def _admits(self, tensor: Any) -> bool:
@@ -242,12 +242,12 @@ class Compression(abc.ABC):
     def _compressed(
         self, tensors: list[jax.Array], state: CompressionState, exchange: Exchange
     ) -> tuple[list[jax.Array], Kinds, Kinds]:
-        """Returns the sums over the replicas of `tensors`, and what changes of the state.
+        """Returns the sums over the replicas of `tensors`, and the changes of the state.
 
-        The tensors are of float32 or float64, and have their momentum. There are several replicas.
+        The tensors are of float32 or float64, after their momentum. There are several replicas.
         """
 
-    # -- what they share ---------------------------------------------------------------------
+    # -- common to all methods ----------------------------------------------------------------
 
     def _combined(
         self, tensors: list[jax.Array], state: CompressionState, exchange: Exchange
@@ -259,7 +259,7 @@ class Compression(abc.ABC):
             own["velocity"] = tuple(tensors)
 
         def everything() -> tuple[list[jax.Array], Kinds, Kinds]:
-            """Sends without loss, and with it what is still to be sent."""
+            """Sends without loss, including previous residuals."""
             kept, owed = state.of_replica | own, tensors
             if "residual" in kept:
                 late = kept["residual"]
@@ -286,7 +286,7 @@ class Compression(abc.ABC):
     def _with_momentum(
         self, others: Sequence[jax.Array], state: CompressionState
     ) -> tuple[list[jax.Array], Kinds]:
-        """Returns what is not compressed, already combined, with its momentum."""
+        """Returns the uncompressed tensors, already combined, with their momentum."""
         if not self.momentum:
             return list(others), {}
         before = iter(state.of_all["velocity"])
@@ -314,7 +314,7 @@ class Compression(abc.ABC):
         return divided, structure
 
     def _check(self, state: CompressionState, tensors: Sequence[jax.Array]) -> None:
-        """Raises a ValueError where the residuals are those of other tensors."""
+        """Raises a ValueError if the residuals belong to other tensors."""
         for kind, kept in state.of_replica.items():
             expected = [tensor.shape for tensor in tensors]
             received = [tensor.shape for tensor in kept]
@@ -326,12 +326,12 @@ class Compression(abc.ABC):
 
 
 class _Divided(NamedTuple):
-    """The tensors of a tree, each with its place.
+    """The tensors of a tree, each with its index.
 
     Attributes:
-        names: The names of all.
-        compressed: Those to compress.
-        others: The others.
+        names: The names of all tensors.
+        compressed: The indices of those to compress.
+        others: The indices of the others.
     """
 
     names: list[str]
@@ -340,12 +340,12 @@ class _Divided(NamedTuple):
 
 
 def _taken(kinds: Kinds, chosen: dict[str, list[bool]]) -> Kinds:
-    """Returns of each kind of state that of the chosen tensors."""
+    """Returns the state of the chosen tensors, for each kind."""
     return {kind: tuple(itertools.compress(kept, chosen[kind])) for kind, kept in kinds.items()}
 
 
 def _put_back(part: Kinds, whole: Kinds, chosen: dict[str, list[bool]]) -> Kinds:
-    """Returns `whole` with what `_taken` has taken of it as `part` has it."""
+    """Returns `whole` with the part that `_taken` has selected replaced by `part`."""
     put = {}
     for kind, kept in whole.items():
         new = iter(part[kind])
@@ -373,7 +373,7 @@ def _clipped(
 def _unless_spoiled(
     results: Sequence[jax.Array], before: CompressionState, after: CompressionState
 ) -> CompressionState:
-    """Returns the state `after` a step, or that `before` it where its results are not finite."""
+    """Returns the state `after` a step, or `before` it if its results are not finite."""
     if not results or not jax.tree.leaves((after.of_replica, after.of_all)):
         return after
     finite = jnp.stack([jnp.isfinite(result).all() for result in results]).all()
@@ -390,7 +390,7 @@ def _is_float(tensor: Any) -> bool:
 
 
 def number_of_replicas(axis_name: str) -> int:
-    """Returns the size of the mesh axis; 1 where none of that name is bound."""
+    """Returns the size of the mesh axis; 1 if it is not bound."""
     try:
         return lax.axis_size(axis_name)
     except NameError:
@@ -398,5 +398,5 @@ def number_of_replicas(axis_name: str) -> int:
 
 
 def wide(tensor: jax.Array) -> jax.Array:
-    """Returns `tensor` in the dtype in which it is compressed: float32, or float64 as it is."""
+    """Returns `tensor` in the dtype in which it is compressed: float32, or float64."""
     return tensor.astype(jnp.promote_types(tensor.dtype, jnp.float32))

@@ -1,7 +1,7 @@
 """Codecs: blocks of numbers as words of few bits, and back.
 
-A codec divides a vector into blocks, each with a scale of its own, so that a large element spoils
-only its neighbours' precision. What is not finite in a block makes all of it NaN, so that it is
+A codec divides a vector into blocks, each with its own scale, so that a large element only affects
+its neighbours' precision. An element that is not finite makes all of its block NaN, so that it is
 noticed on all replicas. Source of the block scales: Dettmers 2016, "8-Bit Approximations for
 Parallelism in Deep Learning".
 """
@@ -27,7 +27,7 @@ class Codec(abc.ABC):
 
     block_size: int
 
-    #: The integers that travel.
+    #: The dtype of the words.
     word: ClassVar[Any] = jnp.uint8
     #: Block sizes are multiples of this.
     granularity: ClassVar[int] = 1
@@ -46,9 +46,9 @@ class Codec(abc.ABC):
 
         Args:
             rows: Of shape (rows, blocks, block_size), float32 or float64.
-            fractions: What is added before rounding down, between 0 and 1 and of the shape of
+            fractions: Added before rounding down, between 0 and 1 and of the shape of
                 `rows`: 0.5 rounds to the nearest, random ones make the result unbiased.
-            sizes: How many elements each block has, of shape (rows, blocks); the others, at its
+            sizes: The number of elements of each block, of shape (rows, blocks); the others, at its
                 end, are padding. Default: all.
 
         Returns:
@@ -70,7 +70,7 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
-        """Returns what each block is divided by; where it is 0, all of the block is."""
+        """Returns the divisor of each block; 0 if all of the block is 0."""
 
     @abc.abstractmethod
     def _words(self, rows: jax.Array, fractions: jax.Array | float) -> jax.Array:
@@ -107,8 +107,8 @@ class BFloat16(Codec):
 class Float16(Codec):
     """IEEE half precision, rounded to the nearest, after division by a power of two.
 
-    The largest element of a block comes to lie between 1/2 and 1, so that none overflows, and
-    those down to a 16,000th of it keep eleven bits.
+    The largest element of a block is scaled to between 1/2 and 1, so that none overflows, and
+    elements down to a 16,000th of it keep eleven bits.
     """
 
     word = jnp.uint16
@@ -158,19 +158,19 @@ class Int4(Codec):
 
 
 class Sign(Codec):
-    """One bit an element, eight in a byte: the sign, times the root of twice the mean square.
+    """One bit per element, eight in a byte: the sign, times the root of twice the mean square.
 
-    With error feedback an element swings around its value by the scale s, where it is smaller, and
-    lags behind more and more, where it is larger. What is kept of the former is spread over -s to
+    With error feedback, an element oscillates around its value by the scale s if it is smaller, and
+    lags behind more and more if it is larger. The residuals of the former are spread over -s to
     s, and has a mean square of s^2 / 3: so s settles where s^2 = 2 (m + s^2 / 3), six times the
-    mean square m of what comes in. The mean of absolute values, which is nearest to a block, lets
-    the large elements of an uneven one wait ten times as long; a factor of 3 would not settle.
+    mean square m of the input. The mean of absolute values, which is nearest to a block, would make
+    the large elements of an uneven block wait ten times as long; a factor of 3 would not settle.
     """
 
     granularity = 8
 
     def _scales(self, rows: jax.Array, sizes: jax.Array) -> jax.Array:
-        # There is no sign of 0: what others have sent as padding is not 0, and does not count.
+        # 0 has no sign: other replicas' padding is not 0 after decoding, and is ignored.
         is_padding = lax.iota(sizes.dtype, self.block_size) >= sizes[..., None]
         rows = jnp.where(is_padding, jnp.zeros_like(rows), rows)
         peaks = _peaks(rows)

@@ -1,7 +1,7 @@
-"""Steps of one's own between rare averages: local SGD and DiLoCo.
+"""Local steps between infrequent averages: local SGD and DiLoCo.
 
-Nothing but the weights is sent, and that only every so many steps: each replica updates weights
-of its own by its own gradients meanwhile.
+Only the weights are sent, and only every so many steps: in between, each replica updates its own
+weights by its own gradients.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ logger = logging.getLogger("unison")
 class LocalTraining:
     """Lets the replicas train apart, and averages their weights every `every` steps.
 
-    This is another training, and not another way to send what a step has summed: options such as
+    This is a different training, not another way to send gradients: options such as
     `CommunicationOptions(compresses=False)` do not switch it off.
 
     Attributes:
-        every: The number of steps from one average to the next.
-        warmup_steps: After each of so many steps at first, the weights are averaged.
-        outer_learning_rate: How far the weights go from those of the last average to the new
+        every: The number of steps between two averages.
+        warmup_steps: The number of first steps that are each followed by an average.
+        outer_learning_rate: The step size from the weights of the last average to the new
             average.
-        outer_momentum: The factor of the Nesterov momentum with which they go; 0 for none.
+        outer_momentum: The factor of the Nesterov momentum of this step; 0 for none.
     """
 
     every: int
@@ -63,7 +63,7 @@ class LocalTraining:
 
     @property
     def has_outer_optimizer(self) -> bool:
-        """Whether the weights go elsewhere than to the average."""
+        """Whether the new weights differ from the average."""
         return self.outer_learning_rate != 1 or self.outer_momentum != 0
 
     def init(self, params: Any) -> CompressionState:
@@ -86,10 +86,11 @@ class LocalTraining:
         """Returns the gradients of a replica's own step.
 
         Args:
-            gradients: The replica's contribution to the sum or mean that `op` says.
-            op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name. What would be summed over n
-                replicas is multiplied by n: an average after one step then gives what a step by
-                the sum would.
+            gradients: The replica's contribution to the sum or mean of `op`.
+            op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name. For a sum over n
+                replicas, gradients are multiplied by n: an average after one step is then equal to
+                    a step
+                by the sum.
             axis_name: The mesh axis of the replicas.
         """
         if parse_linear(op) is ReduceOp.MEAN:
@@ -105,17 +106,17 @@ class LocalTraining:
         method: AggregationMethod | int | str | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> tuple[Any, CompressionState]:
-        """Brings the replicas' weights together, where it is time.
+        """Averages the replicas' weights, if it is time.
 
         Args:
             before: The weights before this step.
-            after: Those after the replica's own update.
-            state: What `init`, or the step before, returned.
-            method: How the weights are averaged.
+            after: The weights after the replica's own update.
+            state: The result of `init`, or of the previous step.
+            method: The method by which the weights are averaged.
             axis_name: The mesh axis of the replicas.
 
         Returns:
-            The weights to go on with, and the new state.
+            The weights with which to continue, and the new state.
         """
         method = AggregationMethod.parse(method)
         starting, structure = jax.tree.flatten(before)
@@ -127,7 +128,7 @@ class LocalTraining:
                 "the replicas train apart. Give the optimizer no compression, or local_sgd(1)."
             )
         if self.has_outer_optimizer:
-            # Weights that were loaded since the last average are where this round begins.
+            # If weights were loaded since the last average, this round begins with them.
             common = {**common, "anchor": self._anchors(starting, state)}
         operands = (weights, common)
         weights, common = lax.cond(
@@ -167,7 +168,7 @@ class LocalTraining:
             return means, common
         anchors, velocities = [], []
         for mean, anchor, velocity in zip(means, common["anchor"], common["velocity"], strict=True):
-            # The replicas began at the anchor as their weights can express it.
+            # The replicas began at the anchor, rounded to their weights' dtype.
             gradient = wide(anchor.astype(mean.dtype)) - wide(mean)
             velocity = self.outer_momentum * velocity + gradient
             direction = gradient + self.outer_momentum * velocity
@@ -180,12 +181,12 @@ class LocalTraining:
 def local_sgd(every: int = 8, *, warmup_steps: int = 0) -> LocalTraining:
     """Averages the replicas' weights every so many steps; nothing is sent in between.
 
-    With `every=1` and plain SGD, with or without momentum, it is what summing the gradients is.
+    With `every=1` and plain SGD, with or without momentum, it is equivalent to summing gradients.
     (Stich 2019, "Local SGD Converges Fast and Communicates Little".)
 
     Args:
-        every: The number of steps from one average to the next.
-        warmup_steps: After each of so many steps at first, the weights are averaged.
+        every: The number of steps between two averages.
+        warmup_steps: The number of first steps that are each followed by an average.
 
     Raises:
         ValueError: `every` is less than 1.
@@ -205,20 +206,20 @@ def diloco(
     outer_momentum: float = 0.5,
     warmup_steps: int = 0,
 ) -> LocalTraining:
-    """Averages as `local_sgd`, and takes what the average changed for an outer gradient.
+    """Averages as `local_sgd`, and uses the change of the average as an outer gradient.
 
     With the weights a of the last average and the mean w of the replicas' weights, d = a - w,
-    v = m v + d, and all go on with a - l (d + m v): Nesterov's momentum. In the long run they go
-    l / (1 - m) times as far as the replicas: 1.4 times. a and v are kept in float32 at least.
-    (Douillard et al. 2023, "DiLoCo", where
-    `every` is 500 and m is 0.9: seven times as far is too much for a learning rate that is as large
-    as training bears.)
+    v = m v + d, and all continue with a - l (d + m v): Nesterov's momentum. In the long run they
+    move l / (1 - m) times as far as the replicas: 1.4 times. a and v are stored in float32 at
+    least. (Douillard et al. 2023, "DiLoCo", where
+    `every` is 500 and m is 0.9: seven times as far, which is too much for the largest learning
+    rates at which training is stable.)
 
     Args:
-        every: The number of steps from one average to the next.
+        every: The number of steps between two averages.
         outer_learning_rate: The factor l.
         outer_momentum: The factor m, 0 or more and below 1.
-        warmup_steps: After each of so many steps at first, the weights are averaged.
+        warmup_steps: The number of first steps that are each followed by an average.
 
     Raises:
         ValueError: An argument is out of bounds.

@@ -56,7 +56,7 @@ class PowerSGD(Compression):
             (tensor + residual).reshape(_matrix_shape(tensor))
             for tensor, residual in zip(tensors, residuals, strict=True)
         ]
-        # QR by reflections completes a basis whose columns depend on each other, or are zero.
+        # QR by reflections completes a basis if columns are linearly dependent, or zero.
         lefts = exchange.sum(
             [_product(m, _orthonormal(basis)) for m, basis in zip(matrices, bases, strict=True)]
         )
@@ -78,18 +78,18 @@ def powersgd(
     rule: Rule = LARGE_MATRICES,
     warmup_steps: int = 0,
 ) -> PowerSGD:
-    """Sends an approximation of low rank of the replicas' sum.
+    """Sends a low-rank approximation of the replicas' sum.
 
-    A gradient M is a matrix of all but the last axis by the last. With Q of the step before,
+    A gradient M is a matrix of all but the last axis by the last. With Q of the previous step,
     P = orthonormal(sum of M Q) and Q = sum of transpose(M) P, all replicas get P transpose(Q).
-    Each keeps what its own M lacks there, and adds it to the next gradient (error feedback).
-    Tensors whose factors would not be smaller than they are sent as they are: with the full rank
-    nothing is lost. (Vogels et al. 2019, "PowerSGD".)
+    Each keeps the error of the approximation of its own M, and adds it to the next gradient (error
+    feedback). Tensors whose factors would not be smaller are sent uncompressed: the full rank
+    has no loss. (Vogels et al. 2019, "PowerSGD".)
 
     Args:
         rank: The rank of the approximation.
-        rule: Decides what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
+        rule: Selects the tensors to compress.
+        warmup_steps: The number of first steps without compression.
 
     Raises:
         ValueError: The rank is less than 1.

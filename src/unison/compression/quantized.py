@@ -1,9 +1,9 @@
 """Gradients in fewer bits: half floats, integers of 8 and 4 bits, signs.
 
-The tensors lie in one buffer, which is divided between the replicas. Each encodes it and sends
-every other one its part; each decodes and adds what it got, encodes the sum, and sends that to
-all: a reduce-scatter and an all-gather whose words are the small ones (an all-reduce would have
-to add them, and XLA widens 16-bit floats on CPU before they travel). Sums are formed in float32.
+The tensors are in one buffer, which is divided between the replicas. Each encodes it and sends
+every other replica its part; each decodes and adds the parts, encodes the sum, and sends it to
+all: a reduce-scatter and an all-gather of small words (an all-reduce would have
+to add them, and XLA widens 16-bit floats on CPU before sending them). Sums are in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Quantized(Compression):
 
     Attributes:
         codec: Encodes and decodes blocks.
-        error_feedback: Whether what encoding loses is kept, and added to the next gradients. The
+        error_feedback: Whether the encoding errors are kept, and added to the next gradients. The
             rounding is then to the nearest.
         stochastic: Whether an element is rounded up with the probability that makes its
             expectation exact.
@@ -73,12 +73,12 @@ class Quantized(Compression):
     def _exchanged(
         self, rows: jax.Array, sizes: jax.Array, exchange: Exchange
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the sum of `rows` over the replicas, and what this replica did not send of it.
+        """Returns the sum of `rows` over the replicas, and this replica's residual.
 
         Args:
             rows: Of shape (replicas, blocks, block_size).
-            sizes: How many elements each block has.
-            exchange: The step at hand.
+            sizes: The number of elements of each block.
+            exchange: The current step.
         """
         axis, (count, blocks, _) = exchange.axis_name, rows.shape
         place = lax.axis_index(axis)
@@ -89,14 +89,14 @@ class Quantized(Compression):
             encoded = lax.dynamic_index_in_dim(received, (place + distance) % count)
             return part + self.codec.decode(encoded, blocks, rows.dtype)
 
-        # A replica's own contribution to the part that it sums does not travel, and loses nothing.
+        # A replica's own contribution to the part that it sums is not sent, and has no loss.
         # The others' are added in a loop: the program is as long for many replicas as for two.
         part = lax.dynamic_index_in_dim(rows, place)
         part = lax.fori_loop(1, count, with_that_of, part)
         part_sizes = lax.dynamic_index_in_dim(sizes, place)
         sent = self.codec.encode(part, self._fractions(part, exchange, 2 * place + 1), part_sizes)
         total = self.codec.decode(lax.all_gather(sent, axis, tiled=True), blocks, rows.dtype)
-        # What the sum of that part loses stays with the replica.
+        # The encoding error of the sum stays with the replica.
         lost = part - lax.dynamic_index_in_dim(total, place)
         residual = rows - self.codec.decode(words, blocks, rows.dtype)
         return total, lax.dynamic_update_index_in_dim(residual, lost, place, 0)
@@ -113,8 +113,8 @@ def bfloat16(*, rule: Rule = LARGE_MATRICES, warmup_steps: int = 0) -> Quantized
     """Sends the upper half of each float32: half the bytes, 8 bits of precision.
 
     Args:
-        rule: Decides what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
+        rule: Selects the tensors to compress.
+        warmup_steps: The number of first steps without compression.
 
     Examples:
         >>> from unison import compression
@@ -131,8 +131,8 @@ def float16(
 
     Args:
         block_size: The number of elements that share a scale.
-        rule: Decides what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
+        rule: Selects the tensors to compress.
+        warmup_steps: The number of first steps without compression.
     """
     return Quantized(codec=Float16(block_size), rule=rule, warmup_steps=warmup_steps)
 
@@ -146,16 +146,16 @@ def int8(
 ) -> Quantized:
     """Sends integers of 8 bits: a quarter of the bytes.
 
-    An element x of a block with the largest absolute value m travels as floor(127 x / m + u),
+    An element x of a block with the largest absolute value m is sent as floor(127 x / m + u),
     with u uniform between 0 and 1, so that its expectation is x (stochastic rounding; Alistarh et
     al. 2017, "QSGD").
 
     Args:
         block_size: The number of elements that share a scale.
-        error_feedback: Round to the nearest instead, keep what is lost, and add it to the next
+        error_feedback: Round to the nearest instead, keep the error, and add it to the next
             gradients.
-        rule: Decides what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
+        rule: Selects the tensors to compress.
+        warmup_steps: The number of first steps without compression.
 
     Raises:
         ValueError: The block size is not positive.
@@ -187,14 +187,14 @@ def int4(
     rule: Rule = LARGE_MATRICES,
     warmup_steps: int = 0,
 ) -> Quantized:
-    """Sends integers of 4 bits, two in a byte: a seventh of the bytes. Else as `int8`.
+    """Sends integers of 4 bits, two in a byte: a seventh of the bytes. Otherwise like `int8`.
 
     Args:
         block_size: The number of elements that share a scale; even.
-        error_feedback: Round to the nearest instead, keep what is lost, and add it to the next
+        error_feedback: Round to the nearest instead, keep the error, and add it to the next
             gradients.
-        rule: Decides what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
+        rule: Selects the tensors to compress.
+        warmup_steps: The number of first steps without compression.
 
     Raises:
         ValueError: The block size is not a positive even number.
@@ -220,18 +220,18 @@ def sign(
 
     The scale is the root of twice the block's mean square.
 
-    Each replica sends the momentum of its gradients, v = m v + g. What is lost is kept, and added
-    to what is sent next (error feedback). Use an optimizer without momentum, such as plain SGD in
-    the place of SGD with momentum m. (Zheng et al. 2019, "Communication-Efficient Distributed
+    Each replica sends the momentum of its gradients, v = m v + g. The error is kept, and added
+    to the next gradients (error feedback). Use an optimizer without momentum, such as plain SGD in
+    place of SGD with momentum m. (Zheng et al. 2019, "Communication-Efficient Distributed
     Blockwise Momentum SGD with Error-Feedback"; Karimireddy et al. 2019, "Error Feedback Fixes
     SignSGD".)
 
     Args:
         momentum: The factor m, 0 or more and below 1. 0: the gradients themselves are sent.
-        clipnorm: What the gradients are clipped by before their momentum; see `topk`.
+        clipnorm: The norm to which the gradients are clipped before their momentum; see `topk`.
         block_size: The number of elements that share a scale; a multiple of 8.
-        rule: Decides what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
+        rule: Selects the tensors to compress.
+        warmup_steps: The number of first steps without compression.
 
     Raises:
         ValueError: The block size is not a positive multiple of 8.
@@ -247,10 +247,10 @@ def sign(
 
 
 def random_fractions(shape: tuple[int, ...], step: jax.Array, stream: jax.Array) -> jax.Array:
-    """Returns uniform float32 numbers between 0 and 1, neither of them included.
+    """Returns uniform float32 numbers between 0 and 1, both excluded.
 
-    A hash of the place, the step and the stream: a thirtieth of the time of `jax.random.bits` on
-    CPU, and as good as rounding needs. It is "lowbias32" of Wellons 2018.
+    A hash of the index, the step and the stream: a thirtieth of the time of `jax.random.bits` on
+    CPU, and sufficient for rounding. It is "lowbias32" of Wellons 2018.
     """
     key = _hash(_hash(step.astype(jnp.uint32) + 1) + stream.astype(jnp.uint32))
     places = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
@@ -266,8 +266,8 @@ def _hash(x: jax.Array) -> jax.Array:
 def _in_blocks(tensors: Sequence[jax.Array], block_size: int, count: int) -> jax.Array:
     """Returns the elements of `tensors`, each padded to whole blocks, in `count` equal parts.
 
-    The barrier keeps XLA's CPU compiler from gathering elements where they are computed: it would
-    read gradients of kernels, which lie transposed, from one end of the memory to the other, and
+    The barrier prevents XLA's CPU compiler from gathering elements where they are computed: it
+    would read transposed gradients of kernels with a large stride, and
     compute those of biases again for each element.
     """
     blocks = sum(math.ceil(tensor.size / block_size) for tensor in tensors)
@@ -281,7 +281,7 @@ def _in_blocks(tensors: Sequence[jax.Array], block_size: int, count: int) -> jax
 
 
 def _sizes_of_blocks(tensors: Sequence[jax.Array], block_size: int, count: int) -> jax.Array:
-    """Returns how many elements each block of `_in_blocks` has that are no padding."""
+    """Returns the number of elements, without padding, of each block of `_in_blocks`."""
     blocks = [math.ceil(tensor.size / block_size) for tensor in tensors]
     part = math.ceil(sum(blocks) / count)
     last = np.cumsum(blocks) - 1
@@ -291,7 +291,7 @@ def _sizes_of_blocks(tensors: Sequence[jax.Array], block_size: int, count: int) 
 
 
 def _out_of_blocks(rows: jax.Array, like: Sequence[jax.Array], block_size: int) -> list[jax.Array]:
-    """Returns the tensors that `_in_blocks` put into `rows`, in the shapes of `like`."""
+    """Returns the tensors in `rows` of `_in_blocks`, in the shapes of `like`."""
     buffer = rows.reshape(-1)
     tensors = []
     start = 0

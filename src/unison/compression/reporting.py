@@ -1,4 +1,4 @@
-"""What a compression saves and what it holds back."""
+"""The bytes that a compression saves, and its residuals."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from unison.runtime.placement import REPLICA_AXIS
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What one step sends.
+    """The communication of one step.
 
     Attributes:
-        bytes_sent: What a replica sends in a step once the warm-up is over, whether it is or not:
-            the mean over the steps, where they differ. Of all-reduces, what a ring sends.
-        bytes_uncompressed: What it would send without compression.
+        bytes_sent: The bytes that a replica sends in a step after the warm-up:
+            the mean over the steps, if they differ. For all-reduces, those of a ring.
+        bytes_uncompressed: The bytes that it would send without compression.
         compressed: The names of the tensors that are compressed.
     """
 
@@ -34,19 +34,19 @@ class Report:
 
     @property
     def bytes_saved(self) -> float:
-        """What a replica sends less in a step."""
+        """The number of bytes that a replica saves in a step."""
         return self.bytes_uncompressed - self.bytes_sent
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes are sent; 1 where none would be anyway."""
+        """The compression ratio; 1 if nothing would be sent anyway."""
         return self.bytes_uncompressed / self.bytes_sent if self.bytes_sent else 1.0
 
 
 def report(compression: Compression | LocalTraining, gradients: Any, num_replicas: int) -> Report:
-    """Returns what a step with `compression` sends, from the collectives of the step itself.
+    """Returns the bytes that a step with `compression` sends, from the step's own collectives.
 
-    It knows of no warm-up and of no strategy, whose options may switch the compression off.
+    It ignores the warm-up, and the strategy, whose options may switch the compression off.
 
     Args:
         compression: A compression.
@@ -70,7 +70,7 @@ def report(compression: Compression | LocalTraining, gradients: Any, num_replica
 
 
 def residual_norm(state: CompressionState) -> jax.Array:
-    """Returns the Euclidean norm of what one replica, whose state it is, has not sent yet."""
+    """Returns the Euclidean norm of a replica's residuals, given its state."""
     squares = [
         jnp.sum(jnp.square(residual), dtype=residual.dtype)
         for residual in state.of_replica.get("residual", ())
@@ -96,7 +96,7 @@ def bytes_sent(
     return bytes_in(trace.jaxpr, num_replicas)
 
 
-#: What a replica sends of its operand of n replicas, as a multiple of the operand's bytes.
+#: The bytes that a replica sends, relative to its operand, with n replicas.
 _SENT = {
     "psum": lambda n: 2 * (n - 1) / n,
     "psum_invariant": lambda n: 2 * (n - 1) / n,
@@ -110,8 +110,8 @@ _SENT = {
 def bytes_in(jaxpr: jex.Jaxpr, num_replicas: int) -> float:
     """Returns the bytes that a replica sends in a program.
 
-    Of a conditional, the branch counts that sends most; the body of a loop whose number of rounds
-    is not known counts once.
+    For a conditional, the branch that sends most is counted; the body of a loop whose trip count
+    is unknown is counted once.
 
     Args:
         jaxpr: The program of a replica.

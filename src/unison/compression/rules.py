@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-#: Decides by a tensor's name (its path in the tree, such as `dense/kernel`) and the tensor, or
-#: something with its shape and dtype, whether it is compressed.
+#: Selects tensors by their name (the path in the tree, such as `dense/kernel`) and the tensor, or
+#: an object with its shape and dtype.
 Rule = Callable[[str, Any], bool]
 
 
 @dataclasses.dataclass(frozen=True)
 class LargeMatrices:
-    """Admits tensors that are large and have several axes, unless their name says otherwise.
+    """Selects tensors that are large and have several axes, unless their name is excluded.
 
     Biases and the scales of normalization layers have one axis: they are a thousandth of a
-    model's bytes, and what is lost of them costs more accuracy than that of kernels.
+    model's bytes, and their errors cost more accuracy than those of kernels.
 
     Attributes:
         smallest_size: Tensors of fewer elements are left out.
@@ -53,10 +53,10 @@ class LargeMatrices:
         )
 
 
-#: What is compressed unless a rule is given.
+#: The default rule.
 LARGE_MATRICES = LargeMatrices()
 
 
 def everything(name: str, tensor: Any) -> bool:
-    """A rule that leaves no tensor out."""
+    """A rule that selects all tensors."""
     return True

@@ -27,8 +27,8 @@ class TopK(Compression):
     """Sends the elements of a tensor with the largest absolute values; see `topk`.
 
     Attributes:
-        fraction: How much of each tensor is sent.
-        ramp_steps: In so many steps after the warm-up the fraction falls from a quarter to that.
+        fraction: The fraction of each tensor that is sent.
+        ramp_steps: The steps after the warm-up in which the fraction falls from a quarter to that.
     """
 
     fraction: float
@@ -65,7 +65,7 @@ class TopK(Compression):
         ]
         steps = state.step - self.warmup_steps
         stage = steps * len(earlier) // max(1, self.ramp_steps)
-        return lax.switch(stage, stages)  # which takes the last for all larger ones
+        return lax.switch(stage, stages)  # which uses the last for all larger ones
 
     def _earlier_fractions(self) -> list[float]:
         """Returns a quarter, a quarter of that, and so on, down to the fraction."""
@@ -77,7 +77,7 @@ class TopK(Compression):
     def _sent(
         self, fraction: float, tensors: list[jax.Array], state: CompressionState, axis_name: str
     ) -> tuple[list[jax.Array], Kinds, Kinds]:
-        """Sends that fraction of what waits; returns what `_compressed` returns."""
+        """Sends a fraction of the residuals; has the results of `_compressed`."""
         kept = state.of_replica["residual"]
         waiting = [
             (residual + tensor).reshape(-1) for residual, tensor in zip(kept, tensors, strict=True)
@@ -93,7 +93,7 @@ class TopK(Compression):
         ]
         own: Kinds = {"residual": _shaped(residuals, tensors)}
         if self.momentum and self.fraction < 1:
-            # What is sent has had its momentum (DGC's momentum factor masking).
+            # The momentum of sent elements is reset (DGC's momentum factor masking).
             velocities = [
                 tensor.reshape(-1).at[places].set(0, unique_indices=True)
                 for tensor, places in zip(tensors, chosen, strict=True)
@@ -111,26 +111,26 @@ def topk(
     warmup_steps: int = 0,
     ramp_steps: int = 0,
 ) -> TopK:
-    """Sends the largest elements of each tensor, each with its place.
+    """Sends the largest elements of each tensor, with their indices.
 
     Each replica sends the momentum of its gradients: v = m v + g, r = r + v; the largest of r are
-    sent, and r and v start anew there. What is not sent is kept (error feedback). Use an optimizer
-    without momentum, such as plain SGD in the place of SGD with momentum m; with another, such as
+    sent, and r and v restart there at 0. Other elements are kept (error feedback). Use an optimizer
+    without momentum, such as plain SGD in place of SGD with momentum m; with another, such as
     Adam, give `momentum=0`. (Lin et al. 2018, "Deep Gradient Compression"; there the fraction is
     0.001.)
 
-    Every replica gets the elements of all: the bytes grow with the number of replicas.
+    Every replica receives the elements of all: the bytes grow with the number of replicas.
 
     Args:
-        fraction: How much of each tensor is sent, above 0 and at most 1.
+        fraction: The fraction of each tensor that is sent, above 0 and at most 1.
         momentum: The factor m, 0 or more and below 1. 0: the gradients themselves are sent.
-        clipnorm: What the Euclidean norm of a sum of gradients is to be at most. Each of n
-            replicas clips what it contributes to it by `clipnorm` / sqrt(n), before the momentum:
-            in the place of an optimizer's clipping, which would cut what comes late with the rest.
-        rule: Decides what is compressed.
-        warmup_steps: So many steps are sent without loss at first.
-        ramp_steps: In so many steps after these, the fraction falls to what it is to be: 1/4 of
-            each tensor is sent, then 1/16, and so on, equally long.
+        clipnorm: The maximum Euclidean norm of a sum of gradients. Each of n
+            replicas clips its contribution by `clipnorm` / sqrt(n), before the momentum:
+            instead of an optimizer's clipping, which would also clip delayed elements.
+        rule: Selects the tensors to compress.
+        warmup_steps: The number of first steps without compression.
+        ramp_steps: In this number of steps after the warm-up, the fraction falls to its value: 1/4
+            of each tensor is sent, then 1/16, and so on, for the same number of steps each.
 
     Raises:
         ValueError: An argument is out of bounds.
@@ -160,14 +160,14 @@ def topk(
 
 
 def _places_of_largest(vector: jax.Array, count: int) -> jax.Array:
-    """Returns the places of the `count` largest absolute values; NaN is larger than any."""
+    """Returns the indices of the `count` largest absolute values; NaN is larger than any."""
     return lax.top_k(jnp.abs(vector), count)[1]
 
 
 def _sums_of_chosen(
     vectors: list[jax.Array], chosen: list[jax.Array], axis_name: str
 ) -> list[jax.Array]:
-    """Returns the sums over the replicas of `vectors` with zeros but at the `chosen` places."""
+    """Returns the sums over the replicas of `vectors`, with zeros outside the `chosen` indices."""
     sums = list(vectors)
     for indices in share_buffers(vectors, math.inf):
         group = [vectors[index] for index in indices]
@@ -180,7 +180,7 @@ def _sums_of_chosen(
 def _sums_of_a_dtype(
     vectors: list[jax.Array], chosen: list[jax.Array], axis_name: str
 ) -> list[jax.Array]:
-    """As `_sums_of_chosen`, in one all-gather: the numbers as integers beside their places."""
+    """Like `_sums_of_chosen`, in one all-gather: the numbers, as integers, with their indices."""
     dtype = vectors[0].dtype
     numbers = jnp.concatenate(
         [vector[places] for vector, places in zip(vectors, chosen, strict=True)]
@@ -203,7 +203,7 @@ def _sums_of_a_dtype(
             )
         ]
 
-    # One replica after the other, so that the order of addition is the same everywhere; in a loop,
+    # One replica after another, so that the order of addition is the same everywhere; in a loop,
     # so that the program is as long for many as for two.
     return lax.fori_loop(0, len(gathered), with_those_of, [jnp.zeros_like(v) for v in vectors])
 

@@ -1,4 +1,4 @@
-"""What a step will take on machines that are not here: memory, arithmetic, communication, time."""
+"""Plans of a step on devices that are not available: memory, arithmetic, communication, time."""
 
 from unison.planning.calibration import Calibration, calibrate, read_calibration
 from unison.planning.clusters import Cluster, cluster_named, cluster_of_slice

@@ -1,4 +1,4 @@
-"""What a machine was measured to do, for plans of clusters of such machines."""
+"""The measurements of a machine, for plans of clusters of such machines."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from unison.strategies.current import get_replica_context
 
 
 class Calibration(NamedTuple):
-    """What was measured on a machine, with one thread a process.
+    """The measurements of a machine, with one thread per process.
 
     Attributes:
         device: A core, and its share of the memory.
         link: The exchange between processes: seconds a message, and bytes per second.
-        cores: How many cores the machine has.
+        cores: The number of cores of the machine.
         shared_link: The exchange between processes that take turns on the cores.
     """
 
@@ -49,7 +49,7 @@ class Calibration(NamedTuple):
         return self.link if processes <= self.cores else self.shared_link
 
     def turns(self, processes: int) -> float:
-        """Returns how many of so many processes of the machine take turns on a core."""
+        """Returns how many of a number of processes on the machine share a core."""
         return max(1.0, processes / self.cores)
 
     def write(self, path: str) -> None:
@@ -64,7 +64,7 @@ class Calibration(NamedTuple):
 
 
 def read_calibration(path: str) -> Calibration:
-    """Returns what `Calibration.write` wrote.
+    """Reads a file that `Calibration.write` has written.
 
     Raises:
         ValueError: The file holds something else.
@@ -145,11 +145,11 @@ def calibrate(timeout: float = 300.0) -> Calibration:
     return Calibration(device, link, cores, shared_link)
 
 
-#: What a rate or a size is at least: none is zero.
+#: The minimum of a rate or a size: none is zero.
 _LEAST_RATE = 1e-30
 
 _PROCESSES = 2
-#: How many processes share a core where they take turns; and the most that are started for that.
+#: The number of processes that share a core in the measurement; and its maximum.
 _TURNS = 2
 _MOST_PROCESSES = 16
 #: The bytes that are summed.
@@ -163,13 +163,13 @@ _ROUNDS = 15
 _LEAST = 1e-6
 #: Rows and columns of the matrices that are multiplied.
 _WIDTH = 1024
-#: Floats of each of the four arrays of an update: from what caches hold to what none does.
+#: The number of floats of each of the four arrays of an update: from cached to uncached sizes.
 _UPDATED = tuple(2**power for power in range(18, 23, 2))
 _ARRAYS = 4
 
 
 def _fitted(seconds: Sequence[dict[int, float]], fastest: float, turns: float = 1.0) -> Link:
-    """Returns the latency and the rate that explain what sums took, by their bytes.
+    """Returns the latency and the rate that fit the durations of sums, by their bytes.
 
     Of n processes a ring sends 2 (n - 1) messages, and 2 (n - 1) / n of the bytes. Relative
     residuals count.
@@ -178,7 +178,7 @@ def _fitted(seconds: Sequence[dict[int, float]], fastest: float, turns: float = 
         seconds: What each process measured.
         fastest: The bytes per second of caches. No sum is faster: where one seems to be, others
             used the cores meanwhile.
-        turns: How many of them share a core.
+        turns: The number of processes that share a core.
     """
     count = len(seconds)
     sizes = np.array(list(seconds[0]))
@@ -194,7 +194,7 @@ def _fitted(seconds: Sequence[dict[int, float]], fastest: float, turns: float = 
 
 
 def _measure() -> tuple[float, dict[int, float], dict[int, float]]:
-    """Returns what a worker measured.
+    """Returns the measurements of a worker.
 
     Its operations per second; by the bytes in use, those that an update reads and writes per
     second; and by its bytes, the seconds of a sum.
@@ -266,7 +266,7 @@ def _products(sums_too: bool) -> Callable[..., jax.Array]:
         context = get_replica_context()
         assert context is not None
         for _ in range(_SUMS):
-            # Each takes what the one before gives; ones stay ones.
+            # Each takes the result of the previous one; ones stay ones.
             matrix = (matrix @ matrix) * (array[0] / len(matrix))
             array = array * matrix[0, 0]
             if sums_too:

@@ -30,10 +30,10 @@ from unison.runtime.tpu.slices import (
     remember_described,
 )
 
-#: What the devices of a measured cluster are called in the name of a target.
+#: The name of the devices of a measured cluster in a target.
 MEASURED = "cpu"
 
-#: The clusters of which devices were described, by each of those.
+#: The cluster of each described device.
 _clusters: dict[jax.Device, Cluster] = {}
 
 _NAME = re.compile(r"(?P<device>[\w.]+):(?:(?P<machines>\d+)x)?(?P<devices>\d+)")
@@ -45,11 +45,11 @@ class Cluster(NamedTuple):
     Attributes:
         name: `"h100:4x8"`.
         device: What computes a replica.
-        machines: How many there are.
+        machines: The number of machines.
         per_machine: Devices of each.
         inside: The link between devices of a machine, which each has.
         network: The link between machines, which the devices of a machine share.
-        measured: Of CPUs, what was measured on a machine, whose cores its devices share.
+        measured: For CPUs, the measurements of a machine, whose cores its devices share.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Cluster(NamedTuple):
 
     @property
     def turns(self) -> float:
-        """How many devices take turns on a core: 1 unless a machine has fewer cores."""
+        """The number of devices that share a core: 1 unless there are fewer cores than devices."""
         return 1.0 if self.measured is None else self.measured.turns(self.per_machine)
 
     @property
     def sums_by_nccl(self) -> bool:
-        """Whether its devices are GPUs, whose library for sums can be told how."""
+        """Whether its devices are GPUs, whose library for sums has options."""
         return self.device.name in names("devices", "gpu")
 
     @property
@@ -131,7 +131,7 @@ def cluster_named(
         calibration: What was measured, for `"cpu:..."`.
 
     Raises:
-        UnknownHardwareError: There is no such device or link, or the name has another form; the
+        UnknownHardwareError: The device or link is unknown, or the name has another form; the
             message lists those that there are.
 
     Examples:
@@ -208,7 +208,7 @@ def cluster_of(device: jax.Device) -> Cluster:
     """Returns the cluster or the TPU slice that a device was described with.
 
     Raises:
-        UnknownHardwareError: It is of a slice, and nobody has stated what its devices can do.
+        UnknownHardwareError: It is part of a slice, and the rates of its devices are unknown.
     """
     described = description_of(device)
     assert described is not None
@@ -217,6 +217,6 @@ def cluster_of(device: jax.Device) -> Cluster:
 
 
 def _part_of_machine(measured: Calibration, processes: int) -> Device:
-    """Returns what each of so many processes of a measured machine has."""
+    """Returns the rates of each of a number of processes on a measured machine."""
     device = measured.device
     return device._replace(memory=device.memory / measured.turns(processes))

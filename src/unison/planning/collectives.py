@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Of every collective: what part of its bytes a device sends, in a group of n.
+#: The fraction of its bytes that a device sends in each collective, in a group of n.
 _SENT = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
@@ -43,7 +43,7 @@ _GROUPS = re.compile(
 )
 _IOTA = re.compile(_DEVICES)
 _SIZE_OF_AXIS = re.compile(r"'([^']*)'=(\d+)")
-#: An axis of a group; of a part of one, what it is divided into before that part, and its size.
+#: An axis of a group; for a part of an axis, the sizes before it and of it.
 _AXIS_OF_GROUP = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 _PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
 _NUM_PARTITIONS = re.compile(r"num_partitions=(\d+)")
@@ -54,12 +54,12 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: As XLA calls it: `"all-reduce"`, `"all-gather"`, `"reduce-scatter"`, ...
-        bytes: The whole value's: what is reduced, gathered or exchanged, on each device.
-        tensors: How many tensors travel together in one.
-        group_size: How many devices take part.
-        runs: How many of them a step runs.
-        span: How many devices lie from the first of a group to its last; of permutations, from one
-            that sends to the one that receives.
+        bytes: The bytes of the whole value that is reduced, gathered or exchanged, on each device.
+        tensors: The number of tensors that are sent together in one.
+        group_size: The number of devices that take part.
+        runs: The number of times that a step runs it.
+        span: The number of devices from the first of a group to its last; for permutations, from
+            one that sends to the one that receives.
     """
 
     kind: str
@@ -117,14 +117,14 @@ def computations_of(hlo: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def trips_of(line: str, computations: dict[str, list[str]]) -> int:
-    """Returns how often the loop in a line runs what it calls: 1 if nobody knows, or it is none."""
+    """Returns the trip count of the loop in a line: 1 if it is unknown, or if it is not a loop."""
     loop = _CONDITION.search(line)
     if loop is None:
         return 1
     known = _TRIPS.search(line)
     if known is not None:
         return int(known[1])
-    # TPUs' programs do not say. JAX counts from 0 on while the counter is less than a constant.
+    # TPUs' programs do not contain it. JAX counts from 0 while the counter is less than a constant.
     condition = computations.get(loop[1], [])
     limits = [found[1] for inner in condition if (found := _LIMIT.search(inner))]
     compares = any("direction=LT" in inner for inner in condition)
@@ -132,7 +132,7 @@ def trips_of(line: str, computations: dict[str, list[str]]) -> int:
 
 
 def _runs_of(computations: dict[str, list[str]]) -> collections.Counter[str]:
-    """Returns how often every computation runs; a loop of unknown length counts once."""
+    """Returns the number of runs of every computation; a loop of unknown length counts once."""
     runs: collections.Counter[str] = collections.Counter()
     entry = next(name for name, lines in computations.items() if lines[0].startswith("ENTRY"))
 
@@ -164,7 +164,7 @@ def _collective(found: re.Match[str], line: str, num_devices: int) -> Collective
 
 
 def _group(line: str, num_devices: int) -> tuple[int, int]:
-    """Returns how many devices take part in a collective, and how far apart they are."""
+    """Returns the number of devices in a collective, and the distance between them."""
     pairs = _PAIRS.search(line)
     if pairs is not None:
         ends = re.findall(r"(\d+),(\d+)", pairs[1])
@@ -201,7 +201,7 @@ def _first_of_mesh(mesh: str, ids: str | None, axes: str) -> list[int]:
     if ids is not None:
         iota = _IOTA.fullmatch(ids)
         devices = np.array(_numbers(ids)) if iota is None else _in_order(iota)
-    # Each axis as what is before the part that a group has, that part, and what is after it.
+    # For each axis: the size before the part that a group has, of that part, and after it.
     parts = {name: (1, 1, size) for name, size in sizes.items()}
     for name, before, size in _AXIS_OF_GROUP.findall(axes):
         own = (int(before), int(size)) if size else (1, sizes[name])

@@ -1,4 +1,4 @@
-"""How long devices take to sum their gradients: latency and bandwidth of rings and trees.
+"""The time in which devices sum their gradients: latency and bandwidth of rings and trees.
 
 With n devices on m machines, messages of latency a inside and A between machines, and links of
 b bytes per second between the devices of a machine and B between machines:
@@ -21,10 +21,10 @@ from typing import NamedTuple
 from unison.planning.clusters import Cluster
 from unison.planning.collectives import Collective
 
-#: The collectives that rings run, and what part of an all-reduce each is.
+#: The collectives that rings implement, and their cost relative to an all-reduce.
 PART_OF_SUM = {"all-reduce": 1.0, "reduce-scatter": 0.5, "all-gather": 0.5}
 
-#: What a collective costs before the first message; NCCL, baseLat of ring, Simple.
+#: The fixed latency of a collective; NCCL, baseLat of ring, Simple.
 _BEGIN_SECONDS = 8.4e-6
 #: Messages of a ring between machines take so many times as long where they fill the links.
 #: NCCL, ncclTopoGetAlgoTime, from n / 16 chunks of 64 KiB on.

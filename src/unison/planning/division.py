@@ -1,4 +1,4 @@
-"""What replicas divide between them of a model's state, and what they could."""
+"""The parts of a model's state that replicas shard, and could shard."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unison.strategies.model_parallel import BATCH_AXIS
 
 
 class Division(NamedTuple):
-    """How devices divide what a model keeps between steps.
+    """The sharding of a model's state between devices.
 
     Attributes:
         mesh: The sizes of the mesh axes, as `ModelParallelStrategy` takes them.
         stage: What the replicas divide: the stage of ZeRO, 0 to 3.
-        has_rules: Whether rules say what the devices of a replica divide.
+        has_rules: Whether rules shard weights between the devices of a replica.
     """
 
     mesh: dict[str, int]
@@ -29,11 +29,11 @@ class Division(NamedTuple):
 
     @property
     def cores(self) -> int:
-        """How many neighbouring devices compute a replica."""
+        """The number of neighbouring devices that compute a replica."""
         return math.prod(self.mesh.values()) // self.num_replicas
 
     def strategy(self, stage: int) -> str:
-        """Returns the strategy, as it is written, whose replicas divide what `stage` says.
+        """Returns the source code of the strategy whose replicas shard what `stage` says.
 
         Examples:
             >>> Division({"batch": 2, "model": 4}, has_rules=True).strategy(1)
@@ -43,10 +43,10 @@ class Division(NamedTuple):
         return f"ModelParallelStrategy(mesh={self.mesh}, {rules}zero={stage})"
 
     def saved(self, state: Mapping[str, int], stage: int) -> int:
-        """Returns the bytes that each device saves where replicas divide what `stage` says.
+        """Returns the bytes that each device saves if replicas shard what `stage` says.
 
         Args:
-            state: The bytes on each device, by what it is.
+            state: The bytes on each device, by kind.
             stage: A stage of ZeRO.
 
         Examples:
@@ -65,7 +65,7 @@ class Division(NamedTuple):
 
 
 def division_by(placement: Placement) -> Division:
-    """Returns how the devices of a placement divide what a model keeps."""
+    """Returns how the devices of a placement shard a model's state."""
     axes = dict(placement.mesh.shape)
     mesh = {BATCH_AXIS: axes.pop(REPLICA_AXIS), **axes}
     stage = placement.zero or (OPTIMIZER if placement.shards_update else 0)

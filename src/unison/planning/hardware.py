@@ -1,4 +1,4 @@
-"""What devices and the links between them can do: `hardware.toml`, where every source stands."""
+"""The rates of devices and links: `hardware.toml`, with the source of each number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Device(NamedTuple):
-    """What computes a replica.
+    """A device, which computes a replica.
 
     Attributes:
         name: As in `hardware.toml`.
@@ -69,7 +69,7 @@ class Device(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What connects devices of a machine, or machines.
+    """A link between devices of a machine, or between machines.
 
     Attributes:
         name: As in `hardware.toml`.
@@ -83,14 +83,14 @@ class Link(NamedTuple):
 
 
 class UnknownHardwareError(ValueError):
-    """There is no device, link or cluster of this name."""
+    """The device, link or cluster is unknown."""
 
 
 def device_named(name: str) -> Device:
-    """Returns what a device can do: of a chip that is several devices, its part.
+    """Returns the rates of a device; for a chip that is several devices, those of its part.
 
     Raises:
-        UnknownHardwareError: Nobody has stated it.
+        UnknownHardwareError: The device is unknown.
 
     Examples:
         >>> device_named("v5e").flops
@@ -110,17 +110,17 @@ def device_named(name: str) -> Device:
 
 
 def link_named(name: str) -> Link:
-    """Returns what a link carries, of data.
+    """Returns the rates of a link, for data.
 
     Raises:
-        UnknownHardwareError: There is none of this name.
+        UnknownHardwareError: The link is unknown.
     """
     stated = _stated("links", name)
     return Link(name, stated["rate"] * stated["payload"], stated["latency"])
 
 
 def links_between(generation: str) -> Link:
-    """Returns what the links of a TPU's device carry, one way, all of them together."""
+    """Returns the bandwidth of the links of a TPU's device, one way, all of them together."""
     stated, link = _stated("devices", generation), _stated("links", "ici")
     rate = stated["link_rate"] / 2 / stated["parts"] * link["payload"]
     return Link("ici", rate, link["latency"])

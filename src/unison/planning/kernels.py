@@ -17,7 +17,7 @@ _FREE = frozenset(
 
 
 def kernels_of(hlo: str) -> int:
-    """Returns how many kernels a run of a program starts, those of loops as often as they run.
+    """Returns the number of kernels that a run of a program launches, with repetitions in loops.
 
     Of a conditional, the branch with most counts; a loop of unknown length counts once.
 

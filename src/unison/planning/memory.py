@@ -1,4 +1,4 @@
-"""The memory that a step takes on each device, and what would make it fit."""
+"""The memory that a step takes on each device, and options that reduce it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)B?"
-#: How XLA says what a program needs and what there is.
+#: XLA's message about the memory that a program needs and that is available.
 _NEEDED = [
     re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
     re.compile(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
@@ -19,13 +19,13 @@ class StepMemory:
     """The bytes that a step takes on each device.
 
     Attributes:
-        state: What stays between steps, by what it is: of a model that is trained
+        state: The state that is kept between steps, by kind: for a model that is trained
             `"trainable_variables"`, `"optimizer_variables"`, ...
         batch: The device's part of the batch, and other arguments.
         gradients: What the gradients of all weights take: a part of `temporaries`, as far as they
             are all there at once.
         temporaries: What lives within the step: gradients, activations, buffers.
-        results: What the step returns beside the state.
+        results: The results of the step beside the state.
         code: The program itself.
     """
 
@@ -44,7 +44,7 @@ class StepMemory:
 
     @property
     def activations(self) -> int:
-        """What of `temporaries` gradients do not take: activations and buffers, at least so much.
+        """The minimum part of `temporaries` that is not gradients: activations and buffers.
 
         More, if not all gradients are there when a step takes most.
         """
@@ -66,7 +66,7 @@ class DoesNotFitError(MemoryError):
 
 
 def needed_and_available(message: str) -> tuple[int, int] | None:
-    """Returns the bytes that XLA's message of exhausted memory tells, None if it tells none.
+    """Returns the bytes in XLA's message of exhausted memory; None if it has none.
 
     Examples:
         >>> needed_and_available("Used 20.5G of 15.75G hbm. Exceeded by ...")

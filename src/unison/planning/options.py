@@ -1,4 +1,4 @@
-"""What one may ask of a strategy for a step: what time and memory it would take, and if it fits."""
+"""Options of a strategy for a step: the time and memory that it would take, and whether it fits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unison.runtime.placement import OPTIMIZER, WEIGHTS
 
 MIB = 2**20
 _BUCKETS = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-#: How many times fewer bytes travel, of float32: see docs/compression.md.
+#: The compression ratio relative to float32: see docs/compression.md.
 _COMPRESSIONS = {
     "bfloat16": 32 / 16,
     "int8": 32 / (8 + 32 / 256),
     "int4": 32 / (4 + 32 / 64),
 }
-#: Into how many parts a batch is divided whose gradients are accumulated.
+#: The number of parts of a batch whose gradients are accumulated.
 _PARTS = 2
 #: A way must be so much faster to be preferred to one that asks for less.
 _WORTH = 0.98
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What is known of a step: what `choices` looks at.
+    """The properties of a step that `choices` uses.
 
     Attributes:
         workload: What a device does.
@@ -64,11 +64,11 @@ class Step(NamedTuple):
 
 
 def choices(step: Step, cluster: Cluster) -> list[Choice]:
-    """Returns ways to run a step on a cluster: as it is, and what may make it faster or smaller.
+    """Returns ways to run a step on a cluster: unchanged, and with options for speed or memory.
 
     Args:
         step: What is known of it.
-        cluster: Where it is to run.
+        cluster: The cluster.
     """
     size = step.workload.gradient_bytes
     ways = [_choice("as it is", "", step, cluster, step.exchange)]
@@ -121,7 +121,7 @@ def preferred(ways: list[Choice]) -> Choice:
 
 
 def _how(exchange: Exchange, plain: Exchange, *others: str) -> str:
-    """Returns what to write, and to set, for an exchange instead of the plain one."""
+    """Returns the source code and the settings of a method of communication."""
     asked = [*others]
     if exchange.bucket_bytes != plain.bucket_bytes:
         options = f"CommunicationOptions(bytes_per_pack={exchange.bucket_bytes:.0f})"
@@ -157,7 +157,7 @@ def _smaller(step: Step, cluster: Cluster) -> list[Choice]:
         ways.append(_choice("divided weights", how, gathering, cluster, step.exchange, kept))
     in_parts = _accumulated(step.memory, _PARTS)
     if step.memory.gradients and in_parts < step.memory.total:
-        # Every part sums its gradients: what Keras accumulates is the aggregated gradient.
+        # Every part sums its gradients: Keras accumulates the aggregated gradient.
         seconds = max(step.workload.seconds / _PARTS, step.workload.least)
         way = _choice(
             f"batch in {_PARTS} parts",

@@ -8,12 +8,12 @@ from typing import Any
 from unison.planning.memory import in_units
 from unison.report import Axis, Series, bar_plot, heading, line_plot, page, paragraph, table
 
-#: The columns of what a step takes on 1 to all devices.
+#: The columns of the table of 1 to all devices.
 SCALING = ("devices", "step", "waiting", "efficiency", "inside", "between")
 #: The columns of the ways to run a step.
 WAYS = ("way", "step", "efficiency", "memory", "fits", "how")
 
-#: What is a smaller part of the largest bar is put together with others.
+#: Smaller parts of the largest bar are combined.
 _VISIBLE = 0.01
 
 
@@ -111,7 +111,7 @@ def _told(plan: Mapping[str, Any]) -> list[str]:
 
 
 def rows_of_scaling(plan: Mapping[str, Any]) -> list[list[str]]:
-    """Returns what a planned step takes on 1 to all devices, as rows under `SCALING`.
+    """Returns the time of a planned step on 1 to all devices, as rows under `SCALING`.
 
     The last two are the bytes that a device sends inside its machine, and a machine to others.
     """
@@ -143,7 +143,7 @@ def rows_of_ways(plan: Mapping[str, Any]) -> list[list[str]]:
 
 
 def batch_that_fits(plan: Mapping[str, Any]) -> str:
-    """Returns a sentence about the global batch that fits; "" if nobody said how large it is."""
+    """Returns a sentence about the global batch that fits; "" if its size is unknown."""
     if plan["largest_batch"] is None:
         return ""
     fitting, now = plan["largest_batch"], plan["examples"]

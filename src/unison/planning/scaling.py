@@ -1,4 +1,4 @@
-"""How long a step takes on 1 to N devices: computing, and what of the communication is not hidden.
+"""The time of a step on 1 to N devices: computation, and communication that is not hidden.
 
 A step computes forward, then backward; gradients become ready during the backward pass and are
 summed in buckets, each as soon as it is full and the one before has been summed. What is still to
@@ -14,20 +14,20 @@ from typing import NamedTuple
 from unison.planning.clusters import Cluster
 from unison.planning.communication import ALGORITHMS, Sent, all_reduce_seconds, sent_bytes
 
-#: What part of a step's computing is its backward pass: two products for each of the forward pass.
+#: The backward pass's fraction of a step's computation: two products for each of the forward pass.
 BACKWARD = 2 / 3
 
 
 class Workload(NamedTuple):
-    """What one device has to do in a step.
+    """The work of one device in a step.
 
     Attributes:
-        seconds: How long it computes, alone, and waits for the other devices of its replica.
+        seconds: The seconds for which it computes, and waits for the other devices of its replica.
         gradient_bytes: What is summed.
-        ready: Points of the backward pass and what part of the gradients is ready there, both from
-            0 to 1. Default: they become ready evenly.
-        least: How many of `seconds` it takes with however few examples.
-        cores: How many neighbouring devices compute a replica.
+        ready: Points of the backward pass and the fraction of the gradients that is ready there,
+            both from 0 to 1. Default: they become ready evenly.
+        least: The part of `seconds` that does not depend on the number of examples.
+        cores: The number of neighbouring devices that compute a replica.
     """
 
     seconds: float
@@ -41,9 +41,9 @@ class Exchange(NamedTuple):
     """How gradients are summed.
 
     Attributes:
-        bucket_bytes: About how many bytes are summed together; 0: all of them, at the end.
+        bucket_bytes: The approximate bytes that are summed together; 0: all of them, at the end.
         algorithm: One of `"ring"`, `"tree"`, `"hierarchical"`.
-        compression: How many times fewer bytes travel.
+        compression: The compression ratio.
     """
 
     bucket_bytes: float = 0
@@ -52,14 +52,14 @@ class Exchange(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """What a step takes on so many devices.
+    """The time of a step on a number of devices.
 
     Attributes:
-        devices: How many.
+        devices: The number of devices.
         computing: Seconds of computing; on shared cores, until all had their turn.
         waiting: Seconds in which devices wait for sums.
         sent: Bytes over each kind of link.
-        turns: How many devices take turns on a core.
+        turns: The number of devices that share a core.
     """
 
     devices: int
@@ -74,12 +74,12 @@ class StepTime(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        """What part of the time a device computes, without others' turns on its core."""
+        """The fraction of the time for which a device computes, when it has its core."""
         return self.computing / self.turns / self.seconds
 
 
 def step_time(workload: Workload, cluster: Cluster, exchange: Exchange | None = None) -> StepTime:
-    """Returns what a step takes on all devices of a cluster.
+    """Returns the time of a step on all devices of a cluster.
 
     Args:
         workload: A device's part, the same however many there are (weak scaling).
@@ -124,7 +124,7 @@ def step_time(workload: Workload, cluster: Cluster, exchange: Exchange | None = 
 def scaling(
     workload: Workload, cluster: Cluster, exchange: Exchange | None = None
 ) -> list[StepTime]:
-    """Returns what a step takes on growing parts of a cluster, each device with the same work.
+    """Returns the time of a step on growing parts of a cluster, each device with the same work.
 
     Args:
         workload: A device's part.

@@ -1,8 +1,9 @@
-"""A step compiled for devices that are not here, and what that tells about it.
+"""A step compiled for devices that are not available, and its properties.
 
-Of a TPU slice XLA compiles the real program. Of other clusters it compiles the step for as many
-CPUs: its operations, its bytes, its memory and its collectives stand for those of the devices, and
-a model of these (`hardware`, `communication`, `scaling`) says how long they take.
+For a TPU slice, XLA compiles the real program. For other clusters, it compiles the step for the
+same
+number of CPUs: its operations, bytes, memory and collectives are taken as those of the devices, and
+a model of these (`hardware`, `communication`, `scaling`) estimates their time.
 """
 
 from __future__ import annotations
@@ -44,30 +45,30 @@ from unison.strategies import Strategy
 
 
 class NothingToPlanError(ValueError):
-    """No step was to run on devices that are not here."""
+    """No step for devices that are not available was found."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What a step takes on its target.
+    """The cost of a step on its target.
 
     Attributes:
-        step: What was compiled: `"train_step of model 'mnist'"`.
-        target: The devices that it was compiled for: `"v5e:2x4"`.
-        num_chips: How many chips that is.
-        num_devices: How many devices; of some generations, a chip is two.
-        num_replicas: Between how many replicas the batch is divided.
-        division: What the devices divide of a model's state.
+        step: The name of the step: `"train_step of model 'mnist'"`.
+        target: The devices for which it was compiled: `"v5e:2x4"`.
+        num_chips: The number of chips.
+        num_devices: The number of devices; in some generations, a chip is two devices.
+        num_replicas: The number of replicas, which divide the batch.
+        division: The sharding of a model's state.
         memory: The bytes on each device.
-        flops: Floating-point operations of a device in a step, as XLA counts them.
-        bytes_accessed: Bytes that a device's program reads and writes in a step, likewise.
+        flops: Floating-point operations of a device in a step, as counted by XLA.
+        bytes_accessed: Bytes that a device's program reads and writes in a step, as counted by XLA.
         collectives: The communication in a step.
-        kernels: How many kernels a device starts in a step, as XLA fuses operations where it was
-            compiled.
-        compile_seconds: How long compiling took here.
-        is_16_bit: Whether most of its products are of 16-bit numbers.
-        cluster: The target's devices and links; None where nobody has stated what they can do.
-        examples: The examples of the global batch; None where no argument is a batch.
+        kernels: The number of kernels that a device launches in a step, as XLA fuses operations on
+            the platform for which it was compiled.
+        compile_seconds: The time of the compilation.
+        is_16_bit: Whether most of its products have 16-bit operands.
+        cluster: The target's devices and links; None if their rates are unknown.
+        examples: The number of examples in the global batch; None if no argument is a batch.
         hlo: The compiled program.
     """
 
@@ -89,10 +90,10 @@ class StepPlan:
     hlo: str = dataclasses.field(repr=False)
 
     def peak_seconds(self) -> dict[str, float]:
-        """Returns how long a device needs for what it does in a step, at its stated peak rates.
+        """Returns the time of a device's work in a step, at its stated peak rates.
 
         One entry each for the arithmetic, the traffic to memory and the links; they overlap as far
-        as the program allows. Empty where nobody has stated the rates.
+        as the program allows. Empty if the rates are unknown.
         """
         cluster = self.cluster
         if cluster is None:
@@ -107,7 +108,7 @@ class StepPlan:
 
     @property
     def exchange(self) -> Exchange:
-        """How the step sums its gradients: in how many collectives, but for very small ones."""
+        """The number of collectives that sum the step's gradients, without very small ones."""
         of_replicas = [one for one in self.collectives if self._joins_replicas(one)]
         sums = [one for one in of_replicas if one.kind in ("all-reduce", "reduce-scatter")]
         largest = max((one.bytes for one in sums), default=0)
@@ -116,23 +117,23 @@ class StepPlan:
 
     @property
     def workload(self) -> Workload:
-        """What a device does in a step, by the model of `Device.compute_seconds`.
+        """The work of a device in a step, by the model of `Device.compute_seconds`.
 
         Raises:
-            ValueError: Nobody has stated what the target's devices can do.
+            ValueError: The rates of the target's devices are unknown.
         """
         return self.workload_on(self._stated_cluster())
 
     def workload_on(self, cluster: Cluster) -> Workload:
-        """Returns what a device of another cluster has to do for the same examples."""
-        # Those that take turns on a core take each other's place in its caches.
+        """Returns the work of a device of another cluster for the same examples."""
+        # Devices that share a core replace each other's data in its caches.
         in_use = self.memory.total * cluster.turns
         seconds = cluster.device.compute_seconds(
             self.flops, self.bytes_accessed, self.is_16_bit, in_use
         )
         joining = [one for one in self.collectives if self._joins_replicas(one)]
         summed = sum(one.bytes * one.runs * PART_OF_SUM[one.kind] for one in joining)
-        # Activations and the like, for which the step waits at once.
+        # Activations and similar tensors, for which the step waits.
         others = [one for one in self.collectives if not self._joins_replicas(one)]
         waited = sum(collective_seconds(one, cluster) for one in others) / cluster.turns
         least = self.kernels * cluster.device.kernel_seconds
@@ -140,11 +141,11 @@ class StepPlan:
         return Workload(seconds, summed, least=least, cores=self.division.cores)
 
     def _joins_replicas(self, collective: Collective) -> bool:
-        """Whether it sums over replicas, or divides and gathers, as is done with gradients."""
+        """Whether it sums over replicas, or shards and gathers, as is done with gradients."""
         return collective.kind in PART_OF_SUM and collective.span > self.division.cores
 
     def scaling(self) -> list[StepTime]:
-        """Returns what the step takes on one replica's to all devices, with as many examples each.
+        """Returns the time of a step on 1 to all devices, with the same number of examples on each.
 
         Raises:
             ValueError: As for `workload`.
@@ -155,7 +156,7 @@ class StepPlan:
         return [step_time(self.workload_on(part), part, self.exchange) for part in parts]
 
     def choices(self) -> list[Choice]:
-        """Returns ways to run the step, and what each would take.
+        """Returns ways to run the step, and the cost of each.
 
         Raises:
             ValueError: As for `workload`.
@@ -164,10 +165,11 @@ class StepPlan:
         return choices(step, self._stated_cluster())
 
     def largest_batch(self) -> int | None:
-        """Returns a global batch that fits, by what this one takes; None if nobody said its size.
+        """Returns a global batch that fits, estimated from this one; None if its size is unknown.
 
-        More may fit: what grows with the batch is not told from what does not, such as gradients,
-        which weigh most where the planned batch is small.
+        More may fit: parts that grow with the batch are not distinguished from others, such as
+            gradients,
+        which matter most if the planned batch is small.
         """
         if self.examples is None or self.cluster is None:
             return None
@@ -186,7 +188,7 @@ class StepPlan:
         return self.cluster
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all but the HLO as what JSON can say."""
+        """Returns everything except the HLO as JSON types."""
         told = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -225,7 +227,7 @@ def plan_fit(
     """Compiles the training step of a Keras model for the devices of its strategy.
 
     Args:
-        model: A compiled model, made in the scope of a strategy whose devices are not here:
+        model: A compiled model, created in the scope of a strategy whose devices are not available:
             `TPUStrategy(topology="v5e:2x4")`.
         x: The inputs of a global batch: arrays, or `jax.ShapeDtypeStruct`s for them.
         y: The targets, likewise.
@@ -234,8 +236,8 @@ def plan_fit(
             temporaries change by some percent.
 
     Raises:
-        NothingToPlanError: The model's strategy runs on devices that are here.
-        DoesNotFitError: A device has too little memory; the message says what would help.
+        NothingToPlanError: The model's strategy runs on devices that are available.
+        DoesNotFitError: A device has too little memory; the message suggests options.
     """
     x, y, sample_weight = jax.tree.map(_example, (x, y, sample_weight))
     run = functools.partial(model.train_on_batch, x, y, sample_weight=sample_weight)
@@ -249,18 +251,18 @@ def plan_run(
     kwargs: dict[str, Any] | None = None,
     thorough: bool = False,
 ) -> StepPlan:
-    """Compiles what `strategy.run(fn, args, kwargs)` would run; see there.
+    """Compiles the step that `strategy.run(fn, args, kwargs)` would run; see there.
 
     Args:
-        strategy: A strategy whose devices are not here: `TPUStrategy(topology="v5e:2x4")`.
+        strategy: A strategy whose devices are not available: `TPUStrategy(topology="v5e:2x4")`.
         fn: The step of one replica.
-        args: Its arguments; a `jax.ShapeDtypeStruct` stands for an array.
+        args: Its arguments; a `jax.ShapeDtypeStruct` may replace an array.
         kwargs: Likewise.
         thorough: As for `plan_fit`.
 
     Raises:
-        NothingToPlanError: The strategy runs on devices that are here.
-        DoesNotFitError: A device has too little memory; the message says what would help.
+        NothingToPlanError: The strategy runs on devices that are available.
+        DoesNotFitError: A device has too little memory; the message suggests options.
     """
     if not isinstance(strategy.placement, PlannedPlacement):
         raise NothingToPlanError(_RUNS_HERE.format(f"{strategy!r}"))
@@ -269,16 +271,16 @@ def plan_run(
 
 
 def plan_first_step(program: Callable[[], Any], thorough: bool = False) -> StepPlan:
-    """Calls `program` until it would run a step on devices that are not here; compiles that step.
+    """Calls `program` until it would run a step on unavailable devices; compiles that step.
 
     Args:
-        program: Trains, evaluates or predicts under a strategy whose devices are not here.
+        program: Trains, evaluates or predicts under a strategy whose devices are not available.
         thorough: As for `plan_fit`.
 
     Raises:
-        NothingToPlanError: It ended without one.
-        ControlFlowError: The step asks for values of arrays, which are only described.
-        DoesNotFitError: A device has too little memory; the message says what would help.
+        NothingToPlanError: It ended without such a step.
+        ControlFlowError: The step needs the values of arrays, of which only specs exist.
+        DoesNotFitError: A device has too little memory; the message suggests options.
     """
     try:
         with planning():
@@ -294,7 +296,7 @@ def plan_first_step(program: Callable[[], Any], thorough: bool = False) -> StepP
 def target(
     name: str, network: str | None = None, calibration: Calibration | None = None
 ) -> Iterator[Cluster | None]:
-    """Inside, a strategy gets the devices of a target that is not here, whichever it asks for.
+    """Inside, every strategy gets the devices of an unavailable target.
 
     Args:
         name: A TPU slice or a cluster: `"v5e:2x4"`, `"h100:4x8"`; see `cluster_named`.
@@ -302,8 +304,8 @@ def target(
         calibration: Likewise.
 
     Raises:
-        UnknownHardwareError: There is no such target.
-        UnknownSliceError: There is no such TPU slice.
+        UnknownHardwareError: The target is unknown.
+        UnknownSliceError: The TPU slice does not exist.
         MissingTPULibraryError: It is a TPU slice, and libtpu is not installed.
 
     Examples:
@@ -330,7 +332,7 @@ def described_target(
     return described_devices(cluster_named(name, network, calibration))
 
 
-#: What asks for the values of a traced array.
+#: The errors of reading a traced array's value.
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -338,13 +340,13 @@ _NEEDS_VALUES = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 
-#: A collective of a smaller part of the largest one's bytes is no bucket: biases, a loss.
+#: A collective with a smaller fraction of the largest one's bytes is not a bucket: biases, a loss.
 _SMALL = 0.05
 
 #: A product or convolution in the text of a lowered program.
 _PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution)\b.*?: \(tensor<(?:\d+x)*(\w+)>")
 
-#: Lets XLA choose the first schedule that it finds rather than the best: `O1` of JAX's levels.
+#: Makes XLA use the first schedule that it finds rather than search the best: `O1` of JAX's levels.
 _QUICKLY: dict[str, Any] = {"optimization_level": 19}
 
 _RUNS_HERE = (
@@ -355,7 +357,7 @@ _RUNS_HERE = (
 
 
 def _example(leaf: Any) -> Any:
-    """Returns an array for a description of one; it takes no memory."""
+    """Returns an array for a spec; it takes no memory."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     return leaf
@@ -379,7 +381,7 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
     state = _state_of(planned)
     memory = StepMemory(
         state=state,
-        # What the step does not look at is no argument of it.
+        # Unused parts are not arguments of the compiled step.
         batch=_bytes_on_each_device(program.arguments[2:]),
         gradients=_gradients_of(planned),
         temporaries=sizes_of.temp_size_in_bytes,
@@ -416,7 +418,7 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
 
 
 def _cluster_of(device: jax.Device) -> Cluster | None:
-    """Returns the devices and links of a device's target; None where nobody has stated them."""
+    """Returns the devices and links of a device's target; None if their rates are unknown."""
     try:
         return cluster_of(device)
     except UnknownHardwareError:
@@ -429,7 +431,7 @@ def _is_16_bit(lowered: jax.stages.Lowered) -> bool:
 
 
 def _examples_of(planned: ProgramPlanned) -> int | None:
-    """Returns the examples of the global batch: of a custom loop, those of its first batch."""
+    """Returns the number of examples in the global batch: in a custom loop, in its first batch."""
     if planned.examples is not None:
         return planned.examples
     for leaf in jax.tree.leaves(planned.program.arguments[2:]):
@@ -457,7 +459,7 @@ def _bytes_on_each_device(arguments: Any) -> int:
 
 
 def _dividing(planned: ProgramPlanned, needed: int, available: int) -> list[str]:
-    """Returns how the replicas may divide what they keep, if they may: no more than has to be."""
+    """Returns the ways in which the replicas may shard their state, without unnecessary ones."""
     division, state = division_by(planned.program.placement), planned.state
     if not division.saved(state, WEIGHTS):
         return []
@@ -470,7 +472,7 @@ def _dividing(planned: ProgramPlanned, needed: int, available: int) -> list[str]
 
 
 def _smaller_batches(planned: ProgramPlanned, needed: int, available: int) -> list[str]:
-    """Returns how a device may have fewer examples at a time; none where one is too many."""
+    """Returns ways to reduce the number of examples at a time; none if one is too many."""
     count, state = planned.program.num_replicas, sum(_state_of(planned).values())
     if state >= available:
         return []
@@ -483,7 +485,7 @@ def _smaller_batches(planned: ProgramPlanned, needed: int, available: int) -> li
     if not fitting:
         return []
     mends = [f"a global batch of about {fitting} examples"]
-    # What is accumulated takes as much as the gradients, in every part.
+    # Accumulated gradients take as much memory as gradients, in every part.
     room = available - state - _gradients_of(planned)
     parts = math.ceil((needed - state) / room) if room > 0 else math.inf
     if _gradients_of(planned) and examples >= parts * count:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: JAX's profiler, and one trace of all workers, on one clock."""
+"""Profiles of a step: JAX's profiler, and one trace of all workers, on one clock."""
 
 from unison.profiling.clocks import Clock
 from unison.profiling.merging import merge

@@ -1,4 +1,4 @@
-"""How far the clocks of the workers are apart."""
+"""The offsets between the clocks of the workers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from unison.runtime import process_group
 
-#: How often the workers exchange messages for it. The shortest exchanges say how exact it is.
+#: The number of messages between workers for it. The shortest round trips determine the precision.
 _ROUNDS = 12
 
 
 class Clock(NamedTuple):
-    """A worker's clock beside that of the first worker.
+    """A worker's clock relative to that of the first worker.
 
     Attributes:
-        ahead: By how many seconds it is ahead; below 0 if it is behind.
-        error: By how many seconds that may be wrong, at most.
+        ahead: The seconds by which it is ahead; below 0 if it is behind.
+        error: The maximum error in seconds.
     """
 
     ahead: float
@@ -25,7 +25,7 @@ class Clock(NamedTuple):
 
 
 def compare_clocks() -> list[Clock]:
-    """Returns the clocks of all workers; all of them must call.
+    """Returns the clocks of all workers; all of them must call this.
 
     Nothing arrives before it was sent. In each round every worker notes when it sends its word,
     and when it has those of all. The first worker must have sent before another one had all, and

@@ -1,8 +1,8 @@
-"""Files and folders that become visible whole or not at all, on this machine and behind fsspec.
+"""Files and folders that are written atomically, on this machine and through fsspec.
 
-What is written lies aside, under a name that says which process writes it, until it is complete and
-on the disk; then it takes its place by a rename. What a killed process leaves aside, the next one
-that writes to the same path removes.
+They are written under a temporary name, which identifies the writing process, until they are
+complete and synced; then they are renamed. Temporary files of a killed process are removed by the
+next process that writes to the same path.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from unison.storage.file_systems import file_system, is_remote, named_errors
 from unison.storage.files import names_in, open_to_read, remove
 from unison.storage.temporary_folders import temporary_folder
 
-#: How the names of files that are not complete end.
+#: The suffix of the names of incomplete files.
 _ASIDE = ".tmp"
 
 #: Of Linux: the working folder, and the flag of `renameat2` that exchanges names.
 _HERE, _EXCHANGE = -100, 2
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS}
 
-#: What file systems answer that cannot bring a folder to the disk by itself.
+#: The errors of file systems that cannot sync a folder.
 _CANNOT_SYNC_FOLDERS = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOTSUP}
 
 
 @contextlib.contextmanager
 def replacing(path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Yields a file; when the block ends without an error it takes the place of `path` at once.
+    """Yields a file; when the block ends without an error, it replaces `path` atomically.
 
-    Locally that is a rename, after the bytes are on the disk. Elsewhere it is what the file system
-    offers: object stores show a file when it is complete.
+    Locally, this is a rename, after the bytes are synced. Elsewhere, it is what the file system
+    supports: in object stores, a file appears when it is complete.
 
     Args:
-        path: The path. Missing folders above it are made.
-        mode: Of a local file: who may read and write it, before the process' umask.
+        path: The path. Missing parent folders are created.
+        mode: For a local file: its permissions, before the process' umask.
 
     Raises:
         PermissionDeniedError: The folder cannot be written.
-        ResourceExhaustedError: The disk is full. What was at `path` is still there.
+        ResourceExhaustedError: The disk is full. An existing file at `path` is unchanged.
 
     Examples:
         >>> import tempfile
@@ -60,7 +60,7 @@ def replacing(path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """
     with named_errors(path):
         if is_remote(path):
-            # An instance of its own: a transaction is a state of the instance.
+            # A separate instance: a transaction is state of the instance.
             system, name = file_system(path, skip_instance_cache=True)
             system.makedirs(system._parent(name), exist_ok=True)
             with system.transaction, system.open(name, "wb") as file:
@@ -74,7 +74,7 @@ def replacing(path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def replacing_path(path: str) -> Iterator[str]:
-    """Yields the path of a new file of the same extension, for what writes to paths only.
+    """Yields the path of a new file with the same extension, for libraries that need a path.
 
     See `replacing`.
     """
@@ -95,10 +95,10 @@ def replacing_path(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str, last: str) -> Iterator[str]:
-    """Yields a new folder; when the block ends without an error it takes the place of `path`.
+    """Yields a new folder; when the block ends without an error, it replaces `path`.
 
-    Locally at once, as in `replacing`. Elsewhere file by file: from the first to the last of them
-    there is no file `last`, without which readers take the folder for none.
+    Locally, this is atomic, as in `replacing`. Elsewhere, files are written one by one: from the
+    first to the last, the file `last` does not exist, without which readers ignore the folder.
 
     Args:
         path: The folder.
@@ -122,14 +122,14 @@ def replacing_folder(path: str, last: str) -> Iterator[str]:
 
 
 class Aside:
-    """A new local file or folder that nobody finds under its own path until it is published.
+    """A new local file or folder with a temporary name until it is published.
 
     Args:
-        path: Where it is to be.
-        extension: How the name of the file aside ends.
+        path: Its final path.
+        extension: The extension of the temporary name.
 
     Attributes:
-        path: Where it is until then.
+        path: Its temporary path.
     """
 
     def __init__(self, path: str, extension: str = ""):
@@ -140,14 +140,14 @@ class Aside:
 
     @contextlib.contextmanager
     def opened(self, mode: int = 0o666) -> Iterator[IO[bytes]]:
-        """Yields the file, which is new; its bytes are on the disk when the block ends."""
+        """Yields the file, which is new; its bytes are synced when the block ends."""
         with open(self.path, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
 
     def publish(self) -> None:
-        """Gives it its path at once; what was there is gone."""
+        """Renames it atomically to its path; an existing file is replaced."""
         if os.path.isdir(self.path) and os.path.isdir(self._target):
             _exchange(self.path, self._target)
         else:
@@ -155,7 +155,7 @@ class Aside:
         _sync_folder(self._folder)
 
     def publish_if_absent(self) -> bool:
-        """Gives a file its path at once, if nothing is there; returns whether nothing was."""
+        """Renames a file atomically if nothing is at its path; returns whether it has."""
         try:
             os.link(self.path, self._target)
         except FileExistsError:
@@ -166,7 +166,7 @@ class Aside:
 
 @contextlib.contextmanager
 def aside(path: str, extension: str = "") -> Iterator[Aside]:
-    """Yields what is to be at a local path; unless it is published, the block's end deletes it."""
+    """Yields a new file or folder for a local path; unless it is published, it is deleted."""
     folder, base = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
     _remove_abandoned_of(folder, re.escape(base))
@@ -178,8 +178,8 @@ def aside(path: str, extension: str = "") -> Iterator[Aside]:
 
 
 def _exchange(one: str, other: str) -> None:
-    """Gives each of two local folders the other's name: at once, where the system can."""
-    with contextlib.suppress(AttributeError):  # elsewhere than on Linux
+    """Exchanges two local folders: atomically, if the system supports it."""
+    with contextlib.suppress(AttributeError):  # on other systems than Linux
         rename = ctypes.CDLL(None, use_errno=True).renameat2
         paths = _HERE, os.fsencode(one), _HERE, os.fsencode(other)
         if rename(*paths, _EXCHANGE) == 0:
@@ -193,7 +193,7 @@ def _exchange(one: str, other: str) -> None:
 
 
 def _delete(path: str) -> None:
-    """Deletes a local file, link or folder, if it is there and can be deleted."""
+    """Deletes a local file, link or folder, if it exists and can be deleted."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -202,7 +202,7 @@ def _delete(path: str) -> None:
 
 
 def _upload(folder: str, remote: str, last: str) -> None:
-    """Copies a local folder to one that fsspec knows, one of its files at the end."""
+    """Copies a local folder to fsspec's, with one of its files at the end."""
     system, name = file_system(remote, skip_instance_cache=True)
     with temporary_folder("upload") as apart:
         os.rename(os.path.join(folder, last), os.path.join(apart, last))
@@ -215,16 +215,16 @@ def _upload(folder: str, remote: str, last: str) -> None:
 
 
 def remove_abandoned(prefix: str) -> None:
-    """Deletes what writers of local files that begin with `prefix` left when they were killed."""
+    """Deletes temporary local files that begin with `prefix` and were left by killed writers."""
     folder, base = os.path.split(prefix)
     if not is_remote(prefix):
         _remove_abandoned_of(folder, re.escape(base) + ".*")
 
 
 def _remove_abandoned_of(folder: str, base: str) -> None:
-    """Deletes what is aside for files of which `base` matches the names, if nobody writes it.
+    """Deletes temporary files whose final names match `base`, if their process has ended.
 
-    What another machine or container is writing stays: whether its processes run is not known
+    Files of other machines or containers stay: whether their processes run is not known
     here.
     """
     machine = re.escape(writers.machine())

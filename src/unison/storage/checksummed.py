@@ -1,11 +1,11 @@
-r"""Files of a checksum, a JSON header and bytes, for what is read and written as a whole.
+r"""Files of a checksum, a JSON header and bytes, for data that is read and written as a whole.
 
-    0a1b2c3d\n        the CRC-32 of all that follows, as eight hexadecimal digits
+    0a1b2c3d\n        the CRC-32 of the rest, as eight hexadecimal digits
     {...}\n           JSON, on one line
     ...               bytes that the header describes; none in some files
 
 Snapshots of parameter servers, the state that elastic jobs leave and the index of a saved dataset
-have this form. Nothing in it is unpickled.
+have this format. Nothing in it is unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unison.storage.decoding import corrupt, decoding, parsed_json
 _CHECKSUM = b"%08x\n"
 _DIGITS = len(_CHECKSUM % 0)
 
-#: The longest header that is looked for where only the header is read.
+#: The maximum length of a header, if only the header is read.
 _LONGEST_HEADER = 1 << 16
 
 
@@ -31,11 +31,11 @@ def header_line(header: Any) -> bytes:
 
 
 def write(file: IO[bytes], pieces: Iterable[Any]) -> None:
-    """Writes a checksum, and behind it bytes in several pieces, which are gone through twice.
+    """Writes a checksum, followed by bytes in several pieces, which are iterated over twice.
 
     Args:
         file: The file.
-        pieces: The header's line, and what follows it.
+        pieces: The header's line, and the bytes after it.
     """
     pieces = list(pieces)
     checksum = 0
@@ -47,15 +47,15 @@ def write(file: IO[bytes], pieces: Iterable[Any]) -> None:
 
 
 def read(path: str, remedy: str = "") -> bytes:
-    """Returns what is behind the checksum of a file, which is compared.
+    """Returns the content of a file after its checksum, which is verified.
 
     Args:
         path: The file.
         remedy: What the user can do if the file is corrupt, as a sentence.
 
     Raises:
-        NotFoundError: There is no such file.
-        DataLossError: Its checksum is that of other bytes, or it has none.
+        NotFoundError: The file does not exist.
+        DataLossError: Checksum mismatch, or it has no checksum.
     """
     with files.open_to_read(path) as file:
         checksum, content = file.read(_DIGITS), file.read()
@@ -64,10 +64,10 @@ def read(path: str, remedy: str = "") -> bytes:
 
 
 def read_headed(path: str, remedy: str = "") -> tuple[Any, bytes]:
-    """Returns the header of a file, and the bytes behind it; see `read`.
+    """Returns the header of a file, and the bytes after it; see `read`.
 
     Raises:
-        DataLossError: The header is no JSON, too.
+        DataLossError: The header is not valid JSON, too.
     """
     with files.open_to_read(path) as file:
         checksum, header, data = file.read(_DIGITS), file.readline(), file.read()
@@ -87,21 +87,21 @@ def _compare(path: str, stored: bytes, computed: int, remedy: str) -> None:
 
 
 def header_and_data(content: bytes) -> tuple[Any, bytes]:
-    """Returns the header that begins bytes of a file, or of a message, and what is behind it.
+    """Returns the header at the beginning of a file's or message's bytes, and the bytes after it.
 
     Raises:
-        ValueError: It is no JSON.
+        ValueError: It is not valid JSON.
     """
     header, _, data = content.partition(b"\n")
     return parsed_json(header), data
 
 
 def peeked_header(path: str) -> Any:
-    """Returns the header of a local file without comparing the checksum.
+    """Returns the header of a local file without verifying the checksum.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It begins otherwise.
+        FileNotFoundError: The file does not exist.
+        ValueError: It has another format.
     """
     with open(path, "rb") as file:
         file.read(_DIGITS)

@@ -1,7 +1,7 @@
-"""Decoding what files hold: wrong bytes end in one error, and no size is believed unseen.
+"""Decoding files: invalid bytes raise one kind of error, and sizes are checked before use.
 
-A decoder checks what it reads by `whole_number`, `dtype_named` and their kin, and runs inside
-`decoding`, which makes a `DataLossError` of what is wrong in a way that nobody has foreseen.
+A decoder checks the values that it reads by `whole_number`, `dtype_named` and similar functions,
+inside `decoding`, which converts unforeseen errors to a `DataLossError`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 
 from unison.errors import DataLossError, OpError
 
-#: How much of what was wrong a message shows.
+#: The maximum length of an invalid value in a message.
 _SHOWN = 300
 
 _MOST = 2**63 - 1
 
-#: How many items NumPy lets an array have, of which some axes may still have the size 0.
+#: NumPy's maximum number of items of an array, some of whose axes may have the size 0.
 MOST_ITEMS = 2**58
 
-#: How many fields a named tuple has at most.
+#: The maximum number of fields of a named tuple.
 _MOST_FIELDS = 1000
 
 #: `<f4`, `bfloat16`, `|S5`, `<M8[25us]`.
@@ -39,15 +39,15 @@ _NUMBERS = "biufc"
 
 @contextlib.contextmanager
 def decoding(where: str, remedy: str = "") -> Iterator[None]:
-    """Inside, what wrong bytes end in becomes an error that names the file.
+    """Inside, the errors of invalid bytes become one that names the file.
 
     Args:
-        where: What is decoded, the file's path as a rule.
+        where: The source, usually the file's path.
         remedy: What the user can do, as a sentence.
 
     Raises:
-        DataLossError: The block has raised another error than one of `unison.errors`, or than that
-            a package is missing or that there is no memory.
+        DataLossError: The block has raised an error other than those of `unison.errors`, of
+            a missing package, or of too little memory.
 
     Examples:
         >>> with decoding("state", "Remove it to begin from the start."):
@@ -64,13 +64,13 @@ def decoding(where: str, remedy: str = "") -> Iterator[None]:
 
 
 def corrupt(where: str, reason: str, remedy: str = "") -> DataLossError:
-    """Returns the error of a file that is not what was written."""
+    """Returns the error of a corrupt file."""
     reason = reason if len(reason) <= _SHOWN else f"{reason[:_SHOWN]}..."
     return DataLossError(message=f"{where} is corrupt: {reason}. {remedy}".rstrip())
 
 
 def raised_by(error: Exception, *packages: str) -> bool:
-    """Whether an error was raised in the code of some packages, and not by what that called."""
+    """Whether an error was raised in the code of some packages, and not in what it called."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -88,10 +88,10 @@ def _reason(error: Exception) -> str:
 
 
 def parsed_json(text: bytes | str) -> Any:
-    """Returns what JSON text holds.
+    """Returns the content of JSON text.
 
     Raises:
-        ValueError: It is no JSON, or is nested too deeply.
+        ValueError: It is not valid JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -102,10 +102,10 @@ def parsed_json(text: bytes | str) -> Any:
 
 
 def whole_number(value: object, least: int = 0, most: int = _MOST) -> int:
-    """Returns a value that was decoded, if it is a whole number within bounds.
+    """Returns a decoded value, if it is an integer within bounds.
 
     Raises:
-        ValueError: It is something else: `True` and `2.0` are no whole numbers here.
+        ValueError: It is something else: `True` and `2.0` are not integers here.
     """
     if type(value) is not int or not least <= value <= most:
         raise ValueError(
@@ -115,14 +115,14 @@ def whole_number(value: object, least: int = 0, most: int = _MOST) -> int:
 
 
 def real_number(value: object, least: float = -math.inf, most: float = math.inf) -> float:
-    """Returns a value that was decoded, if it is a finite number within bounds.
+    """Returns a decoded value, if it is a finite number within bounds.
 
     Raises:
         ValueError: It is something else.
     """
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # a whole number that no float is near
+        with contextlib.suppress(OverflowError):  # an integer too large for a float
             number = float(value)
     if not (math.isfinite(number) and least <= number <= most):
         raise ValueError(f"expected a number from {least} to {most}, received {_shown(value)}")
@@ -130,14 +130,14 @@ def real_number(value: object, least: float = -math.inf, most: float = math.inf)
 
 
 def plain_text(value: object) -> str:
-    """Returns a value that was decoded, if it is text. Raises: ValueError."""
+    """Returns a decoded value, if it is text. Raises: ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"expected text, received {_shown(value)}")
     return value
 
 
 def plain_list(value: object, length: int | None = None) -> list[Any]:
-    """Returns a value that was decoded, if it is a list, of so many items. Raises: ValueError."""
+    """Returns a decoded value, if it is a list of the given length. Raises: ValueError."""
     if not isinstance(value, list) or length not in (None, len(value)):
         what = "a list" if length is None else f"a list of {length} items"
         raise ValueError(f"expected {what}, received {_shown(value)}")
@@ -145,21 +145,21 @@ def plain_list(value: object, length: int | None = None) -> list[Any]:
 
 
 def plain_dict(value: object) -> dict[str, Any]:
-    """Returns a value that was decoded, if it is a dictionary. Raises: ValueError."""
+    """Returns a decoded value, if it is a dictionary. Raises: ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"expected a dictionary, received {_shown(value)}")
     return value
 
 
 def named_tuple(name: object, fields: object) -> type:
-    """Returns a class of named tuples: the same one, where it is the same.
+    """Returns a class of named tuples: the same one for the same arguments.
 
     Args:
-        name: Its name, as it was decoded.
-        fields: The names of its fields, as they were decoded.
+        name: Its decoded name.
+        fields: The decoded names of its fields.
 
     Raises:
-        ValueError: They are no names, or too many.
+        ValueError: They are not valid names, or too many.
     """
     names = tuple(plain_text(field) for field in plain_list(fields))
     if len(names) > _MOST_FIELDS:
@@ -173,8 +173,8 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
 
 
 def shape_of(value: object) -> tuple[int, ...]:
-    """Returns a value that was decoded, if it is the shape of an array. Raises: ValueError."""
-    if not isinstance(value, list | tuple) or len(value) > 64:  # as many axes as NumPy has
+    """Returns a decoded value, if it is the shape of an array. Raises: ValueError."""
+    if not isinstance(value, list | tuple) or len(value) > 64:  # NumPy's maximum number of axes
         raise ValueError(f"expected the shape of an array, received {_shown(value)}")
     shape = tuple(whole_number(size) for size in value)
     if math.prod(filter(None, shape)) > MOST_ITEMS:
@@ -183,20 +183,20 @@ def shape_of(value: object) -> tuple[int, ...]:
 
 
 def bytes_of(shape: Sequence[int], dtype: np.dtype) -> int:
-    """Returns how many bytes an array takes; it does not overflow."""
+    """Returns the number of bytes of an array, without overflow."""
     return math.prod(shape) * dtype.itemsize
 
 
 def dtype_named(name: object, kinds: str = _NUMBERS) -> np.dtype:
-    """Returns the dtype of a name that was decoded.
+    """Returns the dtype of a decoded name.
 
     Args:
-        name: A name or a code of NumPy's, or a name of those dtypes that JAX adds.
-        kinds: NumPy's letters of the kinds that are allowed. JAX's numbers are allowed always.
+        name: A name or a code of NumPy's, or a name of one of JAX's additional dtypes.
+        kinds: NumPy's letters of the allowed kinds. JAX's dtypes are always allowed.
 
     Raises:
-        ValueError: There is none of that name, or it is of another kind: objects and structures
-            are no arrays of numbers.
+        ValueError: The name is unknown, or of another kind: objects and structures
+            are not arrays of numbers.
 
     Examples:
         >>> dtype_named("<f4"), dtype_named("bfloat16")

@@ -1,4 +1,4 @@
-"""Which file system a path belongs to, and the names of its errors in `unison.errors`.
+"""The file system of a path, and the names of its errors in `unison.errors`.
 
 A path with `://` (`gs://bucket/run`, `hdfs://...`, `memory://...`) is fsspec's; all others are
 local.
@@ -23,7 +23,7 @@ from unison.errors import (
 )
 from unison.storage.patience import PATIENCE
 
-#: What to install for a protocol whose driver is not there.
+#: The package to install for a protocol whose driver is missing.
 _PACKAGES = {
     "abfs": "adlfs",
     "gcs": "gcsfs (unison[gcs])",
@@ -35,14 +35,14 @@ _PACKAGES = {
     "s3a": "s3fs (unison[s3])",
 }
 
-#: Nothing can be at a path: a name in it is too long, or its links lead to each other.
+#: The path cannot exist: a name in it is too long, or its links are circular.
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def is_remote(path: str) -> bool:
-    """Whether fsspec, and not the local file system, knows the path."""
+    """Whether a path belongs to fsspec, and not to the local file system."""
     return "://" in path
 
 
@@ -54,8 +54,8 @@ def file_system(path: str, **options: Any) -> tuple[Any, str]:
         options: Passed on to `fsspec.core.url_to_fs`.
 
     Raises:
-        ImportError: The protocol needs something that is not installed.
-        InvalidArgumentError: There is no such protocol.
+        ImportError: The protocol needs a package that is not installed.
+        InvalidArgumentError: Unknown protocol.
     """
     import fsspec
 
@@ -65,7 +65,7 @@ def file_system(path: str, **options: Any) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(path, **options)
     except (ImportError, OSError) as error:
-        # The driver of Hadoop is found, and looks for Java in vain.
+        # The driver of Hadoop is installed, but does not find Java.
         if not isinstance(error, ImportError) and not re.search("lib(jvm|hdfs)", str(error)):
             raise
         remedy = f"Install {_PACKAGES.get(protocol, 'what fsspec asks for')}"
@@ -82,7 +82,7 @@ def file_system(path: str, **options: Any) -> tuple[Any, str]:
 
 
 def _timeouts(protocol: str) -> dict[str, Any]:
-    """Returns what bounds the waiting of a driver, which would else wait for minutes."""
+    """Returns the options for a driver's timeouts, which would be minutes otherwise."""
     if protocol in ("http", "https"):
         try:
             import aiohttp
@@ -100,7 +100,7 @@ def _timeouts(protocol: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def named_errors(path: str) -> Iterator[None]:
-    """Gives the errors of file systems their names in `unison.errors`, and the path's."""
+    """Converts the errors of file systems to those of `unison.errors`, with the path."""
     try:
         yield
     except OpError:

@@ -15,10 +15,10 @@ def open_to_read(path: str) -> IO[bytes]:
     """Opens a file that was saved.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: It does not exist.
         PermissionDeniedError: It cannot be read.
-        FailedPreconditionError: It is a folder, or a pipe or a device, which might never end.
-        InvalidArgumentError: There can be none: its name is too long, or its links go in a circle.
+        FailedPreconditionError: It is a folder, or a pipe or a device, which might be endless.
+        InvalidArgumentError: It cannot exist: its name is too long, or its links are circular.
     """
     with named_errors(path):
         if is_remote(path):
@@ -31,14 +31,14 @@ def _opened(path: str, flags: int) -> int:
     """Opens a local file without waiting for the other end of a pipe."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # of the latter, Python raises an error
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # for a folder, Python raises an error
         return descriptor
     os.close(descriptor)
     raise FailedPreconditionError(message=f"{path}; Expected a file. It is a pipe or a device.")
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or a folder at `path`."""
+    """Whether `path` is an existing file or folder."""
     if is_remote(path):
         system, name = _fresh(path)
         return system.exists(name)
@@ -58,7 +58,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Deletes a file, if it is there."""
+    """Deletes a file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if is_remote(path):
             system, name = _fresh(path)
@@ -68,9 +68,9 @@ def remove(path: str) -> None:
 
 
 def identity_of(path: str) -> str | None:
-    """Returns what tells a file from another one that was there before; None if there is none.
+    """Returns an identifier of the present version of a file; None if it does not exist.
 
-    Processes that see one file system get the same.
+    Processes that share a file system get the same.
     """
     with contextlib.suppress(FileNotFoundError):
         if is_remote(path):
@@ -82,10 +82,10 @@ def identity_of(path: str) -> str | None:
 
 
 def download(remote: str, folder: str) -> None:
-    """Copies a folder that fsspec knows into a local one that exists.
+    """Copies a folder of fsspec's into an existing local one.
 
     Raises:
-        DataLossError: A name in it would lead out of the local folder.
+        DataLossError: A name in it would be a path outside of the local folder.
     """
     system, name = _fresh(remote)
     name = name.rstrip("/")
@@ -102,5 +102,5 @@ def download(remote: str, folder: str) -> None:
 
 
 def _fresh(path: str) -> tuple[Any, str]:
-    """Returns a file system that has cached no listing yet, and the path in it."""
+    """Returns a file system without cached listings, and the path in it."""
     return file_system(path, skip_instance_cache=True)

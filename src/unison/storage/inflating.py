@@ -1,11 +1,11 @@
-"""Inflating what zlib has deflated, to a size that is known, in bounded memory."""
+"""Inflating zlib data to a known size, in bounded memory."""
 
 from __future__ import annotations
 
 import zlib
 from typing import Any
 
-#: Deflate makes at most so many bytes of one, and so many of none.
+#: The format's maximum ratio of inflated to deflated bytes, and the maximum for no bytes.
 _MOST_A_BYTE = 1032
 _MOST_OF_NOTHING = 1 << 10
 
@@ -14,7 +14,7 @@ _SMALL = 1 << 25
 
 
 def most_inflated(deflated: int) -> int:
-    """Returns how many bytes there can be at most in so many deflated ones.
+    """Returns the maximum number of bytes in a number of deflated ones.
 
     Source: the two limits of the format, RFC 1951: 258 bytes in two bits.
     """
@@ -22,24 +22,25 @@ def most_inflated(deflated: int) -> int:
 
 
 def likely_inflated(deflated: int) -> int:
-    """Returns how many bytes are taken for so many deflated ones without looking.
+    """Returns the number of bytes that are allocated for deflated ones without checks.
 
-    A megabyte can inflate to a gigabyte. What claims more than this is taken for a decompression
+    A megabyte can inflate to a gigabyte. A larger claim than this is considered a decompression
     bomb: 32 MiB, and 16 bytes for each deflated one.
     """
     return _SMALL + _LIKELY_A_BYTE * deflated
 
 
 def inflated(data: Any, size: int, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Returns the bytes that zlib has deflated.
+    """Returns the inflated bytes.
 
     Args:
         data: The deflated bytes, all of one stream.
-        size: How many come out. No more are made, and no memory is taken for those that do not.
-        wbits: The format, as `zlib.decompressobj` takes it.
+        size: Their expected number. No more are computed, and no memory is allocated for missing
+            ones.
+        wbits: The format, as in `zlib.decompressobj`.
 
     Raises:
-        ValueError: So many do not come out, or the data is corrupt.
+        ValueError: Their number differs, or the data is corrupt.
 
     Examples:
         >>> inflated(zlib.compress(b"text"), 4)

@@ -1,4 +1,4 @@
-"""Locks on files, by which processes of one machine take turns. They end with their processes."""
+"""Locks on files, for the processes of one machine. They end with their processes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterator
 from typing import IO
 
-#: Seconds between two attempts to get a lock.
+#: Seconds between two attempts to acquire a lock.
 _RETRY_SECONDS = 0.02
 
 
 def lock(file: int | IO[bytes], seconds: float = 0.0, shared: bool = False) -> bool:
-    """Locks an open file until all who have it open close it; returns whether that succeeded.
+    """Locks an open file until it is closed in all processes; returns whether this succeeded.
 
     Args:
         file: The file, or its descriptor. Processes that inherit it hold the lock, too.
-        seconds: How long to wait for others that hold it.
+        seconds: The timeout for other holders.
         shared: Whether others may hold a shared lock at the same time.
 
     Raises:
@@ -38,14 +38,14 @@ def lock(file: int | IO[bytes], seconds: float = 0.0, shared: bool = False) -> b
 
 @contextlib.contextmanager
 def locked(path: str, seconds: float) -> Iterator[bool]:
-    """Inside, this process holds the lock of a file, which is made if need be.
+    """Inside, this process holds the lock of a file, which is created if it does not exist.
 
     Args:
         path: The file.
-        seconds: How long to wait for others that hold it.
+        seconds: The timeout for other holders.
 
     Yields:
-        Whether it holds the lock; not, if another process has held it for all that time.
+        Whether it holds the lock; False after the timeout.
     """
     with open(path, "ab") as file:
         yield lock(file, seconds)

@@ -1,7 +1,7 @@
-"""Names that were read from files: when one becomes a path, and what may be removed by it.
+"""Names that were read from files: conversion to paths, and safe removal.
 
-Whoever makes a file chooses the names in it. `../victim`, `/etc/passwd` or a symbolic link would
-lead out of the folder that the user has named; nothing here goes there.
+The author of a file chooses the names in it. `../victim`, `/etc/passwd` or a symbolic link would
+lead out of the folder that the user has given; these functions reject them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import shutil
 from unison.errors import DataLossError
 from unison.storage.file_systems import file_system, is_remote
 
-#: How much of a name a message shows.
+#: The maximum length of a name in a message.
 _SHOWN = 120
 
 
 def checked_name(name: object, pattern: re.Pattern[str], where: str) -> str:
-    """Returns a name that was read from a file, if it can be the name of a file in a folder.
+    """Returns a name that was read from a file, if it is a valid name of a file in a folder.
 
     Args:
-        name: What was read.
-        pattern: What the whole of it must match.
+        name: The value that was read.
+        pattern: The pattern that all of it must match.
         where: The file, for messages.
 
     Raises:
-        DataLossError: It is another kind of value, does not match, or would lead elsewhere.
+        DataLossError: It is not text, does not match, or would lead out of the folder.
 
     Examples:
         >>> run = re.compile(r"run-[0-9a-f]{12}")
@@ -46,14 +46,14 @@ def checked_name(name: object, pattern: re.Pattern[str], where: str) -> str:
 
 
 def path_inside(folder: str, *names: str) -> str:
-    """Returns the path of what has these names in a folder.
+    """Returns a path in a folder.
 
     Args:
-        folder: A folder that the user has named.
-        names: Names from `checked_name`, or such as the program gives itself, the outermost first.
+        folder: A folder that the user has given.
+        names: Names from `checked_name`, or of the program's own, the outermost first.
 
     Raises:
-        DataLossError: It is not inside: a name leads elsewhere, or a symbolic link does.
+        DataLossError: It is outside: by a name, or a symbolic link.
     """
     path = "/".join([folder, *names]) if is_remote(folder) else os.path.join(folder, *names)
     if not all(map(_is_one_name, names)) or not (is_remote(folder) or _leads_inside(path, folder)):
@@ -65,12 +65,12 @@ def path_inside(folder: str, *names: str) -> str:
 
 
 def remove_folder(folder: str, name: str, pattern: re.Pattern[str]) -> None:
-    """Deletes a folder in a folder, if its name matches; of a symbolic link, the link alone.
+    """Deletes a folder in a folder, if its name matches; for a symbolic link, only the link.
 
     Args:
-        folder: A folder that the user has named.
+        folder: A folder that the user has given.
         name: A name in it.
-        pattern: What the whole name must match.
+        pattern: The pattern that all of the name must match.
 
     Raises:
         DataLossError: The name does not match.
@@ -85,12 +85,12 @@ def remove_folder(folder: str, name: str, pattern: re.Pattern[str]) -> None:
     if os.path.islink(path):
         os.remove(path)
     else:
-        # It follows no link inside, also not one that is put there in the meantime.
+        # It does not follow links, not even one that is created at the same time.
         shutil.rmtree(path, ignore_errors=True)
 
 
 def can_be_path(text: str) -> bool:
-    """Whether the system takes text as a path: it has no zero byte, and no half of a character."""
+    """Whether the system accepts text as a path: it has no zero byte, and no lone surrogate."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

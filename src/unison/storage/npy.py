@@ -1,7 +1,7 @@
-"""Arrays in NumPy's format, read within bounds: no memory is taken for what is not in the file.
+"""Arrays in NumPy's format, read within bounds: no memory is allocated beyond the file's content.
 
-`numpy.load` and `numpy.lib.format.read_array` take as much memory as an array's header asks for
-before they look whether the file has so much.
+`numpy.load` and `numpy.lib.format.read_array` allocate the memory in an array's header
+before they check whether the file has as many bytes.
 
 Source: `numpy.lib.format`, versions 1.0 and 2.0.
 """
@@ -24,20 +24,20 @@ _HEADERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 
-#: How many bytes are read at once.
+#: The number of bytes that are read at a time.
 _PIECE = 1 << 20
 
 
 def read_npy(stream: IO[bytes], size: int) -> np.ndarray:
-    """Returns the array that a stream of so many bytes holds. Nothing is unpickled.
+    """Returns the array in a stream of a given size. Nothing is unpickled.
 
     Args:
         stream: The stream, from its beginning.
-        size: How many bytes it has.
+        size: Its number of bytes.
 
     Raises:
-        ValueError: It holds none, or more or fewer bytes than its header asks for.
-        EOFError: It ends before.
+        ValueError: It is not an array, or its size differs from that in its header.
+        EOFError: It ends too early.
     """
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:
@@ -62,15 +62,15 @@ def read_npy(stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def opened_zip(file: IO[bytes], compresses: bool = False) -> zipfile.ZipFile:
-    """Returns the ZIP archive in a file, if its members can all be in the file.
+    """Returns the ZIP archive in a file, if the file is large enough for its members.
 
     Args:
         file: The file.
         compresses: Whether its members may be compressed.
 
     Raises:
-        ValueError: They cannot: they overlap, or claim sizes that they do not have.
-        zipfile.BadZipFile: It is no ZIP archive.
+        ValueError: It is not: they overlap, or have wrong sizes.
+        zipfile.BadZipFile: It is not a ZIP archive.
     """
     size = file.seek(0, 2)
     archive = zipfile.ZipFile(file)
@@ -91,10 +91,10 @@ def opened_zip(file: IO[bytes], compresses: bool = False) -> zipfile.ZipFile:
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Returns the array in a member of an archive from `opened_zip`; its checksum is compared.
+    """Returns the array in a member of an archive from `opened_zip`; its checksum is verified.
 
     Raises:
-        ValueError, KeyError, EOFError, zipfile.BadZipFile: There is none, or it is corrupt.
+        ValueError, KeyError, EOFError, zipfile.BadZipFile: It does not exist, or is corrupt.
     """
     with archive.open(name) as stream:
         return read_npy(stream, archive.getinfo(name).file_size)

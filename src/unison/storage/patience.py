@@ -1,4 +1,4 @@
-"""How long, and how often, a file system that does not answer is asked."""
+"""Retries and timeouts of remote file systems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unison.errors import DeadlineExceededError, PermissionDeniedError, Unavaila
 
 Result = TypeVar("Result")
 
-#: What asking again does not change.
+#: Errors that are not transient.
 _PERMANENT = (
     AttributeError,
     FileExistsError,
@@ -28,20 +28,20 @@ _PERMANENT = (
     ValueError,
 )
 
-#: Answers of web servers that say "later", among those that say "no".
+#: HTTP status codes of transient errors, among those of permanent ones.
 _LATER = {408, 425, 429}
 
 
 @dataclasses.dataclass
 class Patience:
-    """How long, and how often, a file system that does not answer is asked.
+    """The retries and timeouts of a file system.
 
     Attributes:
-        tries: How many attempts are made at most.
-        first_wait: Seconds between the first two; the next waits are each twice as long, a
-            little more or less by chance.
-        longest_wait: Seconds that no wait is longer than.
-        seconds: After so many seconds, an attempt has failed.
+        tries: The maximum number of attempts.
+        first_wait: Seconds between the first two; each wait is twice as long as the previous one,
+            with random jitter.
+        longest_wait: The maximum seconds of a wait.
+        seconds: The timeout of an attempt.
     """
 
     tries: int = 5
@@ -50,27 +50,27 @@ class Patience:
     seconds: float = 30.0
 
     def wait_after(self, attempt: int) -> float:
-        """Returns how many seconds to wait after an attempt, the first being 0."""
+        """Returns the seconds to wait after an attempt, the first being 0."""
         wait = min(self.first_wait * 2**attempt, self.longest_wait)
         return wait * random.uniform(0.75, 1.25)
 
 
-#: What holds for all remote files; its attributes may be set.
+#: The settings for all remote files; its attributes may be set.
 PATIENCE = Patience()
 
 
 def attempted(path: str, operation: Callable[[], Result]) -> Result:
-    """Returns what `operation` returns, which is tried again when it fails for the moment.
+    """Returns the result of `operation`, which is retried after transient errors.
 
     Args:
         path: What it reads, for messages.
-        operation: Called in a thread of its own, once an attempt.
+        operation: Called in its own thread, once per attempt.
 
     Raises:
         UnavailableError: The last attempt failed.
-        DeadlineExceededError: The last attempt did not end in time.
-        PermissionDeniedError: A web server says that the caller may not read.
-        Exception: What asking again does not change, as it was raised.
+        DeadlineExceededError: The last attempt timed out.
+        PermissionDeniedError: A web server has denied access.
+        Exception: An error that is not transient, unchanged.
     """
     begin = time.monotonic()
     last: Exception
@@ -96,7 +96,7 @@ def attempted(path: str, operation: Callable[[], Result]) -> Result:
 
 
 def _reason(error: Exception) -> Exception:
-    """Returns what is behind an error: fsspec calls all that a web server fails at "not found"."""
+    """Returns the cause of an error: fsspec reports all errors of a web server as "not found"."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
         is_webs = type(cause).__module__.partition(".")[0] == "aiohttp"
@@ -106,10 +106,10 @@ def _reason(error: Exception) -> Exception:
 
 
 def _in_time(path: str, operation: Callable[[], Result]) -> Result:
-    """Returns what `operation` returns within `PATIENCE.seconds`.
+    """Returns the result of `operation` within `PATIENCE.seconds`.
 
     Raises:
-        DeadlineExceededError: It is still running. Its thread ends when it does.
+        DeadlineExceededError: It is still running. Its thread ends with it.
     """
     outcome: list[tuple[bool, Any]] = []
 
@@ -121,7 +121,7 @@ def _in_time(path: str, operation: Callable[[], Result]) -> Result:
 
     thread = threading.Thread(target=run, name="unison-data-file", daemon=True)
     thread.start()
-    # The drivers' own limits are the same, and say more: they come first.
+    # The drivers' own timeouts are the same, and have better messages: they come first.
     thread.join(PATIENCE.seconds * 1.25)
     if not outcome:
         raise DeadlineExceededError(

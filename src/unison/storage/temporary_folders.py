@@ -1,7 +1,7 @@
-"""Temporary folders of which nothing stays, also where their process is killed.
+"""Temporary folders that are removed even if their process is killed.
 
-A process that is killed removes nothing. So each keeps a file in its folder locked, and whoever
-makes the next folder for the same purpose removes those whose lock is free.
+A process that is killed removes nothing. So each keeps a file in its folder locked, and the process
+that creates the next folder for the same purpose removes those that are not locked.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 _LOCK = "lock"
 _CONTENT = "content"
 
-#: A folder that is younger, in seconds, may be one whose process has not locked it yet.
+#: A folder that is younger than these seconds may belong to a process that has not locked it yet.
 _YOUNG = 60.0
 
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[str]:
-    """Yields the path of a new, empty folder that goes at the end of the block.
+    """Yields the path of a new, empty folder that is removed at the end of the block.
 
     Args:
-        purpose: What is in it, in a word; part of its name.
+        purpose: Its purpose, in a word; part of its name.
 
     Examples:
         >>> with temporary_folder("example") as folder:
@@ -59,9 +59,9 @@ def remove_left_behind(
     """Removes this user's temporary folders whose processes have ended.
 
     Args:
-        prefix: How the names of the folders begin.
-        locks: The files in them of which a living process has one locked, at least.
-        is_kept: Whether a folder stays all the same.
+        prefix: The prefix of the folders' names.
+        locks: The files in them of which a living process has locked at least one.
+        is_kept: Whether a folder is kept nevertheless.
     """
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         found = [Path(entry.path) for entry in entries if entry.name.startswith(prefix)]
