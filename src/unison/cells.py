@@ -75,7 +75,7 @@ def own_copies() -> Iterator[None]:
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are synchronized (`tf.VariableSynchronization`).
+    """The synchronization of a variable's copies (`tf.VariableSynchronization`).
 
     Attributes:
         AUTO: `ON_WRITE` under a mirrored strategy.
@@ -91,7 +91,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the replicas' updates or copies are combined (`tf.VariableAggregation`).
+    """The aggregation of replicas' updates or copies (`tf.VariableAggregation`).
 
     Attributes:
         NONE: They are not combined: each replica updates its own copy.
@@ -108,7 +108,7 @@ class VariableAggregation(enum.Enum):
 
 
 class Layout(enum.Enum):
-    """How a cell's copies are stored."""
+    """The storage of a cell's copies."""
 
     #: One array with a complete, equal copy on every device, or one copy at the placement's `home`.
     MIRRORED = "mirrored"
@@ -162,7 +162,7 @@ class Cell:
         "synchronization",
     )
 
-    #: How many times any cell has changed its form. A program that was compiled at a different
+    #: The number of changes of any cell's form. A program that was compiled at a different
     #: count must check whether its own cells have changed.
     layout_changes: ClassVar[int] = 0
 
@@ -184,7 +184,7 @@ class Cell:
     ):
         self.placement = placement
         self.placed_as = name if placed_as is None else placed_as
-        #: How a mirrored or sharded copy is partitioned over the devices.
+        #: The partitioning of a mirrored or sharded copy over the devices.
         self.division = WHOLE
         self.synchronization = synchronization
         self.aggregation = aggregation
@@ -257,7 +257,7 @@ class Cell:
 
     @property
     def reading_aggregation(self) -> VariableAggregation:
-        """How differing copies are combined when they are read outside the replicas."""
+        """The combination of differing copies that are read outside of replicas."""
         if self.extreme is not None:
             return VariableAggregation.ONLY_FIRST_REPLICA
         if self.is_on_read:
@@ -280,7 +280,7 @@ class Cell:
 
     @property
     def form(self) -> tuple[Layout, str | None, tuple[int, ...] | None]:
-        """What a compiled program depends on; `layout_changes` counts its changes."""
+        """The properties on which compiled programs depend; `layout_changes` counts changes."""
         return self.layout, self.extreme, None if self._array is None else self._array.shape
 
     @property

@@ -82,7 +82,7 @@ class NotFoundError(OpError, FileNotFoundError):
 
 
 class AlreadyExistsError(OpError, FileExistsError):
-    """What was to be created already exists."""
+    """The object to be created already exists."""
 
     CODE = 6
 

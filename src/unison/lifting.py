@@ -48,7 +48,7 @@ def outside_the_program() -> Iterator[None]:
 
 
 class _Writer(enum.Enum):
-    """How writes to variables inside a program relate to the replicas."""
+    """The relation between a program's writes to variables and the replicas."""
 
     #: Every replica writes its own value; the cell's aggregation combines them.
     EACH_REPLICA = enum.auto()

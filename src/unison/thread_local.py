@@ -1,4 +1,4 @@
-"""What each thread knows for as long as a block runs: the trace it makes, the scope it is in."""
+"""State of a thread for the duration of a block: its current trace, its current scope."""
 
 from __future__ import annotations
 

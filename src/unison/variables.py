@@ -140,7 +140,7 @@ class Variable:
 
     @property
     def cell(self) -> Cell:
-        """Where the copies are stored."""
+        """The cell with the copies."""
         return self._cell
 
     @property

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,6 +183,32 @@ def traces_of_its_own(module: str, source: str) -> list[str]:
     ]
 
 
+#: The words with which no summary begins: "The number of steps", and not "How many steps".
+QUESTIONS = re.compile(r"(?:What|Who|Whoever|Which|How|Where|When|That)\b")
+
+
+def summaries_that_ask(module: str, source: str) -> list[str]:
+    """One sentence for each summary, of a docstring or an attribute, that begins as a question."""
+    found = [
+        (node.body[0].lineno, ast.get_docstring(node))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node)
+    ]
+    lines = [(number, line.strip()) for number, line in enumerate(source.splitlines(), 1)]
+    before = ["", *(line for _, line in lines)]
+    found += [
+        (number, line.removeprefix("#: "))
+        for (number, line), last in zip(lines, before, strict=False)
+        if line.startswith("#: ") and not last.startswith("#: ")
+    ]
+    return [
+        f"{module}:{number}: begins with {words.split()[0]!r}; name the thing that it is"
+        for number, words in found
+        if QUESTIONS.match(words)
+    ]
+
+
 def complaints_of(rule: Callable[[str, str], list[str]]) -> list[str]:
     """What a rule has to say of all modules."""
     return [each for name in modules() for each in rule(name, (PACKAGE / name).read_text())]
@@ -196,6 +223,7 @@ def complaints_of(rule: Callable[[str, str], list[str]]) -> list[str]:
         thread_locals_of_its_own,
         renames_of_its_own,
         traces_of_its_own,
+        summaries_that_ask,
     ],
 )
 def test_every_module_keeps_the_rule(rule):
@@ -240,6 +268,20 @@ def test_a_rename_elsewhere_is_found():
     source = "import os\nos.replace(aside, path)"
     assert len(renames_of_its_own("train/archive.py", source)) == 1
     assert renames_of_its_own("storage/atomic.py", source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['"""What is here."""', 'def f():\n    """How many there are."""', "#: Who is late.\nx = 1"],
+)
+def test_a_summary_that_asks_is_found(source):
+    (complaint,) = summaries_that_ask("cells.py", source)
+    assert "name the thing that it is" in complaint
+
+
+def test_a_summary_may_ask_later():
+    source = '"""The number of steps.\n\nWhat follows explains it."""\n#: A number of\n#: What.\n'
+    assert summaries_that_ask("cells.py", source) == []
 
 
 def test_a_trace_elsewhere_is_found():

@@ -92,7 +92,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where workers run.
+    """The machine, or the Ray cluster, on which workers run.
 
     Attributes:
         address: A Ray cluster. None: this machine.

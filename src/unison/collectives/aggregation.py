@@ -32,7 +32,7 @@ from unison.profiling.regions import AGGREGATE
 from unison.runtime.placement import REPLICA_AXIS, placement_in_scope
 from unison.slices import IndexedSlices
 
-#: How many bytes `ACCUMULATE_N` reduces at a time, unless the options specify it.
+#: The number of bytes that `ACCUMULATE_N` reduces at a time, unless the options specify it.
 _CHUNK_BYTES = 2**20
 
 #: A larger tensor is reduced faster alone than copied into a buffer with others. Between processes

@@ -23,7 +23,7 @@ from unison.runtime import device_strings
 from unison.runtime.placement import placement_in_scope
 from unison.values import DistributedValues, Mirrored, PerReplica
 
-#: Where a result is needed: devices (or their names), or a value or variable on them.
+#: The destinations of a result: devices (or their names), or a value or variable on them.
 Destinations = Any
 
 

@@ -6,7 +6,7 @@ import enum
 
 
 class AggregationMethod(enum.IntEnum):
-    """How the gradients of several replicas are combined (`tf.AggregationMethod`).
+    """The combination of several replicas' gradients (`tf.AggregationMethod`).
 
     The results agree up to round-off, and exactly for integers: two methods differ in an element by
     at most 2 (n - 1) eps times the sum over the n replicas of the absolute values.

@@ -28,7 +28,7 @@ from unison.thread_local import ThreadLocal
 
 
 class ReduceOp(enum.Enum):
-    """How values of several replicas are combined (`tf.distribute.ReduceOp`, and three more)."""
+    """The combination of several replicas' values (`tf.distribute.ReduceOp`, and three more)."""
 
     SUM = "SUM"
     MEAN = "MEAN"

@@ -1,4 +1,4 @@
-"""Which tensors of a model are compressed."""
+"""Rules that select the tensors of a model to compress."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a strategy's scope does to Keras: models, optimizers and variables made inside are its own.
+"""A strategy's scope for Keras: it adopts the models, optimizers and variables created inside.
 
-While at least one scope is open, a few constructors of Keras are wrapped, so that what they make
-can be adopted; when the last scope closes, Keras is as it was. Nothing but the objects made
-inside a scope is changed for good.
+While at least one scope is open, a few constructors of Keras are wrapped, so that their objects
+can be adopted; when the last scope closes, they are restored. Only the objects created
+inside a scope are changed permanently.
 """
 
 from __future__ import annotations

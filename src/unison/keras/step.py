@@ -150,11 +150,11 @@ class CompiledStep:
         self._waiting_batches: list[Any] = []
         self._arriving: list[Any] = []
         self._launched: collections.deque[_Launched] = collections.deque()
-        #: What the metrics' variables were over all replicas after the last step that is known to
-        #: have taken effect; None: as the state says.
+        #: The metrics' variables, combined over the replicas, after the last step that is known to
+        #: have taken effect; None: those in the state.
         self.known_metrics: list[Any] | None = None
         self._results: Any = {}
-        #: What a replica has sent in the latest step, in bytes.
+        #: The bytes that a replica has sent in the latest step.
         self.bytes_sent = 0.0
 
     @property
@@ -174,7 +174,7 @@ class CompiledStep:
 
     @property
     def num_cells(self) -> int:
-        """How many arrays its state has."""
+        """The number of arrays in its state."""
         return len(self._cells)
 
     def __call__(self, state: list[jax.Array], batch: Any, may_wait: bool = False) -> int:

@@ -53,10 +53,10 @@ _EXACT_IF_RETURNED = (
 #: The states of metrics that are neither sums nor extremes.
 _warned_of: weakref.WeakSet[Cell] = weakref.WeakSet()
 
-#: How replicas combine the states of metrics that are no sums.
+#: The combination over replicas of metrics' states that are not sums.
 _EXTREMES = {Update.MAX: "MAX", Update.MIN: "MIN"}
 
-#: Where a step's results have the metrics of all replicas, if they have them.
+#: The key of the metrics of all replicas in a step's results, if it has them.
 METRICS_OF_ALL = "metrics of all replicas"
 
 

@@ -157,7 +157,7 @@ def outside_the_traced_program() -> Iterator[None]:
 
 
 def _aggregation_of_statistics(variable: keras.Variable) -> VariableAggregation:
-    """How to combine the copies of a variable that layers update without an annotation.
+    """The combination of the copies of a variable that layers update without an annotation.
 
     Keras' layers do not annotate their moving statistics (`BatchNormalization`): over several
     replicas, they should be averaged. Integers are counters, equal on all replicas.

@@ -110,7 +110,7 @@ class _Run:
         #: A value that was computed just before the last use of a weight: the next weight is
         #: gathered after it, during that use.
         self._reached: Any = None
-        #: When each value was computed: the number of its equation.
+        #: The number of the equation that has computed each value.
         self._times: dict[Any, int] = {}
 
     def outputs(self, wanted: Sequence[int] | None = None) -> list[Any]:

@@ -402,7 +402,7 @@ class WatchedJob:
 
 @dataclasses.dataclass
 class _Waiting:
-    """How long a worker waits for others, and the others for it.
+    """The time for which a worker waits for others, and for which others wait for it.
 
     Attributes:
         before: The mean number of seconds by which it begins a step before the last worker.

@@ -33,11 +33,11 @@ logger = logging.getLogger("unison")
 
 T = TypeVar("T")
 
-#: How many handshakes may be pending, and the seconds that one may take.
+#: The maximum number of pending handshakes, and the timeout of one in seconds.
 _LIMIT = 256
 HANDSHAKE_SECONDS = 10.0
 
-#: How many connections are accepted before pending handshakes are served again.
+#: The number of connections that are accepted before pending handshakes are served again.
 _ACCEPTED_A_TURN = 16
 
 #: Seconds for which accepting pauses when the process is out of resources: at first, and at most.

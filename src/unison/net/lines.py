@@ -23,8 +23,8 @@ MOST_BYTES = 1 << 20
 _MOST_DEPTH = 32
 _GREATEST = 2**63 - 1
 
-#: How much is received at once: at least one TLS record, since selectors do not report what is left
-#: in TLS' own buffer.
+#: The number of bytes received at a time: at least one TLS record, since selectors do not report
+#: data in TLS' own buffer.
 _RECEIVED_BYTES = 1 << 16
 
 _MANY_DIGITS = re.compile(rb"\d{19}")

@@ -17,8 +17,8 @@ logger = logging.getLogger("unison")
 #: The size of a send buffer; while it is full, nothing is received from the other connection.
 _MOST_WAITING = 1 << 18
 
-#: How much is received at once: at least one TLS record, since selectors do not report what is left
-#: in TLS' own buffer.
+#: The number of bytes received at a time: at least one TLS record, since selectors do not report
+#: data in TLS' own buffer.
 _RECEIVED_BYTES = 1 << 16
 
 _SECONDS_TO_CLOSE = 5.0

@@ -44,7 +44,7 @@ _RECORD_BYTES = 1 << 14
 
 
 class Encryption(enum.Enum):
-    """Which connections are encrypted.
+    """The connections that are encrypted.
 
     - `ON`: those between machines. Unencrypted connections from other machines are refused.
     - `ALWAYS`: all TCP connections, also within a machine: for programs behind a proxy through

@@ -37,7 +37,7 @@ class Jobs:
         self._shared = SharedVariables()
         #: Set when a snapshot should be written soon.
         self.wants_snapshot = threading.Event()
-        #: When restored jobs that were not claimed are dropped.
+        #: The time at which restored jobs are dropped unless they were claimed.
         self._forgetting_at = time.monotonic() + _KEPT_SECONDS
         self._unclaimed: set[str] = set()
         if snapshots is not None and snapshots.latest(self._restore) is None:

@@ -56,7 +56,7 @@ Kind = tuple[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
-    """What an iterator on a worker gives next.
+    """The next element of an iterator on a worker.
 
     Attributes:
         structure: The structure, as `described` gives it.
@@ -218,7 +218,7 @@ class Tracer:
         self._placement = placement
         self._in_scope = in_scope
         self._install = install
-        #: How many programs have been made; a steady state does not change it.
+        #: The number of programs so far; it is constant in a steady state.
         self.trace_count = 0
 
     def make(

@@ -55,7 +55,7 @@ _IMPOSSIBLE = 1 << 50
 
 
 class Writing(enum.Enum):
-    """How the values of several workers in one step update a variable."""
+    """The combination of several workers' updates of a variable in one step."""
 
     #: Once, with combined or equal values.
     TOGETHER = enum.auto()

@@ -41,8 +41,8 @@ Stage = Callable[[Any, jax.Array, jax.Array], jax.Array]
 #: Maps the result of a micro-batch and its targets to a scalar.
 Loss = Callable[[jax.Array, Any], jax.Array]
 
-#: What 1F1B's gradient carries from tick to tick: what arrives from the previous device and from
-#: the next one, the inputs that are kept, and the gradient of the device's rows so far.
+#: The loop state of 1F1B's gradient: the data from the previous device and from
+#: the next one, the stored inputs, and the gradient of the device's rows so far.
 _Carry = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
@@ -95,7 +95,7 @@ class Schedule:
         self._stages = stages
         #: Whether the micro-batches are differentiable.
         self._has_gradient = jnp.issubdtype(parts.dtype, jnp.inexact)
-        #: How many elements are sent from device to device.
+        #: The number of elements that are sent from device to device.
         self._width = max(math.prod(value.shape) for value in sent[:-1])
         self._dtype = sent[0].dtype
 

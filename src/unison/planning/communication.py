@@ -123,7 +123,7 @@ def _hierarchical(size: float, cluster: Cluster) -> float:
     return inside + between
 
 
-#: How devices may sum: the seconds for an array's bytes on a cluster's devices.
+#: The methods by which devices may sum: the seconds for an array's bytes on a cluster's devices.
 ALGORITHMS: dict[str, Callable[[float, Cluster], float]] = {
     "ring": _ring,
     "tree": _tree,

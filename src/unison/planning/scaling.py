@@ -38,7 +38,7 @@ class Workload(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How gradients are summed.
+    """The method by which gradients are summed.
 
     Attributes:
         bucket_bytes: The approximate bytes that are summed together; 0: all of them, at the end.

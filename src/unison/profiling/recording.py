@@ -12,7 +12,7 @@ import jax
 
 from unison.profiling.regions import Programs
 
-#: What the profiler writes down about itself and about its threads, and nobody asks for.
+#: Events of the profiler itself and of its threads, which are left out.
 _NOISE = ("ThreadpoolListener::", "end: ", "MutexLock", "ThunkExecutor::", "$profiler.py")
 
 

@@ -36,7 +36,7 @@ class Trace:
         if process_group.count() > 1:  # two workers on one machine would write one file
             of_profiler = self._folder / f"worker-{process_group.index()}"
         self._recording = Recording(of_profiler, python_level=int(python))
-        #: What this worker has recorded, once it has.
+        #: This worker's recording, once it has ended.
         self.slices: list[Slice] = []
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What `strategy.run` and the steps of Keras share in making one program of replicas' traces."""
+"""The common part of `strategy.run` and Keras' steps: one program from replicas' traces."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ from unison.values import PerReplica
 
 logger = logging.getLogger("unison")
 
-#: How many first runs of a program may do more than call JAX's compiled code: one compiles it, and
-#: in one its results, whose placement differs from that of the variables' initial values, are
-#: passed in for the first time.
+#: The number of first runs of a program that may do more than call JAX's compiled code: one
+#: compiles it, and one has the first one's results as arguments, whose placement differs from that
+#: of the variables' initial values.
 _SLOW_RUNS = 2
 
 #: The number of traces of a function at which a warning is logged.
@@ -177,7 +177,7 @@ class _Program:
 
 @dataclasses.dataclass
 class _Results:
-    """Where the leaves of a program's result are among its outputs."""
+    """The positions of the leaves of a program's result among its outputs."""
 
     #: For every leaf and replica, the index of the output that holds the value.
     holders: list[tuple[int, ...]] = dataclasses.field(default_factory=list)

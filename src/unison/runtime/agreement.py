@@ -26,7 +26,7 @@ _LOOK_AFTER = 0.5
 
 
 class Codec(NamedTuple):
-    """How answers are serialized and deserialized."""
+    """The serialization of answers."""
 
     pack: Callable[[Any], bytes]
     unpack: Callable[[bytes], Any]

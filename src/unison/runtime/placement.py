@@ -1,4 +1,4 @@
-"""Where the copies of a value are placed: the replicas' devices as a mesh.
+"""The placement of a value's copies: the replicas' devices as a mesh.
 
 A strategy owns one `Placement`; variables, programs and input all place their arrays by it.
 """
@@ -109,8 +109,8 @@ class Placement:
         #: The ZeRO stage, which parts of a model's state the replicas divide: see
         #: `ModelParallelStrategy`.
         self.zero = 0
-        #: How the cores of a replica divide a variable, by its name and shape. Default: each has a
-        #: copy.
+        #: The sharding of a variable over the cores of a replica, by its name and shape. Default:
+        #: each has a copy.
         self.rules: PartitionRules | None = None
         #: This process's devices.
         self.local_devices = tuple(self.devices[replica] for replica in self.local_replicas)

@@ -144,7 +144,7 @@ def backend_is_started() -> bool:
     return xla_bridge.backends_are_initialized()
 
 
-#: Where JAX logs what functions of the host raise that a program calls.
+#: The loggers to which JAX reports errors of functions on the host that a program calls.
 CALLBACK_LOGGERS: tuple[logging.Logger, ...] = (callback.logger, debugging.logger)
 
 
@@ -440,7 +440,7 @@ class _Following:
         return self._tangents.get(id(value), (None, None))[1]
 
     def to_primal_tangent_pair(self, value: Any) -> tuple[Any, Any]:
-        """What JAX's rules ask for an operand."""
+        """The requirements of JAX's rules for an operand."""
         tangent = self.tangent_of(value)
         return value, ad.Zero(jax.typeof(value).to_tangent_aval()) if tangent is None else tangent
 
@@ -616,7 +616,7 @@ def _refuse_derivative(cotangent: Any, *tangents: Any, tangent_type: Any, why: s
 
 ad.primitive_transposes[_no_derivative] = _refuse_derivative
 
-#: What the tangents of results are of those of values, of which only the transpose is known.
+#: The map from the tangents of values to those of results, of which only the transpose is known.
 _custom_gradient = Primitive("custom_gradient")
 _custom_gradient.multiple_results = True
 _custom_gradient.def_abstract_eval(lambda *tangents, tangent_types, **params: tangent_types)

@@ -1,4 +1,4 @@
-"""What a replica computes of a program, and the program as it is launched."""
+"""The computation of a replica in a program, and the program as it is launched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class StepsInALoop:
     """Marks a program as a loop of steps, each of which either takes effect or does not."""
 
 
-#: How to compute the results of a program that has no effect; see `ReplicaFunction`.
+#: Computes the results of a program that has no effect; see `ReplicaFunction`.
 Unchanged = Callable[[Sequence[Any], Any], Any] | StepsInALoop
 
 

@@ -1,4 +1,4 @@
-"""What Python prints for an uncaught error: the user's frames, or one line after Ctrl-C.
+"""The output for an uncaught error: the user's frames, or one line after Ctrl-C.
 
 Strategies install the hook when they are created, and datasets when they are first read. It only
 replaces Python's default hook: one that the program (or a notebook) has set is kept.

@@ -165,7 +165,7 @@ class Strategy:
 
     @property
     def trace_count(self) -> int:
-        """How many replica programs `run` has traced; it does not change in a steady state."""
+        """The number of replica programs that `run` has traced; constant in a steady state."""
         return self._programs.trace_count
 
     def __repr__(self) -> str:

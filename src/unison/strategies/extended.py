@@ -23,7 +23,7 @@ from unison.values import Mirrored, ReplicaLocal, is_distributed
 if TYPE_CHECKING:
     from unison.strategies.base import Strategy
 
-#: Where a result is needed: devices (or their names), or a value or variable on them.
+#: The destinations of a result: devices (or their names), or a value or variable on them.
 Destinations = Any
 
 
@@ -117,7 +117,7 @@ class StrategyExtended:
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
-        """How the strategy combines the values of its devices."""
+        """The combination of values on the strategy's devices."""
         return self._cross_device_ops or NcclAllReduce()
 
     # -- updating --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from unison.thread_local import ThreadLocal
 
 
 class ScaledBy(enum.Enum):
-    """What a step multiplies by the replica's share, so that sums over replicas are global means.
+    """The values that a step multiplies by the replica's share, so that sums are global means.
 
     Attributes:
         GRADIENTS: Each gradient, where the optimizer sums it (Keras' own steps on JAX).

@@ -28,7 +28,7 @@ logger = logging.getLogger("unison")
 
 Result = TypeVar("Result")
 
-#: How many steps of each candidate are measured, after one that compiles it.
+#: The number of measured steps of each candidate, after one that compiles it.
 _ROUNDS = 8
 
 #: The user's options are replaced only if a step gets faster by at least this fraction.

@@ -44,7 +44,7 @@ class LogicalDevice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """How to make one logical device. For the CPU all fields stay None."""
+    """The configuration of one logical device. For the CPU, all fields are None."""
 
     memory_limit: int | None = None
     experimental_priority: int | None = None

@@ -29,7 +29,7 @@ _SPACE = {1: "W", 2: "HW", 3: "DHW"}
 
 
 class _Layout:
-    """Where the axes of an input are, by the data format or its default."""
+    """The axes of an input, by the data format or its default."""
 
     def __init__(self, spatial: int, data_format: str | None):
         last, first = f"N{_SPACE[spatial]}C", f"NC{_SPACE[spatial]}"

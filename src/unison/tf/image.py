@@ -167,7 +167,7 @@ def extract_patches(
 
 
 class ResizeMethod(enum.StrEnum):
-    """How to resize. TF: `tf.image.ResizeMethod`."""
+    """The interpolation of a resized image. TF: `tf.image.ResizeMethod`."""
 
     AREA = "area"
     BICUBIC = "bicubic"

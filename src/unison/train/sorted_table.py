@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from unison.data.files.checksums import crc32c, masked
 from unison.train.wire_format import cut, read_varint
 
-#: How a table ends: its magic number.
+#: The magic number at the end of a table.
 MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER = 48
 

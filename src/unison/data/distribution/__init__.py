@@ -1,1 +1,1 @@
-"""How the replicas of one worker, and several workers, share a dataset."""
+"""Sharing a dataset between the replicas of one worker, and between workers."""

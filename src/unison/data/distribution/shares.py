@@ -1,4 +1,4 @@
-"""How a global batch is divided between the replicas."""
+"""The division of a global batch between the replicas."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
 
 class ExecutableLocation(enum.Enum):
-    """Where the program that queries Kubernetes runs. TF: `ExecutableLocation`."""
+    """The place of the program that queries Kubernetes. TF: `ExecutableLocation`."""
 
     #: In a pod of the cluster, whose service account is used.
     WITHIN_CLUSTER = 0

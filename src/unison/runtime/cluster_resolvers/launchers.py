@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How a process was started as one of several.
+    """A launcher's description of a process as one of several.
 
     Attributes:
         launcher: The launcher that started the processes, or whatever describes them.

@@ -39,8 +39,8 @@ _PADDED_BYTES = 2**16
 #: XLA's enum value of the dtype uint8.
 _U8 = 6
 
-#: How long operations wait for a member that has not arrived and is not known to be lost, in
-#: seconds.
+#: The timeout in seconds of operations that wait for a member that has not arrived and is not known
+#: to be lost.
 _PATIENCE = 3600.0
 
 

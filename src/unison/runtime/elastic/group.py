@@ -106,7 +106,7 @@ class SharedState(Protocol):
 
 
 class Entry(enum.Enum):
-    """How a worker enters a loop that others can join."""
+    """The state with which a worker enters a loop that others can join."""
 
     #: The loop starts from the beginning.
     NEW = "new"
@@ -119,7 +119,7 @@ class Entry(enum.Enum):
 
 
 class Regrouped(NamedTuple):
-    """How this worker has entered a view.
+    """The state with which this worker has entered a view.
 
     Attributes:
         place: Its index among the members; the first member has been in the group before.
@@ -197,7 +197,7 @@ class ElasticGroup:
         self.recover: Callable[[], Any] = self.regroup_alone
         self._listener = listen(environment.listen, 0)
         self._address = joined_address(*self._listener.getsockname()[:2])
-        #: What stays the same when the number of replicas changes.
+        #: The quantity that is constant when the number of replicas changes.
         self.options = ElasticOptions()
         self._membership = self._new_membership()
         self.nominal, self.is_joining = self._ended_by(self._membership.enter)

@@ -1,4 +1,4 @@
-"""What stays the same when the number of replicas changes."""
+"""Options for changes of the number of replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PER_REPLICA_BATCH: Final = "per_replica_batch"
 
 @dataclasses.dataclass(frozen=True)
 class ElasticOptions:
-    """What Keras' `fit` does when workers are lost or join, in an elastic job.
+    """The behaviour of Keras' `fit` when workers are lost or join, in an elastic job.
 
     Args:
         keep: What stays the same: the "global_batch", which is divided anew among the replicas, so

@@ -71,7 +71,7 @@ class View(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """How a worker begins.
+    """The state with which a worker begins.
 
     Attributes:
         nominal: The number of workers with which the job began.
@@ -83,7 +83,7 @@ class Welcome(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a worker's part in the job has ended.
+    """The outcome of a worker's part in the job.
 
     Attributes:
         code: The exit code for the process; see docs/elastic_protocol.md.

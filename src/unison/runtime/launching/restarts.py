@@ -36,7 +36,8 @@ class Restarts:
     used: int = 0
 
     def __post_init__(self) -> None:
-        #: How often in a row each worker ended before it had joined, and how often it did so soon.
+        #: The number of consecutive ends of each worker before it had joined, and of those within
+        #: `_SOON`.
         self._in_vain: dict[int, int] = {}
         self._soon: dict[int, int] = {}
 

@@ -119,7 +119,7 @@ class ParameterServerJob(Job):
         self._restarts_servers = restarts_servers
         self._on_event = on_event
         self._started_at = [0.0] * len(tasks)
-        #: When each task that has ended is restarted; None if it is not.
+        #: The time at which each task that has ended is restarted; None if it is not.
         self._starts_at: dict[int, float | None] = {}
 
     def __enter__(self) -> Self:

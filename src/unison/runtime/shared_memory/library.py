@@ -24,7 +24,7 @@ TARGET = "unison_exchange"
 #: cache.
 CHUNK_BYTES = 2**17
 
-#: How often a replica polls another one before it sleeps, if each has a core: about 50 us.
+#: The number of polls of a replica before it sleeps, if each has a core: about 50 us.
 SPINS = 2000
 
 _FILE = Path(__file__).with_name("_exchange.so")

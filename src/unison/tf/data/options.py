@@ -43,7 +43,7 @@ class AutotuneOptions(_Group):
 
 
 class DistributeOptions(_Group):
-    """How strategies divide a dataset. TF: `tf.data.experimental.DistributeOptions`.
+    """The division of a dataset by strategies. TF: `tf.data.experimental.DistributeOptions`.
 
     Attributes:
         auto_shard_policy: See `unison.data.AutoShardPolicy`.

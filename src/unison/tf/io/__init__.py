@@ -212,7 +212,7 @@ def decode_csv(
 
 
 class _Column:
-    """How the texts of one column of a table are read."""
+    """The format of the texts in one column of a table."""
 
     def __init__(self, field: int, default: Any):
         self._field = field

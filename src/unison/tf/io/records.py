@@ -10,7 +10,7 @@ from unison.tf.text import as_bytes, text_of
 
 
 class TFRecordOptions:
-    """How a TFRecord file is written.
+    """Options for writing a TFRecord file.
 
     Args:
         compression_type: "", "GZIP", "ZLIB", or the options to copy it from.

@@ -17,7 +17,7 @@ logcosh = keras.losses.log_cosh
 
 
 class Reduction:
-    """How a loss combines the values of the examples of a batch.
+    """The reduction of a loss over the examples of a batch.
 
     TF: `tf.keras.losses.Reduction` (Keras 2). Keras 3 takes the same words as strings.
 

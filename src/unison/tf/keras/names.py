@@ -1,4 +1,4 @@
-"""How the face's modules stand over Keras' modules of the same names.
+"""The modules of `unison.tf.keras` over Keras' modules of the same names.
 
 `unison.tf.keras.losses` has every public name of `keras.losses`, the names that TensorFlow
 programs use and Keras 3 dropped, and advice for the rest.
