@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import random
 import signal
 import threading
 
@@ -76,6 +77,28 @@ def test_a_signal_is_not_lost_where_an_epochs_metrics_are_waited_for(handler, lo
         model.compile("sgd", "mse")
     with pytest.raises(AlarmError):
         getattr(model, loop)(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[End()])
+
+
+def test_handlers_are_there_again_wherever_the_end_is_interrupted(handler):
+    """Python 3.13 passes over `except` where a loop jumps back to its condition."""
+    signals = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+    before = signal.signal(signal.SIGALRM, handler)
+    rng = random.Random(1)
+
+    def hold_until_the_alarm():
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(2e-5, 1e-4))
+        while True:
+            with signals_held:
+                pass
+
+    try:
+        for _ in range(2000):
+            with pytest.raises(AlarmError):
+                hold_until_the_alarm()
+            assert [signal.getsignal(number) for number in signals] == [handler] * 3
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_handler_runs_at_the_end(handler):

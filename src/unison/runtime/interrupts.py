@@ -104,12 +104,20 @@ class SignalsHeld:
         self._arrived.append(number)
 
     def _release(self) -> None:
-        """Restores the handlers, and delivers the pending signals; each handler may raise."""
+        """Restores the handlers, and delivers the pending signals; each handler may raise.
+
+        The loops have no condition at their head: Python 3.13 does not catch what a handler raises
+        when such a loop jumps back to it (https://github.com/python/cpython/issues/130279).
+        """
         try:
-            while self._replaced:
+            while True:
+                if not self._replaced:
+                    break
                 _set_handler(*self._replaced[-1])
                 self._replaced.pop()
-            while self._arrived:
+            while True:
+                if not self._arrived:
+                    break
                 signal.raise_signal(self._arrived.pop(0))
         except BaseException:
             self._release()
