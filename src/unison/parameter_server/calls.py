@@ -197,7 +197,7 @@ class CallQueue:
                 call.value._settle(error=error)
                 if worker in self._ended:
                     self._ended[worker] += 1
-            while self._waiting:
+            for _ in range(len(self._waiting)):
                 heapq.heappop(self._waiting).value._settle(error=_called_off())
             if self._error is None:
                 self._error = error

@@ -258,7 +258,9 @@ class Store:
                 asked = self._receive_soon(asked, answers, lost, refused)
             # All answers are received, even if a server is lost: a leftover would be taken for the
             # next answer.
-            while asked:
+            while True:  # not with a condition here: see `SignalsHeld`
+                if not asked:
+                    break
                 with signals_held:
                     asked = self._receive_soon(asked, answers, lost, refused)
         self.waited_seconds += time.perf_counter() - begin

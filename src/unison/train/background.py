@@ -11,6 +11,8 @@ import time
 import weakref
 from collections.abc import Callable
 
+from unison.runtime.interrupts import wait_until
+
 logger = logging.getLogger("unison")
 
 #: The timeout in seconds for unfinished writes at the end of the program.
@@ -70,12 +72,16 @@ class BackgroundWriter:
         """
         if self._is_called_by_what_writes():
             return
-        with self._changed:
-            while self._count and self._is_alive:
-                self._changed.wait(_LOOK_AFTER)
-            error, self._error = self._error, None
+        error = wait_until(self._changed, self._is_at_rest, self._taken_error)
         if error is not None:
             raise error
+
+    def _is_at_rest(self) -> bool:
+        return not (self._count and self._is_alive)
+
+    def _taken_error(self) -> BaseException | None:
+        error, self._error = self._error, None
+        return error
 
     def wait_at_exit(self, deadline: float) -> None:
         """Waits for the current write, and logs errors that can no longer be raised."""

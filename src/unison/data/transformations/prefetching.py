@@ -17,15 +17,13 @@ from unison.data.plan import AUTOTUNE, Plan, Rows, SameElements, Stream
 from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.errors import InternalError, InvalidArgumentError
+from unison.runtime.interrupts import wait_until
 from unison.thread_local import ThreadLocal
 
 Item = TypeVar("Item")
 
 #: The number of buffered elements under `AUTOTUNE`: one is being used, one is ready.
 AUTOTUNE_SIZE = 2
-
-#: Seconds between two checks, of a waiting thread, whether the other one still exists.
-_LOOK_AFTER = 1.0
 
 #: The timeout in seconds for all threads together at the end of the process.
 _GRACE = 5.0
@@ -246,6 +244,10 @@ class _Failure:
         self.error = error
 
 
+#: Returned where no result is buffered; None is the end.
+_NOTHING = object()
+
+
 class _Channel:
     """The buffered results, between the thread that computes and the one that consumes them."""
 
@@ -292,14 +294,16 @@ class _Channel:
     def paused(self) -> Iterator[None]:
         with self._changed:
             self._is_paused = True
-            while self._is_computing and self._is_alive:
-                self._changed.wait(_LOOK_AFTER)
         try:
+            wait_until(self._changed, self._is_at_rest, lambda: None)
             yield
         finally:
             with self._changed:
                 self._is_paused = False
                 self._changed.notify_all()
+
+    def _is_at_rest(self) -> bool:
+        return not (self._is_computing and self._is_alive)
 
     @property
     def _is_alive(self) -> bool:
@@ -307,16 +311,9 @@ class _Channel:
 
     def get(self) -> Any:
         with self._changed:
-            while not self._waiting:
-                if self._has_ended or self._is_closed:
-                    return None
-                if not self._is_alive:
-                    raise InternalError(
-                        message="The thread that reads the dataset ahead has ended without a word."
-                    )
-                self._changed.wait(_LOOK_AFTER)
-            item = self._waiting.popleft()
-            self._changed.notify_all()
+            item = self._taken() if self._waiting else _NOTHING
+        if item is _NOTHING:
+            item = wait_until(self._changed, self._may_be_taken, self._taken)
         if isinstance(item, _Failure):
             try:
                 raise item.error
@@ -325,6 +322,22 @@ class _Channel:
         if item is None:
             self._has_ended = True
         return item
+
+    def _may_be_taken(self) -> bool:
+        is_over = self._has_ended or self._is_closed or not self._is_alive
+        return bool(self._waiting) or is_over
+
+    def _taken(self) -> Any:
+        """Returns the first buffered result; None if there will be none."""
+        if self._waiting:
+            item = self._waiting.popleft()
+            self._changed.notify_all()
+            return item
+        if self._has_ended or self._is_closed:
+            return None
+        raise InternalError(
+            message="The thread that reads the dataset ahead has ended without a word."
+        )
 
     @property
     def is_closed(self) -> bool:
