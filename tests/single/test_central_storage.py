@@ -329,6 +329,16 @@ def test_what_one_replica_knows_is_not_taken_for_what_all_know():
     assert float(variable) == 5.0
 
 
+@at_every_home
+def test_random_streams_stay_at_home_however_often_a_program_draws(home):
+    strategy = CentralStorageStrategy(COMPUTE, home)
+    with strategy.scope():
+        seeds = keras.random.SeedGenerator(3)
+    for _ in range(4):
+        strategy.run(lambda: keras.random.uniform((2,), seed=seeds))
+        assert seeds.state.cell.stored().sharding == strategy.placement.home
+
+
 def test_random_streams_differ_between_replicas_as_they_do_mirrored():
     def drawn(strategy):
         with strategy.scope():

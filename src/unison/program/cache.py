@@ -331,8 +331,9 @@ class ProgramCache:
 
     def _execute(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
         jitted = program.execute.jitted
-        is_slow = program.may_fail or program.update is not None or program.runs <= _SLOW_RUNS
-        if jitted is None or is_slow or numerics.are_checked():
+        is_slow = program.may_fail or program.runs <= _SLOW_RUNS
+        is_at_home = program.update is not None or self.placement.home is not None
+        if jitted is None or is_slow or is_at_home or numerics.are_checked():
             with signals_held:
                 return self._execute_held(program, operands)
         if unfinished_steps:
