@@ -116,7 +116,7 @@ class Layout(enum.Enum):
     LOCAL = "local"
     #: One array, sharded along one axis over the replicas: each has only its part.
     SHARDED = "sharded"
-    #: Mirrored random-stream state: each replica sees it offset by its index (see `Lift`).
+    #: Mirrored random-stream state: each replica sees it offset by its index (`enter_replica`).
     STREAM = "stream"
 
 

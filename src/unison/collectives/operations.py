@@ -61,8 +61,8 @@ def all_reduce(
 ) -> Any:
     """Combines `value` over the replicas; every replica gets the result.
 
-    The whole tree is summed by one collective operation. The gradient of a sum is the sum of the
-    gradients, as in TensorFlow: a loss that is equal on all replicas counts once for each of them.
+    Arrays of one dtype are summed by one collective operation. The gradient of a sum is the sum of
+    the gradients, as in TensorFlow: a loss that is equal on all replicas counts once for each.
     (In a hand-written `shard_map` with `check_vma=True`, JAX knows from its type that such a loss
     is one value, and counts it once.) The gradient of a maximum goes to the replica that holds it,
     or in equal parts to several.
@@ -124,7 +124,7 @@ def reduce(
 
     Args:
         value: A pytree of arrays of equal shapes on all replicas.
-        op: As in `all_reduce`.
+        op: As in `all_reduce`, where it is the first argument.
         destination: The index of the replica that gets the result.
         axis_name: The mesh axis to reduce over.
 

@@ -1,8 +1,9 @@
 """`Compression`: the common part of all methods: state, rules, warm-up, uncompressed tensors.
 
-A method sums gradients over the replicas with fewer bytes on the wire. Each is a pair of pure
-functions, `init` and `apply`, over trees of gradients, in Optax's style. All replicas decode the
-same bytes, so their results are equal, bit for bit.
+A method sums gradients over the replicas with fewer bytes on the wire. Users see a pair of pure
+functions, `init` and `apply`, over trees of gradients, in Optax's style; a subclass implements
+`_compressed`, and the initial values of its state. All replicas decode the same bytes, so their
+results are equal, bit for bit.
 """
 
 from __future__ import annotations

@@ -89,8 +89,7 @@ class LocalTraining:
             gradients: The replica's contribution to the sum or mean of `op`.
             op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name. For a sum over n
                 replicas, gradients are multiplied by n: an average after one step is then equal to
-                    a step
-                by the sum.
+                a step by the sum.
             axis_name: The mesh axis of the replicas.
         """
         if parse_linear(op) is ReduceOp.MEAN:

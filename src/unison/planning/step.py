@@ -1,8 +1,7 @@
 """A step compiled for devices that are not available, and its properties.
 
-For a TPU slice, XLA compiles the real program. For other clusters, it compiles the step for the
-same
-number of CPUs: its operations, bytes, memory and collectives are taken as those of the devices, and
+For a TPU slice, XLA compiles the real program. For other clusters, it compiles the step for as many
+CPUs: its operations, bytes, memory and collectives are taken as those of the devices, and
 a model of these (`hardware`, `communication`, `scaling`) estimates their time.
 """
 
@@ -168,8 +167,7 @@ class StepPlan:
         """Returns a global batch that fits, estimated from this one; None if its size is unknown.
 
         More may fit: parts that grow with the batch are not distinguished from others, such as
-            gradients,
-        which matter most if the planned batch is small.
+        gradients, which matter most if the planned batch is small.
         """
         if self.examples is None or self.cluster is None:
             return None

@@ -52,9 +52,8 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
             folder write it once. A worker that calls this alone saves its own copies, with a
             warning.
         signatures: A function of one signature, or a dictionary of them: functions that are called
-            by name with named arrays. Default: the object's one function with an `input_signature`,
-                or
-            a Keras model's inference, as "serving_default".
+            by name with named arrays. Default: the object's one function with an
+            `input_signature`, or a Keras model's inference, as "serving_default".
 
     Raises:
         ValueError: A function has no known signature, or cannot be exported for it.

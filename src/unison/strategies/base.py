@@ -1,4 +1,4 @@
-"""`Strategy`: the base class of all strategies. A subclass only chooses the devices."""
+"""`Strategy`: the base class of all strategies. Most subclasses only choose the devices."""
 
 from __future__ import annotations
 
