@@ -154,11 +154,33 @@ def test_where_the_first_is_silent_it_is_to_blame_for_the_silence_of_all():
     assert (finding.kind, finding.worker) == ("silent", 0)
 
 
+def test_a_worker_that_was_behind_is_not_blamed_once_the_first_relays_nothing():
+    watched = watch(own=1)
+    for second in range(1, 7):
+        watched.hear(0, beat(5), float(second))
+        watched.hear(2, beat(4), float(second))
+        assert watched.look(5, "", float(second)) is None
+    found = [(second, watched.look(5, "", float(second))) for second in range(7, 20)]
+    second, finding = next(each for each in found if each[1] is not None)
+    assert (second, finding.kind, finding.worker) == (17, "silent", 0)
+
+
 def test_a_worker_that_was_stopped_itself_does_not_blame_others():
     watched = watch()
     every_second(watched, 5, count=5, beats={1: 5, 2: 5})
     assert watched.look(5, "", 100.0) is None
     assert watched.look(5, "", 101.0) is None
+
+
+def test_a_worker_that_was_stopped_itself_finds_who_is_silent_from_then_on():
+    watched = watch()
+    every_second(watched, 5, count=5, beats={1: 5, 2: 5})
+    watched.hear(2, beat(5), 100.0)  # it had been sent before
+    for second in range(100, 111):
+        watched.hear(1, beat(5), float(second))
+        assert watched.look(5, "", float(second)) is None
+    finding = watched.look(5, "", 111.0)
+    assert (finding.kind, finding.worker) == ("silent", 2)
 
 
 @pytest.mark.parametrize("said_in", ["a question", "a beat"])

@@ -259,7 +259,7 @@ class Watch:
         if gap > max(self._limit / 2, 4 * BEAT):
             # This process was stopped, so it received no messages.
             for known in self._known.values():
-                known.heard_at += gap
+                known.heard_at = now
                 known.behind_since = None
             return None
         for worker, known in self._known.items():
@@ -295,7 +295,8 @@ class Watch:
         late = [
             (known.count, known.behind_since, worker)
             for worker, known in present.items()
-            if known.behind_since is not None and now - known.behind_since > self._limit
+            # By its last message: a worker whose messages are not relayed may have caught up.
+            if known.behind_since is not None and known.heard_at - known.behind_since > self._limit
         ]
         if late:
             _, since, worker = min(late)
