@@ -255,7 +255,7 @@ class _BodyLift(Lift):
     def add(self, cell: Cell, delta: jax.Array) -> None:
         before = set(self.reads)
         super().add(cell, delta)
-        if self.combines(cell):
+        if self.combines_now(cell):
             self.reads = before  # a deferred addition reads nothing
 
     def leave(self) -> dict[Cell, tuple[_Kind, jax.Array]]:

@@ -164,7 +164,7 @@ class Cell:
 
     #: The number of changes of any cell's form. A program that was compiled at a different
     #: count must check whether its own cells have changed.
-    layout_changes: ClassVar[int] = 0
+    form_changes: ClassVar[int] = 0
 
     def __new__(cls, placement: Placement, *args: Any, **kwargs: Any) -> Cell:
         """Returns a cell of the class that the placement uses; parameter servers have their own."""
@@ -273,14 +273,16 @@ class Cell:
         """Whether the replicas' writes are combined, so that equal copies stay equal."""
         if self.is_on_read or self.aggregation is VariableAggregation.NONE:
             return False
-        holds_statistics = self._divergent_aggregation is not None
+        # Keras variables have a divergent aggregation: once their copies differ, as those of
+        # statistics do, each replica updates its own.
+        may_diverge = self._divergent_aggregation is not None
         return self.layout in (Layout.MIRRORED, Layout.SHARDED) or (
-            self.layout is Layout.LOCAL and not holds_statistics
+            self.layout is Layout.LOCAL and not may_diverge
         )
 
     @property
     def form(self) -> tuple[Layout, str | None, tuple[int, ...] | None]:
-        """The properties on which compiled programs depend; `layout_changes` counts changes."""
+        """The properties on which compiled programs depend; `form_changes` counts changes."""
         return self.layout, self.extreme, None if self._array is None else self._array.shape
 
     @property
@@ -364,10 +366,10 @@ class Cell:
         self._copy_first = None
         self.borrower = None
 
-    def keep(self, array: jax.Array) -> jax.Array:
+    def to_home(self, array: jax.Array) -> jax.Array:
         """Returns `array`, a program's output in the cell's layout, in the form the cell stores."""
         is_whole = self.layout in (Layout.MIRRORED, Layout.STREAM)
-        return self.placement.keep(array) if is_whole else array
+        return self.placement.to_home(array) if is_whole else array
 
     def read(self) -> jax.Array | None:
         """Returns the value outside the replicas: any copy, or the copies combined.
@@ -454,7 +456,7 @@ class Cell:
                 "or add inside strategy.run."
             )
 
-    def share_of(self, value: Any) -> Any:
+    def value_of_each_copy(self, value: Any) -> Any:
         """Returns the part of a value assigned outside the replicas that every copy gets.
 
         The copies of an `ON_READ` `SUM` cell get equal parts, as in TF, so that reading returns the
@@ -469,16 +471,16 @@ class Cell:
         return value if value.dtype == jnp.bool_ else value / count
 
     def assign(self, value: Any) -> None:
-        """Assigns from outside the replicas; see `share_of`."""
+        """Assigns from outside the replicas; see `value_of_each_copy`."""
         with LAUNCH_LOCK:
-            self._replace(self._place(self.share_of(self._initial(value))))
+            self._replace(self._place(self.value_of_each_copy(self._initial(value))))
 
     def restore(self, value: Any) -> None:
         """Assigns from outside the replicas, so that reading returns `value`.
 
         If an integer value cannot be divided equally, the first copy also gets the remainder.
         """
-        part = self.share_of(value)
+        part = self.value_of_each_copy(value)
         if part is value or not jnp.issubdtype(part.dtype, jnp.integer):
             self.assign(value)
             return
@@ -538,7 +540,7 @@ class Cell:
 
     def _replace(self, array: jax.Array) -> None:
         if self._array is not None and self._array.shape != array.shape:
-            Cell.layout_changes += 1
+            Cell.form_changes += 1
         self.put(array)
 
     def _place(self, value: Any) -> jax.Array:
@@ -576,7 +578,7 @@ class Cell:
         """
         value = self.numpy()
         self.extreme = extreme
-        Cell.layout_changes += 1
+        Cell.form_changes += 1
         self.assign(value)
 
     def localize(self) -> None:
@@ -615,7 +617,7 @@ class Cell:
             self.division = self.division if division is None else division
             self._array = None if value is None else self._place(value)
             self._exposed = False
-            Cell.layout_changes += 1
+            Cell.form_changes += 1
 
 
 def has_cell(value: Any) -> bool:

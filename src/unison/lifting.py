@@ -122,7 +122,7 @@ class Lift:
         return jnp.asarray(cell.numpy(), dtype=cell.aval.dtype)
 
     def read(self, cell: Cell) -> jax.Array:
-        """Returns the cell's value on this replica; inside `outside`, its value outside the
+        """Returns the cell's value on this replica; inside `cross_replica`, its value outside the
         replicas.
 
         Raises:
@@ -151,7 +151,7 @@ class Lift:
         if cell in self._pending:
             if get_opaque_trace_state(convention="unison") != self._trace:
                 # For example in the body of a scan: values computed here must not leave it.
-                return self._combined()[cell]
+                return self._reduced()[cell]
             self._combine_pending()
         if cell not in self._values:
             if cell.placement != self.placement and cell.placement.num_replicas > 1:
@@ -182,12 +182,12 @@ class Lift:
     def assign(self, cell: Cell, value: jax.Array) -> None:
         """Assigns this replica's value or, inside `outside`, one value for all copies."""
         self._check_writable(cell)
-        if self.combines(cell):
+        if self.combines_now(cell):
             self.written[cell] = None
             self._pending[cell] = _PendingUpdate(None, value)
             return
         if self._writer is _Writer.OUTSIDE:
-            value = cell.share_of(value).astype(value.dtype)
+            value = cell.value_of_each_copy(value).astype(value.dtype)
         self._write(cell, value)
 
     def add(self, cell: Cell, delta: jax.Array) -> None:
@@ -195,7 +195,7 @@ class Lift:
         self._check_writable(cell)
         if self._writer is _Writer.OUTSIDE:
             cell.require_addable()
-        if not self.combines(cell):
+        if not self.combines_now(cell):
             self._write(cell, self.own_copy(cell) + delta)
         elif cell in self._pending:
             # Combining is linear: two updates without a read in between are one.
@@ -209,7 +209,7 @@ class Lift:
         self._check_writable(cell)
         self._write(cell, function(self.own_copy(cell)))
 
-    def combines(self, cell: Cell) -> bool:
+    def combines_now(self, cell: Cell) -> bool:
         """Whether the replicas' writes to `cell` are combined at this point."""
         return cell.combines_writes and self._writer is _Writer.EACH_REPLICA
 
@@ -234,7 +234,7 @@ class Lift:
             yield
 
     @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
+    def cross_replica(self) -> Iterator[None]:
         """Context manager in which variables are read and assigned as outside the replicas
         (`merge_call`).
         """
@@ -282,10 +282,10 @@ class Lift:
         return self._writer is _Writer.EACH_REPLICA
 
     def _combine_pending(self) -> None:
-        self._values.update(self._combined())
+        self._values.update(self._reduced())
         self._pending = {}
 
-    def _combined(self) -> dict[Cell, jax.Array]:
+    def _reduced(self) -> dict[Cell, jax.Array]:
         """Reduces the pending updates over the replicas, those of one dtype together."""
         deltas = [update.delta for update in self._pending.values()]
         totals = combine_writes(list(self._pending), deltas)
@@ -293,11 +293,6 @@ class Lift:
             cell: total if update.base is None else update.base + total
             for (cell, update), total in zip(self._pending.items(), totals, strict=True)
         }
-
-
-def combines_writes(cell: Cell) -> bool:
-    """Whether the replicas' writes to `cell` are combined, so that its copies stay equal."""
-    return cell.combines_writes
 
 
 def combine_writes(cells: Sequence[Cell], values: Sequence[jax.Array]) -> list[jax.Array]:

@@ -392,7 +392,7 @@ class Variable:
         lift = current_lift()
         if lift is None:
             self._cell.update(update)
-        elif self._cell.is_alone or not lift.combines(self._cell):
+        elif self._cell.is_alone or not lift.combines_now(self._cell):
             lift.update(self._cell, update)
         else:
             values, indices = self._combined_slices(values, indices)

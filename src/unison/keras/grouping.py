@@ -32,7 +32,7 @@ def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
 
 
 def grouped(
-    step: Callable[..., Any], donated: list[int], kept: list[int], written: list[int]
+    step: Callable[..., Any], donated: list[int], read_only: list[int], written: list[int]
 ) -> Callable[..., Any]:
     """Returns a program that runs `step` for `count` of a stack of batches, sequentially.
 
@@ -41,14 +41,14 @@ def grouped(
     """
 
     def program(
-        donated_state: list, kept_state: list, stacked: list, count: jax.Array
+        donated_state: list, read_only_state: list, stacked: list, count: jax.Array
     ) -> tuple[Any, list]:
-        before = dict(zip([*donated, *kept], [*donated_state, *kept_state], strict=True))
+        before = dict(zip([*donated, *read_only], [*donated_state, *read_only_state], strict=True))
 
         def run(position: jax.Array, carry: tuple[Any, list]) -> tuple[Any, list]:
             now = before | dict(zip(written, carry[1], strict=True))
             batch = [lax.dynamic_index_in_dim(x[0], position, keepdims=False) for x in stacked]
-            return step([now[i] for i in donated], [now[i] for i in kept], batch)
+            return step([now[i] for i in donated], [now[i] for i in read_only], batch)
 
         new = [before[i] for i in written]
         shapes, _ = jax.eval_shape(run, jnp.int32(0), (None, new))

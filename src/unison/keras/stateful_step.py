@@ -190,8 +190,8 @@ class _StepLift(Lift):
         #: The cells that were last written with equal values on all replicas (an ordered set).
         self.alike: dict[Cell, None] = {}
 
-    def combines(self, cell: Cell) -> bool:
-        return cell not in self._combined_later and super().combines(cell)
+    def combines_now(self, cell: Cell) -> bool:
+        return cell not in self._combined_later and super().combines_now(cell)
 
     @contextlib.contextmanager
     def equal_writes(self) -> Iterator[None]:

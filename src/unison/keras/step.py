@@ -63,7 +63,7 @@ class _Program:
             new state, with what `update` needs after it. Of grouped steps the batches are stacked,
             and their number comes last.
         donated: The indices, in the flat state, of the state that is overwritten.
-        kept: Those of the rest of the state that replicas look at.
+        read_only: Those of the rest of the state that replicas look at.
         returned: Those of the state that is returned.
         group_size: How many steps one execution can run.
         layouts: The layouts of the state's cells when it was compiled.
@@ -77,7 +77,7 @@ class _Program:
     shares: Shares
     execute: Executable
     donated: list[int]
-    kept: list[int]
+    read_only: list[int]
     returned: list[int]
     group_size: int
     layouts: CellForms
@@ -278,7 +278,7 @@ class CompiledStep:
             program.execute.prepare,
             num_replicas,
             [of_state[index] for index in program.donated],
-            [of_state[index] for index in program.kept],
+            [of_state[index] for index in program.read_only],
             [
                 jax.ShapeDtypeStruct(shape, leaf.dtype)
                 for shape, leaf in zip(shapes, leaves, strict=True)
@@ -392,12 +392,12 @@ class CompiledStep:
     def _execute(
         self, program: _Program, state: list[jax.Array], batch: list[jax.Array], *count: Any
     ) -> None:
-        lend = self._strategy.placement.lend
-        donated = lend([state[index] for index in program.donated])
-        kept = lend([state[index] for index in program.kept])
+        from_home = self._strategy.placement.from_home
+        donated = from_home([state[index] for index in program.donated])
+        read_only = from_home([state[index] for index in program.read_only])
         try:
             with errors_of_callbacks() if program.may_fail else contextlib.nullcontext():
-                results, new = program.execute(donated, kept, batch, *count)
+                results, new = program.execute(donated, read_only, batch, *count)
                 if program.may_fail:
                     jax.block_until_ready((results, new))
             self._results = results
@@ -409,7 +409,7 @@ class CompiledStep:
         if self._launched and self._tracer.tells_metrics:
             self._launched[-1].metrics = self._results[METRICS_OF_ALL]
         for index, array in zip(program.returned, new, strict=program.update is None):
-            state[index] = self._cells[index].keep(array)
+            state[index] = self._cells[index].to_home(array)
         update = program.update
         if update is not None:
             taken, read = [[state[i] for i in names] for names in (update.taken, update.read)]
@@ -437,8 +437,8 @@ class CompiledStep:
         """Runs the step in Python, operation by operation, on the only replica."""
         tracer = self._tracer
         is_local = [cell.layout is Layout.LOCAL for cell in self._cells]
-        lent = self._strategy.placement.lend(state)
-        values = [x[0] if local else x for x, local in zip(lent, is_local, strict=True)]
+        on_devices = self._strategy.placement.from_home(state)
+        values = [x[0] if local else x for x, local in zip(on_devices, is_local, strict=True)]
         self._results, new = self._step(
             tracer.regrouped(values), jax.tree.unflatten(structure, map(jnp.asarray, leaves))
         )
@@ -449,7 +449,7 @@ class CompiledStep:
         for index, (cell, local) in enumerate(zip(self._cells, is_local, strict=True)):
             sharding = cell.placement.per_replica if local else cell.placement.mirrored
             value = jax.device_put(flat[index][None] if local else flat[index], sharding)
-            flat[index] = cell.keep(value)
+            flat[index] = cell.to_home(value)
         state[:] = flat  # at once: a signal handler may raise between any two calls
         if self.on_launch is not None:
             self.on_launch(1, state)
@@ -535,15 +535,15 @@ class CompiledStep:
         looked_at = set(written).union(*(trace.used(len(cells)) for trace in traces))
         # The logs hold on to a step's metrics until somebody looks; the rest is overwritten.
         donated = [i for i in written if self._groups[i] != "metrics_variables"]
-        kept = sorted(looked_at.difference(donated))
+        read_only = sorted(looked_at.difference(donated))
 
         def body(
-            position: int, donated_state: list[Any], kept_state: list[Any], batch: list[Any]
+            position: int, donated_state: list[Any], read_only_state: list[Any], batch: list[Any]
         ) -> tuple[Any, list[Any]]:
             """Runs the step of a replica of the class at `position`."""
             trace = traces[position]
             inputs: list[Any] = [None] * len(cells)
-            pieces = zip([*donated, *kept], [*donated_state, *kept_state], strict=True)
+            pieces = zip([*donated, *read_only], [*donated_state, *read_only_state], strict=True)
             for index, piece in pieces:
                 inputs[index] = _enter(cells[index], piece)
             rows = max(classes[position], 1)
@@ -554,14 +554,14 @@ class CompiledStep:
             new = dict(zip(returned, outputs[num_results:end], strict=True))
             return results, [*(_leave(cells[i], new[i]) for i in written), *outputs[end:]]
 
-        def program(donated_state: list, kept_state: list, batch: list) -> tuple[Any, list]:
+        def program(donated_state: list, read_only_state: list, batch: list) -> tuple[Any, list]:
             bodies = [functools.partial(body, position) for position in range(len(classes))]
             of_replica = [classes.index(count) for count in shares.counts]
-            return run_in_lockstep(bodies, of_replica)(donated_state, kept_state, batch)
+            return run_in_lockstep(bodies, of_replica)(donated_state, read_only_state, batch)
 
         program = lower(program)
         place_of = {index: (0, place) for place, index in enumerate(donated)}
-        place_of |= {index: (1, place) for place, index in enumerate(kept)}
+        place_of |= {index: (1, place) for place, index in enumerate(read_only)}
 
         def unchanged(args: Sequence[Any], outputs: tuple[Any, list]) -> tuple[Any, list]:
             """Returns the outputs of a step that leaves the state as it was."""
@@ -574,13 +574,13 @@ class CompiledStep:
         if may_wait and repeats and update is None and not may_fail:
             group_size = group_size_of(of_a_group, placement)
         if group_size > 1:
-            program = grouped(program, donated, kept, written)
+            program = grouped(program, donated, read_only, written)
         batch_specs = [PER_REPLICA] if group_size == 1 else [PER_REPLICA, MIRRORED]
         part = ReplicaFunction(
             program,
             in_specs=(
                 [cell_spec(cells[i]) for i in donated],
-                [cell_spec(cells[i]) for i in kept],
+                [cell_spec(cells[i]) for i in read_only],
                 *batch_specs,
             ),
             out_specs=(
@@ -599,7 +599,7 @@ class CompiledStep:
             shares,
             execute,
             donated,
-            kept,
+            read_only,
             written,
             group_size,
             layouts=CellForms(self._layouts),

@@ -24,7 +24,7 @@ from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
 from unison.keras.sharded_update import own_state, whole_state
 from unison.keras.share_notes import note_share
 from unison.keras.stateful_step import StatefulStep
-from unison.lifting import combine_writes, combines_writes, seen_from_outside
+from unison.lifting import combine_writes, seen_from_outside
 from unison.program.tracing import traced
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS
@@ -343,9 +343,7 @@ class StepTracer:
         return [
             index
             for index, (group, cell) in enumerate(zip(self.groups, self.cells, strict=True))
-            if group in _LOCAL_GROUPS
-            and after[index] is not before[index]
-            and combines_writes(cell)
+            if group in _LOCAL_GROUPS and after[index] is not before[index] and cell.combines_writes
         ]
 
     def _combine_writes(self, combining: list[int], values: Sequence[Any]) -> list[Any]:
@@ -411,7 +409,7 @@ class StepTracer:
             cell = self.cells[index]
             if self.groups[index] not in _LOCAL_GROUPS and index not in diverging:
                 continue
-            if cell.layout is Layout.MIRRORED and not combines_writes(cell):
+            if cell.layout is Layout.MIRRORED and not cell.combines_writes:
                 with self._returned(index, flat):
                     cell.localize()
 

@@ -293,7 +293,7 @@ class RemoteCell(Cell):
         if not isinstance(array, jax.ShapeDtypeStruct):
             self._place(array)
 
-    def keep(self, array: jax.Array) -> jax.Array:
+    def to_home(self, array: jax.Array) -> jax.Array:
         return array
 
     def read(self) -> jax.Array | None:

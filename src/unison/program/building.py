@@ -57,13 +57,13 @@ class CellForms:
     def __init__(self, read: Callable[[], Sequence[Hashable]]):
         self._read = read
         self._forms = read()
-        self._layout_changes = Cell.layout_changes
+        self._layout_changes = Cell.form_changes
 
     def hold(self) -> bool:
         """Whether the cells still have them."""
-        if self._layout_changes == Cell.layout_changes:
+        if self._layout_changes == Cell.form_changes:
             return True
-        changes = Cell.layout_changes
+        changes = Cell.form_changes
         if self._read() != self._forms:
             return False
         self._layout_changes = changes

@@ -338,8 +338,8 @@ class ProgramCache:
                 return self._execute_held(program, operands)
         if unfinished_steps:
             unfinished_steps[-1].give_back()
-        kept = self.placement.lend([self._lend(cell) for cell in program.read])
-        donated = self.placement.lend([cell.take() for cell in program.written])
+        read_only = self.placement.from_home([self._read_only(cell) for cell in program.read])
+        donated = self.placement.from_home([cell.take() for cell in program.written])
         program.taken = donated
         returned = program.returned = []
         unfinished_steps.append(program)
@@ -347,7 +347,7 @@ class ProgramCache:
             # Not by an assignment: after a call, Python may run a signal handler before it assigns.
             # When `extend` returns, it has stored the result of the call, and JAX's call is not
             # Python code.
-            returned.extend(map(jitted, (donated,), (kept,), (operands,)))
+            returned.extend(map(jitted, (donated,), (read_only,), (operands,)))
             outputs, new_values, _ = returned[0]
             if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
                 returned.clear()
@@ -357,7 +357,7 @@ class ProgramCache:
         except BaseException as error:
             program.give_back()
             if isinstance(error, jax.errors.JaxRuntimeError):
-                program.execute.explain(error, (donated, kept, operands))
+                program.execute.explain(error, (donated, read_only, operands))
             raise
         unfinished_steps.clear()
         program.taken, program.returned = [], []
@@ -365,16 +365,16 @@ class ProgramCache:
 
     def _execute_held(self, program: _Program, operands: list[Any]) -> list[jax.Array]:
         """Executes a program with signal handlers deferred: more Python code runs than the call."""
-        kept = self.placement.lend([self._lend(cell) for cell in program.read])
-        donated = self.placement.lend([cell.take() for cell in program.written])
+        read_only = self.placement.from_home([self._read_only(cell) for cell in program.read])
+        donated = self.placement.from_home([cell.take() for cell in program.written])
         with errors_of_callbacks() if program.may_fail else nullcontext():
-            outputs, new_values, crossing = program.execute(donated, kept, operands)
+            outputs, new_values, crossing = program.execute(donated, read_only, operands)
             if program.may_fail:
                 jax.block_until_ready((outputs, new_values))
         if isinstance(next(iter(new_values or outputs), None), jax.core.Tracer):
             raise RuntimeError(INSIDE_A_TRANSFORMATION)
         for cell, value in zip(program.written, new_values, strict=True):
-            cell.put(cell.keep(value))
+            cell.put(cell.to_home(value))
         update = program.update
         if update is not None:
             taken = [cell.take() for cell in update.taken]
@@ -383,7 +383,7 @@ class ProgramCache:
                 cell.put(value)
         return outputs
 
-    def _lend(self, cell: Cell) -> jax.Array:
+    def _read_only(self, cell: Cell) -> jax.Array:
         if self._is_own(cell):
             return cell.stored()
         return self.placement.bring(cell.read())
@@ -459,10 +459,10 @@ class ProgramCache:
         is_alone = placement.num_replicas == 1
 
         def body(
-            position: int, donated: list, kept: list, operands: list
+            position: int, donated: list, read_only: list, operands: list
         ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
             """Computes the part of a replica of the class at `position`."""
-            pieces = zip([*written, *read], [*donated, *kept], strict=True)
+            pieces = zip([*written, *read], [*donated, *read_only], strict=True)
             values = {cell: self._enter(cell, piece) for cell, piece in pieces}
             leaves = [
                 description.of_replica(operand, first_of_class[position])
@@ -473,10 +473,10 @@ class ProgramCache:
             stored = [leave_replica(cell, new.get(cell, values[cell])) for cell in written]
             return outputs, stored, crossing
 
-        def program(donated: list, kept: list, operands: list) -> tuple[list, list, list]:
+        def program(donated: list, read_only: list, operands: list) -> tuple[list, list, list]:
             bodies = [functools.partial(body, position) for position in range(len(traces))]
             together = run_in_lockstep(bodies, class_of_replica)
-            leaves, new, crossing = together(donated, kept, operands)
+            leaves, new, crossing = together(donated, read_only, operands)
             outputs: list[jax.Array] = []
             results.holders = []
             for leaf in leaves:

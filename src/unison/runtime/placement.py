@@ -59,8 +59,8 @@ class Placement:
     * mirrored: every device holds the whole array;
     * per-replica: the array has a leading axis of size `num_replicas`, one slice per device.
 
-    Between programs, a mirrored value may be kept as one copy at `home` instead (central storage):
-    `lend` copies it to the devices for a program, and `keep` moves it back.
+    Between programs, a mirrored value may be stored as one copy at `home` instead (central
+    storage): `from_home` copies it to the devices for a program, and `to_home` moves it back.
 
     Placements of the same devices and home are equal. The devices may belong to several processes:
     then each process provides and sees the parts of its own replicas, and all processes must make
@@ -211,28 +211,28 @@ class Placement:
         whole = np.asarray(value)
         return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
-    def lend(self, kept: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns the arrays for a program: those kept at home get a copy on every device.
+    def from_home(self, stored: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the arrays for a program: those stored at home get a copy on every device.
 
         If the home is one of the devices, its copy is the kept array.
         """
-        lent = list(kept)
+        arrays = list(stored)
         if self.home is None:
-            return lent
-        at_home = [place for place, array in enumerate(kept) if array.sharding == self.home]
-        copies = jax.device_put([kept[place] for place in at_home], self.mirrored)
+            return arrays
+        at_home = [place for place, array in enumerate(stored) if array.sharding == self.home]
+        copies = jax.device_put([stored[place] for place in at_home], self.mirrored)
         for place, array in zip(at_home, copies, strict=True):
-            lent[place] = array
-        return lent
+            arrays[place] = array
+        return arrays
 
-    def keep(self, mirrored: jax.Array) -> jax.Array:
-        """Returns a program's mirrored result in the form in which it is kept between programs."""
+    def to_home(self, mirrored: jax.Array) -> jax.Array:
+        """Returns a mirrored result of a program as it is stored between programs."""
         if self.home is None:
             return mirrored
         return jax.device_put(mirrored.addressable_data(0), self.home)
 
     def first_copy(self, kept: jax.Array) -> jax.Array:
-        """Returns an array that `mirror` or `keep` made, on the first of this process's devices."""
+        """Returns an array of `mirror` or `to_home`, on the first of this process's devices."""
         if self.home is None:
             return kept.addressable_data(0)
         with jax.ensure_compile_time_eval():  # also inside a function that the caller traces

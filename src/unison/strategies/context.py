@@ -241,7 +241,7 @@ class ReplicaContext:
         if self.num_replicas_in_sync > 1:
             args, kwargs = jax.tree.map(_of_all_replicas, (args, kwargs), is_leaf=_is_merged_leaf)
         lift = current_lift()
-        outside = lift.outside() if lift is not None else contextlib.nullcontext()
+        outside = lift.cross_replica() if lift is not None else contextlib.nullcontext()
         with entered(self._strategy), outside:
             merged = merge_fn(self._strategy, *args, **kwargs)
         return jax.tree.map(own_component, merged, is_leaf=_is_merged_leaf)
