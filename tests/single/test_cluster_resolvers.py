@@ -86,6 +86,18 @@ def test_a_task_sees_its_own_gpus(slurm, monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
+@pytest.mark.parametrize(
+    ("visible", "own"), [("4,5,6,7", "6,7"), ("GPU-a,GPU-b", "GPU-b"), ("", "2,3")]
+)
+def test_a_task_sees_its_own_of_the_gpus_that_slurm_has_allocated(slurm, monkeypatch, visible, own):
+    slurm(PROCID=1, **THREE_TASKS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    resolver = SlurmClusterResolver(gpus_per_node=None if visible else 4)
+    resolver.cluster_spec()
+    resolver.cluster_spec()  # a second time: the variable is its own by now
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
 def test_more_gpus_than_there_are_cannot_be_had(slurm):
     slurm(PROCID=0, **THREE_TASKS)
     with pytest.raises(RuntimeError, match=r"2 tasks of a node need 2 GPUs each. The node has: 3"):

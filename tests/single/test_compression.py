@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 import unison
 from unison import compression
 from unison.compression import LargeMatrices, everything
+from unison.compression.reporting import bytes_sent
 from unison.runtime.private_jax import shard_map
 
 MEMORYLESS = {
@@ -409,6 +410,16 @@ def test_the_report_counts_what_the_compiled_program_sends(make):
     assert told.bytes_uncompressed == 1.5 * 4 * (64 * 128 + 100)
     assert told.bytes_saved == told.bytes_uncompressed - told.bytes_sent > 0
     assert told.compressed == ("w0",)
+
+
+@pytest.mark.parametrize(
+    ("operation", "share"),
+    [(jax.lax.pmax, 1.5), (jax.lax.pmin, 1.5), (jax.lax.psum, 1.5), (jax.lax.all_gather, 3.0)],
+)
+def test_the_bytes_of_every_collective_are_counted(operation, share):
+    like = jax.ShapeDtypeStruct((100,), "float32")
+    sent = bytes_sent(lambda x: operation(x, "replica") + jnp.sum(x), like, 4)
+    assert sent == share * 400
 
 
 def test_local_training_sends_the_weights_every_so_many_steps():

@@ -8,6 +8,7 @@ import pytest
 
 import unison
 from unison import PerReplica, VariableAggregation, get_replica_context
+from unison.strategies import scope_observers
 from unison.strategies.context import experimental_set_strategy
 
 
@@ -20,6 +21,27 @@ def in_a_thread(function):
 
 
 # -- scopes --------------------------------------------------------------------------------
+
+
+def test_a_scope_that_an_observer_refuses_is_not_open(monkeypatch):
+    class Refuses:
+        refused = 0
+
+        def opened(self):
+            self.refused += 1
+            raise ImportError("Keras runs on another backend")
+
+        def closed(self):
+            pass
+
+    refuses = Refuses()
+    monkeypatch.setattr(scope_observers, "_observers", [refuses])
+    strategy = unison.OneDeviceStrategy("CPU:0")
+    for count in (1, 2):  # the second attempt is refused, too
+        with pytest.raises(ImportError, match="another backend"), strategy.scope():
+            pass
+        assert refuses.refused == count
+        assert not unison.has_strategy()
 
 
 def test_outside_all_scopes_there_is_a_default_strategy_of_one_replica():

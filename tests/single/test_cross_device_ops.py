@@ -171,6 +171,15 @@ def test_values_are_reduced_for_their_destinations(name):
 
 
 @every_choice
+def test_booleans_are_counted(name):
+    ops = CHOICES[name]()
+    flags = PerReplica([np.array([True, True]), np.array([True, False])])
+    total = ops.reduce("SUM", flags, "CPU:0")
+    assert (total.dtype, total.tolist()) == (jnp.int32, [2, 1])
+    assert ops.reduce("MEAN", flags, "CPU:0").tolist() == [1.0, 0.5]
+
+
+@every_choice
 def test_a_strategy_reduces_by_its_choice(name):
     strategy = strategy_by(CHOICES[name]())
     assert strategy.reduce("SUM", PAIR).tolist() == [4.0, 8.0]

@@ -353,6 +353,7 @@ def test_a_place_where_no_process_can_be_started_is_a_loss(tmp_path):
     run = Run(tmp_path, "pass", start=start)
     assert run() == 0
     assert tries == [0, 0]
+    assert [event["why"] for event in run.happened("process lost")] == ["no room"]
 
 
 def test_a_worker_whose_machine_is_lost_is_started_again(tmp_path):

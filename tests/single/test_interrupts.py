@@ -6,6 +6,7 @@ import pathlib
 import random
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -217,6 +218,14 @@ def test_a_function_is_held(handler):
 def test_what_is_waited_for_is_done_with_the_lock_acquired():
     condition = threading.Condition(threading.Lock())
     assert wait_until(condition, lambda: True, condition._lock.locked)
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.12])
+def test_a_wait_ends_with_its_timeout(timeout):
+    condition = threading.Condition(threading.Lock())
+    begin = time.monotonic()
+    assert wait_until(condition, lambda: False, condition._lock.locked, timeout)
+    assert timeout <= time.monotonic() - begin < timeout + 10
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])

@@ -448,6 +448,30 @@ def test_a_program_that_ran_once_is_waited_for_by_its_smallest_output():
     assert [output.has_been_waited_for for output in program.outputs] == [False, True]
 
 
+def test_a_handler_that_raises_ends_the_comparison_of_an_operation(monkeypatch):
+    looks = []
+
+    def look(number):
+        signal.raise_signal(signal.SIGUSR1)
+        looks.append(number)
+        return [1]
+
+    def stop(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    one, other = lines()
+    try:
+        with job(others={1: one}) as watching:
+            monkeypatch.setattr(watching._watch, "unheard_of", look)
+            with pytest.raises(KeyboardInterrupt):
+                watching.begin(STEP, is_new=True)
+            assert looks  # it was not interrupted where the lock of the monitor is acquired
+            other.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 class Closed:
     """A stream that takes nothing, as a pipe that nobody reads."""
 

@@ -89,6 +89,12 @@ def test_infinity_that_no_result_shows_is_no_error(strategy):
     np.testing.assert_array_equal(result[0], [0.0, 1.0])
 
 
+def test_a_result_that_no_operation_computes_is_named(strategy):
+    constant = np.full(2, np.nan, "float32")
+    with pytest.raises(FloatingPointError, match="in a result"):
+        strategy.run(lambda: constant)
+
+
 def test_an_argument_that_is_no_number_is_named(strategy):
     with pytest.raises(FloatingPointError, match="in an argument, or in a variable"):
         strategy.run(lambda x: x + 1, (jax.device_put(np.float32(np.nan)),))

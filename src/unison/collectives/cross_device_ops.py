@@ -15,7 +15,7 @@ from jax import lax
 
 from unison.cells import has_cell
 from unison.collectives.communication import CommunicationOptions
-from unison.collectives.components import reduce_components
+from unison.collectives.components import reduce_components, sum_dtype
 from unison.collectives.operations import ReduceOp, broadcast
 from unison.collectives.packing import all_reduce_packed, reduce_packed
 from unison.collectives.tree import all_reduce_tree
@@ -210,7 +210,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         if reduce_op not in (ReduceOp.SUM, ReduceOp.MEAN):
             total = reduce_components(reduce_op, parts)
         else:
-            arrays = [jnp.asarray(part) for part in parts]
+            arrays = [_counted(jnp.asarray(part)) for part in parts]
             if self.reduce_to_device is not None:
                 device = device_strings.resolve(self.reduce_to_device)
                 arrays = [jax.device_put(array, device) for array in arrays]
@@ -248,6 +248,11 @@ def _divided(tensors: list[jax.Array], count: int) -> list[list[jax.Array]]:
     starts = [index * (len(tensors) // count) for index in range(count)]
     ends = [*starts[1:], len(tensors)]
     return [tensors[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _counted(array: jax.Array) -> jax.Array:
+    """Returns an array that can be summed: Booleans are counted."""
+    return array.astype(sum_dtype(array.dtype))
 
 
 def _in_turn(values: list[Any]) -> Any:

@@ -14,6 +14,7 @@ from jax.extend import core as jex
 from unison.collectives import all_reduce_packed
 from unison.compression.base import Compression, CompressionState
 from unison.compression.local import LocalTraining
+from unison.jaxprs import is_collective
 from unison.runtime.placement import REPLICA_AXIS
 
 
@@ -96,13 +97,17 @@ def bytes_sent(
     return bytes_in(trace.jaxpr, num_replicas)
 
 
+def _all_reduce(n: int) -> float:
+    """The bytes of an all-reduce; other collectives that are not listed are counted as one."""
+    return 2 * (n - 1) / n
+
+
 #: The bytes that a replica sends, relative to its operand, with n replicas.
 _SENT = {
-    "psum": lambda n: 2 * (n - 1) / n,
-    "psum_invariant": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "all_gather": lambda n: n - 1,
+    "all_gather_invariant": lambda n: n - 1,
     "ppermute": lambda n: 1,
 }
 
@@ -119,8 +124,8 @@ def bytes_in(jaxpr: jex.Jaxpr, num_replicas: int) -> float:
     """
     total = 0.0
     for equation in jaxpr.eqns:
-        times = _SENT.get(equation.primitive.name)
-        if times is not None:
+        if is_collective(equation):
+            times = _SENT.get(equation.primitive.name, _all_reduce)
             avals: list[Any] = [atom.aval for atom in equation.invars]
             operands = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
             total += times(num_replicas) * operands

@@ -23,8 +23,8 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"
 def region_of(scopes: str) -> str | None:
     """Returns the region of an operation; None for one outside all of them.
 
-    Aggregation is part of an optimizer's update where the optimizer asks for it; what a gradient
-    is computed by, JAX marks itself.
+    Aggregation inside an optimizer's update counts as aggregation. JAX itself marks the operations
+    of the backward pass.
 
     Args:
         scopes: The names of the scopes in which it was traced, as JAX writes them.
@@ -34,12 +34,14 @@ def region_of(scopes: str) -> str | None:
         ('aggregate', 'update')
         >>> region_of("jit(step)/transpose(jvp(forward))/dot"), region_of("jit(step)/jvp(f)/dot")
         ('backward', 'forward')
+        >>> region_of("jit(step)/jvp(forward)/transpose")  # the operation
+        'forward'
     """
     names = set(re.split(r"[/()]", scopes))
     for region in (AGGREGATE, UPDATE):
         if region in names:
             return region
-    if "transpose" in names:
+    if "transpose(" in scopes:  # the transformation
         return BACKWARD
     return FORWARD if names & {FORWARD, "jvp"} else None
 

@@ -94,7 +94,7 @@ def _culprit(
             return jnp.zeros((1, 0), bool)
         flags: list[jax.Array] = []
         _evaluate(traced, jax.tree.leaves(own), is_bad, flags, equations)
-        return jnp.stack(flags)[None]
+        return jnp.stack(flags)[None] if flags else jnp.zeros((1, 0), bool)
 
     if any(bool(is_bad(leaf)) for leaf in jax.tree.leaves(args)):
         return "an argument, or in a variable", None

@@ -13,9 +13,11 @@ thread then waits forever. `wait_until` and `wait_for_event` deliver signals bet
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import threading
+import time
 
 # The functions behind `signal.signal` and `signal.getsignal`. Those convert numbers to enumerations
 # and take a hundred times as long, and these are called in every step.
@@ -140,7 +142,10 @@ def without_signals(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wait_until(
-    condition: threading.Condition, predicate: Callable[[], Any], then: Callable[[], T]
+    condition: threading.Condition,
+    predicate: Callable[[], Any],
+    then: Callable[[], T],
+    timeout: float = math.inf,
 ) -> T:
     """Waits for a predicate, and returns the result of `then`; both run with the lock acquired.
 
@@ -149,11 +154,14 @@ def wait_until(
     Args:
         condition: The condition whose lock guards the predicate. Threads notify it of changes.
         predicate: The condition to wait for.
-        then: The function to call once the predicate holds.
+        then: The function to call once the predicate holds, or the timeout is over.
+        timeout: The timeout in seconds.
     """
+    last = time.monotonic() + timeout
     while True:
         with signals_held, condition:
-            if condition.wait_for(predicate, _SECONDS_OF_A_WAIT):
+            left = max(last - time.monotonic(), 0.0)
+            if condition.wait_for(predicate, min(_SECONDS_OF_A_WAIT, left)) or not left:
                 return then()
 
 

@@ -35,17 +35,21 @@ def observe_scopes(observer: ScopeObserver) -> None:
 def observed_scope() -> Iterator[None]:
     """Counts a scope as open, for the observers."""
     global _open_scopes
-    with _scopes_lock:
-        _open_scopes += 1
-        if _open_scopes == 1:
-            # Over a copy: an observer may add another one, which is notified immediately.
-            for observer in _observers.copy():
-                observer.opened()
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as closing:
         with _scopes_lock:
-            _open_scopes -= 1
-            if not _open_scopes:
-                for observer in reversed(_observers):
-                    observer.closed()
+            _open_scopes += 1
+            closing.callback(_close)
+            if _open_scopes == 1:
+                # Over a copy: an observer may add another one, which is notified immediately.
+                for observer in _observers.copy():
+                    observer.opened()
+        yield
+
+
+def _close() -> None:
+    global _open_scopes
+    with _scopes_lock:
+        _open_scopes -= 1
+        if not _open_scopes:
+            for observer in reversed(_observers):
+                observer.closed()

@@ -72,7 +72,10 @@ class SlurmClusterResolver(ClusterResolver):
         if not 0 <= self._rank < count:
             raise RuntimeError(f"SLURM_PROCID must be below {count}. Received: {self._rank}")
         most = max(self._tasks_per_node.values())
-        gpus = len(visible_gpus()) if gpus_per_node is None else gpus_per_node
+        self._gpus = visible_gpus()
+        gpus = len(self._gpus) if gpus_per_node is None else gpus_per_node
+        if len(self._gpus) < gpus:
+            self._gpus = [str(index) for index in range(gpus)]
         self._gpus_per_task = gpus // most if gpus_per_task is None else gpus_per_task
         if most * self._gpus_per_task > gpus:
             raise RuntimeError(
@@ -96,7 +99,7 @@ class SlurmClusterResolver(ClusterResolver):
             for place in range(count):
                 addresses.append(f"{node}:{self._port_base + place}")
                 first = place * self._gpus_per_task
-                gpus.append(",".join(map(str, range(first, first + self._gpus_per_task))))
+                gpus.append(",".join(self._gpus[first : first + self._gpus_per_task]))
         if self._auto_set_gpu and self._gpus_per_task:
             os.environ[VISIBLE_GPUS] = gpus[self._rank]
         remaining = iter(addresses)

@@ -254,7 +254,7 @@ class ElasticJob:
         try:
             place.worker = self._start(place.index, place.program, self._on_line)
         except (OSError, UnavailableError) as error:  # out of processes, or the node is lost
-            self._start_again(place, Failure(place.index, 1, [str(error)]), lived=0.0)
+            self._start_again(place, Failure(place.index, 1, [str(error)]), str(error), lived=0.0)
         else:
             self._on_event({"event": "process started", "worker": place.index})
 
@@ -280,8 +280,8 @@ class ElasticJob:
             self._on_event({"event": "process ended", "worker": place.index, "code": exit_code})
         elif end is End.LOSS:
             lived = worker.ended_at - place.started_at
-            because = ", since it misses another worker" if has_lost_another else ""
-            self._start_again(place, failure, lived, because)
+            because = ", because it had lost another worker" if has_lost_another else ""
+            self._start_again(place, failure, failure.how + because, lived)
         elif self.failure is None:
             self.failure = failure
 
@@ -290,10 +290,8 @@ class ElasticJob:
         if self._outcome == DONE and not place.is_called_off and exit_code != DONE:
             self._has_cut_short = True
 
-    def _start_again(
-        self, place: _Place, failure: Failure, lived: float, because: str = ""
-    ) -> None:
-        event = self._restarts.lost(place.index, failure.how + because, lived, place.has_joined)
+    def _start_again(self, place: _Place, failure: Failure, why: str, lived: float) -> None:
+        event = self._restarts.lost(place.index, why, lived, place.has_joined)
         if "given_up" in event:
             self._last_given_up = failure
         else:

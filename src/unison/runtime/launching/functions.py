@@ -68,7 +68,8 @@ def launch(
             limit.
         on_line: Called with a worker's index and each line that it prints. Default: prints it.
         address: The Ray cluster: `"auto"`, `"HOST:PORT"` from one of its nodes, or
-            `"ray://HOST:PORT"` from elsewhere. Default: this machine, without Ray.
+            `"ray://HOST:PORT"` from elsewhere. Default: this machine, without Ray. A program that
+            has called `ray.init` uses the cluster that it has joined, whatever the address.
         cpus_per_worker: The number of Ray's CPUs for each worker. Default: an equal share of a
             node's.
         gpus_per_worker: The same for GPUs.

@@ -225,7 +225,7 @@ class RayWorker(Worker):
                     self.hear(line)
                 if self._on_report is not None:
                     for report in told.reports:
-                        self._on_report(report, self._clock.ahead)
+                        self._call(self._on_report, report, self._clock.ahead)
                 exit_code = told.exit_code
             self._result = self._ray.get(self._actor.result.remote(), timeout=_SECONDS_TO_ANSWER)
         except self._ray.exceptions.RayError as error:

@@ -10,6 +10,7 @@ import abc
 import collections
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import socket
@@ -23,6 +24,8 @@ from typing import Any
 from unison.runtime.launching.guards import Guard, ending_with_this_process
 from unison.runtime.launching.output import printed_lines
 from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
+
+logger = logging.getLogger("unison")
 
 #: Called with a worker's index and a line that it has printed, without the line terminator.
 OnLine = Callable[[int, str], None]
@@ -41,7 +44,7 @@ REPORTS_VARIABLE = "UNISON_REPORTS"
 #: Seconds between two polls of a job's workers.
 POLL_INTERVAL = 0.05
 
-#: The maximum length of a report; longer lines are not reports.
+#: The maximum length of a report; longer lines are skipped.
 _MOST_BYTES = 1 << 20
 
 #: The number of a worker's last lines that are kept, to show why it failed.
@@ -99,6 +102,8 @@ class Worker(abc.ABC):
         self.is_cut_off = False
         self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
+        #: The callbacks that have raised.
+        self._failed: list[Callable[..., None]] = []
 
     @abc.abstractmethod
     def signal(self, number: int) -> None:
@@ -113,9 +118,26 @@ class Worker(abc.ABC):
         """Returns the result that the worker, which has ended, has sent back."""
 
     def hear(self, line: str) -> None:
-        """Records a line that the worker has printed, and passes it on."""
+        """Records a line that the worker has printed, and passes it on.
+
+        A callback that raises, as where nobody reads this process's output any more, is not called
+        again: the worker continues, and its output is still read.
+        """
         self._lines.append(line)
-        self._on_line(self.index, line)
+        self._call(self._on_line, self.index, line)
+
+    def _call(self, callback: Callable[..., None], *args: object) -> None:
+        if callback in self._failed:
+            return
+        try:
+            callback(*args)
+        except Exception:
+            self._failed.append(callback)
+            logger.exception(
+                "The callback %s for worker %d has failed. It is not called again for this worker.",
+                callback,
+                self.index,
+            )
 
     def has_lost_another(self) -> bool:
         """Returns whether it has failed because another worker is lost."""
@@ -223,10 +245,13 @@ class ProcessWorker(Worker):
 
     def _read_reports(self, reports: int, on_report: OnReport | None) -> None:
         """Passes on complete lines; a worker that is killed may leave an incomplete one."""
+        is_continued = False
         with open(reports, "rb") as lines:
-            while (line := lines.readline(_MOST_BYTES)).endswith(b"\n"):
-                if on_report is not None:
-                    on_report(line, 0.0)
+            while line := lines.readline(_MOST_BYTES):
+                is_complete = line.endswith(b"\n") and not is_continued
+                is_continued = not line.endswith(b"\n")
+                if is_complete and on_report is not None:
+                    self._call(on_report, line, 0.0)
 
     def _exchange(self, connection: socket.socket, call: bytes) -> None:
         """Sends the call, and reads the result."""

@@ -27,6 +27,7 @@ import jax
 
 from unison.errors import OpError
 from unison.net.lines import Line
+from unison.runtime.interrupts import wait_until
 from unison.runtime.liveness.failure_detector import BEAT, REMEMBERED, Finding, Operation, Watch
 from unison.runtime.liveness.sockets import Address, shut_down
 from unison.runtime.liveness.star import REPORT, Star
@@ -207,8 +208,7 @@ class Liveness:
         """Returns the failure that caused an error of JAX, or the error itself if there is none."""
         if not _SIGNS_OF_OTHERS.search(str(error)):
             return error
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None, _CAUSE_WITHIN)
+        wait_until(self._changed, lambda: self._failure is not None, lambda: None, _CAUSE_WITHIN)
         return error if self._failure is None else self.noticed()
 
     def passed(self, since: float) -> set[int]:
@@ -252,8 +252,9 @@ class Liveness:
         if self._failure is None:
             self._star.say({"is": "left"} | self._progress())
             if self.own == 0:
-                with self._changed:
-                    self._changed.wait_for(lambda: not self._star.connected, self._limit)
+                wait_until(
+                    self._changed, lambda: not self._star.connected, lambda: None, self._limit
+                )
         self._end()
 
     def fail(self, error: BaseException) -> None:
@@ -388,10 +389,11 @@ class Liveness:
         """Waits until all workers have described their operation of a number."""
         with self.waiting(f"{self._latest}, before its first run"):
             self._state(number, operation)
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._failure is not None or not self._watch.unheard_of(number)
-                )
+            wait_until(
+                self._changed,
+                lambda: self._failure is not None or not self._watch.unheard_of(number),
+                lambda: None,
+            )
             self._declare(self._watch.compare(number, operation))
         self._raise_failure()
 
