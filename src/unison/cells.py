@@ -80,7 +80,8 @@ class VariableSynchronization(enum.Enum):
     Attributes:
         AUTO: `ON_WRITE` under a mirrored strategy.
         NONE: One copy, owned locally; an error under a mirrored strategy.
-        ON_WRITE: Every update is combined over the replicas; all copies stay equal.
+        ON_WRITE: Updates are combined by the aggregation when they are written, and all copies stay
+            equal; with the aggregation `NONE`, each replica updates its own copy.
         ON_READ: Replicas update their own copy; reading outside the replicas combines them.
     """
 
@@ -112,7 +113,7 @@ class Layout(enum.Enum):
 
     #: One array with a complete, equal copy on every device, or one copy at the placement's `home`.
     MIRRORED = "mirrored"
-    #: One array with a leading replica axis: the copies differ.
+    #: One array with a leading replica axis: the copies may differ.
     LOCAL = "local"
     #: One array, sharded along one axis over the replicas: each has only its part.
     SHARDED = "sharded"
@@ -287,7 +288,7 @@ class Cell:
 
     @property
     def array(self) -> jax.Array | None:
-        """The stored array in its layout; None while a program owns it."""
+        """The stored array in its layout; None while a borrower has it (`lend`)."""
         return self._array
 
     @property

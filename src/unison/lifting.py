@@ -2,8 +2,9 @@
 
 While a program is traced, its `Lift` stands between the variables and their cells: a read returns a
 tracer, a write is recorded, and the stored arrays do not change until the compiled program returns.
-`unison.Variable` uses `current_lift()`; Keras variables are lifted through Keras' own
-`StatelessScope` (see `unison.keras.variables`).
+`unison.Variable` uses `current_lift()`; Keras variables are lifted through a subclass of Keras'
+`StatelessScope` (`unison.keras.variables.LiftingScope`). Keras' own steps have no lift: they pass
+the state as arguments (`unison.keras.step_tracing`).
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ class Lift:
             return value
         if self._writer is _Writer.OUTSIDE:
             return seen_from_outside(cell, value)
+        # In `extended.update`: a write from here on may depend on a copy that differs.
         self._copies_get_equal_values = False
         return value
 

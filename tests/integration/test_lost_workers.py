@@ -127,8 +127,8 @@ def test_the_error_of_a_worker_is_told_to_the_others(program, exit_code, error, 
 def test_a_stopped_worker_is_named_when_the_limit_has_passed(program, victim):
     ended = run(program, timeout=12.0, stays=victim)
     assert re.match(
-        rf"DeadlineExceededError: {name_of(victim)} has not been heard of for \d+ s.*"
-        r"Its last word: .*is in operation \d+ \((run of train_step|reduce by SUM)\)",
+        rf"DeadlineExceededError: {name_of(victim)} has sent nothing for \d+ s.*"
+        r"Last reported: .*is in operation \d+ \((run of train_step|reduce by SUM)\)",
         ended[1 - victim].caught,
     ), ended[1 - victim].output
 
@@ -137,7 +137,7 @@ def test_a_stuck_worker_is_named_and_ended():
     culprit, survivor = run("one_loops", timeout=12.0)
     assert re.match(
         rf"DeadlineExceededError: {name_of(0)} has kept {name_of(1)} waiting for \d+ s in "
-        r"operation \d+ .*\. Its last word: operation \d+ \(run of train_step\), for",
+        r"operation \d+ .*\. Last reported: operation \d+ \(run of train_step\), for",
         survivor.caught,
     ), survivor.output
     assert culprit.exit_code == LOST_ANOTHER_EXIT_CODE
@@ -162,9 +162,9 @@ def test_another_number_of_steps_is_seen_at_the_first_operation_that_differs():
         assert ended.caught.startswith("InvalidArgumentError"), ended.output
         assert "of train_step" in ended.caught
         assert "reduce by SUM" in ended.caught
-        assert re.search(rf"{name_of(1 - own)} runs another program", ended.caught) or re.search(
-            rf"{name_of(own)} runs another program", ended.caught
-        )
+        assert re.search(
+            rf"{name_of(1 - own)} runs a different program", ended.caught
+        ) or re.search(rf"{name_of(own)} runs a different program", ended.caught)
 
 
 def test_a_worker_that_ends_in_keras_is_named():
@@ -185,7 +185,7 @@ def test_models_that_differ_are_refused_on_all_workers():
 def test_shapes_that_differ_are_refused_on_all_workers():
     for ended in run("shapes_differ", implementation="RING"):
         assert ended.caught.startswith("InvalidArgumentError"), ended.output
-        assert ended.caught.count("run of step_of_shapes: takes") == 2
+        assert ended.caught.count("run of step_of_shapes: inputs") == 2
         assert "float32[2]" in ended.caught
         assert "float32[3]" in ended.caught
 

@@ -35,7 +35,7 @@ def told():
 @pytest.mark.parametrize("strategy", ["MultiWorkerMirroredStrategy", "MirroredStrategy"])
 def test_a_strategy_that_would_ignore_the_other_one_is_refused(told, strategy, worker):
     message = told[worker][strategy == "MirroredStrategy"]
-    assert f"process {worker} of 2, by jax.distributed.initialize" in message
+    assert f"process {worker} of 2, according to jax.distributed.initialize" in message
     assert strategy in message
 
 

@@ -72,7 +72,7 @@ def test_without_shares_the_parts_are_equal():
     "shares", [[1, 2, 3], [-1, 2], [0, 0], [float("nan"), 1], [float("inf"), 1], ["1", 2], "fast"]
 )
 def test_shares_that_are_none_are_refused(shares):
-    with pytest.raises(ValueError, match=r"2 numbers \(one a replica\).*\"measured\". Received"):
+    with pytest.raises(ValueError, match=r"2 numbers \(one per replica\).*\"measured\". Received"):
         mirrored(shares)
 
 

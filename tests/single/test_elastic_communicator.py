@@ -363,7 +363,7 @@ def test_who_does_not_come_in_time_is_named(hosts):
         assert ticket[Ticket.FAILED] == 1
         code, why = group[0].failure
         assert code == 4
-        assert "worker 1 did not come to operation 0, SUM of [(5,)]" in why
+        assert "worker 1 did not reach operation 0, SUM of [(5,)]" in why
 
 
 def test_members_that_perform_different_operations_are_told(hosts):

@@ -208,7 +208,7 @@ def test_a_silent_worker_is_lost(job):
     job.register(most=2, silence=2.0)
     worker, _ = grouped_with_mute(job)
     eventually(lambda: worker.interrupted)
-    assert worker.interrupted == "worker 1 is lost: nothing was heard of it for 2 s"
+    assert worker.interrupted == "worker 1 is lost: it has sent nothing for 2 s"
     assert names(job.group(worker, step=1)[0]) == ["worker 0"]
 
 
@@ -474,7 +474,7 @@ def test_without_a_register_a_worker_that_is_to_end_soon_leaves_its_state_soon(j
     [worker] = job.start(1, wait=600.0)
     register.close()
     worker.notice()
-    with pytest.raises(Ended, match="the register is not to be found") as raised:
+    with pytest.raises(Ended, match="the register cannot be reached") as raised:
         worker.regroup(1, True)
     assert (raised.value.code, raised.value.saves) == (143, True)
 
@@ -564,7 +564,9 @@ def test_a_register_that_is_lost_is_sought_for_some_time(job):
     register.close()
     eventually(lambda: worker.interrupted)
     assert worker.interrupted == "the connection to the register is lost"
-    with pytest.raises(UnavailableError, match=r"have sought it for 0.5 s.*Check that the process"):
+    with pytest.raises(
+        UnavailableError, match=r"could not be reached for 0.5 s.*Check that the process"
+    ):
         worker.regroup(1, True)
 
 

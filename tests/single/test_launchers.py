@@ -209,7 +209,10 @@ def test_a_strategy_that_would_ignore_the_others_is_refused_by_what_was_found(na
     message = str(refused.value)
     assert message.startswith("Expected a strategy that trains with the other processes")
     assert f"Received: {name}" in message
-    assert "process 5 of 8, by torchrun (RANK=5, WORLD_SIZE=8, MASTER_ADDR=10.0.0.1" in message
+    assert (
+        "process 5 of 8, according to torchrun (RANK=5, WORLD_SIZE=8, MASTER_ADDR=10.0.0.1"
+        in message
+    )
     assert "describe the processes in TF_CONFIG or by a SimpleClusterResolver" in message
     assert "UNISON_ALONE=1" in message
 
@@ -223,7 +226,7 @@ def test_a_worker_of_a_fixed_job_is_told_of_the_strategy_for_several(environment
 
 def test_a_worker_of_an_elastic_job_is_told_of_the_strategy_for_several(environment):
     environment({"UNISON_ELASTIC": "{}"})
-    with pytest.raises(RuntimeError, match="one of several, by unison run --min-workers"):
+    with pytest.raises(RuntimeError, match="one of several, according to unison run --min-workers"):
         unison.MirroredStrategy()
 
 
@@ -236,14 +239,14 @@ def test_a_task_of_slurm_is_told_of_the_resolver(environment):
 
 def test_devices_that_are_named_do_not_say_that_there_are_no_others(environment):
     environment(STEP)
-    with pytest.raises(RuntimeError, match="process 2 of 4, by srun"):
+    with pytest.raises(RuntimeError, match="process 2 of 4, according to srun"):
         unison.MirroredStrategy(["CPU:0"])
 
 
 @pytest.mark.parametrize("resolver", [AutomaticClusterResolver, TFConfigClusterResolver])
 def test_a_resolver_that_knows_no_others_does_not_say_that_there_are_none(resolver, environment):
     environment(TORCHRUN | {"TPU_SKIP_MDS_QUERY": "1"})
-    with pytest.raises(RuntimeError, match="by torchrun"):
+    with pytest.raises(RuntimeError, match="according to torchrun"):
         unison.MultiWorkerMirroredStrategy(resolver())
 
 

@@ -26,7 +26,7 @@ from unison.runtime.liveness.star import Star
 from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
 
 NAMES = ["worker 0 (a:1)", "worker 1 (b:1)", "worker 2 (c:1)"]
-STEP = Operation("run of step", "takes float32[2]")
+STEP = Operation("run of step", "inputs float32[2]")
 GATHER = Operation("gather")
 
 
@@ -65,7 +65,7 @@ def test_a_connection_that_closes_without_a_word_is_a_death():
     error = watched.hear(1, None, 2.0).error(NAMES, 0, "operation 4 (run of step)")
     assert isinstance(error, UnavailableError)
     assert error.message.startswith("worker 1 (b:1) has died")
-    assert "Its last word: operation 3 (run of step), for 1.0 s." in error.message
+    assert "Last reported: operation 3 (run of step), for 1.0 s." in error.message
     assert error.message.endswith("worker 0 (a:1), is in operation 4 (run of step).")
 
 
@@ -131,7 +131,7 @@ def test_one_that_is_late_is_reported_once_with_its_stack(caplog):
     (report,) = caplog.messages
     assert report.startswith(
         "worker 2 (c:1) has kept the others waiting for 7.0 s (an operation usually takes: 0.1 s). "
-        "Its last word: operation 9 (run of step)."
+        "Last reported: operation 9 (run of step)."
     )
     assert "in test_one_that_is_late_is_reported_once_with_its_stack" in report
     stragglers.look(101, [], True, 20.0)
@@ -141,7 +141,7 @@ def test_one_that_is_late_is_reported_once_with_its_stack(caplog):
 def test_one_that_is_late_and_does_not_answer_is_reported_as_stopped(caplog):
     looked(Stragglers(NAMES, lambda message: None), 20, [Late(1, 9, 10.0, "sleep")], pace=0.1)
     (report,) = caplog.messages
-    assert report.endswith("Its last word: sleep.\nIt does not say where it is: it is stopped.")
+    assert report.endswith("Last reported: sleep.\nIt does not say where it is: it is stopped.")
 
 
 def test_one_that_says_nothing_is_silent_after_the_limit():
@@ -186,7 +186,7 @@ def test_a_worker_that_was_stopped_itself_finds_who_is_silent_from_then_on():
 @pytest.mark.parametrize("said_in", ["a question", "a beat"])
 def test_another_operation_under_the_same_number_is_another_program(said_in):
     watched = watch()
-    other = Operation("run of step", "takes float32[3]")
+    other = Operation("run of step", "inputs float32[3]")
     if said_in == "a question":
         watched.hear(2, {"is": "operation", "number": 5, "text": str(other)}, 1.0)
         finding = watched.compare(5, STEP)
@@ -195,7 +195,7 @@ def test_another_operation_under_the_same_number_is_another_program(said_in):
         finding = watched.compare_latest({5: STEP}.get)
     error = finding.error(NAMES, 1, "operation 5")
     assert isinstance(error, InvalidArgumentError)
-    assert "worker 2 (c:1) runs another program than worker 0 (a:1)" in error.message
+    assert "worker 2 (c:1) runs a different program than worker 0 (a:1)" in error.message
 
 
 @pytest.mark.parametrize(

@@ -358,7 +358,7 @@ def test_a_mesh_that_cannot_be_is_refused(options, said):
 
 def test_a_job_whose_workers_may_change_is_refused(monkeypatch):
     monkeypatch.setenv("UNISON_ELASTIC", "{}")
-    with pytest.raises(ValueError, match=r"workers that stay.*Leave --min-workers out"):
+    with pytest.raises(ValueError, match=r"fixed set of workers.*Leave --min-workers out"):
         unison.ModelParallelStrategy(mesh={"model": 2})
 
 

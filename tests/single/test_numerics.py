@@ -117,5 +117,5 @@ def test_only_what_is_asked_for_is_looked_for():
     jax.config.update("jax_debug_infs", False)
     strategy = unison.OneDeviceStrategy("CPU:0")
     assert np.isposinf(strategy.run(lambda x: 1 / x, (0.0,)))
-    with pytest.raises(FloatingPointError, match=r"There is NaN in .* jax_debug_nans is set"):
+    with pytest.raises(FloatingPointError, match=r"Found NaN in .* jax_debug_nans is set"):
         strategy.run(lambda x: x / x, (0.0,))

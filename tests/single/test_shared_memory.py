@@ -203,7 +203,7 @@ def a_sum(size):
 
 def test_a_replica_that_does_not_come_is_named():
     memory = shared_by(2, seconds=0.2)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 did not come to operation 0"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="replica 1 did not reach operation 0"):
         alone(memory, a_sum(5))
 
 

@@ -75,8 +75,8 @@ def test_fit_settles_for_the_fastest_way_and_trains_as_without(fastest_is, caplo
     assert strategy.communication_options == CommunicationOptions(method="TREE")
     for one, other in zip(tuned, plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    (said,) = [line for line in caplog.messages if "Gradients travel" in line]
-    assert said.startswith("Gradients travel by TREE from now on: measured fastest.")
+    (said,) = [line for line in caplog.messages if "Gradients are now" in line]
+    assert said.startswith("Gradients are now communicated by TREE: measured fastest.")
     assert "by DEFAULT 1e+03 ms" in said
     assert "by DEFAULT in packs of 1 MiB" in said
 
@@ -97,7 +97,7 @@ def settled(seconds, caplog, monkeypatch, of_others=()):
 def test_what_is_not_clearly_faster_does_not_replace_the_default(caplog, monkeypatch):
     barely = [[1.0] * 8, [0.98] * 8]
     assert settled(barely, caplog, monkeypatch) == CommunicationOptions()
-    assert any("no other way takes 3% less" in line for line in caplog.messages)
+    assert any("no other options are 3% faster" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(("is_first", "level"), [(True, "WARNING"), (False, "INFO")])
@@ -106,7 +106,7 @@ def test_the_first_worker_says_what_was_chosen(is_first, level, caplog, monkeypa
     settled(FASTER, caplog, monkeypatch)
     (said,) = caplog.records
     assert said.levelname == level
-    assert said.getMessage().startswith("Gradients travel by TREE")
+    assert said.getMessage().startswith("Gradients are now communicated by TREE")
 
 
 def test_workers_settle_by_the_times_of_the_last_to_come(caplog, monkeypatch):
@@ -154,8 +154,8 @@ def test_a_compression_is_switched_off_where_it_costs_time(fastest_is, caplog):
     assert not strategy.communication_options.compresses
     # Both lines are seen without UNISON_LOG.
     first, second = [one.getMessage() for one in caplog.records if one.name == "unison"]
-    assert first.startswith("Gradients travel by DEFAULT, not compressed from now on: measured")
-    assert second.startswith("The compression is switched off")
+    assert first.startswith("Gradients are now communicated by DEFAULT, not compressed: measured")
+    assert second.startswith("Compression is switched off")
     # What was still to be sent went with the first step without it.
     assert unison.train.compression_report(model.optimizer)[1] == 0
 
@@ -189,7 +189,7 @@ def test_no_compression_is_tried_that_was_not_given():
 
 def test_a_group_that_may_change_is_not_tuned(monkeypatch):
     monkeypatch.setattr("unison.strategies.multi_worker.elastic_group", object)
-    with pytest.raises(ValueError, match="auto_tune is for workers that stay"):
+    with pytest.raises(ValueError, match="auto_tune needs a fixed set of workers"):
         strategy_of(auto_tune=True)
 
 

@@ -74,7 +74,7 @@ def all_reduce(
         value: A pytree of arrays of equal shapes on all replicas. For `IndexedSlices`, which may be
             summed or averaged, the slices of all replicas are gathered.
         axis_name: The mesh axis to reduce over.
-        options: Whether sums and means are packed into several buffers.
+        options: Their `bytes_per_pack` limits the buffers of sums and means.
 
     Returns:
         A tree like `value`. Booleans are counted by `SUM`; the mean of integers is a floating-point

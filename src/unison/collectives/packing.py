@@ -1,4 +1,4 @@
-"""Gradients in one buffer: one collective for many tensors.
+"""Tensors in one buffer: one collective for many tensors.
 
 A collective costs a rendezvous of all replicas however small its tensor is, so the tensors of one
 dtype are packed into one buffer. The buffer is filled by `dynamic_update_slice` and not by
@@ -45,7 +45,9 @@ def unpack(buffer: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
 def all_reduce_packed(
     tensors: Sequence[jax.Array], axis_name: str = REPLICA_AXIS, most_bytes: float = math.inf
 ) -> list[jax.Array]:
-    """Returns the sums over the replicas of `tensors`, with one all-reduce per dtype.
+    """Returns the sums over the replicas of `tensors`, with as few all-reduces as possible.
+
+    That is one per dtype; or one, where a collective takes several buffers.
 
     Args:
         tensors: The tensors.

@@ -27,12 +27,12 @@ class Clock(NamedTuple):
 def compare_clocks() -> list[Clock]:
     """Returns the clocks of all workers; all of them must call this.
 
-    Nothing arrives before it was sent. In each round every worker notes when it sends its word,
-    and when it has those of all. The first worker must have sent before another one had all, and
-    the other way round: that bounds the difference of their clocks from both sides.
+    In each round, every worker records when it sends its message, and when it has received those
+    of all. No message is received before it was sent; applied in both directions between the first
+    worker and another one, this bounds the difference of their clocks from both sides.
 
     Raises:
-        DeadlineExceededError: A worker did not come in time.
+        DeadlineExceededError: A worker did not take part in time.
     """
     if process_group.count() == 1:
         return [Clock(0.0, 0.0)]

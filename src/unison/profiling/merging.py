@@ -1,4 +1,4 @@
-"""Traces of workers, and the one of all: Chrome's trace format, which Perfetto opens."""
+"""The workers' traces and the merged trace, in Chrome's trace format, which Perfetto opens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unison.storage.decoding import parsed_json, plain_list
 MERGED = "trace.json.gz"
 _OF_WORKER = "worker-{}.trace.json.gz"
 
-#: Pieces of a region that are closer than this are one, in seconds.
+#: Intervals of a region with a gap below this are merged; in seconds.
 _GAP = 20e-6
 
 

@@ -17,16 +17,16 @@ _NOISE = ("ThreadpoolListener::", "end: ", "MutexLock", "ThunkExecutor::", "$pro
 
 
 class Slice(NamedTuple):
-    """Something that took its time.
+    """An event with a duration.
 
     Attributes:
         track: The thread or stream.
-        name: What it was.
+        name: Its name.
         begin: When it began, in seconds since 1970 by this process's clock.
-        seconds: How long it took.
-        device: Of an operation, the number of its device, where it is known.
-        program: Of an operation, the name of its program.
-        region: Of an operation, that of its step, if it is in one.
+        seconds: The duration.
+        device: For an operation: the number of its device, if known.
+        program: For an operation: the name of its program.
+        region: For an operation: its region of the step, if it is in one.
     """
 
     track: str
@@ -45,7 +45,7 @@ class Recording:
         folder: Where the profiler writes what TensorBoard's profile plugin shows.
         host_level: How much of the runtime is recorded, from 0 to 3; the operations of CPU
             devices are, from 1 on.
-        python_level: 1 to record every call of a Python function, which takes its time.
+        python_level: 1 to record every call of a Python function, which adds overhead.
     """
 
     def __init__(self, folder: Any, host_level: int = 2, python_level: int = 0):

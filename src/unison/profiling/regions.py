@@ -54,7 +54,7 @@ class Programs:
     """
 
     def __init__(self, devices: Sequence[jax.Device]):
-        #: By the name that programs may share, those of each: regions by operation.
+        #: For each name, which several programs may share: their regions by operation.
         self._of_name: dict[str, list[dict[str, str | None]]] = collections.defaultdict(list)
         for client in {id(device.client): device.client for device in devices}.values():
             for executable in client.live_executables():
@@ -64,7 +64,7 @@ class Programs:
                     self._of_name[module.name].append(regions)
 
     def regions(self, name: str, operations: Collection[str]) -> Mapping[str, str | None]:
-        """Returns the regions of the operations of the program that has most of them.
+        """Returns the regions of the program that contains most of `operations`.
 
         Args:
             name: The program's name.

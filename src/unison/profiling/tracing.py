@@ -51,7 +51,7 @@ class Trace:
         """Ends the recording, and writes the trace of all workers.
 
         Raises:
-            DeadlineExceededError: Another worker has not come to this place.
+            DeadlineExceededError: Another worker has not called `stop`.
         """
         self._recording.stop()
         worker, count = process_group.index(), process_group.count()
@@ -90,9 +90,9 @@ def trace(folder: str | os.PathLike[str], python: bool = False) -> Iterator[None
     aggregate, update) come first, then its threads and streams with their operations. All times are
     by the first worker's clock. JAX's own files, for TensorBoard's profile plugin, are beside it.
 
-    All workers must enter and leave at the same places; where the block raises, nothing is merged.
-    Wait inside for what is to be seen (`jax.block_until_ready`), and leave out the first step,
-    which compiles.
+    All workers must enter and leave the context at the same point of the program; if the block
+    raises, nothing is merged. Wait inside for the results to be profiled
+    (`jax.block_until_ready`), and leave out the first step, which compiles.
 
     Args:
         folder: Where the trace is written, in place of an earlier one. The workers should share

@@ -264,7 +264,7 @@ class ProgramCache:
     def _prepare_for_fewer(
         self, function: Callable[..., Any], arguments: Arguments, placement: ElasticPlacement
     ) -> None:
-        """Compiles, in the background, a program that is run again for one worker less."""
+        """Traces a program for a group with one worker less, and compiles it in the background."""
         fewer = placement.num_without_a_worker
         described = described_for(fewer, arguments.descriptions, placement) if fewer else None
         if described is None:
@@ -574,7 +574,7 @@ class ProgramCache:
             if traces:
                 raise LockstepError(
                     "Replicas with different shapes must perform the same collective operations. "
-                    f"One replica performs {len(known)} all-gathers, another one more."
+                    f"One replica performs {len(known)} all-gathers, another performs more."
                 )
             known.append(tuple(wanted[index] for index in class_of_replica))
 

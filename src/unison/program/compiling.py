@@ -20,7 +20,9 @@ PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 
 
 def compile_replicas(placement: Placement, part: ReplicaFunction) -> Executable:
-    """Compiles a function that computes one replica's part for all replicas of `placement`.
+    """Returns a program that computes a function's part for all replicas of `placement`.
+
+    XLA compiles it at its first call.
 
     Args:
         placement: The replicas' devices.
@@ -28,7 +30,7 @@ def compile_replicas(placement: Placement, part: ReplicaFunction) -> Executable:
             which has size 1 in it.
 
     Returns:
-        The compiled function.
+        The program.
     """
     if placement.zero >= WEIGHTS:
         part = dataclasses.replace(part, function=gathered_where_used(part.function))

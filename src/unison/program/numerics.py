@@ -61,7 +61,7 @@ def launch_checked(
     looked_for = " or ".join(["NaN"] * nans + ["infinity"] * infs)
     options = " and ".join(["jax_debug_nans"] * nans + ["jax_debug_infs"] * infs)
     error = FloatingPointError(
-        f"There is {looked_for} in {where}. It is looked for because {options} "
+        f"Found {looked_for} in {where}. Results are checked because {options} "
         f"{'are' if nans and infs else 'is'} set."
     )
     if equation is not None:

@@ -1,4 +1,4 @@
-"""Pages that need no other file: HTML with its style and its plots, as SVG, inside.
+"""Self-contained HTML pages, with inline CSS, and plots as inline SVG.
 
 `unison plan` and `unison bench` write them. Nothing here knows of training.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-#: Light and dark as the reader's system is; the plots take their colours from here.
+#: Follows the light or dark mode of the reader's system; the plots use these colours.
 _STYLE = """
 :root {
   color-scheme: light dark;

@@ -1,7 +1,7 @@
 """Plots as SVG that a page holds inline: lines over numbers, and stacked bars.
 
-The colours are the page's (`page.py`), so that they follow the reader's light or dark screen. What
-is under the pointer tells its numbers.
+The colours are CSS variables of the page (`page.py`), so they follow the reader's light or dark
+mode. Tooltips show the values.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def bar_plot(
     label: str = "",
     limit: tuple[str, float] | None = None,
 ) -> str:
-    """Returns a plot of bars, each of parts that lie on each other.
+    """Returns a stacked bar chart.
 
     Args:
         title: What it shows.
         y: The vertical axis; it begins at 0.
         bars: The names of the bars, from the left.
-        parts: For every part, from the ground, its size in each bar.
+        parts: For every part, from the bottom, its size in each bar.
         label: What the bars are.
         limit: The name and the height of a line across all bars.
 
@@ -181,7 +181,7 @@ def _ticks(highest: float) -> list[float]:
 
 
 def _log_ticks(values: Sequence[float]) -> list[float]:
-    """Returns powers of two, or of ten for a long way, around positive values."""
+    """Returns powers of two, or of ten for a wide range, around positive values."""
     base = 2 if max(values) / min(values) <= 64 else 10
     low = math.floor(math.log(min(values), base) + 1e-9)
     high = math.ceil(math.log(max(values), base) - 1e-9)

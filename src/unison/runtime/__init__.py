@@ -1,4 +1,4 @@
-"""The lowest layer: devices, threads, device names, and the processes of a job.
+"""Devices, threads, device names, and the processes of a job.
 
 Importing it starts no backend and changes no configuration. `devices` makes logical CPU devices and
 sizes XLA's thread pool before the backend starts; `device_strings` turns the ways to name a device

@@ -146,8 +146,8 @@ def check_cluster(cluster: ClusterSpec, task_type: str | None, task_id: int | No
         _check_address(task, address)
         if address in task_at:
             raise ValueError(
-                f"Expected another address for every task. {_name(task_at[address])} and "
-                f"{_name(task)} have: {address!r}. {_MEND}"
+                f"Expected a different address for each task. {_name(task_at[address])} and "
+                f"{_name(task)} have: {address!r}. {_CORRECT}"
             )
         task_at[address] = task
     if task_type is None and len(tasks) < 2:
@@ -155,33 +155,33 @@ def check_cluster(cluster: ClusterSpec, task_type: str | None, task_id: int | No
     if task_type not in JOBS:
         raise ValueError(
             f"Expected this process to be a task of one of the jobs {list(JOBS)}. Received: task "
-            f"type {task_type!r}. {_MEND_TASK}"
+            f"type {task_type!r}. {_CORRECT_TASK}"
         )
     if task_type == "evaluator" or not tasks:
         return
     if (task_type, task_id) not in tasks:
         raise ValueError(
             f"Expected this process to be one of {tasks}. Received: task type {task_type!r}, "
-            f"index {task_id!r}. {_MEND_TASK}"
+            f"index {task_id!r}. {_CORRECT_TASK}"
         )
 
 
 #: The final sentences of the errors of `check_cluster`.
-_MEND = "Mend `cluster` in TF_CONFIG, or the resolver's cluster."
-_MEND_TASK = "Mend `task` in TF_CONFIG, or the resolver's task_type and task_id."
+_CORRECT = "Correct `cluster` in TF_CONFIG, or the resolver's cluster."
+_CORRECT_TASK = "Correct `task` in TF_CONFIG, or the resolver's task_type and task_id."
 
 
 def _check_job(job: str, tasks: int) -> None:
     if job not in JOBS:
         raise ValueError(
-            f"Expected the jobs to be some of {list(JOBS)}. Received: {job!r}. {_MEND}"
+            f"Expected the jobs to be some of {list(JOBS)}. Received: {job!r}. {_CORRECT}"
         )
     if not tasks:
         raise ValueError(
-            f"Expected an address for at least one task of job {job!r}. Received: none. {_MEND}"
+            f"Expected an address for at least one task of job {job!r}. Received: none. {_CORRECT}"
         )
     if job in _SINGLE_JOBS and tasks > 1:
-        raise ValueError(f"Expected at most one task of job {job!r}. Received: {tasks}. {_MEND}")
+        raise ValueError(f"Expected at most one task of job {job!r}. Received: {tasks}. {_CORRECT}")
 
 
 def _check_address(task: tuple[str, int], address: str) -> None:
@@ -189,7 +189,7 @@ def _check_address(task: tuple[str, int], address: str) -> None:
     if found is None or not 0 < int(found[2]) < 1 << 16:
         raise ValueError(
             f"Expected the address of {_name(task)} to be host:port, with a port from 1 to 65535. "
-            f"Received: {address!r}. {_MEND}"
+            f"Received: {address!r}. {_CORRECT}"
         )
 
 

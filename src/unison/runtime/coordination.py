@@ -22,8 +22,8 @@ class CoordinationStore:
         client = coordination_client()
         if client is None:
             raise RuntimeError(
-                "Processes agree by JAX's coordination service. Call jax.distributed.initialize() "
-                "in each of them first."
+                "Processes exchange values through JAX's coordination service. Call "
+                "jax.distributed.initialize() in each of them first."
             )
         self._client = client
         #: Distinguishes this job of `jax.distributed` from one that the process joins later.

@@ -54,10 +54,11 @@ class PartitionRules(Protocol):
 
 
 class Placement:
-    """The devices of the replicas, in order, and the two ways to place an array on them.
+    """The devices of the replicas, in order, and the ways to place an array on them.
 
     * mirrored: every device holds the whole array;
-    * per-replica: the array has a leading axis of size `num_replicas`, one slice per device.
+    * per-replica: the array has a leading axis of size `num_replicas`, one slice per device;
+    * divided: the devices of a replica hold parts of the array (`division_of`).
 
     Between programs, a mirrored value may be stored as one copy at `home` instead (central
     storage): `from_home` copies it to the devices for a program, and `to_home` moves it back.
@@ -67,12 +68,11 @@ class Placement:
     the same calls.
 
     Args:
-        replica_devices: One device per replica, without repetition; the devices of a process are
-            contiguous.
+        replica_devices: The devices in the order of the replicas, without repetition: one per
+            replica, or as many as `core_axes` has. The devices of a process are contiguous.
         home: Where the single copy of a mirrored value is kept. Default: every device keeps one.
-        core_axes: The sizes, by name, of the mesh of devices that compute a replica together.
-            `replica_devices` then lists that many devices for each replica, one after the other,
-            all of one process. XLA divides a replica's computation between them according to the
+        core_axes: The sizes, by name, of the mesh of devices that compute a replica together, all
+            of one process. XLA divides a replica's computation between them according to the
             division of the variables (`division_of`) and the program's own constraints
             (`lax.with_sharding_constraint`).
     """
@@ -214,7 +214,7 @@ class Placement:
     def from_home(self, stored: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the arrays for a program: those stored at home get a copy on every device.
 
-        If the home is one of the devices, its copy is the kept array.
+        If the home is one of the devices, its copy is the stored array.
         """
         arrays = list(stored)
         if self.home is None:

@@ -1,8 +1,8 @@
 """The one file of Unison that touches JAX's private names.
 
-Each name stands here with the reason why no public one does; `tests/single/test_private_jax.py`
-fails loudly when JAX moves one. JAX 0.10.2 to 0.12: where they differ, it says from which version
-on something holds.
+Each name is listed with the public API that would replace it; `tests/single/test_private_jax.py`
+fails loudly when JAX moves one. JAX 0.10.2 to 0.12 are supported; where they differ, a comment
+states from which version on something holds.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Each with what would have to be public instead.
-# `core`: the trace in which a thread computes. A gradient tape puts its own in its place between
-# two Python statements; JAX's public transformations take a function instead. Public would be a
-# trace that is switched on and off. Also what type JAX gives an object, see `dtypes`.
-# `LinearizeTrace` and what else is imported from `ad`, `DynamicJaxprTrace`: the traces by which
+# Each with the public API that would replace it.
+# `core`: the current trace of a thread. A gradient tape replaces it between two Python statements,
+# whereas JAX's public transformations take a function. Needed: a trace that can be switched on and
+# off. Also the abstract value of a type; see `dtypes`.
+# `LinearizeTrace`, the other names from `ad`, and `DynamicJaxprTrace`: the traces with which
 # `jax.linearize` and `jax.vjp` follow a function, and the transposition of what they record.
-# Public would be the same of values, in two halves: record, and pull back.
-# `api_util`: what these want to be told for error messages.
-# `dtypes`: what an argument of a jitted function may be. JAX lets a type in as a tree of arrays by
-# public means, but not as an array: a variable would be no leaf in `jax.tree` any more. Public
-# would be `__jax_array__` for arguments of jitted functions.
-# `distributed`: the client of the coordination service, by which processes tell each other what no
-# collective can, since one of them may not come. What is public starts the service and ends it.
-# Public would be its key-value store and barriers.
-# `xla_bridge`: whether XLA already runs decides if devices and threads can still be chosen. Every
-# public call that could tell (`jax.devices`, `jax.extend.backend.backends`) starts the backend in
-# order to answer. It also makes the client of the CPU, and `jaxlib._jax` its collectives, whose
-# address no option of JAX sets: they listen where the machine's own name leads. `config`: whether
-# these collectives are wanted. Public would be a question that starts nothing, and the address.
-# `export`: what a program that was exported may call, and its tables, which are checked before JAX
-# decodes them. Public would be a `jax.export.deserialize` for files that nobody trusts.
-# `callback`, `debugging`: their loggers are where an error of a function of the host is before XLA
-# makes text of it. `dispatch`: the tokens of programs that have failed so, which JAX would raise
-# again at the end of the process. Public would be that error as the cause of XLA's.
-# `xla_client`: a second client of the CPU, with as many devices as a plan asks for; JAX's own has
-# as many as the process was started with. Public would be topologies of CPUs to compile for.
-# The parameters of a scan's equation are no API either; they are read here, as they have changed.
+# Needed: the same for values, in two halves: record, and pull back.
+# `api_util`: the debug information that these require for error messages.
+# `dtypes`: the types of arguments of jitted functions. Public functions register a type as a tree
+# of arrays, but not as an array: a variable would no longer be a leaf in `jax.tree`. Needed:
+# `__jax_array__` for arguments of jitted functions.
+# `distributed`: the client of the coordination service, through which processes exchange what no
+# collective can, since one of them may be missing. Public functions only start and end the
+# service. Needed: its key-value store and barriers.
+# `xla_bridge`: whether XLA is running, which decides if devices and threads can still be chosen.
+# Every public call that could tell (`jax.devices`, `jax.extend.backend.backends`) starts the
+# backend. It also creates the CPU client, and `jaxlib._jax` its collectives, whose address no
+# option of JAX sets: they listen at the address of the machine's host name. `config`: whether these
+# collectives are enabled. Needed: a query that starts nothing, and the address.
+# `export`: the custom calls that an exported program may contain, and its tables, which are checked
+# before JAX decodes them. Needed: a `jax.export.deserialize` for untrusted files.
+# `callback`, `debugging`: their loggers receive the error of a host callback before XLA converts it
+# to text. `dispatch`: the tokens of programs that failed this way, whose error JAX would raise
+# again at the end of the process. Needed: that error as the cause of XLA's.
+# `xla_client`: a second CPU client, with as many devices as a plan needs; JAX's own has as many as
+# the process was started with. Needed: CPU topologies to compile for.
+# The parameters of a scan equation are not public either; they are read here because they changed
+# between versions.
 from jax._src import (
     api_util,
     callback,
@@ -92,7 +93,7 @@ _EMPTY_INPUTS_CRASH = jaxlib_version == "0.11.2"
 def shard_map(
     function: Callable[..., Any], *, mesh: jax.sharding.Mesh, in_specs: Any, **options: Any
 ) -> Callable[..., Any]:
-    """`jax.shard_map`, without inputs that have no elements where jaxlib cannot compile these.
+    """`jax.shard_map`; leaves out empty inputs if this jaxlib crashes when it compiles them.
 
     Args:
         function: What each device computes.
@@ -149,7 +150,7 @@ CALLBACK_LOGGERS: tuple[logging.Logger, ...] = (callback.logger, debugging.logge
 
 
 def finish_effects() -> None:
-    """Waits for what programs do beside computing, and has JAX forget what has failed of it."""
+    """Waits for the side effects of programs, and clears JAX's tokens of those that failed."""
     try:
         dispatch.runtime_tokens.block_until_ready()
     except jax.errors.JaxRuntimeError:
@@ -157,7 +158,7 @@ def finish_effects() -> None:
 
 
 def in_scopes_of(equation: Any) -> AbstractContextManager[Any]:
-    """Inside, operations are in the named scopes of an equation, as well as in those around."""
+    """Returns a context in which operations also get the named scopes of an equation."""
     info = equation.source_info
     scopes = source_info_util.current_name_stack() + info.name_stack
     return source_info_util.user_context(info.traceback, name_stack=scopes)
@@ -186,20 +187,20 @@ def initialized_processes() -> tuple[int, int] | None:
 
 
 def forget_coordination() -> None:
-    """Has JAX forget the job of `jax.distributed`, without ending it or waiting for anybody.
+    """Makes JAX forget its `jax.distributed` job without shutting it down or waiting for others.
 
     At the end of a process, JAX would wait for all others, and end those that come later.
     """
     state = distributed.global_state
     for ended in (state.client, state.service):
         if ended is not None:
-            # What is destroyed says goodbye to others that may be gone; this never is.
+            # Their destructors contact processes that may be gone, so they are never destroyed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(ended))
     state.client = state.service = None
 
 
 def listen_for_collectives_at(address: str) -> None:
-    """Has this process listen at an address when CPUs of several processes exchange data.
+    """Makes this process listen at an address when CPUs of several processes exchange data.
 
     It holds for backends that start later. Without several processes, it changes nothing.
 
@@ -218,10 +219,10 @@ def listen_for_collectives_at(address: str) -> None:
 
 
 def described_cpus(count: int) -> list[jax.Device]:
-    """Returns so many CPU devices that are none of `jax.devices()`: to compile for, not to run on.
+    """Returns `count` CPU devices that are not in `jax.devices()`: to compile for, not to run on.
 
     Args:
-        count: How many. What is compiled for them is compiled as for so many devices.
+        count: The number of devices.
     """
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return list(client.devices())
@@ -281,49 +282,49 @@ def scan_with(
     step: Callable[[Any, list[Any]], tuple[Any, Sequence[Any]]],
     params: dict[str, Any],
     inputs: Sequence[Any],
-    beside: Any = None,
+    extra: Any = None,
 ) -> tuple[Any, list[Any]]:
     """Runs the loop of an equation of `jax.lax.scan` with another step.
 
     Args:
-        step: Maps what is carried beside the loop's own values, and the inputs of the equation's
-            step, to the same and the results of that step.
+        step: Maps the extra carry, and the inputs of the equation's step, to the new extra carry
+            and the results of that step.
         params: The parameters of the equation.
         inputs: The inputs of the equation.
-        beside: What is carried beside the loop's own values at first.
+        extra: The initial extra carry: what is carried in addition to the loop's own values.
 
     Returns:
-        What is carried beside them in the end, and the results of the equation.
+        The final extra carry, and the results of the equation.
     """
     num_consts, num_carry = operands_of_scan(params)
     consts, start = inputs[:num_consts], list(inputs[num_consts : num_consts + num_carry])
 
     def body(carry: tuple[Any, list[Any]], slices: list[Any]) -> tuple[Any, list[Any]]:
-        beside, values = carry
-        beside, outputs = step(beside, [*consts, *values, *slices])
-        return (beside, list(outputs[:num_carry])), list(outputs[num_carry:])
+        extra, values = carry
+        extra, outputs = step(extra, [*consts, *values, *slices])
+        return (extra, list(outputs[:num_carry])), list(outputs[num_carry:])
 
-    (beside, values), stacked = jax.lax.scan(
+    (extra, values), stacked = jax.lax.scan(
         body,
-        (beside, start),
+        (extra, start),
         list(inputs[num_consts + num_carry :]),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return beside, [*values, *stacked]
+    return extra, [*values, *stacked]
 
 
 def nothing_is_traced() -> bool:
-    """Whether this thread computes at once, outside every function that JAX traces."""
+    """Returns whether this thread computes eagerly, outside all functions that JAX traces."""
     return core.trace_state_clean()
 
 
 class TraceLevel:
     """The function that JAX traces in this thread now, or none.
 
-    JAX adds an operation to the innermost function that it traces. Here a value can be made an
-    intermediate result of an outer one, of which inner ones close over it.
+    JAX adds an operation to the innermost function that it traces. This class adds one to an outer
+    function; inner functions close over its result.
     """
 
     def __init__(self) -> None:
@@ -413,12 +414,12 @@ class _NotConstantError(Exception):
 
 
 class _Following:
-    """A trace that follows how values come of each other, and yet leaves them as they are.
+    """A trace that records how values depend on each other without wrapping them in tracers.
 
-    JAX's own traces wrap each value in a tracer that carries its tangent. Here tangents stand in
-    a table, by the identity of the value: JAX's rules look the operands up there, and the results
-    of an operation are taken out of their tracers. So values may leave the trace, be branched on
-    and stored, as those of TensorFlow's tapes, which know tensors by their ids.
+    JAX's own traces wrap each value in a tracer that carries its tangent. Here the tangents are in
+    a table keyed by the value's identity: JAX's rules look up the operands there, and the results
+    of an operation are unwrapped. So values may leave the trace, be branched on and be stored, like
+    those of TensorFlow's tapes, which identify tensors by their ids.
     """
 
     parent_trace: Any
@@ -552,7 +553,7 @@ def _constants_of(program: Any) -> list[Any]:
 
 
 class _LinearizingTrace(_Following, LinearizeTrace):
-    """Follows values by a linear program from the tangents of sources to theirs."""
+    """Records a linear program that maps the tangents of sources to those of values."""
 
     tracer_type = LinearizeTracer
     #: Makes a source of a value that is not followed; None: it is a constant.
@@ -590,7 +591,7 @@ class _LinearizingTrace(_Following, LinearizeTrace):
         return LinearizeTracer(self, value, tangent)
 
     def follow_by(self, pull: Callable[..., Any], values: Any, results: Any) -> None:
-        """Follows `results`, whose cotangents `pull` takes to those of `values`."""
+        """Records `results`, whose cotangents `pull` maps to those of `values`."""
         tangents = [self.to_primal_tangent_pair(value)[1] for value in values]
         are_zero = [isinstance(tangent, ad.Zero) for tangent in tangents]
         if all(are_zero):
@@ -650,11 +651,11 @@ def is_recording() -> bool:
 def with_gradient(
     pull: Callable[..., Any], values: Sequence[Any], results: Sequence[Any]
 ) -> list[Any]:
-    """Returns copies of `results` that come of `values` by `pull` in all recordings.
+    """Returns copies of `results` whose gradient for `values` is `pull`, in all recordings.
 
     Args:
-        pull: Takes the cotangents of `results` to a list of those of `values`, with None where
-            one does not depend on the results.
+        pull: Maps the cotangents of `results` to a list of those of `values`, with None for a
+            value that the results do not depend on.
         values: Arrays.
         results: Arrays of floating-point numbers.
     """
@@ -676,27 +677,27 @@ def with_gradient(
 
 
 class _TraceSwitch:
-    """Puts a trace in the place of the thread's current one, and takes it out again."""
+    """Inserts a trace into the thread's stack of traces, and removes it."""
 
     _trace: Any
 
     def switch_on(self) -> None:
-        """Makes the trace the current one, around what is the current one now."""
+        """Pushes the trace onto the stack."""
         self._trace.parent_trace = core.trace_ctx.trace
         core.trace_ctx.set_trace(self._trace)
 
     def switch_off(self) -> None:
-        """Takes the trace out of those that the thread computes in.
+        """Removes the trace from the stack.
 
         Raises:
-            RuntimeError: This is another thread than the one in which the trace was switched on,
-                or a function that JAX has begun to trace since.
+            RuntimeError: The trace was switched on in another thread, or JAX has begun to trace a
+                function since, and still does.
         """
         _replace(self._trace, self._trace.parent_trace)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, the trace is switched off; then it is back in its place."""
+        """Switches the trace off inside the context, and back on at its place."""
         below = self._trace.parent_trace
         _replace(self._trace, below)
         try:
@@ -706,7 +707,7 @@ class _TraceSwitch:
 
 
 def _replace(trace: Any, other: Any) -> None:
-    """Puts `other` in the place of `trace` among those that the thread computes in."""
+    """Replaces `trace` by `other` in the thread's stack of traces."""
     if core.trace_ctx.trace is trace:
         core.trace_ctx.set_trace(other)
         return
@@ -724,9 +725,9 @@ def _replace(trace: Any, other: Any) -> None:
 
 
 class Recording(_TraceSwitch):
-    """Records how values follow from sources, for gradients: what a gradient tape is made of.
+    """Records how values depend on sources, for gradients; it implements gradient tapes.
 
-    Off at first.
+    It is switched off at first.
 
     Args:
         follows_all: Whether every array that is computed with becomes a source of its own.
@@ -748,10 +749,10 @@ class Recording(_TraceSwitch):
         return self._tangent_trace.new_arg(tangent_type, self._source_info)
 
     def follow(self, value: Any, source: Any) -> Any:
-        """Makes `value` one of the values of `source`; of none, if that is None.
+        """Associates `value` with `source`; None: the value is not followed.
 
         Returns:
-            What to use for it: a copy, if `value` was computed in the recording.
+            The value to use instead: a copy, if `value` was computed in the recording.
         """
         known = self._trace.tangent_of(value)
         if known is source:
@@ -784,7 +785,7 @@ class Recording(_TraceSwitch):
         JAX has no derivative of an operation between the two.
 
         Returns:
-            None if a target depends on a value that is only known to be `unknown`.
+            None if a target depends on a value that was passed to `follow_unknown`.
         """
         outputs = [
             self._tangent_trace.to_jaxpr_tracer(target, self._source_info) for target in targets
@@ -849,17 +850,17 @@ class Pushing(_TraceSwitch):
 
 
 def _with_constants(program: Any, constants: Sequence[Any]) -> Any:
-    """Returns a program that JAX has traced with its constants apart from its inputs.
+    """Returns a traced program with its constants separated from its inputs.
 
-    From JAX 0.11 on, they are the first inputs of a program that has not been given their values.
+    From JAX 0.11 on, constants are the program's first inputs until their values are attached.
     """
     return program.with_consts(constants) if hasattr(program, "with_consts") else program
 
 
 def _between(program: Any, sources: set[Any]) -> Any:
-    """Leaves out of a linear `program` what does not depend on `sources`.
+    """Returns a linear `program` without the equations that do not depend on `sources`.
 
-    What else is used of it becomes an input.
+    Other variables that are still used become inputs.
     """
     linear, dependent = set(program.invars), set(sources)
     equations = []
@@ -881,9 +882,9 @@ def _between(program: Any, sources: set[Any]) -> Any:
 def _with_inputs_at(program: Any, variables: Sequence[Any], cut: set[Any]) -> tuple[Any, list[int]]:
     """Makes an input of every one of `variables` that `program` computes.
 
-    What is computed and what comes in are added, so that the cotangent of the input is the whole
-    one of the variable, and still goes on to what the variable is computed from. Variables in
-    `cut` are replaced by what comes in.
+    The input is added to the computed value, so that the input's cotangent is the full cotangent
+    of the variable, which still propagates to what the variable is computed from. Variables in
+    `cut` are replaced by their inputs.
 
     Returns:
         The new program, and for every variable its input.

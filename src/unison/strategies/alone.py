@@ -43,8 +43,8 @@ def require_no_others(strategy: str) -> None:
         return
     raise RuntimeError(
         "Expected a strategy that trains with the other processes of this job. Received: "
-        f"{strategy}, which takes no notice of them, in {launch}. Each process would train a model "
-        f"of its own. {_remedy(strategy, launch)} Where that is meant, as in a sweep, set "
+        f"{strategy}, which ignores them, in {launch}. Each process would train a model of its "
+        f"own. {_remedy(strategy, launch)} If that is intended, as in a sweep, set "
         f"{VARIABLE}=1, or use OneDeviceStrategy."
     )
 

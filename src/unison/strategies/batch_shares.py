@@ -87,9 +87,9 @@ def replica_shares(
 
 
 def _unfit(batch_shares: Any, num_replicas: int, workers: InputWorkers) -> ValueError:
-    of_workers = f", or {workers.num_workers} (one a worker)" if workers.num_workers > 1 else ""
+    of_workers = f", or {workers.num_workers} (one per worker)" if workers.num_workers > 1 else ""
     return ValueError(
-        f"Expected batch_shares as {num_replicas} numbers (one a replica){of_workers}, none of "
+        f"Expected batch_shares as {num_replicas} numbers (one per replica){of_workers}, none of "
         f'them negative and not all 0; or "{MEASURED}". Received: {batch_shares!r}'
     )
 

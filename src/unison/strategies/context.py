@@ -216,9 +216,9 @@ class ReplicaContext:
             return True
         if self.num_replicas_in_sync > 1:
             raise RuntimeError(
-                "Replicas meet in collective operations inside the functions that strategy.run "
-                f"calls only. Received: a call of {self!r} outside of these. Use strategy.reduce "
-                "or strategy.gather there."
+                "Collective operations only work inside the functions that strategy.run calls. "
+                f"Received: a call of {self!r} outside of these. Use strategy.reduce or "
+                "strategy.gather there."
             )
         return False
 

@@ -59,8 +59,9 @@ class EqualCopies:
                     name = key.partition(" ")[2]
                     raise InternalError(
                         message=f"After step {self._steps}, variable {name!r} differs between "
-                        f"worker 0 and worker {worker}. Something is assigned outside the replicas "
-                        "that is not the same on all workers, or a machine computes otherwise."
+                        f"worker 0 and worker {worker}. Either a value that differs between "
+                        "workers is assigned outside the replicas, or a machine computes different "
+                        "results."
                     )
 
 

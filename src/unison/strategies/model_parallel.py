@@ -187,8 +187,8 @@ def _devices_of_workers(resolver: ClusterResolver) -> list[jax.Device] | None:
     """Returns the devices of all workers, grouped by worker; None without other workers."""
     if is_elastic_worker():
         raise ValueError(
-            "Expected workers that stay, since each keeps parts of the variables that no other "
-            "has. Received: ModelParallelStrategy under `unison run --min-workers`. Leave "
+            "Expected a fixed set of workers, since each keeps parts of the variables that no "
+            "other has. Received: ModelParallelStrategy under `unison run --min-workers`. Leave "
             "--min-workers out, or use MultiWorkerMirroredStrategy."
         )
     return devices_of_workers(resolver, TIMEOUT)

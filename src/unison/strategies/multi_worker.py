@@ -124,7 +124,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if group is not None:
             if communication_options is not None and communication_options.auto_tune:
                 raise ValueError(
-                    "auto_tune is for workers that stay. Expected other communication options "
+                    "auto_tune needs a fixed set of workers. Expected other communication options "
                     "under `unison run --min-workers`, such as those that auto_tune has chosen. "
                     f"Received: {communication_options!r}"
                 )
@@ -163,7 +163,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Initializes this as the strategy of a job whose workers may change."""
         if batch_shares is not None:
             raise ValueError(
-                "batch_shares are for workers that stay. Expected None under `unison run "
+                "batch_shares need a fixed set of workers. Expected None under `unison run "
                 f"--min-workers`, where the replicas' parts are equal. Received: {batch_shares!r}"
             )
         self.cluster_resolver = GroupClusterResolver(group)

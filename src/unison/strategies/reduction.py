@@ -110,9 +110,9 @@ def _reduced_whole(op: ReduceOp, whole: Any, axis: Axis, placement: Placement) -
     adds = op in (ReduceOp.SUM, ReduceOp.PROD) and placement.num_replicas > 1
     if adds and (is_traced or np.any(np.asarray(whole) != 0)):
         raise ValueError(
-            f"A value that is the same on all {placement.num_replicas} replicas has no {op.name} "
-            f"over them that is not a guess. Received: {whole!r}. Pass what strategy.run returned, "
-            "or use ReduceOp.MEAN."
+            f"The {op.name} over {placement.num_replicas} replicas of a value that is the same on "
+            f"all of them is ambiguous. Received: {whole!r}. Pass what strategy.run returned, or "
+            "use ReduceOp.MEAN."
         )
     if axis is None:
         return whole
@@ -132,8 +132,8 @@ def _reduced_slices(
     is_whole = not is_distributed(slices.values)
     if is_whole and op is ReduceOp.SUM and count > 1:
         raise ValueError(
-            f"IndexedSlices that are the same on all {count} replicas have no SUM over them that "
-            "is not a guess. Pass what strategy.run returned, or use ReduceOp.MEAN."
+            f"The SUM over {count} replicas of IndexedSlices that are the same on all of them is "
+            "ambiguous. Pass what strategy.run returned, or use ReduceOp.MEAN."
         )
     values = gathered(slices.values, 0, placement)
     if op is ReduceOp.MEAN and not is_whole:

@@ -109,21 +109,19 @@ class Tuning:
             f"{describe(way)} {1000 * median:.3g} ms"
             for way, median in zip(trial.ways, np.median(seconds, axis=1), strict=True)
         )
-        why = f"no other way takes {_LEAST_GAIN:.0%} less" if place == 0 else "measured fastest"
+        why = f"no other options are {_LEAST_GAIN:.0%} faster" if place == 0 else "measured fastest"
         # The user of `auto_tune` wants to see this: it is shown without UNISON_LOG, once.
         level = logging.WARNING if process_group.is_first() else logging.INFO
         logger.log(
             level,
-            "Gradients travel %s from now on: %s. A step took, as the median of %d: %s.",
+            "Gradients are now communicated %s: %s. Median time of %d steps: %s.",
             describe(chosen),
             why,
             _ROUNDS,
             times,
         )
         if trial.ways[0].compresses and not chosen.compresses:
-            logger.log(
-                level, "The compression is switched off: the network is not what a step waits for."
-            )
+            logger.log(level, "Compression is switched off: the network is not the bottleneck.")
         self._communication.options = chosen
         self.has_settled = True
         self._trials.clear()

@@ -174,9 +174,9 @@ def run(
             )
         if fault.kind == "cut" and hosts is None:
             raise InvalidArgumentError(
-                message="A network is cut only where a worker has one of its own. Give `hosts`: "
-                'for each worker, a command like ["ip", "netns", "exec", NAME]; or leave out '
-                f"faults of this kind. Received: {fault}"
+                message='Faults of the kind "cut" need workers in network namespaces of their own. '
+                'Pass `hosts`: for each worker, a command like ["ip", "netns", "exec", NAME]; or '
+                f"leave these faults out. Received: {fault}"
             )
     with contextlib.ExitStack() as ends:
         place = Path(ends.enter_context(temporary_folder("testing")))

@@ -75,7 +75,7 @@ def _compute_api(credentials: Any) -> Any:
         from googleapiclient import discovery
     except ImportError as error:
         raise ImportError(
-            "GCEClusterResolver asks Google by the package `google-api-python-client`: "
+            "GCEClusterResolver needs the package `google-api-python-client`: "
             "pip install google-api-python-client, or pass the API as service."
         ) from error
     return discovery.build("compute", "v1", credentials=credentials)

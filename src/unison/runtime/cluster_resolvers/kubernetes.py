@@ -81,7 +81,7 @@ def _core_api(location: ExecutableLocation) -> Any:
         from kubernetes import client, config
     except ImportError as error:
         raise ImportError(
-            "KubernetesClusterResolver asks Kubernetes by the package `kubernetes`: "
+            "KubernetesClusterResolver needs the package `kubernetes`: "
             "pip install 'unison[k8s]', or pass a client as override_client."
         ) from error
     if location is ExecutableLocation.WITHIN_CLUSTER:

@@ -76,8 +76,8 @@ def _batch_api() -> Any:
         from kubernetes import client, config
     except ImportError as error:
         raise ImportError(
-            "KubernetesJobClusterResolver asks how many pods the job has by the package "
-            "`kubernetes`: pip install 'unison[k8s]', or pass workers."
+            "KubernetesJobClusterResolver needs the package `kubernetes` to query the number of "
+            "the job's pods: pip install 'unison[k8s]', or pass workers."
         ) from error
     config.load_incluster_config()
     return client.BatchV1Api()

@@ -37,7 +37,7 @@ class Launch:
         which = "one" if self.place is None else f"process {self.place}"
         of = "several" if self.count is None else str(self.count)
         found = ", ".join(f"{name}={_short(value)}" for name, value in self.variables.items())
-        return f"{which} of {of}, by {self.launcher}" + (f" ({found})" if found else "")
+        return f"{which} of {of}, according to {self.launcher}" + (f" ({found})" if found else "")
 
 
 def launched_among_others(environment: Mapping[str, str]) -> Launch | None:
@@ -49,7 +49,7 @@ def launched_among_others(environment: Mapping[str, str]) -> Launch | None:
     Examples:
         >>> variables = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
         >>> print(launched_among_others(variables))
-        process 1 of 4, by torchrun (RANK=1, WORLD_SIZE=4, MASTER_ADDR=10.0.0.1)
+        process 1 of 4, according to torchrun (RANK=1, WORLD_SIZE=4, MASTER_ADDR=10.0.0.1)
         >>> launched_among_others({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"})  # a batch script
     """
     found = (launch for recognize in _RECOGNIZERS for launch in recognize(environment))

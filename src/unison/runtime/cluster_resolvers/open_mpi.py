@@ -80,7 +80,7 @@ def _host_of_mpirun() -> str:
     found = _HOST.search(os.environ.get(_ADDRESS_OF_MPIRUN, ""))
     if found is None:
         raise RuntimeError(
-            "Open MPI does not tell where rank 0 is (its version 4 does). Pass the address of rank "
-            "0's machine: OpenMPIClusterResolver(host=...)."
+            "Open MPI does not provide the address of rank 0 (its version 4 does). Pass the "
+            "address of rank 0's machine: OpenMPIClusterResolver(host=...)."
         )
     return found[1] or f"[{found[2]}]"

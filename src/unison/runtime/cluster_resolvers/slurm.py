@@ -134,7 +134,7 @@ def _tasks_of_nodes(given: int | Mapping[str, int] | None) -> dict[str, int]:
     counts = expand_tasks_per_node(_slurm("STEP_TASKS_PER_NODE"))
     if len(counts) != len(nodes):
         raise ValueError(
-            f"SLURM_STEP_TASKS_PER_NODE lists {len(counts)} nodes, SLURM_STEP_NODELIST of "
+            f"SLURM_STEP_TASKS_PER_NODE lists {len(counts)} nodes, SLURM_STEP_NODELIST lists "
             f"{len(nodes)}."
         )
     return dict(zip(nodes, counts, strict=True))

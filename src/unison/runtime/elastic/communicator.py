@@ -89,8 +89,8 @@ class Communicator:
         compiled = library()
         if compiled is None:
             raise FailedPreconditionError(
-                message="Groups that change while they train need the compiled part of unison, "
-                "which is not there: install unison again, where a C++ compiler is."
+                message="Elastic jobs need Unison's native extension, which was not built. "
+                "Reinstall unison on a machine with a C++ compiler."
             )
         self._library = compiled
         self._view = view

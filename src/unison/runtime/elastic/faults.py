@@ -59,7 +59,8 @@ class Fault:
             `InjectedError` is raised).
         worker: The index of the worker, as in the prefix of its output.
         step: The number of steps that must have taken effect before the fault happens.
-        phase: Where in the program it happens: at the "start" of the worker; before it "compile"s a
+        phase: Where in the program it happens: at the "start" of the worker (first before it
+            connects to the register, then once it has joined the job); before it "compile"s a
             program; before a "step" is launched, or while one is running ("exchange"); when it is
             known that a step has taken effect ("commit"); before a step of an evaluation
             ("evaluate"); before the replicas' values are "read", as when a variable is created;
@@ -93,7 +94,9 @@ class Fault:
         if self.seconds is None and self.kind in _NEEDS_SECONDS:
             _check(False, f"seconds for the kind {self.kind!r}", None)
         if self.seconds is not None and self.kind not in _TAKES_SECONDS:
-            _check(False, f"no seconds for the kind {self.kind!r}, which is for ever", self.seconds)
+            _check(
+                False, f"no seconds for the kind {self.kind!r}, which lasts forever", self.seconds
+            )
 
 
 def _check(is_so: bool, expected: str, received: object) -> None:
@@ -209,7 +212,7 @@ class _Injector:
             assert fault.seconds is not None
             time.sleep(fault.seconds)
         elif fault.kind == "exception":
-            raise InjectedError(f"This worker was to have an error: {fault}")
+            raise InjectedError(f"Injected: {fault}")
         elif fault.kind == "cut":
             _cut(fault.seconds)
         elif fault.kind == "stop":
@@ -238,10 +241,10 @@ class _Injector:
     def _require_own_network(self) -> None:
         if _own_network() in (None, self._network) or shutil.which("ip") is None:
             raise InvalidArgumentError(
-                message="A network is cut only where the worker has one of its own: a network "
-                "namespace, and the command `ip`. This worker is in that of the one who tests it, "
-                "or there are none here. Start it in one (`ip netns exec NAME`), or leave out "
-                'faults of the kind "cut".'
+                message='Faults of the kind "cut" need a worker in a network namespace of its own, '
+                "and the command `ip`. This worker shares the tester's namespace, or there are no "
+                "namespaces here. Start it in one (`ip netns exec NAME`), or leave these faults "
+                "out."
             )
 
 

@@ -833,9 +833,9 @@ def _first(answers: Sequence[bytes]) -> bytes:
         if answer:
             return answer
     raise UnavailableError(
-        message="Expected what the last run of the job has left on one of its machines. Received: "
-        "nothing; the worker that had it is lost. Start the job again on that machine, or with a "
-        "folder that all machines share."
+        message="The state that the last run of the job saved on one of its machines is missing: "
+        "the worker that had it is lost. Start the job again on that machine, or with a folder "
+        "that all machines share."
     )
 
 

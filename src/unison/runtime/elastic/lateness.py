@@ -27,7 +27,7 @@ class Lateness:
         b
         >>> lateness.hear("b", "It sleeps.", 6.5)
         worker 1 True worker 1 has kept the others waiting for 6.5 s (an operation usually takes: \
-not known yet). Its last word: trains.
+not known yet). Last reported: trains.
         It sleeps.
     """
 

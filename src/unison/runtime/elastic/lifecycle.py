@@ -1,7 +1,7 @@
 """The points that a worker of an elastic job passes through, for listeners.
 
-There are none, unless the job is tested: see `faults`, which injects faults at such points, and
-`history`, which records what takes effect.
+Only tests install listeners: `faults`, which injects faults at such points, and `history`, which
+records what takes effect.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ class Membership:
             try:
                 self._talk(line)
             except (KeyError, TypeError, ValueError) as error:
-                why = f"what no register sends ({type(error).__name__}: {error})"
+                why = f"an invalid message ({type(error).__name__}: {error})"
             finally:
                 line.close()
         if self._has_ended():
@@ -314,9 +314,9 @@ class Membership:
         self._tell(self._participant.cut, "the connection to the register is lost")
         if time.monotonic() - self._heard_at > self._wait:
             self._give_up(
-                f"Expected the register of the job at {self._address}, and have sought it for "
-                f"{self._wait:g} s. Received: {why}. Check that the process that started the "
-                "workers runs, and that this machine reaches it."
+                f"The register of the job at {self._address} could not be reached for "
+                f"{self._wait:g} s. Last error: {why}. Check that the process that started the "
+                "workers is running, and that this machine can reach it."
             )
             return
         with selectors.DefaultSelector() as selector:  # sleeps, unless it is woken
@@ -397,7 +397,7 @@ class Membership:
                 try:
                     callback(after)
                 except Exception:
-                    logger.exception("What was to be called when a view is over failed.")
+                    logger.exception("A callback of Membership.on_interrupt has failed.")
 
     def _say_all(self, line: Line) -> None:
         with self._changed:

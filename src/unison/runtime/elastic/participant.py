@@ -191,5 +191,5 @@ class Participant:
 
     def _leave(self) -> None:
         if self.ended is None:
-            why = "it is to end soon, and the register is not to be found"
+            why = "it will be terminated soon, and the register cannot be reached"
             self.ended = End(LEFT_BY_NOTICE, why, saves=True)

@@ -320,11 +320,11 @@ class Register:
         """Closes the connections of workers that have been silent for too long."""
         for guest in list(self._guests):
             if guest.id is None and now - guest.heard_at > _SECONDS_TO_SPEAK:
-                self._close(guest, "it does not say who it is")
+                self._close(guest, "it has not sent its hello")
             elif guest.closes_at is not None and now > guest.closes_at:
-                self._close(guest, "it is to go")
+                self._close(guest, "it was dropped")
             elif guest.id is not None and now - guest.heard_at > self._silence:
-                self._close(guest, f"nothing was heard of it for {self._silence:g} s")
+                self._close(guest, f"it has sent nothing for {self._silence:g} s")
 
     def _obey(self, guest: _Guest, message: Message) -> None:
         """Handles a message from a worker.

@@ -363,7 +363,7 @@ class Roster:
                 if not self.workers[id_].has_formed:
                     self._accused.setdefault(id_, set()).add("")
             self._has_failed = True
-            self._interrupt(f"it has not come on for {self._limits.wait:g} s")
+            self._interrupt(f"it has made no progress for {self._limits.wait:g} s")
         elif timer == "done" and self.phase is Phase.ACTIVE:
             done = f"{', '.join(self._finished)} {'is' if len(self._finished) == 1 else 'are'} done"
             self._interrupt(f"{done}, and others are not after {self._limits.answer:g} s")
@@ -694,7 +694,7 @@ class Roster:
 
     def _end_as_too_few(self) -> None:
         if self._finished:
-            self.end(DONE, "all workers are done that are left")
+            self.end(DONE, "all remaining workers are done")
             return
         able, candidates = self._able(), self._candidates()
         if len(candidates) >= self._limits.min_workers:
@@ -704,8 +704,8 @@ class Roster:
             )
         elif len(able) >= self._limits.min_workers:
             why = (
-                f"{_count(able)} workers are here, but those that have the state are at a place of "
-                "their program where nobody can join"
+                f"{_count(able)} workers are ready, but those that have the state are at a point "
+                "of their program where no worker can join"
             )
         else:
             why = (

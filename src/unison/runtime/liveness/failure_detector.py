@@ -125,7 +125,7 @@ class Finding:
             return DeadlineExceededError(message=f"{name} {self.about}{here}")
         if self.kind == "differs":
             return InvalidArgumentError(
-                message=f"{name} runs another program than {names[self.by]}. {self.about}\nAll "
+                message=f"{name} runs a different program than {names[self.by]}. {self.about}\nAll "
                 f"workers must do the same in the same order, with the same shapes.{here}"
             )
         return UnavailableError(message=f"{name} {self.about}{here}")
@@ -216,7 +216,7 @@ class Watch:
                 return self._finding(
                     "died",
                     worker,
-                    "has died: its connection has closed without a word (it was killed, or its "
+                    "has died: its connection was closed without notice (it was killed, or its "
                     f"machine is lost). {self._last_of(known, now)}",
                 )
             return None
@@ -284,7 +284,7 @@ class Watch:
             return self._finding(
                 "silent",
                 silent[0],
-                f"has not been heard of for {now - known.heard_at:.0f} s: it is stopped, or cannot "
+                f"has sent nothing for {now - known.heard_at:.0f} s: it is stopped, or cannot "
                 f"be reached. {self._last_of(known, now)}",
             )
         for known in present.values():
@@ -389,7 +389,7 @@ class Watch:
         return worker in self._known and self._known[worker].has_left
 
     def _last_of(self, known: _Known, now: float) -> str:
-        return f"Its last word: {known.doing}, for {max(now - known.doing_since, 0):.1f} s."
+        return f"Last reported: {known.doing}, for {max(now - known.doing_since, 0):.1f} s."
 
     def _differs(self, number: int, worker: int, said: str, own: Operation) -> Finding:
         return self._finding(

@@ -41,7 +41,7 @@ def watched(compiled: Any, name: str) -> Callable[..., Any]:
         is_new = program is None
         if program is None:
             program = programs[key] = _Program(compiled, name, args)
-        if not program.talks:
+        if not program.communicates:
             return compiled(*args)
         watching.begin(program.operation, is_new)
         return watching.launch(compiled, args, program.smallest)
@@ -53,7 +53,7 @@ class _Program:
     """A program for one signature.
 
     Attributes:
-        talks: Whether the replicas communicate in it.
+        communicates: Whether the replicas communicate in it.
         operation: Its description.
         smallest: The index of the smallest leaf of its outputs, in bytes.
     """
@@ -61,10 +61,10 @@ class _Program:
     def __init__(self, compiled: Any, name: str, args: Any):
         jaxpr = compiled.trace(*args).jaxpr
         collectives = list(_collectives(jaxpr.jaxpr))
-        self.talks = bool(collectives)
+        self.communicates = bool(collectives)
         inputs = _counted(aval.str_short() for aval in jaxpr.in_avals)
         outputs = _counted(aval.str_short() for aval in jaxpr.out_avals)
-        detail = f"takes {inputs}; talks by {_counted(collectives)}; gives {outputs}"
+        detail = f"inputs {inputs}; collectives {_counted(collectives)}; outputs {outputs}"
         if len(detail) > _MOST_SHOWN:
             detail = f"{detail[:_MOST_SHOWN]}... {Operation(name, detail).mark}"
         self.operation = Operation(name, detail)

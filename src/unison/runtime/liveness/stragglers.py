@@ -105,7 +105,7 @@ class Stragglers:
             worker,
             True,
             f"{self._names[worker]} has kept the others waiting for {now - late.since:.1f} s (an "
-            f"operation usually takes: {usual}). Its last word: {late.doing}.\n{stack}",
+            f"operation usually takes: {usual}). Last reported: {late.doing}.\n{stack}",
         )
 
     def _note_pace(self, count: int, now: float) -> None:

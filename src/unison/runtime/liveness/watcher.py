@@ -225,7 +225,7 @@ class Liveness:
             return self.noticed()
         if not self._watch.has_left(worker):
             return None
-        about = "has left the job, while others wait for what it has to say."
+        about = "has left the job while others wait for its answer."
         return Finding("left", worker, self.own, about).error(self.names, self.own, self.doing())
 
     def doing(self) -> str:

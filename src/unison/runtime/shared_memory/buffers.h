@@ -20,16 +20,16 @@ enum Kind : int64_t {
   kSumAndScatter = 4,  // block r of the sum goes to replica r
   kPermute = 5,        // the operand of the replica that is named becomes the result
   kAllToAll = 6,       // block s of replica r's operand becomes block r of replica s's result
-  kPass = 7,           // nothing: only the ticket is taken and handed on
+  kPass = 7,           // nothing: only the ticket is consumed and returned
   kBroadcast = 8,      // the operand of one replica becomes the result of all
   kCommit = 9,         // the replicas of this process decide whether a program takes effect
 };
 
-// What replicas tell each other of the operation in which they meet.
+// The identity of an operation, which replicas compare.
 struct Label {
   uint64_t operation = 0;    // its number
   uint64_t fingerprint = 0;  // of what it does
-  char words[256] = {};      // the same for people
+  char words[256] = {};      // its description, for messages
 
   Label() = default;
   Label(uint64_t number, int64_t kind, std::string_view text) : operation(number) {

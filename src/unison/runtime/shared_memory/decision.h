@@ -14,8 +14,8 @@
 
 namespace unison {
 
-// Makes it one decision of all replicas of a process whether a program takes effect: a failure may
-// find some of them before their last exchange, and others after it.
+// Lets all replicas of a process decide together whether a program takes effect: a failure may reach
+// some of them before their last exchange, and others after it.
 class Decision {
  public:
   Decision(uint32_t size, double seconds) : size_(size), seconds_(seconds) {}
@@ -59,7 +59,7 @@ class Decision {
     tell_others();
   }
 
-  // Under the lock: who has seen the old state there cannot fall asleep any more.
+  // Called under the lock: a thread that has read the old state can no longer fall asleep.
   void tell_others() {
     changes_.fetch_add(1, std::memory_order_relaxed);
     wake_all(changes_);

@@ -2,9 +2,9 @@
 // and between machines through sockets (`links.h`).
 //
 // The operations of a replica are numbered, and all replicas must perform the same ones in the same
-// order: whoever calls sees to that by a ticket, which each operation takes and hands on (see
-// `rewriting.py`). Replicas that meet in different operations find out. Nobody waits for another
-// replica longer than the time limit, or after `unison_exchange_abort`.
+// order. The caller ensures this with a ticket that each operation consumes and returns (see
+// `rewriting.py`). A mismatch between replicas is detected. No replica waits for another one longer
+// than the time limit, or after `unison_exchange_abort`.
 
 #include <sys/mman.h>
 
@@ -30,12 +30,12 @@
 namespace unison {
 namespace {
 
-// What an operation takes and hands on; `library.py` has the same.
+// What an operation consumes and returns; `library.py` has the same.
 enum Ticket : uint32_t {
   kRank = 0,       // the replica's rank in the group
   kOperation = 1,  // the number of its operations so far
   kGroup = 2,      // the number of the group in this process
-  kFailed = 3,     // whether an operation has failed in a group that forgives that
+  kFailed = 3,     // whether an operation has failed, in a group that tolerates failures
   kCommitted = 4,  // the number of programs that have taken effect: see `kCommit`
   kTicketSize = 5,
 };
@@ -46,13 +46,13 @@ constexpr size_t kBlockBytes = 1 << 23;
 
 class Group {
  public:
-  // `hosts` are the machines of all replicas, of which this process has `own_size`; the own one has
-  // `memory`, of which the group unmaps `mapped` bytes at its end, and `links` where this process
-  // is its leader's.
+  // `hosts` are the machines of all replicas; `own_size` replicas belong to this process. `memory`
+  // is that of this machine; the destructor unmaps `mapped` bytes of it. `links` is set if this
+  // process has the machine's leader.
   Group(Memory memory, size_t mapped, std::vector<uint32_t> hosts, uint32_t own_host,
-        uint32_t own_size, std::unique_ptr<Links> links, double seconds, bool forgiving)
+        uint32_t own_size, std::unique_ptr<Links> links, double seconds, bool tolerates_failures)
       : halt(seconds, mapped ? memory.notice() : nullptr), decision(own_size, seconds),
-        forgiving(forgiving), memory_(std::move(memory)), mapped_(mapped), hosts_(std::move(hosts)), own_host_(own_host),
+        tolerates_failures(tolerates_failures), memory_(std::move(memory)), mapped_(mapped), hosts_(std::move(hosts)), own_host_(own_host),
         links_(std::move(links)) {
     for (uint32_t rank = 0; rank < hosts_.size(); ++rank) {
       if (hosts_[rank] >= ranks_.size()) ranks_.resize(hosts_[rank] + 1);
@@ -68,8 +68,8 @@ class Group {
 
   Halt halt;
   Decision decision;
-  // Whether an operation that fails says so in the ticket, and gives zeros, instead of an error.
-  const bool forgiving;
+  // Whether a failed operation is recorded in the ticket and returns zeros, instead of an error.
+  const bool tolerates_failures;
 
   // Ends all waiting in the group.
   void abort(const ffi::Error& why) {
@@ -253,7 +253,7 @@ ffi::Error commit(uint32_t* ticket) {
 ffi::Error perform(int64_t kind, std::string_view words, const int64_t* senders, uint32_t* ticket,
                    const Span& in, const Span& out, Combine combine) {
   if (combine == nullptr && (kind <= kMin || kind == kSumAndScatter)) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "Numbers of this type have no sum.");
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "This dtype cannot be reduced.");
   }
   if (kind == kCommit) return commit(ticket);
   const std::shared_ptr<Group> group = ticket[kFailed] ? nullptr : find(ticket[kGroup]);
@@ -267,7 +267,7 @@ ffi::Error perform(int64_t kind, std::string_view words, const int64_t* senders,
   }
   ++ticket[kOperation];
   if (group != nullptr && error.success()) return error;
-  if (error.failure() && (group == nullptr || !group->forgiving)) return error;
+  if (error.failure() && (group == nullptr || !group->tolerates_failures)) return error;
   if (group != nullptr) group->abort(error);
   ticket[kFailed] = 1;
   out.clear();
@@ -322,10 +322,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(unison_exchange, unison::exchange,
 
 extern "C" {
 
-// Returns what tells the source that this was built from.
+// Returns the digest of the sources that this was built from.
 const char* unison_exchange_source() { return UNISON_EXCHANGE_SOURCE; }
 
-// Gives the version of XLA's FFI that this was built for. A jaxlib that has an older one refuses the
+// Returns the version of XLA's FFI that this was built for. A jaxlib that has an older one refuses the
 // operation, and with it the whole CPU backend.
 void unison_exchange_api(int* major, int* minor) {
   *major = XLA_FFI_API_MAJOR;
@@ -348,7 +348,7 @@ int64_t unison_exchange_join(void* segment, uint32_t size, size_t chunk_bytes, u
                                                      nullptr, seconds, false));
 }
 
-// Adds a group that forgives failures, of replicas on one machine or several, and returns its
+// Adds a group that tolerates failures, of replicas on one machine or several, and returns its
 // number; -1 where the segment cannot be mapped (errno says why).
 //
 // `hosts` are the machines of all `size` replicas, numbered from zero; this process is on
@@ -385,7 +385,7 @@ int64_t unison_exchange_form(int segment, const uint32_t* hosts, uint32_t size, 
 }
 
 // Performs an operation outside of programs, on `count` operands and results. `dtype` is XLA's
-// number of what they hold. Returns the code of the error; 0 if the ticket says it all.
+// number of what they hold. Returns the code of the error; 0 if the outcome is in the ticket.
 int unison_exchange_run(int64_t kind, const char* words, const int64_t* senders, uint32_t* ticket,
                         int dtype, size_t count, void* const* operands, const size_t* operand_bytes,
                         void* const* results, const size_t* result_bytes) {

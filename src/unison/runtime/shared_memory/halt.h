@@ -26,8 +26,8 @@ inline double now() {
   return time.tv_sec + 1e-9 * time.tv_nsec;
 }
 
-// Where the processes of a machine leave word why their group is at an end. It is filled with zeros
-// at first, and whoever writes it may die before it is complete.
+// Where a machine's processes record why their group has ended. It is filled with zeros at first,
+// and a process that writes it may die before it is complete.
 struct Notice {
   std::atomic<uint32_t> writers;
   std::atomic<uint32_t> complete;
@@ -70,9 +70,9 @@ class Halt {
 
   ffi::Error timeout(const std::string& who, const Label& label) const {
     return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
-                      who + " did not come to operation " + std::to_string(label.operation) + ", " +
+                      who + " did not reach operation " + std::to_string(label.operation) + ", " +
                           label.words + ", within " + std::to_string(std::lround(seconds)) +
-                          " s. It has ended, is stuck, or runs another program.");
+                          " s. It has ended, is stuck, or runs a different program.");
   }
 
  private:

@@ -134,9 +134,10 @@ class Links {
     return move(label, halt, sends, receives, labels, [] {});
   }
 
-  // Sends parts of `work` around the ring, beginning with the own one: a part is received, combined
-  // with what is there, and sent on; when a part has been everywhere, it is sent around once more
-  // and takes its final place. Without `combine` only the latter.
+  // A ring reduce-scatter, followed by a ring all-gather. Each machine begins by sending its own part
+  // of `work`; it combines each part that it receives with its own values, and sends it on. Then the
+  // complete parts are sent around once more, into their final places. Without `combine`, only the
+  // all-gather.
   ffi::Error circulate(const Label& label, Halt& halt, const Span& work,
                        const std::vector<size_t>& bounds, int64_t kind, Combine combine) const {
     const uint32_t steps = (combine == nullptr ? 1 : 2) * (size_ - 1);

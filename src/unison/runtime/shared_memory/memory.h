@@ -112,8 +112,8 @@ class MemoryOperation {
         first_(memory.area(rank).published.value) {}
 
   // The operands go to the slots in chunks of `stride` bytes, one after the other. `source` is the
-  // rank of the replica whose operand is taken, for operations that take one. A replica that needs
-  // no result gives an empty `out`, for operations that put nothing together of several chunks.
+  // rank of the replica whose operand is used, for operations that use one. A replica that needs no
+  // result passes an empty `out`, which operations allow that do not combine several chunks.
   ffi::Error run(const Span& in, const Span& out, Combine combine, int64_t source) {
     const size_t block = in.bytes / memory_.size;
     const size_t stride = memory_.chunk_bytes;
@@ -208,7 +208,7 @@ class MemoryOperation {
     for (uint32_t r = 0; r < memory_.size; ++r) {
       sources[r] = memory_.slot(r, first_ + chunk) + start;
     }
-    // Into the own slot: this part of it, nobody else reads before it is summed.
+    // Into this replica's slot: no other replica reads this part before it is summed.
     combine(kind_, sources.data(), memory_.size, memory_.slot(rank_, first_ + chunk) + start,
             end - start);
     advance(area().summed, first_ + chunk + 1);

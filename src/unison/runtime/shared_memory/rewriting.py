@@ -329,10 +329,10 @@ class _Run:
         name = equation.primitive.name
         if name not in _REDUCTIONS or equation.params.get("axes") is None:
             raise NotImplementedError(
-                f"Expected collective operations that a group can do which may change: sums, "
-                "maxima, minima, gathers, scatters, permutations and exchanges of all with all, "
-                f"outside custom derivatives. Received: {name} with {equation.params}. Run the "
-                "program without --min-workers, or write it with those."
+                "Expected a collective operation that elastic jobs support: psum, pmax, pmin, "
+                "all_gather, reduce_scatter, ppermute or all_to_all, outside custom derivatives. "
+                f"Received: {name} with {equation.params}. Run the program without --min-workers, "
+                "or rewrite it with these."
             )
         groups = equation.params.get("axis_index_groups")
         return [self._reduced_by_gathering(_REDUCTIONS[name], x, groups) for x in inputs]

@@ -34,9 +34,9 @@ SHAPES = {
 #: Most machines have four chips; a smaller slice is a single machine.
 _CHIPS_OF_A_MACHINE = (2, 2, 1)
 
-#: Environment variables without a TPU: settings that libtpu would otherwise request over the
-#: network, or whose absence it would log to standard error and to files; and that it must not lock
-#: a TPU.
+#: Environment variables for libtpu on a machine without a TPU: settings that it would otherwise
+#: request over the network, or whose absence it would log to standard error and to files; and one
+#: that keeps it from locking a TPU.
 WITHOUT_A_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
