@@ -174,13 +174,18 @@ def test_weights_and_slots_take_memory_once(trained_centrally):
 
 
 def test_slots_never_leave_and_weights_travel_once_a_step(monkeypatch):
-    lent = []
-    lend = Placement.lend
-    monkeypatch.setattr(Placement, "lend", lambda self, kept: lent.extend(kept) or lend(self, kept))
+    brought = []
+    from_home = Placement.from_home
+
+    def recorded(placement, stored):
+        brought.extend(stored)
+        return from_home(placement, stored)
+
+    monkeypatch.setattr(Placement, "from_home", recorded)
     with central().scope():
         model = network()
     model.fit(IMAGES[:32], LABELS[:32], batch_size=32, verbose=0)
-    shapes = sorted(x.shape for x in lent if x.size > 300 and x.sharding == model_home(model))
+    shapes = sorted(x.shape for x in brought if x.size > 300 and x.sharding == model_home(model))
     assert shapes == [(64, 300), (300, 10), (300, 300)]
 
 
