@@ -11,6 +11,7 @@ all. No computation is repeated, and only values that cross a collective are pad
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from jax.extend import core as jex
 
 from unison.jaxprs import evaluate, has_collectives, inlined_body, is_collective
 from unison.runtime.placement import REPLICA_AXIS
+from unison.runtime.private_jax import in_scopes_of
 
 #: A conditional with collectives is one synchronization point (a meeting) if the shapes of its
 #: operands and its branches are the same in all classes; each replica uses its own predicate.
@@ -87,11 +89,23 @@ def run_in_lockstep(
 
 @dataclasses.dataclass
 class _Operation:
-    """An equation whose variables are replaced by slots of one flat program."""
+    """An equation whose variables are replaced by slots of one flat program.
+
+    Attributes:
+        callers: The calls that are inlined around it, outermost first.
+    """
 
     equation: jex.JaxprEqn
     inputs: list[int]
     outputs: list[int]
+    callers: tuple[jex.JaxprEqn, ...] = ()
+
+    def evaluate(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Returns its results on `inputs`, in the named scopes in which it was traced."""
+        with contextlib.ExitStack() as scopes:
+            for equation in (*self.callers, self.equation):
+                scopes.enter_context(in_scopes_of(equation))
+            return evaluate(self.equation, inputs)
 
 
 class _Trace:
@@ -128,7 +142,13 @@ class _Trace:
         self.constants[number] = value
         return number
 
-    def _emit(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], arguments: list[int]) -> list[int]:
+    def _emit(
+        self,
+        jaxpr: jex.Jaxpr,
+        consts: Sequence[Any],
+        arguments: list[int],
+        callers: tuple[jex.JaxprEqn, ...] = (),
+    ) -> list[int]:
         """Appends the operations of `jaxpr`; returns the slots of its results."""
         slots = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
@@ -145,13 +165,13 @@ class _Trace:
             inputs = [slot(atom) for atom in equation.invars]
             if _is_meeting(equation):
                 outputs = [self._slot(var.aval) for var in equation.outvars]
-                self.meetings.append(_Operation(equation, inputs, outputs))
+                self.meetings.append(_Operation(equation, inputs, outputs, callers))
                 self.segments.append([])
             elif not has_collectives(equation):
                 outputs = [self._slot(var.aval) for var in equation.outvars]
-                self.segments[-1].append(_Operation(equation, inputs, outputs))
+                self.segments[-1].append(_Operation(equation, inputs, outputs, callers))
             elif (body := inlined_body(equation)) is not None:
-                outputs = self._emit(body.jaxpr, body.consts, inputs)
+                outputs = self._emit(body.jaxpr, body.consts, inputs, (*callers, equation))
             else:
                 raise LockstepError(_inside(equation.primitive.name))
             slots.update(zip(equation.outvars, outputs, strict=True))
@@ -239,7 +259,7 @@ def _weave(traces: Sequence[_Trace], own_class: jax.Array, args: Sequence[Any]) 
         operands, kept_values = _switch(traces, index, own_class, known, shared, kept)
         for values, slots, arrays in zip(known, kept, kept_values, strict=True):
             values.update(zip(slots, arrays, strict=True))
-        outputs = evaluate(meetings[0].equation, operands)
+        outputs = meetings[0].evaluate(operands)
         for values, meeting in zip(known, meetings, strict=True):
             values.update(zip(meeting.outputs, outputs, strict=True))
 
@@ -275,7 +295,7 @@ def _switch(
             values = dict(known[index])
             for operation in traces[index].segments[segment]:
                 inputs = [values[slot] for slot in operation.inputs]
-                outputs = evaluate(operation.equation, inputs)
+                outputs = operation.evaluate(inputs)
                 values.update(zip(operation.outputs, outputs, strict=True))
             kept = [
                 [

@@ -1,6 +1,7 @@
 """Batches that leave the replicas with different shapes, in one program."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -403,6 +404,24 @@ def test_an_error_leaves_the_variables_usable(two_replicas):
     assert float(variable) == 1.0
     two_replicas.run(fn, args=(ragged(2, 2),))
     assert float(variable) == 3.0
+
+
+def test_operations_keep_the_named_scopes_in_which_they_were_traced(two_replicas, monkeypatch):
+    """Profiles name the regions of a step by them."""
+
+    @jax.jit
+    def called(x):
+        with jax.named_scope("inner"):
+            return total(jnp.sin(x).sum())
+
+    def fn(x):
+        with jax.named_scope("outer"):
+            return called(x)
+
+    programs = compiled_programs(monkeypatch)
+    two_replicas.run(fn, args=(ragged(2, 1),))
+    (text,) = programs
+    assert re.search(r'op_name="[^"]*outer/[^"]*inner/sin"', text)
 
 
 # -- the mechanism -------------------------------------------------------------------------

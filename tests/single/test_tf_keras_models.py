@@ -269,7 +269,8 @@ def test_tensorboard_profiles_all_workers_into_one_trace(profiled, two_replicas,
     model.fit(X, Y, batch_size=len(X) // 4, epochs=1, verbose=0, callbacks=[board])
     with gzip.open(tmp_path / "profile" / "trace.json.gz") as file:
         names = {event["name"] for event in json.load(file)["traceEvents"]}
-    assert "backward" in names  # of so small a model, other regions may be in one operation with it
+    # Aggregation may be in one operation with others, in so small a model.
+    assert names >= {"forward", "backward", "update"}
     assert not (tmp_path / "train" / "plugins").exists()  # Keras' own profile
     (written,) = (tmp_path / "train").glob("events.out.tfevents.*")
     assert b"profile/backward_milliseconds" in written.read_bytes()
