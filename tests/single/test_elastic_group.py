@@ -566,6 +566,15 @@ def two_members(job, old, new):
     return first, second
 
 
+def regroup_with_another(group, state):
+    """Leaves a view that ends, for the next one that another worker is in; that may be late."""
+    assert is_over(group)
+    group.regroup(state, is_open=True)
+    while group.num_members == 1:
+        assert is_over(group)
+        group.regroup(state, is_open=True)
+
+
 def test_the_others_go_on_without_a_worker_that_steps_aside(job):
     old = State(b"old")
     first, second = two_members(job, old, State())
@@ -600,13 +609,37 @@ def test_it_gets_the_place_of_the_others_also_where_their_step_is_its_own(job, c
         second.launch_alone(lambda: None, (), "a program")
         new.held = b"its own"
     entry = job.meanwhile(lambda: second.enter(new))
-    assert is_over(first)
-    first.regroup(old, is_open=True)
-    while first.num_members == 1:  # it was late
-        assert is_over(first)
-        first.regroup(old, is_open=True)
+    regroup_with_another(first, old)
     assert entry() is Entry.JOINED
     assert (new.taken, second.step) == ([(b"old", False)], 7)
+
+
+def test_a_worker_that_is_interrupted_as_it_joins_again_joins_once_more(job):
+    """The handler raises between the view's begin and the end of `enter`."""
+    old, new = State(b"old"), State()
+    first, second = two_members(job, old, new)
+    second.step_aside(0)
+    tell = second.tell
+
+    def interrupted(point, **about):
+        tell(point, **about)
+        if point == "view":
+            second.tell = tell
+            raise LostError
+
+    second.tell = interrupted
+    entry = job.meanwhile(lambda: second.enter(new))
+    regroup_with_another(first, old)
+    with pytest.raises(LostError):
+        entry()
+    second.step_aside(0)
+    assert second.view is None
+    first.renumber(9)
+    old.held = b"later"
+    entry = job.meanwhile(lambda: second.enter(new))
+    regroup_with_another(first, old)
+    assert entry() is Entry.JOINED
+    assert (new.held, second.step, second.num_members) == (b"later", 9, 2)
 
 
 def come_together(group, state):

@@ -369,7 +369,7 @@ class ElasticGroup:
         for member, (other, _) in enumerate(found):
             if other != what:
                 raise RuntimeError(
-                    f"All workers must do the same. Worker {self.index} is at: {what}. Worker "
+                    f"The workers' programs differ. Worker {self.index} is at: {what}. Worker "
                     f"{member} is at: {other}."
                 )
         return [given for _, given in found]
@@ -385,8 +385,8 @@ class ElasticGroup:
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "In a job whose workers may change, they agree in their main threads only. Use "
-                "AutoShardPolicy.DATA, under which they need not agree about each batch."
+                "In elastic jobs, workers exchange values in their main threads only. Use "
+                "AutoShardPolicy.DATA, which needs no exchange for each batch."
             )
         return self.answer(lambda: self._gathered(own()), _packed_answers, _unpacked_answers)
 
@@ -531,7 +531,6 @@ class ElasticGroup:
             self._become_member(view, communicator)
             ids = [member.id for member in view.members]
             self.tell("view", members=ids, member=ids[view.own], has_taken_over=has_taken_over)
-            self.is_joining = self._is_aside = False
             logger.debug("View %d with steps %s", view.number, view.steps)
             self._say(view, time.monotonic() - begin)
             return Regrouped(view.own, has_taken_over)
@@ -716,6 +715,7 @@ class ElasticGroup:
     @without_signals
     def _become_member(self, view: View, communicator: Communicator) -> None:
         self.view = self.latest_view = view
+        self.is_joining = self._is_aside = False
         self._computed_in, self._place = (view.number, view.members[0].id), view.own
         self.num_members, self.index = len(view.members), view.own
         logs.say_who(f"{self._environment.name} (index {view.own})")
