@@ -28,7 +28,7 @@ RESULTS := benchmarks/results
 help:
 	@echo "make demo    install, then train a Keras model on two replicas (embedded data)"
 	@echo "make test    install, lint, check types, run the tests that take no longer than a moment"
-	@echo "make check   the same with all tests, and the documentation's examples"
+	@echo "make check   the same, then all other tests, and the documentation's examples"
 	@echo "make changed the tests that a change can reach: make changed BASE=origin/main"
 	@echo "make matrix  demo and tests with every JAX in constraints/ whose Python is there"
 	@echo "make canary  a few tests with the newest of these, if its Python is there"
@@ -63,8 +63,9 @@ endef
 test: lint
 	$(call TEST_AND_CHECK_TYPES,-m "not soak and (smoke or not slow)")
 
-check: lint
-	$(call TEST_AND_CHECK_TYPES)
+# The tests that `make test` leaves out, after it.
+check: test
+	$(PYTEST) -m "slow and not smoke and not soak"
 
 durations: $(VENV)/.installed-dev
 	$(PYTEST) --record-durations
