@@ -235,7 +235,7 @@ def test_records_of_one_length_lie_between_header_and_footer(buffer_size, tmp_pa
 def test_what_is_no_multiple_of_the_length_is_an_error(tmp_path):
     path = tmp_path / "records"
     path.write_bytes(b"HHaaabbF")
-    with pytest.raises(InvalidArgumentError, match="has 5 bytes, which is no multiple"):
+    with pytest.raises(InvalidArgumentError, match="has 5 bytes, which is not a multiple"):
         list(FixedLengthRecordDataset(path, 3, 2, 1))
     with pytest.raises(InvalidArgumentError, match="Received: 0, 0 and 0"):
         FixedLengthRecordDataset(path, 0)

@@ -729,7 +729,7 @@ def test_the_state_of_another_dataset_is_refused():
 
 def test_what_does_not_know_where_it_is_says_so():
     iterator = iter(distribute_dataset([np.zeros(4)], placement_of(2)))
-    with pytest.raises(TypeError, match="does not know where it is"):
+    with pytest.raises(TypeError, match="has no position to save"):
         iterator.get_state()
 
 

@@ -667,7 +667,7 @@ def test_an_iterator_over_what_is_no_dataset_says_what_to_do():
     from unison.data.iterators import ElementIterator
 
     iterator = ElementIterator(iter([1, 2]), lambda: None)
-    with pytest.raises(TypeError, match="Make a Dataset of what it goes over"):
+    with pytest.raises(TypeError, match="Make a Dataset of what it iterates over"):
         iterator.get_state()
 
 

@@ -147,5 +147,5 @@ def test_a_numpy_function_leaves_sizes_open_that_only_calls_would_tell():
 
 
 def test_what_an_empty_dataset_maps_to_is_not_known():
-    with pytest.raises(ValueError, match="known from the first one, and there is none"):
+    with pytest.raises(ValueError, match="inferred from an element, and there is none"):
         Dataset.range(0).map(lambda x: x).element_spec  # noqa: B018

@@ -129,7 +129,7 @@ def test_the_job_begins_with_those_who_are_there_in_time(job):
 
 def test_too_few_in_time_end_the_job(job):
     register = job.register(2, 3, start=0.5)
-    with pytest.raises(Ended, match=r"2 workers are needed to begin.*came") as raised:
+    with pytest.raises(Ended, match=r"2 workers are needed to begin.*connected") as raised:
         job.worker(0).enter()
     assert raised.value.code == register.wait(LIMIT) == 77
 

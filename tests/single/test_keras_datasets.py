@@ -109,7 +109,7 @@ def test_an_endless_dataset_goes_on_from_epoch_to_epoch():
     ],
 )
 def test_an_endless_dataset_needs_a_number_of_steps(use):
-    with pytest.raises(ValueError, match="never ends: say how many batches"):
+    with pytest.raises(ValueError, match="is infinite: set the number of batches"):
         use(build(), batches().repeat())
     assert np.isfinite(build().evaluate(batches().repeat(), steps=2, verbose=0)).all()
 
@@ -156,7 +156,7 @@ def test_a_dataset_that_is_not_batched_is_an_error_that_says_so():
 
 
 def test_an_empty_dataset_is_an_error():
-    with pytest.raises(ValueError, match="The dataset is empty: it gave no batch"):
+    with pytest.raises(ValueError, match="The dataset is empty: it yielded no batch"):
         build().evaluate(batches().take(0), verbose=0)
 
 
@@ -315,16 +315,16 @@ def test_distributed_datasets_that_are_empty_or_endless_are_errors(strategy, use
     strategy = STRATEGIES[strategy]()
     model = built_under(strategy)
     endless = strategy.experimental_distribute_dataset(batches().filter(lambda *_: True).repeat())
-    with pytest.raises(ValueError, match="The dataset never ends: say how many batches"):
+    with pytest.raises(ValueError, match="The dataset is infinite: set the number of batches"):
         getattr(model, use)(endless, verbose=0)
     empty = strategy.experimental_distribute_dataset(batches().filter(lambda *_: False))
-    with pytest.raises(ValueError, match="The dataset is empty: it gave no batch"):
+    with pytest.raises(ValueError, match="The dataset is empty: it yielded no batch"):
         getattr(model, use)(empty, verbose=0)
 
 
 @pytest.mark.parametrize("use", ["fit", "evaluate"])
 def test_arrays_without_an_example_are_an_error(use):
-    with pytest.raises(ValueError, match=r"The data is empty: it gives no batch.*ndarray"):
+    with pytest.raises(ValueError, match=r"The data is empty: it yields no batch.*ndarray"):
         getattr(build(), use)(X[:0], Y[:0], verbose=0)
 
 

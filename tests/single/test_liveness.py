@@ -141,7 +141,7 @@ def test_one_that_is_late_is_reported_once_with_its_stack(caplog):
 def test_one_that_is_late_and_does_not_answer_is_reported_as_stopped(caplog):
     looked(Stragglers(NAMES, lambda message: None), 20, [Late(1, 9, 10.0, "sleep")], pace=0.1)
     (report,) = caplog.messages
-    assert report.endswith("Last reported: sleep.\nIt does not say where it is: it is stopped.")
+    assert report.endswith("Last reported: sleep.\nIt has not sent its stack: it is stopped.")
 
 
 def test_one_that_says_nothing_is_silent_after_the_limit():

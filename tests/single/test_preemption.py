@@ -124,7 +124,7 @@ def test_function_that_fails_is_asked_again(tmp_path, made, monkeypatch, caplog)
     made(Checkpoint(count=unison.Variable(0)), tmp_path, TerminationConfig(fail))
     for _ in range(3):
         assert asked.acquire(timeout=60)
-    assert caplog.text.count("It is asked again") == 1
+    assert caplog.text.count("It will be called again") == 1
 
 
 def test_training_goes_on_in_the_grace_period_and_is_saved_again_before_its_end(tmp_path, made):

@@ -348,6 +348,7 @@ class Dataset:
             weights: The relative frequency of each dataset; equal frequencies if left out.
             seed: Determines the draws.
             stop_on_empty_dataset: Whether the result ends when one of them ends; otherwise it
+                continues with the others.
 
         Raises:
             ValueError: There is no dataset, or the number of weights differs.
@@ -541,8 +542,7 @@ class Dataset:
         """Returns the dataset of the elements in a random order.
 
         Each element is drawn from a buffer of the next `buffer_size` elements. For arrays and
-        ranges,
-        no buffer is filled: their indices are shuffled, and whole batches are read.
+        ranges, no buffer is filled: their indices are shuffled, and whole batches are read.
 
         Args:
             buffer_size: For a uniform order, the length of the dataset or more.

@@ -135,8 +135,8 @@ class ElementIterator:
     def _pipeline(self) -> PlanElements:
         if not isinstance(self._elements, PlanElements):
             raise TypeError(
-                "Only an iterator over a Dataset knows where it is. Received: "
-                f"{self!r} over {self._elements!r}. Make a Dataset of what it goes over, with "
+                "Only an iterator over a Dataset has a position to save. Received: "
+                f"{self!r} over {self._elements!r}. Make a Dataset of what it iterates over, with "
                 "Dataset.from_generator, say."
             )
         return self._elements

@@ -1,4 +1,4 @@
-"""Observers of datasets, which rooms above register before a dataset is made."""
+"""Observers of datasets, registered by higher-level packages before a dataset is created."""
 
 from __future__ import annotations
 

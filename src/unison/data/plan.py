@@ -228,8 +228,8 @@ class Plan(NestedDataset):
             first = self.stream().next()
         if first is None:
             raise ValueError(
-                f"What the elements of {self.name} are is known from the first one, and there is "
-                "none. Ask its source for the element_spec."
+                f"The element_spec of {self.name} is inferred from an element, and there is "
+                "none. Use the element_spec of its source."
             )
         # One element does not determine the sizes of all.
         signature = Signature.of(first, self.structure)

@@ -173,7 +173,7 @@ def cannot_keep(value: Any) -> TypeError:
     if isinstance(value, NestedDataset):
         what = "an element that holds a dataset, and no window of arrays"
     return TypeError(
-        "What is kept of a dataset's iterator is made of numbers, text, arrays of these, windows, "
+        "An iterator's state may contain only numbers, text, arrays of these, windows, "
         f"lists, tuples and dictionaries of text keys. Received: {what}. Map it to arrays, or save "
         "between epochs."
     )

@@ -210,16 +210,17 @@ def _warn_of_options(optimizer: keras.optimizers.Optimizer, state: CompressionSt
     ]
     if clips and "residual" in state.of_replica:
         logger.warning(
-            "Optimizer %r clips by %s what the compression sends, and with it what comes late: "
-            "that is lost. topk and sign take clipnorm, by which each replica clips its gradients "
+            "Optimizer %r loses what %s clips from the decompressed sum, delayed residuals "
+            "included. topk and sign take clipnorm, by which each replica clips its gradients "
             "first.",
             optimizer.name,
             clips[0],
         )
     if optimizer.gradient_accumulation_steps:
         logger.warning(
-            "Optimizer %r accumulates the gradients of %d steps. Its compression goes before that: "
-            "each of these steps sends, and counts for its momentum, every and warmup_steps.",
+            "Optimizer %r accumulates the gradients of %d steps. Compression runs before that: "
+            "each of these steps communicates, and counts for its momentum, every and "
+            "warmup_steps.",
             optimizer.name,
             optimizer.gradient_accumulation_steps,
         )

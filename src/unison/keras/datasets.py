@@ -49,8 +49,8 @@ class DatasetAdapter(DataAdapter):
         self._class_weight = class_weight
         if steps is None and self._cardinality() == INFINITE:
             raise ValueError(
-                "The dataset never ends: say how many batches make an epoch, by steps_per_epoch, "
-                "validation_steps or steps."
+                "The dataset is infinite: set the number of batches per epoch with "
+                "steps_per_epoch, validation_steps or steps."
             )
         if isinstance(dataset, Dataset):
             _check_batched(dataset)
@@ -70,7 +70,7 @@ class DatasetAdapter(DataAdapter):
             is_empty = False
             yield batch if self._class_weight is None else self._weighted(batch)
         if is_empty:
-            raise ValueError("The dataset is empty: it gave no batch.")
+            raise ValueError("The dataset is empty: it yielded no batch.")
 
     get_jax_iterator = get_numpy_iterator
 
@@ -109,8 +109,8 @@ def _check_batched(dataset: Dataset) -> None:
     signature = dataset.plan.known_signature
     if signature is not None and any(spec.shape == () for spec in signature.specs):
         raise ValueError(
-            "Keras takes datasets of batches, and the elements of this one have no axis of "
-            f"examples: {signature.element_spec}. Use dataset.batch(batch_size)."
+            "Keras takes datasets of batches, and the elements of this one have no batch "
+            f"axis: {signature.element_spec}. Use dataset.batch(batch_size)."
         )
     if signature is not None and type(spec := signature.element_spec) is tuple and len(spec) > 3:
         raise ValueError(
@@ -140,7 +140,7 @@ def _knowing_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
             adapter = original(*args, **kwargs)
             if adapter.num_batches == 0:  # which Keras would convert to a StopIteration
                 raise ValueError(
-                    "The data is empty: it gives no batch. Received: x of type "
+                    "The data is empty: it yields no batch. Received: x of type "
                     f"{type(given['x']).__name__}"
                 )
             return adapter

@@ -85,7 +85,7 @@ class EncodedText:
         if layer not in self._arrays:
             raise ValueError(
                 f"Layer {layer.name!r} gets text in a compiled step that it did not get when the "
-                "model was called before. Let the layers get the same text in every call."
+                "model was called before. A layer must receive the same text input in every call."
             )
         return self._arrays[layer]
 

@@ -91,7 +91,7 @@ class IndexLookup(HostLayer):
             )
         if idf_weights is not None and output_mode != "tf_idf":
             raise ValueError(
-                f"idf_weights go with output_mode='tf_idf'. Received: output_mode={output_mode!r}"
+                f"idf_weights require output_mode='tf_idf'. Received: output_mode={output_mode!r}"
             )
         super().__init__(name)
         self.max_tokens = max_tokens
@@ -308,7 +308,7 @@ class IndexLookup(HostLayer):
             return indices
         if self.output_mode == "tf_idf":
             if self._idf_weights is None:
-                raise ValueError(f"Layer {self.name!r} has no weights: adapt it, or give it some.")
+                raise ValueError(f"Layer {self.name!r} has no idf_weights: adapt or pass them.")
             counts = host_layers.encoded_categories(indices, "count", self._depth())
             return (counts * self._idf_weights).astype(counts.dtype)
         return host_layers.encoded_categories(indices, self.output_mode, self._depth())

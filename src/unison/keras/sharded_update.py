@@ -103,7 +103,7 @@ def whole_state(cells: Sequence[Cell], state: Sequence[jax.Array]) -> Iterator[l
     """Yields `state` with whole values in place of this replica's parts.
 
     A step may look at any variable. Those that only `sharded_apply` looks at are not gathered:
-    it finds the parts again, and XLA drops what nobody uses.
+    it finds the parts again, and XLA eliminates unused values.
     """
     whole = [
         all_parts(value, cell.division) if cell.layout is Layout.SHARDED else value

@@ -1,4 +1,4 @@
-"""Notes on errors that speak of a replica's share of a batch, where the user knows the batch."""
+"""Notes on errors about a replica's share of a batch: users only know the whole batch."""
 
 from __future__ import annotations
 

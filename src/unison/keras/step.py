@@ -102,7 +102,7 @@ class _Launched:
     Attributes:
         number: How many programs had been launched before it.
         batches: What it was for.
-        metrics: The metrics of all replicas after it, if the step tells them.
+        metrics: The metrics of all replicas after it, if the step returns them.
     """
 
     number: int
@@ -298,7 +298,7 @@ class CompiledStep:
             )
 
     def forget_programs(self) -> None:
-        """Lets the next step be compiled anew; none waits."""
+        """Drops the programs, so that the next step recompiles; no step is queued."""
         self._programs.clear()
 
     def results(self, state: list[jax.Array]) -> Any:
@@ -340,7 +340,7 @@ class CompiledStep:
             launched.metrics = None
 
     def know_metrics(self, values: list[np.ndarray]) -> None:
-        """Takes note of what another worker's last step has told of the metrics of all."""
+        """Takes note of the metrics of all replicas, received from another worker."""
         self.known_metrics = [jnp.asarray(value) for value in values]
         self._results = {METRICS_OF_ALL: self.known_metrics}
 

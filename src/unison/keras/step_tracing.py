@@ -208,7 +208,7 @@ class StepTracer:
     def logs_without_metrics(
         self, logs: Any, before: list[Any], metrics: list[Any]
     ) -> dict[str, Any]:
-        """Sorts the names of the logs, and returns those logs that no metric tells."""
+        """Sorts the names of the logs, and returns those logs that no metric reports."""
         variables = self._model.metrics_variables
         with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))):
             results = self._model.get_metrics_result()
@@ -218,7 +218,7 @@ class StepTracer:
         return {name: value for name, value in logs.items() if name not in self.metric_names}
 
     def _silent_metrics(self, before: list[Any], after: list[Any]) -> set[str]:
-        """Returns the names under which metrics speak that the step did not update.
+        """Returns the log names of the metrics that the step did not update.
 
         A step of the user's may log something else under such a name: a `loss` of its own.
         """
@@ -234,7 +234,7 @@ class StepTracer:
     def _global_logs(
         self, logs: Any, before: list[Any], metrics: list[Any], share: float
     ) -> dict[str, Any]:
-        """Leaves to `StepLogs` what metrics tell, and averages the rest over the examples."""
+        """Leaves to `StepLogs` what metrics report, and averages the rest over the examples."""
         other = self.logs_without_metrics(logs, before, metrics)
         weighted = jax.tree.map(
             lambda value: jnp.asarray(value) * share if share else jnp.zeros_like(value), other
@@ -246,7 +246,7 @@ class StepTracer:
     ) -> tuple[Any, list[Any]]:
         """Undoes what a replica without examples computed from the row of zeros that it got.
 
-        Its random streams go on: they stay in step with those of the other replicas.
+        Its random streams still advance, in step with those of the other replicas.
         """
         if self.returns_examples:
             results = jax.tree.map(lambda rows: rows[:0], results)

@@ -198,7 +198,7 @@ class TextEncoder:
         if useless:
             raise ValueError(
                 f"Model {self._model.name!r} gets text (of shape {leaves[useless[0]].shape}) that "
-                "none of its layers turns into numbers as it comes. Let a StringLookup, "
+                "no layer converts to numbers directly. Let a StringLookup, "
                 "TextVectorization or Hashing take that input, or convert it in dataset.map."
             )
         return layers

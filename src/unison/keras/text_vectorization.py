@@ -84,7 +84,7 @@ class TextVectorization(HostLayer):
         _check_choice("split", split, _SPLITS)
         if output_mode != "int" and output_sequence_length is not None:
             raise ValueError(
-                "output_sequence_length goes with output_mode='int'. Received: "
+                "output_sequence_length requires output_mode='int'. Received: "
                 f"output_mode={output_mode!r}"
             )
         if ragged:

@@ -380,7 +380,7 @@ class ReplicaTrainer:
         if running is None:
             raise RuntimeError(
                 "A step of the model was run outside Keras' loops. Use fit, evaluate, predict, or "
-                "train_on_batch and its kin."
+                "train_on_batch (test_on_batch, predict_on_batch)."
             )
         if len(running.cells) != step.num_cells:
             raise RuntimeError(
@@ -520,8 +520,8 @@ class ReplicaTrainer:
         if self._model.run_eagerly and several and not self._said_what_eager_means:
             self._said_what_eager_means = True
             logger.warning(
-                "run_eagerly=True: a step on %d replicas is one program, so it is compiled all the "
-                "same. To look into a step, use jax.debug.print, or OneDeviceStrategy.",
+                "run_eagerly=True: a step on %d replicas is one program, so it is compiled "
+                "anyway. To debug a step, use jax.debug.print, or OneDeviceStrategy.",
                 self.strategy.num_replicas_in_sync,
             )
 

@@ -95,7 +95,7 @@ def _proved(
             raise  # the connection was closed
         raise FailedPreconditionError(
             message=f"The connection cannot be encrypted: {error}. Either {tls.AUTHORITY_VARIABLE} "
-            "is not the authority of both ends' certificates, or one end has none, or the other "
+            "has not signed the certificates of both ends, or one end has none, or the other "
             "end is not a process of Unison."
         ) from error
 

@@ -367,7 +367,7 @@ def _of_replicas(values: list[Any]) -> Any:
 
 def _called_off() -> CancelledError:
     return CancelledError(
-        message="The call was called off, because another scheduled function had failed; schedule "
+        message="The call was cancelled, because another scheduled function had failed; schedule "
         "and join raise its error."
     )
 

@@ -148,7 +148,7 @@ def _described_leaf(
     if isinstance(leaf, RemoteValue):
         raise ValueError(
             "The result of a scheduled function cannot be the argument of another one: it may "
-            "not be there yet. Fetch it first: coordinator.fetch(value)."
+            "not have been computed yet. Fetch it first: coordinator.fetch(value)."
         )
     if isinstance(leaf, PerWorkerIterator):
         if leaf not in iterators:

@@ -203,7 +203,7 @@ class Connection:
             if file is not None:
                 closing.callback(os.close, file)
             if length > _LONGEST_HEADER:
-                raise self._gone(f"a message with {length} bytes of description is not one")
+                raise self._gone(f"a message header of {length} bytes is too long")
             header = bytes(self._receive_bytes(length))
             try:
                 kind, fields, kinds = _described(header)
@@ -211,7 +211,7 @@ class Connection:
                     closing.pop_all()
                     self._inbox.add(slot, file)
             except (ValueError, TypeError, OverflowError, RecursionError, OSError) as error:
-                raise self._gone(f"it has sent what is not a message ({error})") from error
+                raise self._gone(f"it has sent an invalid message ({error})") from error
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
         size = sum(map(_aligned, sizes))
         if slot < 0:
@@ -324,7 +324,7 @@ class Connection:
         try:
             data = self._inbox.lent(slot)
         except KeyError as error:
-            raise self._gone(f"it has named a slot that there is not ({slot})") from error
+            raise self._gone(f"it has named an unknown slot ({slot})") from error
         if len(data) < size:
             raise self._gone(f"it has put {size} bytes into a slot of {len(data)}")
         return data

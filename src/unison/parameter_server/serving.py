@@ -135,8 +135,8 @@ class Server:
             listening = listen(self._address)
         except OSError as error:
             raise OSError(
-                f"{self.job_name} {self.task_index} cannot listen at {self._address}: {error}. Is "
-                "another process there, or is it none of this machine's addresses?"
+                f"{self.job_name} {self.task_index} cannot listen at {self._address}: {error}. The "
+                "port is in use, or the address does not belong to this machine."
             ) from error
         acceptor = Acceptor(listening, lambda own: server_handshake(own, secret, [CHANNEL]))
         self._accepting = AcceptingThread(

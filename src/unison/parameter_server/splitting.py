@@ -368,7 +368,7 @@ class Splitter:
             raise ValueError(
                 "In synchronous mode, the servers combine what the workers push, after the "
                 "workers' programs: what a scheduled function returns, and what is summed, cannot "
-                "follow from what is combined in the same step. Return the replica's own values; "
+                "depend on what is combined in the same step. Return the replica's own values; "
                 "fetch() gives those of all, for strategy.reduce."
             )
         by_rows = {table.cell for table in tables}

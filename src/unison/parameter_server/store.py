@@ -110,7 +110,7 @@ class ServerLostError(UnavailableError):
         super().__init__(
             message=f"Parameter server {server} ({address}) is lost, and the variables on it: "
             f"{why}. Start the job again from its last checkpoint; with `unison run "
-            "--ps-checkpoints FOLDER` a server comes back by itself."
+            "--ps-checkpoints FOLDER` lost servers are restarted."
         )
         self.server = server
         self.address = address
@@ -175,7 +175,7 @@ class Store:
             undoing.callback(pulse.close)
             begun = connection.ask("begin", job=self.job, is_new=is_new)
             if not is_new and not begun["has_state"]:
-                raise ServerLostError(server, address, "it has come back without a snapshot")
+                raise ServerLostError(server, address, "it has restarted without a snapshot")
             undoing.pop_all()
         return connection, pulse, begun
 

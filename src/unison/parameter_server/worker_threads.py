@@ -159,8 +159,8 @@ class WorkerThread:
             there = len(workers) - len(lost)
             self._dispatcher.queue.fail(
                 UnavailableError(
-                    message=f"{there or 'None'} of the {len(workers)} workers has been there for "
-                    f"{self._timeout:g} s, {needed} are needed, and calls wait. The last answer: "
+                    message=f"Only {there} of the {len(workers)} workers have been connected for "
+                    f"{self._timeout:g} s, {needed} are needed, and calls wait. The last error: "
                     f"{error}"
                 )
             )
@@ -225,7 +225,7 @@ class WorkerThread:
                 queue.put_back(call, self._index)
         elif isinstance(error, UnavailableError) and not self._is_alive():
             logger.warning(
-                "worker %d (%s) is lost; what it ran is run again elsewhere: %s",
+                "worker %d (%s) is lost; its calls are rescheduled: %s",
                 self._index,
                 self._address,
                 error,

@@ -41,8 +41,8 @@ def save(obj: Any, export_dir: str | os.PathLike, signatures: Any = None) -> Non
     """Saves an object with its variables and functions.
 
     Its functions are the `tf.function`s in its attributes and in those of the objects it
-    references,
-    for each of their known signatures: the `input_signature`, or those of `concrete_functions`.
+    references, for each of their known signatures: the `input_signature`, or those of
+    `concrete_functions`.
     They are saved as programs of one replica, for CPUs, GPUs and TPUs, with their gradients; sizes
     that are unknown in the signature (None) stay unknown.
 

@@ -89,7 +89,7 @@ class BackgroundWriter:
             while self._count and self._is_alive and time.monotonic() < deadline:
                 self._changed.wait(_LOOK_AFTER)
             if self._count and self._is_alive:
-                logger.error("The program ends, and a checkpoint is not written yet: it is lost.")
+                logger.error("The program exits before a checkpoint was written: it is lost.")
         if self._error is not None:
             logger.error("A checkpoint was not written: %s", self._error)
 

@@ -4,6 +4,7 @@ When the group changes, the steps that have not taken effect are run again, by t
 next group: Keras' loop and the callbacks do not notice. Each worker takes its part of the same
 global batches, so no example is left out or used twice. A worker that joins a running job enters
 `fit` at the position of the others, with all that a backup contains (see
+`keras_backup`).
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class PreemptionCheckpointHandler:
             in_time = {"check_interval": False} if len(args) < 2 else {}
             self._manager.save(*args, **(in_time | kwargs))
             self._manager.sync()
-        logger.warning("Saved behind step %d, as a worker is about to be stopped.", self._begun)
+        logger.warning("Saved after step %d, as a worker is about to be stopped.", self._begun)
 
     def _exit(self) -> None:
         """Ends the process when all workers have saved."""
@@ -326,7 +326,7 @@ class PreemptionCheckpointHandler:
                     return
             except Exception:
                 if not has_failed:
-                    logger.exception("termination_watcher_fn has failed. It is asked again.")
+                    logger.exception("termination_watcher_fn has failed. It will be called again.")
                 has_failed = True
 
     def _watch_others(self, store: CoordinationStore) -> None:
@@ -396,7 +396,7 @@ def _check_cluster(resolver: ClusterResolver | None) -> None:
     cluster = resolver.cluster_spec()
     if "ps" in cluster.jobs:
         raise ValueError(
-            "A PreemptionCheckpointHandler brings workers to one step that take their steps "
+            "A PreemptionCheckpointHandler requires workers that run every step "
             "together. Received: a cluster with parameter servers, whose workers do not."
         )
     count = len(process_group.training_tasks(cluster))

@@ -1,8 +1,7 @@
 """The state of a process's global random generators.
 
-NumPy's and Python's, Keras' global one, and those that rooms above register. A joining worker,
-and a restarted program, continue with the others' state, or the saved one.
-saved.
+NumPy's and Python's, Keras' global one, and those that other packages register. A joining worker
+continues with the others' state, a restarted program with the saved one.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Report:
         """Logs the unused values, unless they are expected."""
         if self.unused and not self.expects_partial:
             logger.warning(
-                "%d values of checkpoint %s were restored nowhere: %s. If that is as it should be, "
+                "%d values of checkpoint %s were not restored: %s. If that is intended, "
                 "call expect_partial() on what restore() returns.",
                 len(self.unused),
                 self._prefix,

@@ -29,7 +29,7 @@ class CheckpointLoadStatus:
         if report.unused:
             raise AssertionError(
                 f"{len(report.unused)} values of checkpoint {self.restoration.archive.prefix} "
-                "were restored nowhere, for no object has their names: "
+                "were not restored, because no object has their names: "
                 f"{report.names_of_unused()}. Variables that are not created yet get theirs when "
                 "they are."
             )

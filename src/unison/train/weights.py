@@ -47,6 +47,6 @@ def load_weights(model: Any, path: str | os.PathLike) -> CheckpointLoadStatus:
         names = ", ".join(status.restoration.archive.nodes[0].children)
         raise ValueError(
             f"Checkpoint {os.fspath(path)} was not saved from a model of this kind: its parts are "
-            f"{names}. If a Checkpoint with the model in an attribute saved it, restore it so."
+            f"{names}. If a Checkpoint(model=model) saved it, restore it through one."
         )
     return status

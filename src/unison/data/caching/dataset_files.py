@@ -245,9 +245,9 @@ def _check_fits(folder: str, kept: Signature, expected: Signature) -> None:
     dtypes = [getattr(spec, "dtype", None) for spec in expected.specs]
     if not has_structure or dtypes != [spec.dtype for spec in kept.specs]:
         raise InvalidArgumentError(
-            message=f"The elements kept in {folder} are others than expected. Expected: "
+            message=f"The elements kept in {folder} differ from the expected ones. Expected: "
             f"{expected.element_spec}. Received: {kept.element_spec}. Remove the folder if another "
-            "pipeline has written it, or take another one."
+            "pipeline has written it, or choose another folder."
         )
 
 

@@ -156,8 +156,8 @@ class _SnapshotStream(Stream):
             self._reader = self._plan.reader()
             if self._reader is None:
                 raise NotFoundError(
-                    message="This position is one in a snapshot that is no longer there. Begin "
-                    "the pass anew."
+                    message="This position is in a snapshot that no longer exists. Start "
+                    "a new pass."
                 )
             self._stream = stream_at(self._reader, state["position"])
             return

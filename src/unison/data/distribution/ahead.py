@@ -109,7 +109,7 @@ class BatchesAhead(Iterator[Any]):
             same = [other for other in self._others() if other.description == description]
             if not same:
                 raise ValueError(
-                    f"The state is that of something else. Expected: {source.description}. "
+                    f"The state belongs to another dataset. Expected: {source.description}. "
                     f"Received: {description}. Make the dataset as it was when the state was "
                     "saved, or begin a new epoch."
                 )

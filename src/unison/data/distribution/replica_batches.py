@@ -434,7 +434,7 @@ class _StepsInTurn(Steps):
         received = [description for description, _ in state]
         if received != expected:
             raise ValueError(
-                "The state is one of other datasets than the function has made. Expected: "
+                "The state belongs to datasets other than those of the function. Expected: "
                 f"{expected}. Received: {received}"
             )
         pairs = zip(self._plans, state, strict=True)
@@ -493,7 +493,7 @@ class IterableBatches(ReplicaBatches):
     @property
     def signature(self) -> Signature:
         raise TypeError(
-            f"A {type(self._source).__name__} does not tell what its batches are. Distribute a "
+            f"A {type(self._source).__name__} has no element_spec. Distribute a "
             "unison.data.Dataset, or look at a batch."
         )
 
@@ -545,7 +545,7 @@ class _IterableSteps(Steps):
         """Returns the iterator, if it has a position, as Grain's have."""
         if not (hasattr(self._batches, "get_state") and hasattr(self._batches, "set_state")):
             raise TypeError(
-                "What is distributed does not know where it is: it has no `get_state` and "
+                "The distributed iterable has no position to save: it has no `get_state` and "
                 f"`set_state`. Received: {self._batches!r}. Distribute a unison.data.Dataset."
             )
         return self._batches

@@ -167,7 +167,7 @@ class _Inflated(io.RawIOBase):
             raise DataLossError(
                 message=f"{self._path} has a record of more than {most} bytes within its first "
                 f"{self._num_read} bytes of {self._compression}: it is taken for a decompression "
-                "bomb. Decompress the file, and read it so, if you trust whoever made it."
+                "bomb. If you trust its source, decompress it and read the result."
             )
 
     def _pass(self, count: int) -> None:

@@ -94,7 +94,7 @@ class _FixedLengthReader:
             raise InvalidArgumentError(
                 message=f"Between its header ({self._header_bytes} bytes) and its footer "
                 f"({self._footer_bytes} bytes), {self._path} has "
-                f"{self._offset + rest - self._header_bytes} bytes, which is no multiple of "
+                f"{self._offset + rest - self._header_bytes} bytes, which is not a multiple of "
                 f"record_bytes, {self._length}."
             )
 

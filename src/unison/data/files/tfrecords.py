@@ -207,7 +207,7 @@ class _TFRecordReader:
         counted = f" (counted from byte {self._begin} on)" if self._begin else ""
         return (
             f"Corrupt record in {self._path}: record {self._number}{counted}, at byte "
-            f"{self._offset}: {what}. To pass over damaged records, read the file with "
+            f"{self._offset}: {what}. To skip corrupt records, read the file with "
             'unison.data.TFRecordDataset(..., on_corrupt="skip").'
         )
 

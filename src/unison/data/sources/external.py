@@ -41,7 +41,7 @@ def plan_of_source(source: Any) -> Plan:
         return Indexed(source, _spec_of_grain(source))
     if isinstance(source, Iterator):
         raise TypeError(
-            "An iterator gives its elements once, and a dataset is iterated over again and again. "
+            "An iterator yields its elements only once, but a dataset is iterated several times. "
             "Pass what makes it: a function that returns it, or an object with __iter__. "
             f"Received: {source!r}"
         )

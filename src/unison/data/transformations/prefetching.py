@@ -336,7 +336,8 @@ class _Channel:
         if self._has_ended or self._is_closed:
             return None
         raise InternalError(
-            message="The thread that reads the dataset ahead has ended without a word."
+            message="The thread that reads the dataset ahead has ended without a result or an "
+            "error."
         )
 
     @property

@@ -279,7 +279,7 @@ def _memory(
         for file in files:
             stack.callback(os.close, file)
         if len(files) != len(sizes):
-            raise Broken(f"{who} handed over {len(files)} files, and not {len(sizes)}.")
+            raise Broken(f"{who} sent {len(files)} files instead of {len(sizes)}.")
     files += [-1] * (2 - len(files))
     return files[0], files[1]
 

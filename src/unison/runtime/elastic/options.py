@@ -16,7 +16,7 @@ class ElasticOptions:
     """The behaviour of Keras' `fit` when workers are lost or join, in an elastic job.
 
     Args:
-        keep: What stays the same: the "global_batch", which is divided anew among the replicas, so
+        keep: What stays the same: the "global_batch", which is redivided among the replicas, so
             that training does not depend on the workers that take part; or the "per_replica_batch":
             the global batch grows and shrinks with the number of replicas, and epochs have fewer or
             more steps.

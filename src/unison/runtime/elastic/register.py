@@ -104,7 +104,7 @@ class Register:
                 f"min_workers={min_workers}, max_workers={max_workers}."
             )
         if not token:
-            raise ValueError("Expected a token that nobody guesses. Received: an empty one.")
+            raise ValueError("Expected a token that cannot be guessed. Received: an empty one.")
         secret = token.encode()
         self._listener = listen(host, port)
         self.address = joined_address(host, self._listener.getsockname()[1])

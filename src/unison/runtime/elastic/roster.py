@@ -254,7 +254,7 @@ class Roster:
         if worker.is_leaving:
             self._let_go(worker)
         elif self._is_member(id_):
-            self._interrupt(f"{worker.member.name} has asked for it")
+            self._interrupt(f"{worker.member.name} has requested a new view")
         else:
             self._go_on()
 
@@ -363,7 +363,7 @@ class Roster:
                 if not self.workers[id_].has_formed:
                     self._accused.setdefault(id_, set()).add("")
             self._has_failed = True
-            self._interrupt(f"it has made no progress for {self._limits.wait:g} s")
+            self._interrupt(f"the proposed view has made no progress for {self._limits.wait:g} s")
         elif timer == "done" and self.phase is Phase.ACTIVE:
             done = f"{', '.join(self._finished)} {'is' if len(self._finished) == 1 else 'are'} done"
             self._interrupt(f"{done}, and others are not after {self._limits.answer:g} s")
@@ -414,7 +414,7 @@ class Roster:
             self.end(
                 TOO_FEW_WORKERS,
                 f"{self._limits.min_workers} workers are needed to begin, and within "
-                f"{self._limits.start:g} s {_count(self.workers.values())} came",
+                f"{self._limits.start:g} s {_count(self.workers.values())} connected",
             )
         elif self.phase is Phase.GATHERING and not self.last:
             self._expel(f"it has not begun within {self._limits.start:g} s")
@@ -645,7 +645,7 @@ class Roster:
         """
         id_ = worker.member.id
         is_last = self.holders == {id_} and not self._finished
-        why = "it has said that it is to end soon"
+        why = "it has announced that it leaves (SIGTERM)"
         self._end_part_of(id_, LEFT_BY_NOTICE, why, saves=is_last)
         del self.workers[id_]
         self._drop(id_)
@@ -700,7 +700,7 @@ class Roster:
         if len(candidates) >= self._limits.min_workers:
             why = (
                 "no worker that is left has the state, and those that had it may still compute: "
-                "their connections are lost, but nobody has seen their processes end"
+                "their connections are lost, but the end of their processes was not observed"
             )
         elif len(able) >= self._limits.min_workers:
             why = (

@@ -126,7 +126,7 @@ class Finding:
         if self.kind == "differs":
             return InvalidArgumentError(
                 message=f"{name} runs a different program than {names[self.by]}. {self.about}\nAll "
-                f"workers must do the same in the same order, with the same shapes.{here}"
+                f"workers must run the same operations in the same order and shapes.{here}"
             )
         return UnavailableError(message=f"{name} {self.about}{here}")
 

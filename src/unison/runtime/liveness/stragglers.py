@@ -91,7 +91,7 @@ class Stragglers:
                     self._asked[each.worker] = (now, each)
                     self._say({"is": "where", "worker": each.worker})
             elif known is not None and now - known[0] > _ANSWER_WITHIN:
-                self.hear(each.worker, "It does not say where it is: it is stopped.", now)
+                self.hear(each.worker, "It has not sent its stack: it is stopped.", now)
 
     def hear(self, worker: int, stack: str, now: float) -> None:
         """Reports a worker that was queried, with its stack."""
