@@ -211,6 +211,27 @@ def test_synchronized_layer_trains_as_on_one_device(examples, strategy):
     assert_close(together.get_weights(), alone.get_weights())
 
 
+def test_a_replica_without_examples_whose_loss_is_nan_changes_nothing(four_replicas):
+    """It computes with a row of zeros, of which the loss below is 0 / 0."""
+    x, y = regression_data(3)
+
+    def build(**arguments):
+        inputs = keras.Input((6,))
+        hidden = keras.layers.BatchNormalization(**arguments)(keras.layers.Dense(4)(inputs))
+        norm = keras.layers.Lambda(lambda x: keras.ops.sum(x * x, axis=1, keepdims=True))(inputs)
+        divided = keras.layers.Lambda(lambda pair: pair[0] / pair[1])([hidden, norm])
+        model = keras.Model(inputs, keras.layers.Dense(1)(divided))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    keras.utils.set_random_seed(0)
+    alone = build()
+    together = built_under(four_replicas, lambda: build(synchronized=True))
+    for model in (alone, together):
+        model.fit(x, y, batch_size=3, epochs=2, shuffle=False, verbose=0)
+    assert_close(together.get_weights(), alone.get_weights())
+
+
 def test_synchronized_layer_alone_in_a_batch_of_images_trains_as_on_one_device(four_replicas):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(11, 4, 4, 2)).astype("float32") * [1.0, 3.0] + [5.0, 0.0]

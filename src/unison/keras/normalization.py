@@ -73,15 +73,19 @@ def _local_moments(inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any, A
 def _global_moments(count: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
     """Returns the mean and variance of the positions of all replicas."""
     share = current_share(ScaledBy.GRADIENTS)
+    has_none = current_share() == 0
     local = ops.stack([count, mean, variance])
-    if current_share() == 0:
+    if has_none:
         local = _nothing(local)
     elif share is not None:
         # The gradient that reaches a replica's parameters is multiplied by its own share. The part
         # from the loss of another replica must be multiplied by that replica's share.
         local = _with_gradient_times(local, 1 / share)
     gathered = lax.all_gather(local, REPLICA_AXIS)
-    if share is not None:
+    if has_none:
+        # Its loss (perhaps NaN) must not reach the parameters of the other replicas.
+        gathered = _with_gradient_times(gathered, 0.0)
+    elif share is not None:
         gathered = _with_gradient_times(gathered, share)
     counts, means, variances = (gathered[:, index] for index in range(3))
     total = ops.sum(counts, 0)
@@ -105,7 +109,7 @@ _nothing.defvjp(lambda value: (_nothing(value), None), lambda _, grad: (jnp.zero
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _with_gradient_times(value: jax.Array, factor: float) -> jax.Array:
-    """Returns `value`, whose gradient will be multiplied by `factor`."""
+    """Returns `value`, whose gradient will be multiplied by `factor`; by 0, NaN is 0, too."""
     del factor
     return value
 
@@ -117,7 +121,7 @@ def _forward(value: jax.Array, factor: float) -> tuple[jax.Array, None]:
 
 def _backward(factor: float, residual: None, gradient: jax.Array) -> tuple[jax.Array]:
     del residual
-    return (gradient * factor,)
+    return (gradient * factor if factor else jnp.zeros_like(gradient),)
 
 
 _with_gradient_times.defvjp(_forward, _backward)
