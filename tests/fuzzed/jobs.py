@@ -275,7 +275,11 @@ FORMATS = {
     ),
     "key": Format(write_key, read_key, (), (ValueError, PermissionError), is_anything),
     "elastic-state": Format(
-        write_state, read_state, [state_header, state_of_the_job, state_archive]
+        # A ValueError: a variable has another shape.
+        write_state,
+        read_state,
+        [state_header, state_of_the_job, state_archive],
+        (ValueError,),
     ),
     "job-folder": Format(write_job, read_job, is_right=is_anything),
     "running-jobs": Format(write_running, read_running, [json_of("*.json")], is_right=is_anything),

@@ -36,7 +36,10 @@ OF_UNISON = {
 
 #: What `import unison.tf` loads beyond that: what it changes in JAX, and registers.
 OF_THE_FACE = {
+    "unison.errors",
     "unison.identity_key",
+    "unison.storage",
+    "unison.storage.decoding",
     "unison.tf",
     "unison.tf.dtypes",
     "unison.tf.missing",

@@ -599,7 +599,11 @@ class IntegerLookup(IndexLookup):
         return int(key)
 
     def _parsed(self, line: str) -> int:
-        return int(line)
+        number = int(line)
+        limits = np.iinfo(np.int64)
+        if not limits.min <= number <= limits.max:
+            raise ValueError(f"{line[:100]!r} is not a number of 64 bits")
+        return number
 
     def _bucket(self, key: int) -> int:
         if self.oov_method == "farmhash":

@@ -176,7 +176,8 @@ def decode_gif(contents: Any, name: str | None = None) -> jax.Array:
         for index in range(image.n_frames):
             image.seek(index)
             frames.append(np.asarray(image.convert("RGB")))
-    return convert_to_tensor(np.stack(frames))
+        stacked = np.stack(frames)  # of a corrupt file, they may differ in size
+    return convert_to_tensor(stacked)
 
 
 def decode_image(

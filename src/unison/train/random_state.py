@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from unison.storage.decoding import decoding
+
 if TYPE_CHECKING:
     from unison.runtime.placement import Placement
 
@@ -93,10 +95,11 @@ def numpy_and_python() -> dict[str, Any]:
 
 def set_numpy_and_python(then: dict[str, Any]) -> None:
     """Restores the state of these generators; see `numpy_and_python`."""
-    kind, keys, *rest = then["numpy"]
-    np.random.set_state((kind, keys, *rest))
-    version, numbers, gauss = then["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss))
+    with decoding("The state of the generators of NumPy and Python"):
+        kind, keys, *rest = then["numpy"]
+        np.random.set_state((kind, keys, *rest))
+        version, numbers, gauss = then["python"]
+        random.setstate((version, tuple(numbers.tolist()), gauss))
 
 
 def of_libraries(placement: Placement | None = None) -> dict[str, Any]:
@@ -125,4 +128,5 @@ class LibraryGenerators:
         return of_libraries(self._placement)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        set_of_libraries(state, self._placement)
+        with decoding("The state of the libraries' random generators"):
+            set_of_libraries(state, self._placement)

@@ -88,6 +88,8 @@ def _index_of(described: dict[str, Any], path: str) -> DatasetIndex:
         table = TableIndex.of(shard, compression)
         _check_table(table, signature)
         shards.append((checked_name(shard["folder"], _SHARD, path), table))
+    if not shards:
+        raise ValueError("it has no shards")
     return DatasetIndex(checked_name(described["run"], RUN, path), compression, signature, shards)
 
 

@@ -23,6 +23,9 @@ _NUMBERS = tuple(map(np.dtype, ("int32", "int64", "float32", "float64")))
 
 _TEXT = np.dtype(object)
 
+#: The most characters of a record that a message shows.
+_SHOWN = 200
+
 
 @dataclasses.dataclass(frozen=True)
 class Column:
@@ -115,16 +118,21 @@ class CsvColumns(Transformation):
         except csv.Error as error:
             raise InvalidArgumentError(
                 message=f"Record {index} of the dataset is not valid CSV: {error}. Received: "
-                f"{record!r}"
+                f"{_shown(record)}"
             ) from error
         least = 1 + max((column.place for column in self._columns), default=-1)
         expected = least if self._num_fields is None else self._num_fields
         if len(fields) < expected or (self._num_fields is not None and len(fields) > expected):
             raise InvalidArgumentError(
                 message=f"Expected {expected} fields in record {index} of the dataset. Received "
-                f"{len(fields)}: {record!r}"
+                f"{len(fields)}: {_shown(record)}"
             )
         return [fields[column.place] for column in self._columns]
+
+
+def _shown(text: str | bytes) -> str:
+    """Returns a record or a field for a message, which a corrupt file may have made long."""
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN]) + "..." * (len(text) > _SHOWN)
 
 
 def _converted(texts: Sequence[str], column: Column, fields: Fields, start: int) -> np.ndarray:
@@ -152,7 +160,7 @@ def _check(text: str, column: Column, fields: Fields, index: int) -> None:
     try:
         np.array(_value(text, column, fields), column.dtype)
     except (ValueError, OverflowError) as error:
-        what = repr(text) if text else "an empty field. Give the column a default"
+        what = _shown(text) if text else "an empty field. Give the column a default"
         raise InvalidArgumentError(
             message=f"Field {column.place} of record {index} of the dataset is to be "
             f"{column.dtype}. Received: {what}"
