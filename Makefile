@@ -59,6 +59,18 @@ define TEST_AND_CHECK_TYPES
 	tests=$$?; wait $$types || { echo "The types are wrong: see above." >&2; exit 1; }; exit $$tests
 endef
 
+# XLA's GPU compiler, with which tests compile for GPUs that are not here: 550 MB, for Linux. It is
+# beside the environment, since JAX would load it at the start of every process.
+GPU_COMPILER := $(VENV)/gpu-compiler
+$(VENV)/.installed-gpu-compiler: pyproject.toml $(CONSTRAINTS) $(VENV)/.installed-dev
+	PIP_COMPILE=0 $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	  $(addprefix --constraint ,$(CONSTRAINTS)) --upgrade --target $(GPU_COMPILER) \
+	  jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
+	@touch $@
+ifeq ($(shell uname -s),Linux)
+test: $(VENV)/.installed-gpu-compiler
+endif
+
 # Which tests are slow was recorded by `make durations`, in tests/durations.txt.
 test: lint
 	$(call TEST_AND_CHECK_TYPES,-m "not soak and (smoke or not slow)")

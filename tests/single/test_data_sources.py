@@ -144,7 +144,9 @@ def test_what_is_no_source_is_named(value):
 
 
 def test_an_iterator_is_no_source_as_it_has_one_pass():
-    with pytest.raises(TypeError, match=r"yields its elements only once.*a function that returns it"):
+    with pytest.raises(
+        TypeError, match=r"yields its elements only once.*a function that returns it"
+    ):
         Dataset.from_source(iter([1, 2]))
 
 

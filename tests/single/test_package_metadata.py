@@ -110,6 +110,6 @@ def test_all_has_every_extra_but_those_for_accelerators_and_for_work_on_unison()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     (everything,) = (Requirement(line) for line in extras["all"])
-    accelerators = {"cuda", "cuda12", "cuda13", "rocm", "tpu"}
+    accelerators = {"cuda", "cuda12", "cuda13", "plan-gpu", "rocm", "tpu"}
     for_work = {"all", "dev", "docs", "lint", "release", "test"}
     assert everything.extras == set(extras) - accelerators - for_work

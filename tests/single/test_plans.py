@@ -628,7 +628,7 @@ def test_the_program_of_a_tpu_is_planned_for_gpus():
 # -- what is refused ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["b200:8", "h100", "h100:0", "h100:8x", "v5e:7x7"])
+@pytest.mark.parametrize("name", ["b100:8", "h100", "h100:0", "h100:8x", "v5e:7x7"])
 def test_a_target_that_is_none_lists_those_there_are(name):
     with pytest.raises(ValueError, match="Expected") as raised, target(name):
         pass
@@ -738,7 +738,7 @@ def test_the_command_plans_a_module_and_writes_a_table_json_and_a_page(tmp_path)
     ("options", "message"),
     [
         ([], "Expected --target"),
-        (["--target", "b200:8"], "Received: 'b200:8'"),
+        (["--target", "b100:8"], "Received: 'b100:8'"),
         (["--target", "cpu:2"], "--calibrate FILE"),
         (["--target", "h100:8", "--network", "rope"], "Received: 'rope'"),
         (["--target", "h100:8", "--json", "/nowhere/plan.json"], "Received: '/nowhere/plan.json'"),

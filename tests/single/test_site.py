@@ -223,7 +223,7 @@ def test_the_environment_variables_are_those_of_the_code():
 
 def test_every_extra_is_documented():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    said = re.findall(r"`(\w+)`", first_cells(section_of("getting-started.md", "Extras")))
+    said = re.findall(r"`([\w-]+)`", first_cells(section_of("getting-started.md", "Extras")))
     assert sorted(said) == sorted(project["optional-dependencies"])
 
 

@@ -27,8 +27,10 @@ from unison.planning import (
     read_calibration,
     target,
 )
+from unison.planning.gpu_compiler import GPUCompilerError
 from unison.planning.memory import in_units
 from unison.planning.page import (
+    COMPILED_FOR_CPUS,
     SCALING,
     WAYS,
     batch_that_fits,
@@ -53,7 +55,8 @@ def add_command(commands: Any) -> None:
         description="Runs a program up to its first step, whichever strategy it makes, compiles "
         "that step for a target, and shows the memory on each device, the arithmetic, the "
         "collectives, the step's time on 1 to all devices, and what would make it faster or "
-        "smaller. Nothing is trained. TPU slices need libtpu (pip install 'unison[tpu]').",
+        "smaller. Nothing is trained. TPU slices need libtpu (pip install 'unison[tpu]'); with "
+        "XLA's GPU compiler (pip install 'unison[plan-gpu]'), the programs of GPUs are real ones.",
     )
     parser.add_argument(
         "--target",
@@ -76,6 +79,9 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--calibration", metavar="FILE", help="what --calibrate wrote")
     parser.add_argument("--json", metavar="FILE", help="write the plan there as well")
+    parser.add_argument(
+        "--hlo", metavar="FILE", help="write the compiled program there, as XLA's text"
+    )
     parser.add_argument("--html", metavar="FILE", help="write the plan as a page, with plots")
     parser.add_argument(
         "--thorough",
@@ -89,7 +95,7 @@ def add_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     programs.choose_keras_backend()
     console = Console(no_color=True if options.no_color else None, highlight=False)
-    for path in (options.calibrate, options.json, options.html):
+    for path in (options.calibrate, options.json, options.html, options.hlo):
         _check_can_be_written(path)
     if options.calibrate is not None:
         try:
@@ -108,11 +114,16 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError(
             "Expected --target, such as v5e:2x4 or h100:4x8. Received: none. See `unison plan -h`"
         )
+    if options.hlo is not None and len(options.target) > 1:
+        raise CommandError(
+            f"Expected one --target with --hlo, which writes one program. Received: "
+            f"{', '.join(options.target)}"
+        )
     try:
         calibration = _calibration(options)
         for name in options.target:
             described_target(name, options.network, calibration)
-    except (MissingTPULibraryError, ValueError) as error:
+    except (MissingTPULibraryError, GPUCompilerError, ValueError) as error:
         raise CommandError(str(error)) from error
     if len(options.target) == 1:
         plans = [_plan(options)]
@@ -170,7 +181,10 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
     sys.path.insert(0, str(folder.resolve()))
     try:
         with target(name, options.network, _calibration(options)):
-            return plan_first_step(lambda: _call(options), options.thorough).as_dict()
+            plan = plan_first_step(lambda: _call(options), options.thorough)
+            if options.hlo is not None:
+                pathlib.Path(options.hlo).write_text(plan.hlo, "utf-8")
+            return plan.as_dict()
     except (DoesNotFitError, NothingToPlanError, ControlFlowError) as error:
         raise CommandError(str(error)) from error
     finally:
@@ -239,6 +253,8 @@ def _rows(plan: dict[str, Any]) -> dict[str, str]:
         before = rows.get(one["kind"])
         rows[one["kind"]] = told if before is None else f"{before}, {told}"
     rows["sent to others"] = in_units(sum(one["sent_bytes"] for one in plan["collectives"]))
+    if plan["hidden_share"] is not None:
+        rows["  of them behind kernels"] = f"{plan['hidden_share']:.0%}"
     for name, seconds in plan["peak_seconds"].items():
         rows[f"{name} at peak rate"] = f"{seconds * 1e3:.3g} ms"
     if "scaling" in plan:
@@ -274,3 +290,5 @@ def _lines_below(plan: dict[str, Any]) -> Iterator[str]:
             yield f"{way['name']}: {way['how']}"
     if plan["largest_batch"] is not None:
         yield batch_that_fits(plan)
+    if plan["is_estimate"]:
+        yield COMPILED_FOR_CPUS.format(plan["target"])

@@ -112,6 +112,8 @@ def _sums(
         options = options_in_scope()
         method, most_bytes = options.method, options.bytes_per_pack or math.inf
     if method is AggregationMethod.ADD_N:
+        if _is_on_accelerators():
+            return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name), most_bytes)
         return all_reduce_packed(tensors, axis_name, most_bytes)
     if method is AggregationMethod.TREE:
         return reduce_packed(
@@ -128,9 +130,7 @@ def _fastest_sums(
     tensors: list[jax.Array], axis_name: str, hosts: Sequence[Team], most_bytes: float
 ) -> list[jax.Array]:
     """Reduces `tensors` by the method that was measured to be fastest."""
-    if placement_in_scope().platform != "cpu" or takes_several_buffers(axis_name):
-        # Not measured on accelerators: XLA and NCCL choose rings and trees for one large all-reduce
-        # themselves.
+    if takes_several_buffers(axis_name):
         return all_reduce_packed(tensors, axis_name, most_bytes)
 
     def reduce(buffer: jax.Array) -> jax.Array:
@@ -180,6 +180,10 @@ def _sum_chunks(
         return unpack(buffer, tensors)
 
     return lax.fori_loop(0, count, sum_chunk, list(tensors))
+
+
+def _is_on_accelerators() -> bool:
+    return placement_in_scope().platform != "cpu"
 
 
 def _hosts_in_scope(axis_name: str) -> tuple[Team, ...]:

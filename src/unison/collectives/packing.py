@@ -1,7 +1,7 @@
 """Tensors in one buffer: one collective for many tensors.
 
-A collective costs a rendezvous of all replicas however small its tensor is, so the tensors of one
-dtype are packed into one buffer. The buffer is filled by `dynamic_update_slice` and not by
+A collective costs a rendezvous of all replicas however small its tensor is, so on CPUs the tensors
+of one dtype are packed into one buffer. The buffer is filled by `dynamic_update_slice` and not by
 `concatenate`: XLA's CPU compiler fuses the reductions that compute bias gradients into a
 concatenation, and computes them again for every element.
 """
@@ -68,10 +68,17 @@ def all_reduce_packed(
 
 
 def takes_several_buffers(axis_name: str) -> bool:
-    """Whether an all-reduce takes tensors in place, without a common buffer for each dtype."""
+    """Whether an all-reduce takes tensors in place, without a common buffer for each dtype.
+
+    On accelerators it does: XLA combines all-reduces of gradients that are computed shortly after
+    each other, up to a size that it chooses, and computes the next ones meanwhile. A common buffer
+    would make one all-reduce that depends on every gradient, and copy all of them twice.
+    """
+    placement = placement_in_scope()
+    if placement.platform != "cpu":
+        return True
     if axis_name != REPLICA_AXIS:
         return False
-    placement = placement_in_scope()
     if placement.rules is not None:
         return True  # in one buffer, every core would need the parts of all the others
     if placement.is_elastic:

@@ -594,7 +594,7 @@ class CompiledStep:
             unchanged=unchanged if group_size == 1 else StepsInALoop(),
             name=f"{getattr(self._step, '__name__', 'a step')} of model {self._model.name!r}",
         )
-        execute = compile_replicas(placement, part)
+        execute = compile_replicas(placement, part, self._strategy.communication_options)
         return _Program(
             shares,
             execute,

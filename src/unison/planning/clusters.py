@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 
+from unison.planning import gpu_compiler
 from unison.planning.calibration import Calibration
 from unison.planning.hardware import (
     Device,
@@ -154,13 +155,13 @@ def cluster_named(
     if found["device"] == MEASURED:
         if calibration is None:
             raise UnknownHardwareError(
-                f"Expected what was measured on a machine, to plan for {name!r}. Received: no "
+                f"Planning for {name!r} needs a calibration of such a machine. Received: no "
                 "calibration. Measure with `unison plan --calibrate FILE`, and give the file as "
                 "--calibration FILE."
             )
         if machines > 1 and network is None:
             raise UnknownHardwareError(
-                f"Expected what joins the machines of {name!r}, which was not measured: --network "
+                f"Planning for {name!r} needs the link between its machines: --network "
                 f"LINK, one of {', '.join(names('links'))}. Received: none."
             )
         inside = calibration.link_between(devices)
@@ -196,8 +197,14 @@ def cluster_of_slice(described: TPUSlice) -> Cluster:
 
 @functools.cache
 def described_devices(cluster: Cluster) -> tuple[jax.Device, ...]:
-    """Returns devices to compile for in the place of a cluster's: CPUs, which do not run either."""
-    devices = tuple(described_cpus(cluster.num_devices))
+    """Returns devices to compile for in the place of a cluster's, which do not run programs.
+
+    Those of GPUs are GPUs if XLA's GPU compiler is installed (`gpu_compiler`), else CPUs.
+    """
+    found = None
+    if cluster.measured is None:
+        found = gpu_compiler.gpus(cluster.device.name, cluster.machines, cluster.per_machine)
+    devices = tuple(described_cpus(cluster.num_devices) if found is None else found)
     platform = "gpu" if cluster.measured is None else "cpu"
     remember_described(Described(cluster.name, platform, devices))
     _clusters.update(dict.fromkeys(devices, cluster))

@@ -23,7 +23,8 @@ _SENT = {
 _KINDS = "|".join(sorted(_SENT, key=len, reverse=True))
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
-_COLLECTIVE = re.compile(
+#: A collective in a line of a program; `start` if another line waits for its end.
+COLLECTIVE = re.compile(
     rf"%(?P<name>[\w.\-]+) = (?P<type>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\("
 )
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|async_execution_thread)=%?([\w.\-]+)")
@@ -85,21 +86,26 @@ def collectives_of(hlo: str) -> list[Collective]:
         One entry for each kind and size, the largest first; none for those of a device alone.
     """
     computations = dict(computations_of(hlo))
-    partitions = _NUM_PARTITIONS.search(hlo)
-    num_devices = int(partitions[1]) if partitions else 1
-    runs = _runs_of(computations)
+    num_devices = devices_of(hlo)
+    runs = runs_of(computations)
     counts: collections.Counter[Collective] = collections.Counter()
     for name, lines in computations.items():
         for line in lines:
-            found = _COLLECTIVE.search(line)
+            found = COLLECTIVE.search(line)
             if found is not None:
-                counts[_collective(found, line, num_devices)] += runs[name]
+                counts[collective_in(found, line, num_devices)] += runs[name]
     every = [
         collective._replace(runs=count)
         for collective, count in counts.items()
         if count and collective.group_size > 1
     ]
     return sorted(every, key=lambda one: (-one.sent_bytes, one.kind))
+
+
+def devices_of(hlo: str) -> int:
+    """Returns the number of devices that a program runs on."""
+    partitions = _NUM_PARTITIONS.search(hlo)
+    return int(partitions[1]) if partitions else 1
 
 
 def computations_of(hlo: str) -> Iterator[tuple[str, list[str]]]:
@@ -131,7 +137,7 @@ def trips_of(line: str, computations: dict[str, list[str]]) -> int:
     return int(limits[0]) if compares and len(limits) == 1 else 1
 
 
-def _runs_of(computations: dict[str, list[str]]) -> collections.Counter[str]:
+def runs_of(computations: dict[str, list[str]]) -> collections.Counter[str]:
     """Returns the number of runs of every computation; a loop of unknown length counts once."""
     runs: collections.Counter[str] = collections.Counter()
     entry = next(name for name, lines in computations.items() if lines[0].startswith("ENTRY"))
@@ -152,7 +158,14 @@ def _runs_of(computations: dict[str, list[str]]) -> collections.Counter[str]:
     return runs
 
 
-def _collective(found: re.Match[str], line: str, num_devices: int) -> Collective:
+def collective_in(found: re.Match[str], line: str, num_devices: int) -> Collective:
+    """Returns the collective in a line.
+
+    Args:
+        found: The match of `COLLECTIVE`.
+        line: The line.
+        num_devices: The number of devices that the program runs on.
+    """
     kind = found["kind"]
     arrays = [(_bytes_of(array), array) for array in _ARRAY.finditer(found["type"])]
     sizes = [size for size, _ in arrays]
@@ -212,6 +225,16 @@ def _first_of_mesh(mesh: str, ids: str | None, axes: str) -> list[int]:
 
 def _numbers(text: str | None) -> list[int]:
     return [int(number) for number in text.split(",")] if text else []
+
+
+def bytes_of_type(text: str) -> int:
+    """Returns the bytes of a value by its type in the text of a program, of a tuple those of all.
+
+    Examples:
+        >>> bytes_of_type("(f32[8,4]{1,0}, s32[])")
+        132
+    """
+    return sum(map(_bytes_of, _ARRAY.finditer(text)))
 
 
 def _bytes_of(array: re.Match[str]) -> int:

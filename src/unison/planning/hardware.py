@@ -132,6 +132,11 @@ def machine_of(device: str) -> tuple[int, str, str]:
     return stated["per_machine"], stated["inside"], stated["network"]
 
 
+def compiler_facts(device: str) -> dict[str, Any]:
+    """Returns what XLA's GPU compiler asks of a GPU: the table `compiler` of the device."""
+    return _stated("devices", device)["compiler"]
+
+
 def names(table: str, kind: str | None = None) -> list[str]:
     """Returns the names of the `"devices"` of a kind, or of the `"links"`."""
     return [

@@ -16,6 +16,12 @@ _FREE = frozenset(
 )
 
 
+def starts_kernel(line: str) -> bool:
+    """Whether a line of a program starts a kernel, as one that names a value or waits does not."""
+    found = _OPERATION.match(line)
+    return found is not None and found["kind"] not in _FREE and not found["kind"].endswith("-done")
+
+
 def kernels_of(hlo: str) -> int:
     """Returns the number of kernels that a run of a program launches, with repetitions in loops.
 
@@ -39,7 +45,7 @@ def kernels_of(hlo: str) -> int:
             return max((count(branch.strip().lstrip("%")) for branch in branches), default=0)
         if kind in ("while", "call"):
             return sum(map(count, _CALLED.findall(line))) * trips_of(line, computations)
-        return int(kind not in _FREE and not kind.endswith("-done"))
+        return int(starts_kernel(line))
 
     entry = next(name for name, lines in computations.items() if lines[0].startswith("ENTRY"))
     return count(entry)

@@ -108,7 +108,7 @@ def _seconds(step: Step, cluster: Cluster, exchange: Exchange) -> float:
 
 
 def preferred(ways: list[Choice]) -> Choice:
-    """Returns the way to take: it fits, is exact, and faster than those that ask for less."""
+    """Returns the option to prefer: it fits, is exact, and is faster than simpler ones."""
     best = None
     for way in sorted(ways, key=lambda way: (not way.fits, not way.is_exact)):
         if best is None or (

@@ -13,6 +13,12 @@ SCALING = ("devices", "step", "waiting", "efficiency", "inside", "between")
 #: The columns of the ways to run a step.
 WAYS = ("way", "step", "efficiency", "memory", "fits", "how")
 
+#: The note on a target whose own compiler is not installed.
+COMPILED_FOR_CPUS = (
+    "{}: compiled for CPUs, so memory, kernels and collectives are estimates. XLA's GPU compiler "
+    "gives the real ones: pip install 'unison[plan-gpu]', or see UNISON_GPU_COMPILER."
+)
+
 #: Smaller parts of the largest bar are combined.
 _VISIBLE = 0.01
 
@@ -97,7 +103,7 @@ def _told(plan: Mapping[str, Any]) -> list[str]:
         paragraph(
             f"A device computes {plan['flops']:.3g} floating-point operations a step and moves "
             f"{in_units(plan['bytes_accessed'])}. It takes {in_units(plan['memory']['total'])} of "
-            f"memory. Collectives: {collectives or 'none'}."
+            f"memory. Collectives: {collectives or 'none'}." + _told_of_overlap(plan)
         )
     )
     if "scaling" not in plan:
@@ -108,6 +114,14 @@ def _told(plan: Mapping[str, Any]) -> list[str]:
     parts.append(table(SCALING, rows_of_scaling(plan)))
     parts.append(table(WAYS, rows_of_ways(plan)))
     return parts
+
+
+def _told_of_overlap(plan: Mapping[str, Any]) -> str:
+    if plan["is_estimate"]:
+        return " " + COMPILED_FOR_CPUS.format(plan["target"])
+    if plan["hidden_share"] is None:
+        return ""
+    return f" {plan['hidden_share']:.0%} of their bytes have work to hide behind."
 
 
 def rows_of_scaling(plan: Mapping[str, Any]) -> list[list[str]]:

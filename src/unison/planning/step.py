@@ -1,8 +1,9 @@
 """A step compiled for devices that are not available, and its properties.
 
-For a TPU slice, XLA compiles the real program. For other clusters, it compiles the step for as many
-CPUs: its operations, bytes, memory and collectives are taken as those of the devices, and
-a model of these (`hardware`, `communication`, `scaling`) estimates their time.
+For a TPU slice, XLA compiles the real program, and for GPUs if its GPU compiler is installed
+(`gpu_compiler`). Otherwise it compiles the step for as many CPUs: its operations, bytes, memory and
+collectives are taken as those of the devices. A model of these (`hardware`, `communication`,
+`scaling`) estimates their time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from unison.planning import gpu_compiler
 from unison.planning.calibration import Calibration
 from unison.planning.clusters import (
     Cluster,
@@ -34,11 +36,13 @@ from unison.planning.hardware import UnknownHardwareError
 from unison.planning.kernels import kernels_of
 from unison.planning.memory import DoesNotFitError, StepMemory, in_units, needed_and_available
 from unison.planning.options import Choice, Step, choices, preferred
+from unison.planning.overlap import Overlap, hidden_share, overlaps_of
 from unison.planning.scaling import Exchange, StepTime, Workload, step_time
 from unison.program.control_flow import ControlFlowError
 from unison.runtime import devices
-from unison.runtime.placement import OPTIMIZER, REPLICA_AXIS, WEIGHTS
-from unison.runtime.planned import PlannedPlacement, ProgramPlanned, planning
+from unison.runtime.placement import OPTIMIZER, REPLICA_AXIS, WEIGHTS, Placement
+from unison.runtime.planned import PlannedPlacement, PlannedProgram, ProgramPlanned, planning
+from unison.runtime.private_jax import counted_costs
 from unison.runtime.tpu.slices import SHAPES, describe_slice
 from unison.strategies import Strategy
 
@@ -68,6 +72,7 @@ class StepPlan:
         is_16_bit: Whether most of its products have 16-bit operands.
         cluster: The target's devices and links; None if their rates are unknown.
         examples: The number of examples in the global batch; None if no argument is a batch.
+        is_estimate: Whether XLA compiled the step for CPUs in the place of the target's GPUs.
         hlo: The compiled program.
     """
 
@@ -86,6 +91,7 @@ class StepPlan:
     is_16_bit: bool
     cluster: Cluster | None
     examples: int | None
+    is_estimate: bool
     hlo: str = dataclasses.field(repr=False)
 
     def peak_seconds(self) -> dict[str, float]:
@@ -104,6 +110,16 @@ class StepPlan:
             "memory": self.bytes_accessed / cluster.device.memory_rate,
             "links": sent / cluster.slowest_rate,
         }
+
+    @property
+    def overlaps(self) -> list[Overlap]:
+        """The collectives in the order of the schedule, with the kernels that run meanwhile."""
+        return [] if self.is_estimate else overlaps_of(self.hlo)
+
+    @property
+    def hidden_share(self) -> float | None:
+        """The share of the collectives' bytes that has work to hide behind; None if unknown."""
+        return hidden_share(self.overlaps)
 
     @property
     def exchange(self) -> Exchange:
@@ -200,6 +216,11 @@ class StepPlan:
         told["collectives"] = [
             one._asdict() | {"sent_bytes": one.sent_bytes} for one in self.collectives
         ]
+        told["overlaps"] = [
+            one.collective._asdict() | {"kernels": one.kernels, "work": one.work}
+            for one in self.overlaps
+        ]
+        told["hidden_share"] = self.hidden_share
         told["peak_seconds"] = self.peak_seconds()
         if self.cluster is not None:
             ways = self.choices()
@@ -368,7 +389,7 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
     is_slice = placement.platform == "tpu"
     begin = time.perf_counter()
     try:
-        compiled = program.lowered.compile(_QUICKLY if is_slice and not thorough else None)
+        compiled = program.lowered.compile(_options_for(placement, thorough))
     except jax.errors.JaxRuntimeError as error:
         sizes = needed_and_available(str(error))
         if sizes is None:
@@ -386,7 +407,7 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
         results=sizes_of.output_size_in_bytes - sizes_of.alias_size_in_bytes,
         code=sizes_of.generated_code_size_in_bytes,
     )
-    costs = compiled.cost_analysis() or {}
+    costs = _costs_of(program, compiled)
     hlo = compiled.as_text() or ""
     if is_slice:
         described = describe_slice(program.target)
@@ -403,16 +424,47 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
         num_replicas=program.num_replicas,
         division=division_by(placement),
         memory=memory,
-        flops=costs.get("flops", math.nan),
-        bytes_accessed=costs.get("bytes accessed", math.nan),
+        flops=costs.flops,
+        bytes_accessed=costs.bytes_accessed,
         collectives=collectives_of(hlo),
         kernels=kernels_of(hlo),
         compile_seconds=seconds,
         is_16_bit=_is_16_bit(program.lowered),
         cluster=cluster,
         examples=_examples_of(planned),
+        is_estimate=cluster is not None
+        and cluster.measured is None
+        and placement.devices[0].platform == "cpu",
         hlo=hlo,
     )
+
+
+def _options_for(placement: Placement, thorough: bool) -> dict[str, Any] | None:
+    """Returns XLA's options for compiling a step for the devices of a placement."""
+    if placement.platform == "tpu":
+        return None if thorough else _QUICKLY
+    return None if placement.devices[0].platform == "cpu" else dict(gpu_compiler.options())
+
+
+class _Costs(NamedTuple):
+    flops: float
+    bytes_accessed: float
+
+
+def _costs_of(program: PlannedProgram, compiled: jax.stages.Compiled) -> _Costs:
+    """Returns the operations of a device, and the bytes that it reads and writes.
+
+    Matrix products of a GPU's program are calls of cuBLAS, which XLA does not count: its operations
+    are counted before it is compiled.
+    """
+    stated = compiled.cost_analysis()
+    if stated:
+        return _Costs(stated.get("flops", math.nan), stated.get("bytes accessed", math.nan))
+    before: Any = program.lowered.compiler_ir("hlo")
+    executable: Any = compiled.runtime_executable()
+    (after,) = executable.hlo_modules()
+    flops = counted_costs(before.as_hlo_module())["flops"] / division_by(program.placement).cores
+    return _Costs(flops, counted_costs(after)["bytes accessed"])
 
 
 def _cluster_of(device: jax.Device) -> Cluster | None:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout, unfinished_steps
+from unison.collectives.communication import CommunicationOptions
 from unison.collectives.presence import Presence, from_the_first_operation
 from unison.collectives.uneven import GatherSizes, SizeWanted
 from unison.eager_fallback import needs_python
@@ -194,7 +195,8 @@ class ProgramCache:
         replica_context: Creates the context manager in which functions are traced.
         capacity: The maximum number of compiled programs; the least recently used one is evicted
             first.
-        variant: Returns a further part of the key of a program.
+        communication: Returns the current communication options, which are part of the key of a
+            program.
     """
 
     def __init__(
@@ -202,12 +204,12 @@ class ProgramCache:
         placement: Placement,
         replica_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         capacity: int = MOST_PROGRAMS,
-        variant: Callable[[], Hashable] = lambda: None,
+        communication: Callable[[], CommunicationOptions] = CommunicationOptions,
     ):
         #: The replicas' devices.
         self.placement = placement
         self._replica_context = replica_context
-        self._variant = variant
+        self._communication = communication
         self._programs: RecentlyUsed[Any, _Program] = RecentlyUsed(capacity)
         self._retraces: collections.Counter[Any] = collections.Counter()
         #: The number of programs traced so far; it does not change in a steady state.
@@ -251,14 +253,14 @@ class ProgramCache:
         return jax.tree.unflatten(program.structure, results)
 
     def _key(self, function: Callable[..., Any], arguments: Arguments) -> Any:
-        made_for = self.placement.num_replicas, self._variant()
+        made_for = self.placement.num_replicas, self._communication()
         return identity(function), arguments.structure, arguments.descriptions, *made_for
 
-    def forget_other_variants(self) -> None:
-        """Drops the programs compiled for a variant other than the current one."""
-        variant = self._variant()
+    def forget_other_communication(self) -> None:
+        """Drops the programs compiled for communication options other than the current ones."""
+        options = self._communication()
         with LAUNCH_LOCK:
-            for key in [key for key in self._programs if key[-1] != variant]:
+            for key in [key for key in self._programs if key[-1] != options]:
                 self._programs.remove(key)
 
     def _prepare_for_fewer(
@@ -403,7 +405,7 @@ class ProgramCache:
     def _warn_of_retracing(self, function: Callable[..., Any]) -> None:
         if isinstance(function, Calling):
             function = function.function
-        made_for = getattr(function, "__code__", type(function)), self._variant()
+        made_for = getattr(function, "__code__", type(function)), self._communication()
         self._retraces[made_for] += 1
         if self._retraces[made_for] == _RETRACES_TO_WARN:
             logger.warning(
@@ -506,7 +508,7 @@ class ProgramCache:
             unchanged=lambda args, outputs: (outputs[0], args[0], outputs[2]),
             name=f"run of {getattr(function, '__name__', function)}",
         )
-        execute = compile_replicas(placement, part)
+        execute = compile_replicas(placement, part, self._communication())
         return _Program(read, written, execute, structures[0], results, update, may_fail=may_fail)
 
     def _with_update_at_home(

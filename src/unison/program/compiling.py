@@ -9,6 +9,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from unison.cells import Cell, Layout
+from unison.collectives.communication import CommunicationOptions
 from unison.lowering.gathering import gathered_where_used
 from unison.program import numerics
 from unison.runtime.elastic import ElasticProgram
@@ -19,7 +20,16 @@ MIRRORED = PartitionSpec()
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 
 
-def compile_replicas(placement: Placement, part: ReplicaFunction) -> Executable:
+#: XLA's options for the bytes of gradients that it puts into one collective on GPUs.
+_COMBINED_BYTES = (
+    "xla_gpu_all_reduce_combine_threshold_bytes",
+    "xla_gpu_reduce_scatter_combine_threshold_bytes",
+)
+
+
+def compile_replicas(
+    placement: Placement, part: ReplicaFunction, communication: CommunicationOptions
+) -> Executable:
     """Returns a program that computes a function's part for all replicas of `placement`.
 
     XLA compiles it at its first call.
@@ -28,10 +38,14 @@ def compile_replicas(placement: Placement, part: ReplicaFunction) -> Executable:
         placement: The replicas' devices.
         part: The function. Per-replica values are passed and returned with their leading axis,
             which has size 1 in it.
+        communication: On GPUs, XLA combines collectives up to `bytes_per_pack`, if it is given.
 
     Returns:
         The program.
     """
+    if placement.platform == "gpu" and communication.bytes_per_pack:
+        options = dict.fromkeys(_COMBINED_BYTES, communication.bytes_per_pack)
+        part = dataclasses.replace(part, compiler_options=options)
     if placement.zero >= WEIGHTS:
         part = dataclasses.replace(part, function=gathered_where_used(part.function))
     return Executable(placement.program(part), placement, part)

@@ -121,7 +121,7 @@ class Placement:
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
         self._gatherings: dict[PartitionSpec, Callable[[jax.Array], jax.Array]] = {}
         #: Whether the result of `first_copy` shares its buffer with the kept array.
-        self.shares_first_copy = home in (None, memory_of(self.devices[0]))
+        self.shares_first_copy = home is None or home == memory_of(self.devices[0])
         several_cpus = len(self._local_cores) > 1 and self.platform == "cpu"
         needs_lock = several_cpus or self.spans_processes
         #: Held while a program with collectives is launched; see `unison.runtime.devices`.
@@ -428,6 +428,7 @@ class Placement:
             in_shardings=shardings,
             out_shardings=out_shardings,
             donate_argnums=tuple(part.donate),
+            compiler_options=None if part.compiler_options is None else dict(part.compiler_options),
         )
 
     def tracing(self) -> AbstractContextManager[Any]:

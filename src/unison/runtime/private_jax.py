@@ -12,7 +12,7 @@ import ctypes
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -45,7 +45,10 @@ import jax.numpy as jnp
 # to text. `dispatch`: the tokens of programs that failed this way, whose error JAX would raise
 # again at the end of the process. Needed: that error as the cause of XLA's.
 # `xla_client`: a second CPU client, with as many devices as a plan needs; JAX's own has as many as
-# the process was started with. Needed: CPU topologies to compile for.
+# the process was started with; and GPUs to compile for, by a plugin that JAX has not loaded at its
+# start. Needed: CPU topologies to compile for, and plugins that are loaded when they are used.
+# `jaxlib._jax` also counts the operations in a module: `cost_analysis` does so only where the
+# module's own devices are. Needed: the same for any module.
 # The parameters of a scan equation are not public either; they are read here because they changed
 # between versions.
 from jax._src import (
@@ -226,6 +229,40 @@ def described_cpus(count: int) -> list[jax.Device]:
     """
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return list(client.devices())
+
+
+def described_gpus(library: str, target: str, machines: int, per_machine: int) -> list[jax.Device]:
+    """Returns GPUs to compile for, on a machine that needs neither a GPU nor its driver.
+
+    `jax.experimental.topologies.get_topology_desc` makes them, too, but only of a plugin that JAX
+    has loaded when it started, which takes a second in every process of the environment.
+
+    Args:
+        library: The path of JAX's plugin for CUDA, which has XLA's GPU compiler.
+        target: The GPU, as a `stream_executor.GpuTargetConfigProto` in text.
+        machines: The number of machines.
+        per_machine: The number of GPUs of each.
+    """
+    if not xla_client.pjrt_plugin_loaded("cuda"):
+        xla_client.load_pjrt_plugin_dynamically("cuda", library)
+    if not xla_client.pjrt_plugin_initialized("cuda"):
+        xla_client.initialize_pjrt_plugin("cuda")
+    topology = _jax.get_default_c_api_topology(
+        "cuda", "", {"target_config": target, "topology": f"1x{machines}x{per_machine}"}
+    )
+    return list(topology._make_compile_only_devices())
+
+
+def counted_costs(module: Any) -> Mapping[str, float]:
+    """Returns what XLA counts in a module: `"flops"`, `"bytes accessed"`, ...
+
+    `cost_analysis` of a lowered or compiled program does so only on its own platform's devices.
+
+    Args:
+        module: An `HloModule`, of any platform.
+    """
+    client = jax.local_devices(backend="cpu")[0].client
+    return _jax.hlo_module_cost_analysis(client, module)
 
 
 def tables_of_exported(data: bytes) -> Iterator[Any]:

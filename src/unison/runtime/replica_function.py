@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -31,6 +31,7 @@ class ReplicaFunction:
             have no effect; or a `StepsInALoop`, if the function is a loop of steps. A group of
             workers that may change needs it (see `unison.runtime.elastic`); elsewhere, a program
             takes effect or raises.
+        compiler_options: Options of XLA, as for `jax.jit`.
     """
 
     function: Callable[..., Any]
@@ -39,6 +40,7 @@ class ReplicaFunction:
     donate: Sequence[int] = ()
     name: str = "a program"
     unchanged: Unchanged | None = None
+    compiler_options: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

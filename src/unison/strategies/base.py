@@ -96,6 +96,7 @@ class Strategy:
         group: ElasticGroup | None = None,
         input_workers: InputWorkers | None = None,
         may_be_alone: bool = False,
+        communication_options: CommunicationOptions | None = None,
     ):
         logs.show_what_is_asked_for()
         uncaught.install()
@@ -110,7 +111,7 @@ class Strategy:
             require_no_others(type(self).__name__)
         self._communication = Communication(CommunicationOptions())
         self._programs = ProgramCache(
-            self._placement, self.replica_context, variant=lambda: self.communication_options
+            self._placement, self.replica_context, communication=lambda: self.communication_options
         )
         self._cross_device_ops = cross_device_ops
         self._extended = StrategyExtended(self, cross_device_ops)
@@ -119,6 +120,8 @@ class Strategy:
         self.replica_shares = replica_shares(
             batch_shares, self.num_replicas_in_sync, self.input_workers
         )
+        if communication_options is not None:
+            self._communicate_by(communication_options)
         for observe in observing.strategy_observers:
             observe(self)
 
@@ -139,7 +142,7 @@ class Strategy:
     def _communicate_by(self, options: CommunicationOptions) -> None:
         self._communication.options = options
         if options.auto_tune:
-            self.tuning = Tuning(self._communication, self._programs.forget_other_variants)
+            self.tuning = Tuning(self._communication, self._programs.forget_other_communication)
 
     @property
     def num_replicas_in_sync(self) -> int:

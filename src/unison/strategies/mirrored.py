@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from unison.collectives import CrossDeviceOps
+from unison.collectives import CommunicationOptions, CrossDeviceOps
 from unison.runtime import device_strings
 from unison.strategies.base import Strategy
 
@@ -25,6 +25,8 @@ class MirroredStrategy(Strategy):
             devices are faster than others: a number for each; or `"measured"`, so that the strategy
             measures their speed while Keras' `fit` runs (or when `measure_batch_shares` is called),
             and divides accordingly. Default: equal parts.
+        communication_options: How gradients are communicated, and whether to determine the fastest
+            way in the first steps (`auto_tune`).
 
     Raises:
         ValueError: No device is given, or one is given twice or does not exist; or the shares are
@@ -48,6 +50,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | str | int | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         batch_shares: Sequence[float] | str | None = None,
+        communication_options: CommunicationOptions | None = None,
     ):
         if not isinstance(cross_device_ops, CrossDeviceOps | None):
             raise TypeError(
@@ -55,5 +58,8 @@ class MirroredStrategy(Strategy):
                 f"Received: {cross_device_ops!r}"
             )
         super().__init__(
-            device_strings.select_devices(devices), cross_device_ops, batch_shares=batch_shares
+            device_strings.select_devices(devices),
+            cross_device_ops,
+            batch_shares=batch_shares,
+            communication_options=communication_options,
         )

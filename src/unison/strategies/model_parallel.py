@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from unison.collectives import CommunicationOptions
 from unison.partitioning import PartitionRules, map_named
 from unison.pipelining import PACKED, STAGE_AXIS
 from unison.runtime import device_strings
@@ -58,6 +59,8 @@ class ModelParallelStrategy(Strategy):
         topology: The name of a TPU slice, such as `"v5e:2x4"`, that is not available here: steps
             are compiled for it (see `unison.planning`), and running one raises an error.
         cluster_resolver: Describes the cluster. Default: a `TFConfigClusterResolver`.
+        communication_options: How gradients are communicated, and whether to determine the fastest
+            way in the first steps (`auto_tune`).
 
     Raises:
         ValueError: The mesh needs more devices than there are, or does not use all; the devices of
@@ -83,6 +86,7 @@ class ModelParallelStrategy(Strategy):
         zero: int = 0,
         topology: str | None = None,
         cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
     ):
         if zero not in range(4):
             raise ValueError(f"Expected a stage of ZeRO, 0 to 3. Received: zero={zero!r}")
@@ -112,6 +116,7 @@ class ModelParallelStrategy(Strategy):
             core_axes=core_axes,
             input_workers=None if of_workers is None else input_of_workers(TIMEOUT),
             may_be_alone=says_alone(resolver),
+            communication_options=communication_options,
         )
         if of_workers is not None:
             self.cluster_resolver = resolver

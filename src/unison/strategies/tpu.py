@@ -10,6 +10,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from unison.collectives import CommunicationOptions
 from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
 from unison.runtime.placement import Placement, prime_factors, unnamed_core_axes
 from unison.runtime.process_group import TIMEOUT
@@ -33,6 +34,8 @@ class TPUStrategy(Strategy):
         sharded_update: Whether, in Keras training, each replica updates only its part of large
             weights and keeps only that part of the optimizer's state. The same number of bytes is
             sent, in two collectives.
+        communication_options: How gradients are communicated, and whether to determine the fastest
+            way in the first steps (`auto_tune`).
 
     Raises:
         NoTPUError: No TPU is available here, and no topology was given.
@@ -60,6 +63,7 @@ class TPUStrategy(Strategy):
         *,
         topology: str | None = None,
         sharded_update: bool = False,
+        communication_options: CommunicationOptions | None = None,
     ):
         del experimental_spmd_xla_partitioning
         assignment = experimental_device_assignment
@@ -85,6 +89,7 @@ class TPUStrategy(Strategy):
             cores,
             core_axes=unnamed_core_axes(cores_per_replica),
             may_be_alone=getattr(self.cluster_resolver, "is_local", False),
+            communication_options=communication_options,
         )
         self.placement.shards_update = sharded_update
         if self.placement.spans_processes and jax.process_count() > 1:

@@ -1,0 +1,110 @@
+"""The work that a program does while a collective is under way, read off its schedule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from unison.planning.collectives import (
+    COLLECTIVE,
+    Collective,
+    bytes_of_type,
+    collective_in,
+    computations_of,
+    devices_of,
+    runs_of,
+)
+from unison.planning.kernels import starts_kernel
+
+_DONE = re.compile(r" [\w-]+-done\(%?(?P<start>[\w.\-]+)\)")
+_VALUE = re.compile(r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) ")
+_NAMES = re.compile(r"%([\w.\-]+)")
+_IS_SCHEDULED = "is_scheduled=true"
+
+
+class Overlap(NamedTuple):
+    """A collective of a program, and what is computed between its start and its end.
+
+    Attributes:
+        collective: The collective; `runs` is that of this place in the program.
+        kernels: The kernels that the device starts after the collective, and before it waits for
+            its end. They do not need its result.
+        work: The bytes that these read and write.
+    """
+
+    collective: Collective
+    kernels: int
+    work: int
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether there is work to hide the collective behind: kernels for as many bytes."""
+        return self.work >= self.collective.bytes
+
+
+def overlaps_of(hlo: str) -> list[Overlap]:
+    """Returns the collectives of a compiled program in the order of its schedule.
+
+    A collective that is one operation, without a start and an end, has nothing to hide behind:
+    the device waits for it, as on CPUs. Those of a device alone are left out.
+
+    Args:
+        hlo: The text of the program: `compiled.as_text()`. If it has not been scheduled, its
+            operations are not in the order in which they run, and the list is empty.
+
+    Examples:
+        >>> hlo = '''HloModule step, is_scheduled=true, num_partitions=8
+        ... ENTRY %main (p: f32[8]) -> f32[8] {
+        ...   %p = f32[8]{0} parameter(0)
+        ...   %start = f32[8]{0} all-reduce-start(%p), replica_groups={}, to_apply=%add
+        ...   %product = f32[8]{0} fusion(%p), kind=kLoop, calls=%computation
+        ...   ROOT %done = f32[8]{0} all-reduce-done(%start)
+        ... }'''
+        >>> (overlap,) = overlaps_of(hlo)
+        >>> overlap.collective.kind, overlap.collective.bytes, overlap.kernels, overlap.work
+        ('all-reduce', 32, 1, 64)
+    """
+    if _IS_SCHEDULED not in hlo.partition("\n")[0]:
+        return []
+    computations = dict(computations_of(hlo))
+    num_devices = devices_of(hlo)
+    runs = runs_of(computations)
+    return [
+        overlap._replace(collective=overlap.collective._replace(runs=runs[name]))
+        for name, lines in computations.items()
+        for overlap in _in_order(lines[1:], num_devices)
+        if runs[name] and overlap.collective.group_size > 1
+    ]
+
+
+def hidden_share(overlaps: list[Overlap]) -> float | None:
+    """Returns the share of the bytes of collectives that has work to hide behind; None of none."""
+    of_all = [(one.collective.bytes * one.collective.runs, one.is_hidden) for one in overlaps]
+    total = sum(size for size, _ in of_all)
+    return sum(size for size, is_hidden in of_all if is_hidden) / total if total else None
+
+
+def _in_order(lines: list[str], num_devices: int) -> Iterator[Overlap]:
+    """Yields the overlaps of a computation."""
+    sizes = {
+        found["name"]: bytes_of_type(found["type"]) for found in map(_VALUE.match, lines) if found
+    }
+    for place, line in enumerate(lines):
+        found = COLLECTIVE.search(line)
+        if found is None:
+            continue
+        kernels = work = 0
+        for later in lines[place + 1 :] if found["start"] else ():
+            done = _DONE.search(later)
+            if done is not None and done["start"] == found["name"]:
+                break
+            if starts_kernel(later) and COLLECTIVE.search(later) is None:
+                kernels += 1
+                work += sum(sizes.get(name, 0) for name in _NAMES.findall(_head_of(later)))
+        yield Overlap(collective_in(found, line, num_devices), kernels, work)
+
+
+def _head_of(line: str) -> str:
+    """Returns an operation with its operands, without its attributes."""
+    return line.partition("), ")[0]

@@ -1,0 +1,256 @@
+"""Programs that XLA's GPU compiler makes for GPUs that are not here, beside those of plain JAX."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import keras
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import unison
+from unison.planning import gpu_compiler, plan_fit, plan_run, target
+from unison.planning.clusters import cluster_named, described_devices
+from unison.planning.collectives import collectives_of
+from unison.planning.hardware import names
+from unison.planning.kernels import kernels_of
+from unison.planning.overlap import hidden_share, overlaps_of
+
+#: Where `make test` installs the compiler.
+FOLDER = os.environ.get(gpu_compiler.VARIABLE, os.path.join(sys.prefix, "gpu-compiler"))
+
+#: An MLP with gradients of 192 MiB: XLA sums up to 30 MiB at a time.
+LAYERS, WIDTH, BATCH = 12, 2048, 256
+
+pytestmark = pytest.mark.skipif(
+    not list(pathlib.Path(FOLDER).rglob("xla_cuda_plugin.so")),
+    reason=f"XLA's GPU compiler is not installed in {FOLDER}",
+)
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch):
+    monkeypatch.setenv(gpu_compiler.VARIABLE, FOLDER)
+    yield from forgotten()
+
+
+def forgotten():
+    """Forgets the compiler and the devices, before a test and after it."""
+    for cached in (gpu_compiler.library, described_devices):
+        cached.cache_clear()
+    yield
+    for cached in (gpu_compiler.library, described_devices):
+        cached.cache_clear()
+
+
+def planned(name, layers=LAYERS, optimizer="sgd", width=WIDTH, **options):
+    """Returns the plan of a training step of an MLP on a target."""
+    with target(name):
+        strategy = unison.MirroredStrategy(**options)
+        with strategy.scope():
+            hidden = [keras.layers.Dense(width, "tanh", use_bias=False) for _ in range(layers)]
+            model = keras.Sequential([keras.Input((width,)), *hidden])
+            model.compile(optimizer, "mse")
+        x = jax.ShapeDtypeStruct((strategy.num_replicas_in_sync * BATCH, width), "float32")
+        return plan_fit(model, x, x)
+
+
+@dataclasses.dataclass
+class ByHand:
+    """The step that an expert writes in plain JAX for the same mathematics."""
+
+    hlo: str
+    temporaries: int
+    aliased: int
+
+    @classmethod
+    def of(cls, name, layers=LAYERS):
+        devices = described_devices(cluster_named(name))
+        mesh = Mesh(np.array(devices), ("replica",))
+
+        def loss(weights, x, y):
+            for weight in weights:
+                x = jnp.tanh(x @ weight)
+            return jnp.mean((x - y) ** 2) / len(devices)
+
+        def step(weights, x, y):
+            value, gradients = jax.value_and_grad(loss)(weights, x, y)
+            value, gradients = jax.lax.psum((value, gradients), "replica")
+            return [w - 0.01 * g for w, g in zip(weights, gradients, strict=True)], value
+
+        whole, divided = PartitionSpec(), PartitionSpec("replica")
+        mapped = jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(whole, divided, divided),
+            out_specs=(whole, whole),
+            check_vma=False,
+        )
+
+        def of(shape, spec):
+            return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, spec))
+
+        weights = [of((WIDTH, WIDTH), whole)] * layers
+        x = of((len(devices) * BATCH, WIDTH), divided)
+        lowered = jax.jit(mapped, donate_argnums=0).lower(weights, x, x)
+        compiled = lowered.compile(gpu_compiler.options())
+        memory = compiled.memory_analysis()
+        return cls(compiled.as_text(), memory.temp_size_in_bytes, memory.alias_size_in_bytes)
+
+
+def bytes_summed(hlo):
+    return sum(one.bytes * one.runs for one in collectives_of(hlo) if one.kind == "all-reduce")
+
+
+@pytest.mark.parametrize("name", ["h100:8", "h100:4x8", "b200:8"])
+def test_a_step_of_fit_takes_what_one_by_hand_takes(name):
+    plan, by_hand = planned(name), ByHand.of(name)
+    gradients = 4 * LAYERS * WIDTH**2
+    assert plan.memory.temporaries <= 1.03 * by_hand.temporaries
+    # Beside the gradients: the loss, whose sum fit also divides by the examples.
+    assert gradients <= bytes_summed(plan.hlo) <= gradients + 64
+    assert gradients <= bytes_summed(by_hand.hlo) <= gradients + 64
+    # Counting steps, and metrics: some kernels of one number.
+    assert kernels_of(plan.hlo) <= 1.05 * kernels_of(by_hand.hlo) + 6
+
+
+@pytest.mark.parametrize("name", ["h100:8", "h100:4x8", "h200:8", "b200:8"])
+def test_gradients_are_summed_behind_the_backward_pass(name):
+    plan = planned(name)
+    assert plan.hidden_share >= 0.8
+    (large, *_) = plan.collectives
+    assert (large.kind, large.bytes) == ("all-reduce", 4 * WIDTH**2)  # each gradient by itself
+
+
+def test_bytes_per_pack_is_what_xla_sums_at_a_time():
+    """XLA would sum these gradients, of 24 MiB, together: behind nothing."""
+    layers = 6
+    together = planned("h100:8", layers, width=1024)
+    assert [one.bytes for one in together.collectives if one.bytes > 64] == [4 * layers * 1024**2]
+    options = unison.CommunicationOptions(bytes_per_pack=2**22)
+    apart = planned("h100:8", layers, width=1024, communication_options=options)
+    sums = [one for one in apart.collectives if one.bytes > 64]
+    assert {one.bytes for one in sums} == {4 * 1024**2}
+    assert sum(one.runs for one in sums) == layers
+    assert together.hidden_share < 0.1 < 0.8 <= apart.hidden_share
+
+
+def test_a_loop_of_ones_own_is_summed_behind_the_backward_pass():
+    with target("h100:8"):
+        strategy = unison.MirroredStrategy()
+        with strategy.scope():
+            variables = [unison.Variable(jnp.zeros((WIDTH, WIDTH))) for _ in range(LAYERS)]
+            optimizer = unison.train.Momentum(0.1, 0.9)
+
+        def loss(weights, x):
+            for weight in weights:
+                x = jnp.tanh(x @ weight)
+            return jnp.mean(x**2)
+
+        def step(x):
+            gradients = jax.grad(loss)([variable.value() for variable in variables], x)
+            optimizer.apply(gradients, variables)
+
+        x = unison.PerReplica([jax.ShapeDtypeStruct((BATCH, WIDTH), "float32")] * 8)
+        plan = plan_run(strategy, step, [x])
+    assert plan.hidden_share >= 0.8
+    assert bytes_summed(plan.hlo) == 4 * LAYERS * WIDTH**2
+
+
+def test_all_state_is_donated():
+    plan = planned("h100:8", optimizer="adam")
+    aliases = plan.hlo.partition("\n")[0].partition("input_output_alias={")[2]
+    state = sum(plan.memory.state.values())
+    assert aliases.count("may-alias") >= 3 * LAYERS
+    assert plan.memory.results < 0.001 * state
+
+
+def test_nothing_is_in_float32_that_the_policy_has_in_bfloat16():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        plan = planned("h100:8")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    products = re.findall(r"= (\w+)\[[\d,]*\]\S* dot\((.*?)\)", plan.hlo)
+    assert products
+    assert plan.is_16_bit
+    text = plan.hlo
+    operands = re.findall(r" dot\(%?([\w.\-]+), %?([\w.\-]+)\)", text)
+    dtypes = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", text))
+    assert {dtypes[name] for pair in operands for name in pair} == {"bf16"}
+
+
+def test_no_step_calls_the_host():
+    text = planned("h100:8").hlo
+    assert "callback" not in text
+    assert not re.search(r" (infeed|outfeed|send|recv)\(", text)
+
+
+def test_add_n_asks_for_one_sum_of_all_gradients():
+    options = unison.CommunicationOptions(method="ADD_N")
+    plan = planned("h100:8", cross_device_ops=None, communication_options=options)
+    (large, *_) = plan.collectives
+    assert large.bytes == 4 * LAYERS * WIDTH**2
+
+
+def test_operations_are_counted():
+    plan = planned("h100:8")
+    products = 3 * LAYERS - 1  # the first layer's input needs no gradient
+    assert plan.flops == pytest.approx(products * 2 * BATCH * WIDTH**2, rel=0.01)
+
+
+@pytest.mark.parametrize("name", names("devices", "gpu"))
+def test_every_gpu_can_be_compiled_for(name):
+    plan = planned(f"{name}:2", layers=1)
+    assert not plan.is_estimate
+    assert (plan.num_devices, plan.collectives[0].bytes) == (2, 4 * WIDTH**2)
+
+
+def test_the_program_can_be_written(tmp_path):
+    from unison.cli import main
+
+    script, hlo = tmp_path / "train.py", tmp_path / "step.hlo"
+    script.write_text(
+        "import jax, unison\n"
+        "strategy = unison.MirroredStrategy()\n"
+        "strategy.run(lambda x: unison.get_replica_context().all_reduce('SUM', x), (1.0,))\n"
+    )
+    assert main(["plan", "--target", "h100:2", "--hlo", str(hlo), str(script)]) == 0
+    assert hlo.read_text().startswith("HloModule")
+    assert [one.collective.kind for one in overlaps_of(hlo.read_text())] == ["all-reduce"]
+
+
+def test_a_program_is_written_of_one_target_only(tmp_path, capsys):
+    from unison.cli import main
+
+    script = tmp_path / "train.py"
+    script.write_text("")
+    options = ["--target", "h100:2", "--target", "h100:4", "--hlo", str(tmp_path / "hlo")]
+    assert main(["plan", *options, str(script)]) == 2
+    assert "Expected one --target with --hlo" in capsys.readouterr().err
+
+
+def test_a_folder_without_the_compiler_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv(gpu_compiler.VARIABLE, str(tmp_path))
+    with pytest.raises(gpu_compiler.GPUCompilerError, match=r"jax-cuda12-pjrt==") as raised:
+        gpu_compiler.library()
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_compiler_of_another_jax_is_an_error(monkeypatch, tmp_path):
+    (tmp_path / "xla_cuda_plugin.so").touch()
+    (tmp_path / "version.py").write_text('_version = "0.1.2"\n')
+    monkeypatch.setenv(gpu_compiler.VARIABLE, str(tmp_path))
+    with pytest.raises(gpu_compiler.GPUCompilerError, match=rf"{jaxlib.__version__}.*0\.1\.2"):
+        gpu_compiler.library()
+
+
+def test_a_program_that_is_not_scheduled_has_no_order():
+    assert overlaps_of("HloModule step\nENTRY %main () -> f32[] {\n}\n") == []
+    assert hidden_share([]) is None
