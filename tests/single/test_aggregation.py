@@ -311,7 +311,12 @@ def test_default_is_a_tree_across_hosts_for_what_is_small():
     assert reduced_sizes(trace) == {"ppermute": [1000, 1000], "psum": [MEBIBYTE]}
 
 
-def test_default_leaves_the_choice_to_xla_on_accelerators(monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "sums"), [("DEFAULT", [1000, MEBIBYTE]), ("ADD_N", [1000 + MEBIBYTE])]
+)
+def test_xla_combines_sums_on_accelerators_unless_one_buffer_is_asked_for(
+    method, sums, monkeypatch
+):
     class Accelerators:
         class Device:
             process_index = 0
@@ -319,8 +324,9 @@ def test_default_leaves_the_choice_to_xla_on_accelerators(monkeypatch):
         devices = (Device,) * 4
         platform = "gpu"
 
-    monkeypatch.setattr("unison.collectives.aggregation.placement_in_scope", Accelerators)
-    assert reduced_sizes(traced("DEFAULT", [1000, MEBIBYTE])) == {"psum": [1000 + MEBIBYTE]}
+    for module in ("aggregation", "packing"):
+        monkeypatch.setattr(f"unison.collectives.{module}.placement_in_scope", Accelerators)
+    assert reduced_sizes(traced(method, [1000, MEBIBYTE])) == {"psum": sums}
 
 
 # -- naming a method -----------------------------------------------------------------------

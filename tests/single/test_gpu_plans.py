@@ -28,10 +28,16 @@ FOLDER = os.environ.get(gpu_compiler.VARIABLE, os.path.join(sys.prefix, "gpu-com
 #: An MLP with gradients of 192 MiB: XLA sums up to 30 MiB at a time.
 LAYERS, WIDTH, BATCH = 12, 2048, 256
 
-pytestmark = pytest.mark.skipif(
-    not list(pathlib.Path(FOLDER).rglob("xla_cuda_plugin.so")),
-    reason=f"XLA's GPU compiler is not installed in {FOLDER}",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not list(pathlib.Path(FOLDER).rglob("xla_cuda_plugin.so")),
+        reason=f"XLA's GPU compiler is not installed in {FOLDER}",
+    ),
+]
+
+#: The target of the tests that run before every commit.
+H100 = pytest.param("h100:8", marks=pytest.mark.smoke)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +114,7 @@ def bytes_summed(hlo):
     return sum(one.bytes * one.runs for one in collectives_of(hlo) if one.kind == "all-reduce")
 
 
-@pytest.mark.parametrize("name", ["h100:8", "h100:4x8", "b200:8"])
+@pytest.mark.parametrize("name", [H100, "h100:4x8", "b200:8"])
 def test_a_step_of_fit_takes_what_one_by_hand_takes(name):
     plan, by_hand = planned(name), ByHand.of(name)
     gradients = 4 * LAYERS * WIDTH**2
@@ -120,7 +126,7 @@ def test_a_step_of_fit_takes_what_one_by_hand_takes(name):
     assert kernels_of(plan.hlo) <= 1.05 * kernels_of(by_hand.hlo) + 6
 
 
-@pytest.mark.parametrize("name", ["h100:8", "h100:4x8", "h200:8", "b200:8"])
+@pytest.mark.parametrize("name", [H100, "h100:4x8", "h200:8", "b200:8"])
 def test_gradients_are_summed_behind_the_backward_pass(name):
     plan = planned(name)
     assert plan.hidden_share >= 0.8
