@@ -324,6 +324,8 @@ def test_xla_combines_sums_on_accelerators_unless_one_buffer_is_asked_for(
         devices = (Device,) * 4
         platform = "gpu"
 
+        rules = None
+
     for module in ("aggregation", "packing"):
         monkeypatch.setattr(f"unison.collectives.{module}.placement_in_scope", Accelerators)
     assert reduced_sizes(traced(method, [1000, MEBIBYTE])) == {"psum": sums}

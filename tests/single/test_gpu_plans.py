@@ -130,8 +130,42 @@ def test_a_step_of_fit_takes_what_one_by_hand_takes(name):
 def test_gradients_are_summed_behind_the_backward_pass(name):
     plan = planned(name)
     assert plan.hidden_share >= 0.8
+    assert products_after_the_first_sum(plan.hlo) >= LAYERS // 2
     (large, *_) = plan.collectives
     assert (large.kind, large.bytes) == ("all-reduce", 4 * WIDTH**2)  # each gradient by itself
+
+
+def products_after_the_first_sum(hlo):
+    """The matrix products of the backward pass that a device starts after its first sum."""
+    lines = hlo[hlo.index("\nENTRY") :].splitlines()
+    first = next(place for place, line in enumerate(lines) if " all-reduce-start(" in line)
+    return sum("gemm" in line.partition(" = ")[0] for line in lines[first:])
+
+
+def test_divided_gradients_are_scattered_once():
+    """ZeRO 2: each replica gets its part of the sums, whose weights are then gathered."""
+    with target("h100:8"):
+        strategy = unison.ModelParallelStrategy(mesh={"batch": 8}, zero=2)
+        with strategy.scope():
+            hidden = [keras.layers.Dense(WIDTH, "tanh", use_bias=False) for _ in range(LAYERS)]
+            model = keras.Sequential([keras.Input((WIDTH,)), *hidden])
+            model.compile("adam", "mse")
+        x = jax.ShapeDtypeStruct((8 * BATCH, WIDTH), "float32")
+        plan = plan_fit(model, x, x)
+    sums = {
+        kind: sum(one.bytes * one.runs for one in plan.collectives if one.kind == kind)
+        for kind in ("reduce-scatter", "all-gather")
+    }
+    gradients = 4 * LAYERS * WIDTH**2
+    assert sums == {"reduce-scatter": gradients, "all-gather": gradients}
+
+
+def test_calls_of_libraries_count_as_bytes():
+    """On a P100, products are calls of cuBLAS."""
+    plan = planned("p100:2", layers=1)
+    assert "custom-call(" in plan.hlo
+    weights = 4 * WIDTH**2
+    assert plan.bytes_accessed > 3 * weights  # read forwards, the gradient written, updated
 
 
 def test_bytes_per_pack_is_what_xla_sums_at_a_time():
@@ -183,13 +217,12 @@ def test_nothing_is_in_float32_that_the_policy_has_in_bfloat16():
         plan = planned("h100:8")
     finally:
         keras.config.set_dtype_policy("float32")
-    products = re.findall(r"= (\w+)\[[\d,]*\]\S* dot\((.*?)\)", plan.hlo)
-    assert products
     assert plan.is_16_bit
-    text = plan.hlo
-    operands = re.findall(r" dot\(%?([\w.\-]+), %?([\w.\-]+)\)", text)
-    dtypes = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", text))
-    assert {dtypes[name] for pair in operands for name in pair} == {"bf16"}
+    products = re.findall(r" dot\(%?([\w.\-]+), %?([\w.\-]+)\)", plan.hlo)
+    calls = re.findall(r" custom-call\(%?([\w.\-]+), %?([\w.\-]+).*__cublas", plan.hlo)
+    dtypes = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", plan.hlo))
+    assert len(products) + len(calls) == 3 * LAYERS - 1
+    assert {dtypes[name] for pair in products + calls for name in pair} == {"bf16"}
 
 
 def test_no_step_calls_the_host():
@@ -255,6 +288,16 @@ def test_a_compiler_of_another_jax_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv(gpu_compiler.VARIABLE, str(tmp_path))
     with pytest.raises(gpu_compiler.GPUCompilerError, match=rf"{jaxlib.__version__}.*0\.1\.2"):
         gpu_compiler.library()
+
+
+def test_a_compiler_of_another_jax_in_the_environment_is_not_used(monkeypatch, tmp_path):
+    plugin = tmp_path / "jax_plugins" / "xla_cuda12"
+    plugin.mkdir(parents=True)
+    (plugin / "xla_cuda_plugin.so").touch()
+    (plugin / "version.py").write_text("_release_version: str = '0.1.2'\n")
+    monkeypatch.delenv(gpu_compiler.VARIABLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert gpu_compiler.library() is None
 
 
 def test_a_program_that_is_not_scheduled_has_no_order():

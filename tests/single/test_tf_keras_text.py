@@ -486,7 +486,7 @@ def test_text_that_no_layer_takes_is_an_error():
     model = tf.keras.Model([text, spare], tf.keras.layers.Dense(1)(indices))
     model.compile("sgd", "mse")
     words = np.array([["a"], ["b"]])
-    with pytest.raises(ValueError, match=r"text .* that none of its layers turns into numbers"):
+    with pytest.raises(ValueError, match=r"text .* that no layer converts to numbers"):
         model.fit([words, words], np.ones((2, 1)), verbose=0)
 
 

@@ -119,6 +119,7 @@ def _run(options: argparse.Namespace) -> int:
             f"Expected one --target with --hlo, which writes one program. Received: "
             f"{', '.join(options.target)}"
         )
+    jax.config.update("jax_platforms", "cpu")
     try:
         calibration = _calibration(options)
         for name in options.target:
@@ -173,7 +174,6 @@ def _measured(measured: Calibration) -> str:
 def _plan(options: argparse.Namespace) -> dict[str, Any]:
     """Runs the program in this process, up to its first step."""
     os.environ.pop("TF_CONFIG", None)  # the plan includes the devices of all workers
-    jax.config.update("jax_platforms", "cpu")
     (name,) = options.target
     arguments, path = sys.argv, sys.path.copy()
     sys.argv = [options.script, *options.arguments]
@@ -254,7 +254,7 @@ def _rows(plan: dict[str, Any]) -> dict[str, str]:
         rows[one["kind"]] = told if before is None else f"{before}, {told}"
     rows["sent to others"] = in_units(sum(one["sent_bytes"] for one in plan["collectives"]))
     if plan["hidden_share"] is not None:
-        rows["  of them behind kernels"] = f"{plan['hidden_share']:.0%}"
+        rows["  with kernels meanwhile"] = f"{plan['hidden_share']:.0%}"
     for name, seconds in plan["peak_seconds"].items():
         rows[f"{name} at peak rate"] = f"{seconds * 1e3:.3g} ms"
     if "scaling" in plan:

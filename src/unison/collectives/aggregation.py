@@ -112,9 +112,7 @@ def _sums(
         options = options_in_scope()
         method, most_bytes = options.method, options.bytes_per_pack or math.inf
     if method is AggregationMethod.ADD_N:
-        if _is_on_accelerators():
-            return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name), most_bytes)
-        return all_reduce_packed(tensors, axis_name, most_bytes)
+        return all_reduce_packed(tensors, axis_name, most_bytes, is_buffer_wanted=True)
     if method is AggregationMethod.TREE:
         return reduce_packed(
             tensors, lambda buffer: all_reduce_tree(buffer, hosts, axis_name), most_bytes
@@ -180,10 +178,6 @@ def _sum_chunks(
         return unpack(buffer, tensors)
 
     return lax.fori_loop(0, count, sum_chunk, list(tensors))
-
-
-def _is_on_accelerators() -> bool:
-    return placement_in_scope().platform != "cpu"
 
 
 def _hosts_in_scope(axis_name: str) -> tuple[Team, ...]:

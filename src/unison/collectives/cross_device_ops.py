@@ -145,7 +145,7 @@ class _InPacks(CrossDeviceOps):
         return [total for pack in packs for total in self._sum_of_pack(pack, axis_name)]
 
     def _sum_of_pack(self, pack: list[jax.Array], axis_name: str) -> list[jax.Array]:
-        return all_reduce_packed(pack, axis_name)
+        return all_reduce_packed(pack, axis_name, is_buffer_wanted=True)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_packs={self.num_packs})"

@@ -43,7 +43,10 @@ def unpack(buffer: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def all_reduce_packed(
-    tensors: Sequence[jax.Array], axis_name: str = REPLICA_AXIS, most_bytes: float = math.inf
+    tensors: Sequence[jax.Array],
+    axis_name: str = REPLICA_AXIS,
+    most_bytes: float = math.inf,
+    is_buffer_wanted: bool = False,
 ) -> list[jax.Array]:
     """Returns the sums over the replicas of `tensors`, with as few all-reduces as possible.
 
@@ -53,8 +56,10 @@ def all_reduce_packed(
         tensors: The tensors.
         axis_name: The mesh axis of the replicas.
         most_bytes: The most bytes that one all-reduce takes, except for a single larger tensor.
+        is_buffer_wanted: Whether to use a common buffer also where it only costs time.
     """
-    if not takes_several_buffers(axis_name):
+    needs_buffer = is_buffer_wanted and _is_on_accelerators() and not _is_divided()
+    if needs_buffer or not takes_several_buffers(axis_name):
         return reduce_packed(tensors, lambda buffer: lax.psum(buffer, axis_name), most_bytes)
     if most_bytes == math.inf:
         return lax.psum(list(tensors), axis_name)
@@ -74,16 +79,25 @@ def takes_several_buffers(axis_name: str) -> bool:
     each other, up to a size that it chooses, and computes the next ones meanwhile. A common buffer
     would make one all-reduce that depends on every gradient, and copy all of them twice.
     """
-    placement = placement_in_scope()
-    if placement.platform != "cpu":
+    if _is_on_accelerators():
         return True
     if axis_name != REPLICA_AXIS:
         return False
-    if placement.rules is not None:
-        return True  # in one buffer, every core would need the parts of all the others
+    if _is_divided():
+        return True
+    placement = placement_in_scope()
     if placement.is_elastic:
         return placement.spans_processes
     return shared_memory_of(placement.devices) is not None
+
+
+def _is_on_accelerators() -> bool:
+    return placement_in_scope().platform != "cpu"
+
+
+def _is_divided() -> bool:
+    """Whether cores divide tensors: in one buffer, each would need the parts of all the others."""
+    return placement_in_scope().rules is not None
 
 
 def reduce_packed(

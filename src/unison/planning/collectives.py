@@ -169,8 +169,9 @@ def collective_in(found: re.Match[str], line: str, num_devices: int) -> Collecti
     kind = found["kind"]
     arrays = [(_bytes_of(array), array) for array in _ARRAY.finditer(found["type"])]
     sizes = [size for size, _ in arrays]
-    if found["start"] and kind in ("all-gather", "collective-permute"):
-        sizes = sizes[len(sizes) // 2 :] if kind == "all-gather" else sizes[1:2]
+    if found["start"] and kind != "all-reduce":  # its operands, its results, and a context of u32
+        data = [size for size, array in arrays if array[0] != "u32[]"]
+        sizes = data[len(data) // 2 :]
     group, span = _group(line, num_devices)
     whole = sum(sizes) * (group if kind == "reduce-scatter" else 1)
     return Collective(kind, whole, len(sizes), group, span=span)

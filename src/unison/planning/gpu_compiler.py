@@ -23,7 +23,7 @@ from unison.runtime.private_jax import described_gpus
 VARIABLE = "UNISON_GPU_COMPILER"
 
 _LIBRARY = "xla_cuda_plugin.so"
-_VERSION = re.compile(r"^_(?:release_)?version\b[^=]*= *\"([\d.]+)\"", re.MULTILINE)
+_VERSION = re.compile(r"^_(?:release_)?version\b[^=]*= *[\"']([^\"']+)[\"']", re.MULTILINE)
 
 #: A GPU as XLA describes one (`stream_executor.GpuTargetConfigProto`). What is a number here is
 #: the same for all NVIDIA GPUs, or of the libraries that XLA's kernels are chosen for.
@@ -51,7 +51,7 @@ class GPUCompilerError(ImportError):
 
 @functools.cache
 def library() -> pathlib.Path | None:
-    """Returns the path of the library with XLA's GPU compiler; None if it is not installed.
+    """Returns the path of the library with XLA's GPU compiler; None if there is none for this JAX.
 
     Raises:
         GPUCompilerError: `UNISON_GPU_COMPILER` names a folder without it, or it was built for
@@ -59,7 +59,7 @@ def library() -> pathlib.Path | None:
     """
     named = os.environ.get(VARIABLE)
     if named:
-        found = sorted(pathlib.Path(named).rglob(_LIBRARY))
+        found = sorted(pathlib.Path(named).resolve().rglob(_LIBRARY))
         if not found:
             raise GPUCompilerError(
                 f"Expected a folder with JAX's plugin for CUDA in {VARIABLE}. Received: {named!r}, "
@@ -75,6 +75,8 @@ def library() -> pathlib.Path | None:
     if not found:
         return None
     version = _version_of(found[-1])
+    if version not in (None, jaxlib_version) and not named:
+        return None  # JAX does not use it either
     if version not in (None, jaxlib_version):
         raise GPUCompilerError(
             f"Expected JAX's plugin for CUDA of version {jaxlib_version}, as jaxlib. Received: "
@@ -114,8 +116,8 @@ def options() -> dict[str, str]:
     XLA prefers that of a CUDA on the machine, which may not know the GPU.
     """
     path = library()
-    beside = None if path is None else path.parents[2] / "nvidia" / "cuda_nvcc"
-    return {} if beside is None or not beside.is_dir() else {"xla_gpu_cuda_data_dir": str(beside)}
+    beside = [] if path is None else [folder / "nvidia" / "cuda_nvcc" for folder in path.parents]
+    return next(({"xla_gpu_cuda_data_dir": str(each)} for each in beside if each.is_dir()), {})
 
 
 def target_of(name: str) -> str:

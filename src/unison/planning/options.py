@@ -125,7 +125,7 @@ def _how(exchange: Exchange, plain: Exchange, *others: str) -> str:
     asked = [*others]
     if exchange.bucket_bytes != plain.bucket_bytes:
         options = f"CommunicationOptions(bytes_per_pack={exchange.bucket_bytes:.0f})"
-        asked.append(f"MultiWorkerMirroredStrategy(communication_options={options})")
+        asked.append(f"communication_options={options}")
     if exchange.algorithm != plain.algorithm:
         asked.append(_HOW[exchange.algorithm])
     return "; ".join(asked)

@@ -9,17 +9,14 @@ from typing import NamedTuple
 from unison.planning.collectives import (
     COLLECTIVE,
     Collective,
-    bytes_of_type,
     collective_in,
     computations_of,
     devices_of,
     runs_of,
 )
-from unison.planning.kernels import starts_kernel
+from unison.planning.kernels import bytes_accessed_in, sizes_of, starts_kernel
 
 _DONE = re.compile(r" [\w-]+-done\(%?(?P<start>[\w.\-]+)\)")
-_VALUE = re.compile(r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) ")
-_NAMES = re.compile(r"%([\w.\-]+)")
 _IS_SCHEDULED = "is_scheduled=true"
 
 
@@ -87,9 +84,7 @@ def hidden_share(overlaps: list[Overlap]) -> float | None:
 
 def _in_order(lines: list[str], num_devices: int) -> Iterator[Overlap]:
     """Yields the overlaps of a computation."""
-    sizes = {
-        found["name"]: bytes_of_type(found["type"]) for found in map(_VALUE.match, lines) if found
-    }
+    sizes = sizes_of(lines)
     for place, line in enumerate(lines):
         found = COLLECTIVE.search(line)
         if found is None:
@@ -101,10 +96,5 @@ def _in_order(lines: list[str], num_devices: int) -> Iterator[Overlap]:
                 break
             if starts_kernel(later) and COLLECTIVE.search(later) is None:
                 kernels += 1
-                work += sum(sizes.get(name, 0) for name in _NAMES.findall(_head_of(later)))
+                work += bytes_accessed_in(later, sizes)
         yield Overlap(collective_in(found, line, num_devices), kernels, work)
-
-
-def _head_of(line: str) -> str:
-    """Returns an operation with its operands, without its attributes."""
-    return line.partition("), ")[0]

@@ -33,7 +33,7 @@ from unison.planning.collectives import Collective, collectives_of
 from unison.planning.communication import PART_OF_SUM, collective_seconds
 from unison.planning.division import Division, division_by
 from unison.planning.hardware import UnknownHardwareError
-from unison.planning.kernels import kernels_of
+from unison.planning.kernels import bytes_of_custom_calls, kernels_of
 from unison.planning.memory import DoesNotFitError, StepMemory, in_units, needed_and_available
 from unison.planning.options import Choice, Step, choices, preferred
 from unison.planning.overlap import Overlap, hidden_share, overlaps_of
@@ -326,6 +326,7 @@ def target(
         UnknownHardwareError: The target is unknown.
         UnknownSliceError: The TPU slice does not exist.
         MissingTPULibraryError: It is a TPU slice, and libtpu is not installed.
+        GPUCompilerError: It has GPUs, and `UNISON_GPU_COMPILER` names a folder without a compiler.
 
     Examples:
         >>> import jax, unison
@@ -454,17 +455,20 @@ class _Costs(NamedTuple):
 def _costs_of(program: PlannedProgram, compiled: jax.stages.Compiled) -> _Costs:
     """Returns the operations of a device, and the bytes that it reads and writes.
 
-    Matrix products of a GPU's program are calls of cuBLAS, which XLA does not count: its operations
-    are counted before it is compiled.
+    A GPU's program may call cuBLAS and cuDNN, of which XLA counts neither operations nor bytes: the
+    operations are counted before it is compiled, as those of all cores of a replica divided by
+    their number.
     """
-    stated = compiled.cost_analysis()
-    if stated:
+    if program.placement.devices[0].platform != "gpu":
+        stated = compiled.cost_analysis() or {}
         return _Costs(stated.get("flops", math.nan), stated.get("bytes accessed", math.nan))
     before: Any = program.lowered.compiler_ir("hlo")
     executable: Any = compiled.runtime_executable()
     (after,) = executable.hlo_modules()
-    flops = counted_costs(before.as_hlo_module())["flops"] / division_by(program.placement).cores
-    return _Costs(flops, counted_costs(after)["bytes accessed"])
+    flops = counted_costs(before.as_hlo_module()).get("flops", 0.0)
+    accessed = counted_costs(after).get("bytes accessed", 0.0)
+    calls = bytes_of_custom_calls(compiled.as_text() or "")
+    return _Costs(flops / division_by(program.placement).cores, accessed + calls)
 
 
 def _cluster_of(device: jax.Device) -> Cluster | None:

@@ -44,7 +44,7 @@ def compile_replicas(
         The program.
     """
     if placement.platform == "gpu" and communication.bytes_per_pack:
-        options = dict.fromkeys(_COMBINED_BYTES, communication.bytes_per_pack)
+        options = dict.fromkeys(_COMBINED_BYTES, int(communication.bytes_per_pack))
         part = dataclasses.replace(part, compiler_options=options)
     if placement.zero >= WEIGHTS:
         part = dataclasses.replace(part, function=gathered_where_used(part.function))

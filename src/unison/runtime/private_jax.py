@@ -243,6 +243,8 @@ def described_gpus(library: str, target: str, machines: int, per_machine: int) -
         machines: The number of machines.
         per_machine: The number of GPUs of each.
     """
+    # A plugin in the environment is JAX's to load: loading it before would make JAX's fail.
+    xla_bridge._discover_and_register_pjrt_plugins()
     if not xla_client.pjrt_plugin_loaded("cuda"):
         xla_client.load_pjrt_plugin_dynamically("cuda", library)
     if not xla_client.pjrt_plugin_initialized("cuda"):

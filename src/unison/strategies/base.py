@@ -121,6 +121,11 @@ class Strategy:
             batch_shares, self.num_replicas_in_sync, self.input_workers
         )
         if communication_options is not None:
+            if not isinstance(communication_options, CommunicationOptions):
+                raise TypeError(
+                    "communication_options must be CommunicationOptions(...). Received: "
+                    f"{communication_options!r}"
+                )
             self._communicate_by(communication_options)
         for observe in observing.strategy_observers:
             observe(self)
