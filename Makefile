@@ -65,7 +65,8 @@ GPU_COMPILER := $(VENV)/gpu-compiler
 $(VENV)/.installed-gpu-compiler: pyproject.toml $(CONSTRAINTS) $(VENV)/.installed-dev
 	PIP_COMPILE=0 $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
 	  $(addprefix --constraint ,$(CONSTRAINTS)) --upgrade --target $(GPU_COMPILER) \
-	  jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
+	  "jax-cuda12-pjrt==$$($(BIN)/python -c 'from jaxlib import version; print(version.__version__)')" \
+	  'nvidia-cuda-nvcc-cu12<13'
 	@touch $@
 ifeq ($(shell uname -s),Linux)
 test: $(VENV)/.installed-gpu-compiler

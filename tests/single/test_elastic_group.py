@@ -645,9 +645,8 @@ def test_a_worker_that_is_interrupted_as_it_joins_again_joins_once_more(job):
 def come_together(group, state):
     """Comes to a loop, and waits for another worker in it."""
     group.enter(state)
-    while group.num_members == 1:
-        assert is_over(group)
-        group.regroup(state, is_open=True)
+    if group.num_members == 1:
+        regroup_with_another(group, state)
 
 
 def test_workers_that_have_all_stepped_aside_have_equal_states_again(job):

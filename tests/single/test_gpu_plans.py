@@ -233,7 +233,7 @@ def test_no_step_calls_the_host():
 
 def test_add_n_asks_for_one_sum_of_all_gradients():
     options = unison.CommunicationOptions(method="ADD_N")
-    plan = planned("h100:8", cross_device_ops=None, communication_options=options)
+    plan = planned("h100:8", communication_options=options)
     (large, *_) = plan.collectives
     assert large.bytes == 4 * LAYERS * WIDTH**2
 

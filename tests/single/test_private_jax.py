@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from subprocess_program import SOURCE, run_program
-from unison.runtime.private_jax import dtype_before_cast
+from unison.runtime.private_jax import counted_costs, dtype_before_cast
 
 PRIVATE = SOURCE / "unison/runtime/private_jax.py"
 
@@ -69,6 +69,25 @@ def test_no_other_file_of_the_room_imports_private_names():
     others = [f for f in pathlib.Path(PRIVATE).parent.glob("*.py") if f != PRIVATE]
     assert [f.name for f in others if "import jax._src" in f.read_text()] == []
     assert [f.name for f in others if "from jax._src" in f.read_text()] == []
+
+
+def test_operations_are_counted_in_a_module_that_is_not_compiled():
+    lowered = jax.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((8, 8), "float32"))
+    assert counted_costs(lowered.compiler_ir("hlo").as_hlo_module())["flops"] == 2 * 8**3
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("_jax", "get_default_c_api_topology"),
+        ("xla_client", "initialize_pjrt_plugin"),
+        ("xla_client", "load_pjrt_plugin_dynamically"),
+        ("xla_client", "pjrt_plugin_initialized"),
+        ("xla_client", "pjrt_plugin_loaded"),
+    ],
+)
+def test_jaxlib_still_has_what_describes_gpus(module, name):
+    assert hasattr(importlib.import_module(f"jaxlib.{module}"), name)
 
 
 def test_a_cast_is_seen_through_jitted_functions():

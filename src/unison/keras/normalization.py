@@ -82,11 +82,10 @@ def _global_moments(count: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
         # from the loss of another replica must be multiplied by that replica's share.
         local = _with_gradient_times(local, 1 / share)
     gathered = lax.all_gather(local, REPLICA_AXIS)
-    if has_none:
-        # Its loss (perhaps NaN) must not reach the parameters of the other replicas.
-        gathered = _with_gradient_times(gathered, 0.0)
-    elif share is not None:
-        gathered = _with_gradient_times(gathered, share)
+    # The loss of a replica without examples (perhaps NaN) must not reach the others' parameters.
+    factor = 0.0 if has_none else share
+    if factor is not None:
+        gathered = _with_gradient_times(gathered, factor)
     counts, means, variances = (gathered[:, index] for index in range(3))
     total = ops.sum(counts, 0)
     global_mean = ops.divide_no_nan(ops.sum(counts * means, 0), total)

@@ -25,8 +25,8 @@ VARIABLE = "UNISON_GPU_COMPILER"
 _LIBRARY = "xla_cuda_plugin.so"
 _VERSION = re.compile(r"^_(?:release_)?version\b[^=]*= *[\"']([^\"']+)[\"']", re.MULTILINE)
 
-#: A GPU as XLA describes one (`stream_executor.GpuTargetConfigProto`). What is a number here is
-#: the same for all NVIDIA GPUs, or of the libraries that XLA's kernels are chosen for.
+#: A GPU as XLA describes one (`stream_executor.GpuTargetConfigProto`). The numbers
+#: written here are the same for all NVIDIA GPUs, or versions of libraries.
 _TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -75,15 +75,15 @@ def library() -> pathlib.Path | None:
     if not found:
         return None
     version = _version_of(found[-1])
-    if version not in (None, jaxlib_version) and not named:
+    if version in (None, jaxlib_version):
+        return found[-1]
+    if not named:
         return None  # JAX does not use it either
-    if version not in (None, jaxlib_version):
-        raise GPUCompilerError(
-            f"Expected JAX's plugin for CUDA of version {jaxlib_version}, as jaxlib. Received: "
-            f"{version}, {found[-1]}. Install the same version: pip install --no-deps "
-            f"jax-cuda12-pjrt=={jaxlib_version}"
-        )
-    return found[-1]
+    raise GPUCompilerError(
+        f"Expected JAX's plugin for CUDA of version {jaxlib_version}, as jaxlib. Received: "
+        f"{version}, {found[-1]}. Install the same version: pip install --no-deps "
+        f"jax-cuda12-pjrt=={jaxlib_version}"
+    )
 
 
 def _version_of(path: pathlib.Path) -> str | None:

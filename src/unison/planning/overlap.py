@@ -76,7 +76,7 @@ def overlaps_of(hlo: str) -> list[Overlap]:
 
 
 def hidden_share(overlaps: list[Overlap]) -> float | None:
-    """Returns the share of the bytes of collectives that has work to hide behind; None of none."""
+    """Returns the share of the bytes of collectives that has work to hide behind, if any."""
     of_all = [(one.collective.bytes * one.collective.runs, one.is_hidden) for one in overlaps]
     total = sum(size for size, _ in of_all)
     return sum(size for size, is_hidden in of_all if is_hidden) / total if total else None

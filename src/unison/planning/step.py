@@ -216,11 +216,12 @@ class StepPlan:
         told["collectives"] = [
             one._asdict() | {"sent_bytes": one.sent_bytes} for one in self.collectives
         ]
+        overlaps = self.overlaps
         told["overlaps"] = [
             one.collective._asdict() | {"kernels": one.kernels, "work": one.work}
-            for one in self.overlaps
+            for one in overlaps
         ]
-        told["hidden_share"] = self.hidden_share
+        told["hidden_share"] = hidden_share(overlaps)
         told["peak_seconds"] = self.peak_seconds()
         if self.cluster is not None:
             ways = self.choices()
@@ -433,9 +434,7 @@ def _compiled(planned: ProgramPlanned, thorough: bool) -> StepPlan:
         is_16_bit=_is_16_bit(program.lowered),
         cluster=cluster,
         examples=_examples_of(planned),
-        is_estimate=cluster is not None
-        and cluster.measured is None
-        and placement.devices[0].platform == "cpu",
+        is_estimate=placement.platform == "gpu" and not _has_described_gpus(placement),
         hlo=hlo,
     )
 
@@ -444,7 +443,12 @@ def _options_for(placement: Placement, thorough: bool) -> dict[str, Any] | None:
     """Returns XLA's options for compiling a step for the devices of a placement."""
     if placement.platform == "tpu":
         return None if thorough else _QUICKLY
-    return None if placement.devices[0].platform == "cpu" else dict(gpu_compiler.options())
+    return gpu_compiler.options() if _has_described_gpus(placement) else None
+
+
+def _has_described_gpus(placement: Placement) -> bool:
+    """Whether XLA compiles for GPUs, rather than for CPUs in their place."""
+    return placement.devices[0].platform == "gpu"
 
 
 class _Costs(NamedTuple):
@@ -459,7 +463,7 @@ def _costs_of(program: PlannedProgram, compiled: jax.stages.Compiled) -> _Costs:
     operations are counted before it is compiled, as those of all cores of a replica divided by
     their number.
     """
-    if program.placement.devices[0].platform != "gpu":
+    if not _has_described_gpus(program.placement):
         stated = compiled.cost_analysis() or {}
         return _Costs(stated.get("flops", math.nan), stated.get("bytes accessed", math.nan))
     before: Any = program.lowered.compiler_ir("hlo")
