@@ -84,11 +84,14 @@ def check_under_two_workers(seed: int, first: int, count: int, devices: int) -> 
 def _failure(seed: int, number: int, program, complaint, shrinks: bool) -> str:
     from generated_programs.choices import describe
     from generated_programs.comparing import complaint_about
+    from generated_programs.drawing import consistent
     from generated_programs.shrinking import shrink
 
     if shrinks:
 
         def fails(candidate) -> bool:
+            if consistent(candidate) != candidate:
+                return False
             found = complaint_about(candidate)
             return found is not None and found.kind == complaint.kind
 

@@ -209,6 +209,11 @@ def consistent(program: Program) -> Program:
     return program
 
 
+def on_replicas(program: Program, replicas: int) -> Program:
+    """Returns a program for another number of replicas, on which what has an answer depends."""
+    return consistent(dataclasses.replace(program, replicas=replicas))
+
+
 def _without_counting_metrics(output: Output) -> Output:
     """Leaves out metrics of which a rounding can be one example more or less."""
     return dataclasses.replace(

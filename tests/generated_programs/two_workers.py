@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from generated_programs.choices import Program
 from generated_programs.comparing import Complaint, compare
+from generated_programs.drawing import on_replicas
 from generated_programs.running import Seen, in_double_precision, run_under
 
 #: Seconds for the first program, and for each.
@@ -29,7 +30,7 @@ def complaints_under_two_workers(
     Returns:
         What is wrong, by the program as it ran.
     """
-    programs = [dataclasses.replace(program, replicas=2 * devices) for program in programs]
+    programs = [on_replicas(program, 2 * devices) for program in programs]
     found = {}
     for program, runs in zip(programs, _launched(programs, devices, False), strict=True):
         complaint = _complaint(program, runs, devices)

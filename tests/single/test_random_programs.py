@@ -9,7 +9,7 @@ import random_programs
 from generated_programs import comparing, drawing, parts
 from generated_programs.choices import Input, Layer, Optimizer, Output, Program, describe
 from generated_programs.comparing import complaint_about
-from generated_programs.drawing import draw_program
+from generated_programs.drawing import draw_program, on_replicas
 from generated_programs.shrinking import shrink
 from unison.keras import losses, optimizers
 
@@ -95,6 +95,20 @@ def test_round_off_is_not_a_difference():
 def test_a_program_is_the_same_whenever_it_is_drawn():
     assert draw_program(7, 12) == draw_program(7, 12)
     assert draw_program(8, 12) != draw_program(7, 12)
+
+
+def test_a_program_for_another_number_of_replicas_still_has_an_answer():
+    # Three replicas share a batch of three evenly, two do not: the means of their losses and of
+    # their activity regularizers are then not those of the global batch, as on TensorFlow.
+    layers = (Layer("relu", activity=True),)
+    program = Program(
+        replicas=3, head=layers, step="loop", loop_loss="loss_object", examples=18, batch=3
+    )
+    program = drawing.consistent(program)
+    assert program.head == layers
+    on_two = on_replicas(program, 2)
+    assert not on_two.head[0].activity
+    assert on_two.loop_loss == "global_batch"
 
 
 def test_every_choice_is_drawn():
