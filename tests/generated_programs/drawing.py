@@ -155,6 +155,13 @@ class _Drawing:
 
 def consistent(program: Program) -> Program:
     """Returns a program without combinations that Keras refuses, or that have no right answer."""
+    while (changed := _with_fewer_conflicts(program)) != program:
+        program = changed
+    return program
+
+
+def _with_fewer_conflicts(program: Program) -> Program:
+    """Returns a consistent program, but for what a change has made necessary."""
     outputs, inputs = program.outputs, program.inputs
     change: dict[str, Any] = {}
     if program.step == "stateless":

@@ -111,6 +111,12 @@ def test_a_program_for_another_number_of_replicas_still_has_an_answer():
     assert on_two.loop_loss == "global_batch"
 
 
+def test_programs_are_consistent():
+    # One that was not: its sizes had been judged by a validation split that it then lost.
+    programs = [draw_program(20261125, number) for number in (455, *range(200))]
+    assert [each for each in programs if drawing.consistent(each) != each] == []
+
+
 def test_every_choice_is_drawn():
     programs = [draw_program(1, number) for number in range(2000)]
     outputs = [output for program in programs for output in program.outputs]
