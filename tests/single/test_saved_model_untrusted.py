@@ -1,8 +1,11 @@
 """Saved models that somebody else has made: right checksums, and anything behind them."""
 
+import base64
 import dataclasses
 import json
 import os
+import shutil
+import sys
 import zipfile
 import zlib
 
@@ -306,6 +309,34 @@ def test_constants_that_are_not_in_the_file_take_no_memory(folder):
     replace_program(folder, data)
     with pytest.raises(DataLossError, match="its constants take 400000000"):
         load(folder)
+
+
+#: A module of StableHLO in 333 bytes, whose location is a call site of two call sites, forty times.
+#: A flipped bit says that fewer attributes precede: each is read again for each that refers to it.
+NEVER_READ = base64.b64decode(
+    "TUzvUg1TdGFibGVITE9fdjEuMTcuMAABFwUBAQcBAwsDBQ8TA29dAwFVEw8PDw8PDw8PDw8PDw8PDw8PDw8PDw8P"
+    "Dw8PDw8PDw8PDw8PDw8PDwsPAwkLCwsLAwMPAiYCF1EDAxUFBRUHBxUJCRULCxUNDRUPDxURERUTExUVFRUXFxUZ"
+    "GRUbGxUdHRUfHxUhIRUjIxUlJRUnJxUpKRUrKxUtLRUvLxUxMRUzMxU1NRU3NxU5ORU7OxU9PRU/PxVBQRVDQxVF"
+    "RRVHRxVJSRVLSxVNTRVPTxUBAQULFQMDAwEjAR0NHQ8RAQEEMQUBUAEBBwQhAwEFA1ABAwcEDQMBBQUAUwYDAQUB"
+    "AG8RAwsFFREPCxFidWlsdGluAHZobG8AbW9kdWxlAGZ1bmNfdjEAcmV0dXJuX3YxAGEAbWFpbgAACBUFBQEBC1VX"
+    "VVlb"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits are those of Linux")
+def test_a_module_that_is_read_forever_is_corrupt(folder):
+    program = exported(signature(lambda x: x), *AVALS)
+    data = bytes(dataclasses.replace(program, mlir_module_serialized=NEVER_READ).serialize())
+    replace_program(folder, data)
+    with pytest.raises(DataLossError, match=r"333 bytes takes more than 2 s of CPU time"):
+        load(folder)
+
+
+def test_a_model_is_loaded_where_no_child_process_starts(saved, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    loaded = load(saved)
+    np.testing.assert_array_equal(loaded(ONES), 2 * ONES)
+    assert "without limits of time and memory" in caplog.text
 
 
 def test_arguments_that_refer_to_each_other_end(folder, monkeypatch):

@@ -23,6 +23,7 @@ from unison.parameter_server.messages import Connection, Message, operand
 from unison.parameter_server.shared import JobVariables, SharedVariables, seen_whole, store_of
 from unison.parameter_server.snapshots import Part
 from unison.saving.exported import read_exported
+from unison.saving.module_decoder import ModuleDecoder
 from unison.storage.decoding import plain_dict, plain_list, plain_text, whole_number
 
 
@@ -126,12 +127,13 @@ class VariableServer:
         """
         self.job = job
         facts = part.facts
-        for name, array in part.arrays.items():
-            what, _, key = name.partition(" ")
-            if what == "variable":
-                self._variables[key] = array
-            else:
-                self._install(int(key), array, plain_dict(facts["programs"][key]))
+        with ModuleDecoder() as decoder:
+            for name, array in part.arrays.items():
+                what, _, key = name.partition(" ")
+                if what == "variable":
+                    self._variables[key] = array
+                else:
+                    self._install(int(key), array, plain_dict(facts["programs"][key]), decoder)
         rights = plain_dict(facts["rights"])
         self._variables.rights = {store: plain_text(right) for store, right in rights.items()}
         self._applied = {whole_number(done) for done in plain_list(facts["done"])}
@@ -249,10 +251,17 @@ class VariableServer:
         self._wants_snapshot.set()  # without its programs and variables, it could not be restored
         return "done", (), {}
 
-    def _install(self, number: int, data: np.ndarray, fields: dict[str, Any]) -> None:
+    def _install(
+        self,
+        number: int,
+        data: np.ndarray,
+        fields: dict[str, Any],
+        decoder: ModuleDecoder | None = None,
+    ) -> None:
         self._installed[number] = (data, fields)
+        where = f"Update {number} of job {self.job!r}"
         self._programs[number] = Program(
-            jax.jit(read_exported(data.tobytes(), f"Update {number} of job {self.job!r}").call),
+            jax.jit(read_exported(data.tobytes(), where, decoder).call),
             fields["inputs"],
             fields["outputs"],
             frozenset(fields["whole_inputs"]),

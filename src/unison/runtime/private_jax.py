@@ -283,6 +283,17 @@ def tables_of_exported(data: bytes) -> Iterator[Any]:
         table = table.Vjp()
 
 
+def modules_of_exported(data: bytes) -> Iterator[bytes]:
+    """Yields the modules of an exported function and of its derivatives, before they are decoded.
+
+    Args:
+        data: What `jax.export` has serialized.
+    """
+    for table in tables_of_exported(data):
+        if not table.MlirModuleSerializedIsNone():
+            yield table.MlirModuleSerializedAsNumpy().tobytes()
+
+
 def targets_of_stable_calls() -> frozenset[str]:
     """Returns the custom calls that `jax.export` writes: JAX keeps them as they are."""
     from jax._src.export import _export

@@ -21,9 +21,11 @@ from jax import export
 from unison.errors import InvalidArgumentError
 from unison.runtime.private_jax import (
     module_of_exported,
+    modules_of_exported,
     tables_of_exported,
     targets_of_stable_calls,
 )
+from unison.saving.module_decoder import ModuleDecoder
 from unison.storage.decoding import decoding, whole_number
 
 #: The platforms of saved programs.
@@ -59,12 +61,14 @@ _CONSTANTS = 1 << 26
 _REMEDY = "Save the model again."
 
 
-def read_exported(data: bytes, where: str) -> export.Exported:
+def read_exported(data: bytes, where: str, decoder: ModuleDecoder | None = None) -> export.Exported:
     """Returns an exported program, if our saving could have written it.
 
     Args:
         data: The result of the serialization by `jax.export`.
         where: Its origin, for messages.
+        decoder: Decodes its modules first, with limits of time and memory; without it, the bytes
+            must be from this job.
 
     Raises:
         DataLossError: It is corrupt.
@@ -73,6 +77,8 @@ def read_exported(data: bytes, where: str) -> export.Exported:
     """
     with decoding(where, _REMEDY):
         _check_tables(data)
+        if decoder is not None:
+            decoder.check(modules_of_exported(data))
         exported = export.deserialize(bytearray(data))
         program: export.Exported | None = exported
         while program is not None:

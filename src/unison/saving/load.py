@@ -12,6 +12,7 @@ from unison.cells import VariableAggregation, VariableSynchronization, has_cell
 from unison.module import WAITING, Module
 from unison.saving import directory as folder
 from unison.saving.calling import SavedFunction, SavedSignature
+from unison.saving.module_decoder import ModuleDecoder
 from unison.saving.program import SavedProgram
 from unison.saving.specs import ArraySpec
 from unison.storage import files
@@ -81,10 +82,9 @@ def load(
     wanted = [tags] if isinstance(tags, str) else list(tags or [SERVING])
     if wanted != [SERVING]:
         raise ValueError(f"A saved model has the tags {[SERVING]}. Received: tags={tags!r}")
-    with folder.local_copy(path) as copy:
-        reader = _Reader(copy, make_variable)
-        with decoding(path, "Save the model again."):
-            return reader.root()
+    corrupt = decoding(path, "Save the model again.")
+    with folder.local_copy(path) as copy, corrupt, ModuleDecoder() as decoder:
+        return _Reader(copy, make_variable, decoder).root()
 
 
 def contains_saved_model(export_dir: str | os.PathLike) -> bool:
@@ -101,10 +101,12 @@ class _Reader:
     Args:
         path: The folder.
         make_variable: Creates a variable.
+        decoder: Decodes the programs' modules first, with limits of time and memory.
     """
 
-    def __init__(self, path: str, make_variable: Callable[..., Variable]):
+    def __init__(self, path: str, make_variable: Callable[..., Variable], decoder: ModuleDecoder):
         self._path = path
+        self._decoder = decoder
         self._make_variable = make_variable
         self._index = folder.read_index(path)
         self._archive = Archive(folder.variables_path(path))
@@ -217,7 +219,7 @@ class _Reader:
                 [self._variable_of(variable) for variable in described["variables"]],
                 [self._variable_of(variable) for variable in described["assigned"]],
             )
-            program.check(folder.program_path(self._path, described["data"]))
+            program.check(folder.program_path(self._path, described["data"]), self._decoder)
             self._programs[number] = program
         return self._programs[number]
 

@@ -20,6 +20,7 @@ from unison.lifting import Lift
 from unison.program.tracing import called_on
 from unison.runtime.placement import REPLICA_AXIS
 from unison.saving.exported import PLATFORMS, read_exported
+from unison.saving.module_decoder import ModuleDecoder
 from unison.saving.specs import ArraySpec, arrays_for, filled
 from unison.storage.decoding import decoding
 from unison.strategies.default import default_strategy
@@ -52,11 +53,12 @@ class SavedProgram:
         self._exported: dict[bool, export.Exported] = {}
         self._calls: dict[bool, Callable[..., Any]] = {}
 
-    def check(self, where: str) -> None:
+    def check(self, where: str, decoder: ModuleDecoder) -> None:
         """Checks that the program could have been saved, before it is compiled.
 
         Args:
             where: Its origin, for messages.
+            decoder: Decodes its modules first, with limits of time and memory.
 
         Raises:
             DataLossError: It is corrupt, or has other arguments and results.
@@ -64,7 +66,7 @@ class SavedProgram:
         """
         for is_none, data in ((False, self.data), (True, self.data_for_none)):
             if data is not None:
-                self._exported[is_none] = read_exported(data, where)
+                self._exported[is_none] = read_exported(data, where, decoder)
                 with decoding(where):
                     self._check_signature(self._exported[is_none])
 

@@ -1,0 +1,105 @@
+"""Decodes modules of StableHLO in a child process with limits, before this process does.
+
+MLIR's reader of bytecode reads what a location or an attribute refers to again for each reference
+that it cannot resolve yet, so a few corrupt bytes can take it forever, and it aborts the process
+where memory ends. Nothing interrupts it inside of a process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+logger = logging.getLogger("unison")
+
+_PROGRAM = Path(__file__).with_name("module_decoder_start.py")
+
+#: The maximum CPU time for a module in seconds. One of 10 MB takes 0.1 s.
+_SECONDS = 2
+
+#: The maximum memory for a module: so much, and so many times its size.
+_MEGABYTES = 512
+
+#: Seconds in which the child starts, and in which it answers, on a busy machine.
+_PATIENCE = 60.0
+
+
+class ModuleDecoder:
+    """A child process that decodes modules, started for the first of them.
+
+    Use it as a context manager: the process ends with the block.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_available = True
+
+    def __enter__(self) -> ModuleDecoder:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def check(self, modules: Iterable[bytes]) -> None:
+        """Decodes modules, which may be invalid otherwise.
+
+        Raises:
+            ValueError: Decoding one takes too much time or memory.
+        """
+        for module in modules:
+            if self._process is None and self._is_available:
+                self._start()
+            if self._is_available:
+                self._decode(module)
+
+    def _start(self) -> None:
+        paths = [path for path in sys.path if path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_PROGRAM), str(_SECONDS), str(_MEGABYTES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        if not self._answer():
+            # Where the interpreter is a part of another program, for example.
+            self._is_available = False
+            logger.warning(
+                "No child process that decodes saved programs starts with the interpreter %s: "
+                "they are decoded without limits of time and memory.",
+                sys.executable,
+            )
+
+    def _decode(self, module: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(len(module).to_bytes(8, "big") + module)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            is_decoded = False
+        else:
+            is_decoded = self._answer()
+        if not is_decoded:
+            raise ValueError(
+                f"decoding a module of {len(module)} bytes takes more than {_SECONDS} s of CPU "
+                f"time or {_MEGABYTES} MB, or ends the process"
+            )
+
+    def _answer(self) -> bool:
+        """Returns whether the child has answered before it ended, and in time."""
+        assert self._process is not None and self._process.stdout is not None
+        end = time.monotonic() + _PATIENCE
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while (left := end - time.monotonic()) > 0:
+                if selector.select(left):
+                    return bool(os.read(self._process.stdout.fileno(), 1))
+        return False
