@@ -39,7 +39,8 @@ def install(tested: TestedSet, python: str) -> pathlib.Path:
     """Makes the environment of a tested set as `make check` wants it, and returns its folder."""
     folder = ROOT / ".matrix" / tested.name
     if not (folder / ".created").exists():
-        _run(*UV, "venv", "--quiet", "--clear", "--python", python, str(folder))
+        # With pip, by which make installs XLA's GPU compiler.
+        _run(*UV, "venv", "--quiet", "--clear", "--seed", "--python", python, str(folder))
         (folder / ".created").touch()
     _run(
         *(*UV, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python")),
