@@ -2,6 +2,9 @@
 # pyproject.toml changes. Choose another interpreter with `make PYTHON=python3.12 test`.
 PYTHON ?= python3
 VENV := .venv
+# Tests start hundreds of processes. Where nothing keeps what Python has compiled, as in many
+# containers, each would compile JAX and Keras again, which takes longer than most tests.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
 # What is installed was tested together: the constraints for the environment's Python, those of the

@@ -1,8 +1,8 @@
 """How long tests take: `make durations` records it, and slow tests are marked by it.
 
 `durations.txt` has the seconds of each test function that takes more than `LIMIT`, the mean over
-its parameters: `make test` leaves these out, and `make check` runs them. A test that is marked
-`smoke` always runs.
+its parameters, and of the other functions those parameters that take more: `make test` leaves these
+out, and `make check` runs them. A test that is marked `smoke` always runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECORD = Path(__file__).with_suffix(".txt")
 
 _HEADER = f"""\
 # Written by `make durations`: the seconds of every test function that takes more than {LIMIT}, the
-# mean over its parameters. See durations.py.
+# mean over its parameters, and of single parameters that do. See durations.py.
 """
 
 
@@ -27,11 +27,11 @@ class Durations(NamedTuple):
     """What was recorded.
 
     Attributes:
-        functions: The seconds of slow test functions, as `path::name`, the path below the root of
-            the repository.
+        slow: The seconds of slow tests, as `path::name` or `path::name[parameters]`, the path below
+            the root of the repository.
     """
 
-    functions: Mapping[str, float]
+    slow: Mapping[str, float]
 
     @classmethod
     def read(cls) -> Durations:
@@ -41,11 +41,11 @@ class Durations(NamedTuple):
 
     def is_slow(self, test: str) -> bool:
         """Whether a test, by its node's id, takes more than `LIMIT` seconds."""
-        return function_of(test) in self.functions
+        return test in self.slow or function_of(test) in self.slow
 
     def seconds(self, test: str) -> float:
         """The recorded seconds of a test, by its node's id; 0 if it is not slow."""
-        return self.functions.get(function_of(test), 0.0)
+        return self.slow.get(test, self.slow.get(function_of(test), 0.0))
 
 
 def function_of(test: str) -> str:
@@ -72,6 +72,9 @@ class Recorder:
 
     def lines(self) -> list[str]:
         """What `durations.txt` has, rounded: the next recording should change what has changed."""
-        means = {name: sum(own.values()) / len(own) for name, own in self._calls.items()}
-        slow = {name: mean for name, mean in means.items() if mean > LIMIT}
-        return [f"{mean:.1f} {name}" for name, mean in sorted(slow.items())]
+        slow = {}
+        for function, seconds in self._calls.items():
+            mean = sum(seconds.values()) / len(seconds)
+            own = {function: mean} if mean > LIMIT else seconds
+            slow |= {name: value for name, value in own.items() if value > LIMIT}
+        return [f"{seconds:.1f} {name}" for name, seconds in sorted(slow.items())]

@@ -156,7 +156,6 @@ def test_ctrl_c_reaches_the_workers(address, program):
     assert ends_within(program, 30)
 
 
-@pytest.mark.smoke
 def test_launch_gives_what_every_worker_returned(address):
     def where(scale):
         task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

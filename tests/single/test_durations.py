@@ -23,7 +23,9 @@ def recorded(monkeypatch, tmp_path, *reports):
     return Durations.read()
 
 
-def test_a_function_is_slow_by_the_mean_over_its_parameters(monkeypatch, tmp_path):
+def test_a_function_is_slow_by_the_mean_over_its_parameters_and_one_parameter_by_itself(
+    monkeypatch, tmp_path
+):
     found = recorded(
         monkeypatch,
         tmp_path,
@@ -33,15 +35,18 @@ def test_a_function_is_slow_by_the_mean_over_its_parameters(monkeypatch, tmp_pat
         report("a.py::test_slow[2]", 0.5),
         report("b.py::test_fast", 0.1),
     )
-    assert found.functions == {"a.py::test_slow": 0.6}
+    assert found.slow == {"a.py::test_slow": 0.6, "a.py::test_mostly_fast[1]": 0.7}
     assert found.is_slow("a.py::test_slow[3]")
-    assert not found.is_slow("a.py::test_mostly_fast[1]")
+    assert found.is_slow("a.py::test_mostly_fast[1]")
+    assert not found.is_slow("a.py::test_mostly_fast[2-x::y]")
+    assert found.seconds("a.py::test_mostly_fast[1]") == 0.7
+    assert found.seconds("a.py::test_slow[2]") == 0.6
     assert not found.is_slow("a.py::test_new")
 
 
 def test_a_test_that_fails_is_not_recorded(monkeypatch, tmp_path):
     failed = report("a.py::test_fails", 240.0, passed=False)
-    assert not recorded(monkeypatch, tmp_path, failed).functions
+    assert not recorded(monkeypatch, tmp_path, failed).slow
 
 
 def test_slow_tests_are_marked(request):
@@ -54,7 +59,7 @@ def test_slow_tests_are_marked(request):
 
 def test_the_record_names_tests_that_are_there():
     gone = []
-    for test in Durations.read().functions:
+    for test in map(durations.function_of, Durations.read().slow):
         path, _, name = test.partition("::")
         source = ROOT / path
         last = re.escape(name.split(".")[-1].split("::")[-1])
