@@ -792,6 +792,8 @@ def test_sums_that_seem_to_take_no_time_are_as_fast_as_caches_at_most(monkeypatc
         ("(f32[8]{0}, f32[8]{0}, u32[], u32[])", "collective-permute", 8),
         ("((f32[8]{0}, f32[2]{0}), (f32[8]{0}, f32[2]{0}))", "collective-permute", 10),
         ("(f32[8]{0}, f32[2]{0})", "all-reduce", 10),
+        ("((f32[64]{0}), f32[64]{0})", "all-reduce", 64),
+        ("((f32[8]{0}, f32[2]{0}), (f32[8]{0}, f32[2]{0}))", "all-reduce", 10),
     ],
 )
 def test_the_bytes_of_a_collective_with_a_start_are_those_of_its_results(type_, kind, expected):

@@ -169,7 +169,9 @@ def collective_in(found: re.Match[str], line: str, num_devices: int) -> Collecti
     kind = found["kind"]
     arrays = [(_bytes_of(array), array) for array in _ARRAY.finditer(found["type"])]
     sizes = [size for size, _ in arrays]
-    if found["start"] and kind != "all-reduce":  # its operands, its results, and a context of u32
+    # Its operands, its results, and a context of u32. An all-reduce has its results only, before
+    # jaxlib 0.12.
+    if found["start"] and (kind != "all-reduce" or found["type"].startswith("((")):
         data = [size for size, array in arrays if array[0] != "u32[]"]
         sizes = data[len(data) // 2 :]
     group, span = _group(line, num_devices)
