@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import struct
 import subprocess
 import sys
 import time
@@ -20,11 +21,10 @@ logger = logging.getLogger("unison")
 
 _PROGRAM = Path(__file__).with_name("module_decoder_start.py")
 
-#: The maximum CPU time for a module in seconds. One of 10 MB takes 0.1 s.
-_SECONDS = 2
-
-#: The maximum memory for a module: so much, and so many times its size.
-_MEGABYTES = 512
+#: The maximum CPU time in seconds and the maximum memory in bytes for a module: so much, and for
+#: each of its bytes. One of 100 MB takes 0.3 s and 300 MB.
+_SECONDS, _SECONDS_A_BYTE = 2, 1 / 25e6
+_MEMORY, _MEMORY_A_BYTE = 1 << 29, 8
 
 #: Seconds in which the child starts, and in which it answers, on a busy machine.
 _PATIENCE = 60.0
@@ -63,7 +63,7 @@ class ModuleDecoder:
     def _start(self) -> None:
         paths = [path for path in sys.path if path]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_PROGRAM), str(_SECONDS), str(_MEGABYTES)],
+            [sys.executable, "-P", str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -80,8 +80,12 @@ class ModuleDecoder:
 
     def _decode(self, module: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
+        size = len(module)
+        seconds = _SECONDS + int(size * _SECONDS_A_BYTE)
+        memory = _MEMORY + size * _MEMORY_A_BYTE
         try:
-            self._process.stdin.write(len(module).to_bytes(8, "big") + module)
+            self._process.stdin.write(struct.pack("<QQQ", size, seconds, memory))
+            self._process.stdin.write(module)
             self._process.stdin.flush()
         except BrokenPipeError:
             is_decoded = False
@@ -89,8 +93,8 @@ class ModuleDecoder:
             is_decoded = self._answer()
         if not is_decoded:
             raise ValueError(
-                f"decoding a module of {len(module)} bytes takes more than {_SECONDS} s of CPU "
-                f"time or {_MEGABYTES} MB, or ends the process"
+                f"decoding a module of {size} bytes takes more than {seconds} s of CPU time or "
+                f"{memory >> 20} MB, or ends the process"
             )
 
     def _answer(self) -> bool:

@@ -7,54 +7,58 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import sys
 import time
+from collections.abc import Callable
 
 from jaxlib.mlir.dialects import stablehlo
 
 
-def main(seconds: int, megabytes: int) -> None:
-    """Decodes the modules that come through the standard input, each after its size in 8 bytes.
+def main() -> None:
+    """Decodes the modules that come through the standard input.
 
-    Writes a byte when it is ready, and one after each module, whether that is valid or not.
-
-    Args:
-        seconds: The maximum CPU time for a module.
-        megabytes: The maximum memory for it, with all before it.
+    Each comes after three numbers of 8 bytes: its size, and the maximum CPU time in seconds and the
+    maximum memory in bytes for it. Writes a byte when it is ready, and one after each module,
+    whether that is valid or not.
     """
     given, answers = sys.stdin.buffer, os.dup(1)
-    _limit_memory(megabytes << 20)
+    os.dup2(2, 1)  # what a library prints is no answer
+    limit = _limits()
     os.write(answers, b"r")
-    while size := given.read(8):
-        module = given.read(int.from_bytes(size, "big"))
-        _limit_time(seconds)
+    while head := given.read(24):
+        size, seconds, memory = struct.unpack("<QQQ", head)
+        module = given.read(size)
+        limit(seconds, memory)
         # What is wrong with it is said by the process that uses it.
         with contextlib.suppress(Exception):
             stablehlo.deserialize_portable_artifact_str(module)
         os.write(answers, b"d")
 
 
-def _limit_time(seconds: int) -> None:
-    with contextlib.suppress(ImportError):
+def _limits() -> Callable[[int, int], None]:
+    """Returns a function that limits what is used from now on: seconds, and bytes."""
+    try:
         import resource
+    except ImportError:  # on Windows
+        return lambda seconds, memory: None
 
-        most = int(time.process_time()) + 1 + seconds
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+    def limit(kind: int, most: int) -> None:
+        _, hard = before[kind]
+        ends = [end for end in (most, *before[kind]) if end != resource.RLIM_INFINITY]
+        resource.setrlimit(kind, (min(ends), hard))
 
+    def limit_both(seconds: int, memory: int) -> None:
+        limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + seconds)
+        with contextlib.suppress(OSError):  # elsewhere than on Linux
+            with open("/proc/self/statm") as file:
+                pages = int(file.read().split()[0])
+            limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory)
 
-def _limit_memory(more: int) -> None:
-    with contextlib.suppress(ImportError, OSError):  # elsewhere than on Linux
-        import resource
-
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[0])
-        most = pages * resource.getpagesize() + more
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limits = [limit for limit in (most, soft) if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    before = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return limit_both
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()
