@@ -26,6 +26,7 @@ from unison.errors import DataLossError, InvalidArgumentError, OpError
 from unison.runtime.devices import prepare_backend
 from unison.saving import load, save
 from unison.saving.exported import read_exported
+from unison.saving.module_decoder import ModuleDecoder
 
 ONES = np.ones(3, np.float32)
 
@@ -330,6 +331,14 @@ def test_a_module_that_is_read_forever_is_corrupt(folder):
     replace_program(folder, data)
     with pytest.raises(DataLossError, match=r"333 bytes takes more than 2 s of CPU time"):
         load(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits are those of Linux")
+def test_the_memory_for_a_module_does_not_depend_on_the_number_of_cores():
+    module = exported(signature(lambda x: x), *AVALS).mlir_module_serialized
+    with ModuleDecoder() as decoder:
+        decoder.check([module])
+        assert len(os.listdir(f"/proc/{decoder._process.pid}/task")) == 1
 
 
 def test_a_model_is_loaded_where_no_child_process_starts(saved, monkeypatch, caplog):

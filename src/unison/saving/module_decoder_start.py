@@ -12,8 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 
-from jaxlib.mlir.dialects import stablehlo
-
 
 def main() -> None:
     """Decodes the modules that come through the standard input.
@@ -22,6 +20,11 @@ def main() -> None:
     maximum memory in bytes for it. Writes a byte when it is ready, and one after each module,
     whether that is valid or not.
     """
+    if sys.platform == "linux":
+        # MLIR and NumPy start a thread for each core, and what each reserves counts as memory.
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    from jaxlib.mlir.dialects import stablehlo
+
     given, answers = sys.stdin.buffer, os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     limit = _limits()
