@@ -341,11 +341,21 @@ def test_the_memory_for_a_module_does_not_depend_on_the_number_of_cores():
         assert len(os.listdir(f"/proc/{decoder._process.pid}/task")) == 1
 
 
-def test_a_model_is_loaded_where_no_child_process_starts(saved, monkeypatch, caplog):
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+@pytest.mark.parametrize("executable", [shutil.which("false"), "", None], ids=repr)
+def test_a_model_is_loaded_where_no_child_process_starts(saved, executable, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", executable)
     loaded = load(saved)
     np.testing.assert_array_equal(loaded(ONES), 2 * ONES)
     assert "without limits of time and memory" in caplog.text
+
+
+def test_an_index_that_cannot_be_read_is_not_corrupt(folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(f"not for you: {path}")
+
+    monkeypatch.setattr("unison.saving.directory.read_index", refuse)
+    with pytest.raises(PermissionError, match="not for you"):
+        load(folder)
 
 
 def test_arguments_that_refer_to_each_other_end(folder, monkeypatch):

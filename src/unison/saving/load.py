@@ -82,9 +82,10 @@ def load(
     wanted = [tags] if isinstance(tags, str) else list(tags or [SERVING])
     if wanted != [SERVING]:
         raise ValueError(f"A saved model has the tags {[SERVING]}. Received: tags={tags!r}")
-    corrupt = decoding(path, "Save the model again.")
-    with folder.local_copy(path) as copy, corrupt, ModuleDecoder() as decoder:
-        return _Reader(copy, make_variable, decoder).root()
+    with folder.local_copy(path) as copy, ModuleDecoder() as decoder:
+        reader = _Reader(copy, make_variable, decoder)
+        with decoding(path, "Save the model again."):
+            return reader.root()
 
 
 def contains_saved_model(export_dir: str | os.PathLike) -> bool:

@@ -7,13 +7,14 @@ where memory ends. Nothing interrupts it inside of a process.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import selectors
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,7 +39,6 @@ class ModuleDecoder:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_available = True
 
     def __enter__(self) -> ModuleDecoder:
         return self
@@ -55,28 +55,30 @@ class ModuleDecoder:
             ValueError: Decoding one takes too much time or memory.
         """
         for module in modules:
-            if self._process is None and self._is_available:
-                self._start()
-            if self._is_available:
+            if self._has_started:
                 self._decode(module)
 
-    def _start(self) -> None:
+    @functools.cached_property
+    def _has_started(self) -> bool:
+        """Whether the child process runs; the first use starts it."""
         paths = [path for path in sys.path if path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        )
-        if not self._answer():
-            # Where the interpreter is a part of another program, for example.
-            self._is_available = False
-            logger.warning(
-                "No child process that decodes saved programs starts with the interpreter %s: "
-                "they are decoded without limits of time and memory.",
-                sys.executable,
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                [sys.executable or "", "-P", str(_PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             )
+            if self._answer():
+                return True
+        # Where the interpreter is a part of another program, for example.
+        logger.warning(
+            "No child process that decodes saved programs starts with the interpreter %s: they are "
+            "decoded without limits of time and memory.",
+            sys.executable,
+        )
+        return False
 
     def _decode(self, module: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -100,10 +102,7 @@ class ModuleDecoder:
     def _answer(self) -> bool:
         """Returns whether the child has answered before it ended, and in time."""
         assert self._process is not None and self._process.stdout is not None
-        end = time.monotonic() + _PATIENCE
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while (left := end - time.monotonic()) > 0:
-                if selector.select(left):
-                    return bool(os.read(self._process.stdout.fileno(), 1))
-        return False
+            in_time = selector.select(_PATIENCE)
+        return bool(in_time and os.read(self._process.stdout.fileno(), 1))

@@ -47,9 +47,10 @@ def _limits() -> Callable[[int, int], None]:
         return lambda seconds, memory: None
 
     def limit(kind: int, most: int) -> None:
-        _, hard = before[kind]
-        ends = [end for end in (most, *before[kind]) if end != resource.RLIM_INFINITY]
-        resource.setrlimit(kind, (min(ends), hard))
+        soft, hard = before[kind]
+        resource.setrlimit(
+            kind, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard)
+        )
 
     def limit_both(seconds: int, memory: int) -> None:
         limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + seconds)
