@@ -355,6 +355,16 @@ def test_the_first_worker_serves_what_all_report(by_itself, second_worker):
     assert liveness.failure() is None
 
 
+def test_the_servers_of_another_job_are_not_shown(by_itself):
+    unison.OneDeviceStrategy("CPU:0")
+    assert first_worker.serves("worker 0")
+    assert not first_worker.serves("ps 0")
+    first_worker.hear("ps 0", told("ps 0", now=time.time()))
+    first_worker.hear("worker 0", told("worker 0", now=time.time(), steps=7))
+    state = state_when(lambda s: s["workers"][0]["step"] == 7, ENDLESS)
+    assert [worker["name"] for worker in state["workers"]] == ["worker 0"]
+
+
 def test_another_worker_reports_to_the_first(by_itself):
     here, there = socket.socketpair()
     first = Star(0, {1: Line(there)})

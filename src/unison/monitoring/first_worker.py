@@ -18,7 +18,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from unison.runtime import liveness
@@ -63,22 +63,26 @@ def tell_first_worker(strategy: Any) -> Callable[[Mapping[str, Any]], None] | No
     return lambda told: hear(names[0], json.loads(json.dumps(told)))  # in the form of the others'
 
 
-def is_serving() -> bool:
-    """Returns whether this process serves the reports of its job's workers."""
-    return _served is not None
+def serves(name: str) -> bool:
+    """Returns whether this process serves the reports of its job's workers, and this is one.
+
+    Args:
+        name: The worker's name. A process may also be connected to the servers of another job.
+    """
+    return _served is not None and name in _served.names
 
 
 def hear(name: str, told: Any) -> None:
-    """Handles a worker's report; ignores invalid ones.
+    """Handles a worker's report; ignores invalid ones, and those of other jobs.
 
     Args:
         name: The worker's name.
         told: The report.
     """
     served = _served
-    if served is not None:
+    if served is not None and name in served.names:
         with contextlib.suppress(LookupError, TypeError):
-            is_own = name == served.own
+            is_own = name == served.names[0]
             ahead = 0.0 if is_own else served.clocks[name].ahead(told["now"])
             served.job.hear(name, told, ahead)
 
@@ -119,7 +123,7 @@ def _serve(names: list[str], kind: str) -> bool:
     job.__enter__()
     if not job.is_watched:
         return False
-    _served = _Served(job, names[0])
+    _served = _Served(job, names)
     atexit.register(close)
     logger.info("On %s, `unison top %d` shows this job.", socket.gethostname(), os.getpid())
     return True
@@ -152,13 +156,13 @@ class _Served:
 
     Attributes:
         job: The monitored job.
-        own: The name of this process in the job.
+        names: The names of its processes, the first of which is this one.
         clocks: The clocks of the others, by name.
     """
 
-    def __init__(self, job: Any, own: str):
+    def __init__(self, job: Any, names: Sequence[str]):
         self.job = job
-        self.own = own
+        self.names = names
         self.clocks: dict[str, _Clock] = collections.defaultdict(_Clock)
 
 

@@ -73,7 +73,7 @@ class Pulse:
     def _ask(self) -> None:
         while not self._is_ended.wait(_EVERY):
             try:
-                self._pulse.send("ping", wants_report=first_worker.is_serving())
+                self._pulse.send("ping", wants_report=first_worker.serves(self._name))
             except UnavailableError:
                 return
             patience = self._patience()
