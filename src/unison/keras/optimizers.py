@@ -2,8 +2,9 @@
 
 This is TensorFlow's rule, and it holds for every use of an optimizer: `fit`, an overridden
 `train_step`, and `optimizer.apply` in a custom loop. If losses are already scaled, by the user
-or by Keras, gradients are summed unchanged. In Keras' own steps on JAX, a replica's gradient is
-that of its own mean loss, and is multiplied by its share of the global batch's examples.
+or by Keras, gradients are summed unchanged. In Keras' own step on JAX, a replica's mean loss is
+multiplied by its share of the global batch's examples; in JAX-style steps of the user's, which may
+differentiate what they like, each gradient is.
 """
 
 from __future__ import annotations
@@ -104,10 +105,19 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
-def scaled_in_keras_steps(optimizer: keras.optimizers.Optimizer | None) -> ScaledBy:
-    """Returns what Keras' own steps multiply by a replica's share with `optimizer`."""
+def scaled_in_keras_steps(model: keras.Model) -> ScaledBy:
+    """Returns what the JAX-style steps of `model` multiply by a replica's share.
+
+    Keras' own step has its optimizer scale the loss, where the share costs one product. A step of
+    the user's need not, unless it has a `LossScaleOptimizer`.
+    """
+    optimizer = getattr(model, "optimizer", None)
     scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return ScaledBy.LOSS if scales_loss else ScaledBy.GRADIENTS
+    is_own = all(
+        getattr(type(model), name) is getattr(keras.Model, name)
+        for name in ("train_step", "compute_loss_and_updates")
+    )
+    return ScaledBy.LOSS if scales_loss or is_own else ScaledBy.GRADIENTS
 
 
 @contextlib.contextmanager

@@ -162,7 +162,7 @@ def _in_a_step_of_keras(model: keras.Model) -> Iterator[None]:
     if share is None:
         yield
         return
-    with replica_share(share, scaled_in_keras_steps(model.optimizer)):
+    with replica_share(share, scaled_in_keras_steps(model)):
         yield
 
 

@@ -446,8 +446,7 @@ def replica_of_step(
         share: The replica's share of the global batch's examples.
         assigns: Whether the step assigns variables, as `train_step(self, data)` does.
     """
-    optimizer = getattr(model, "optimizer", None)
-    scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(optimizer)
+    scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(model)
     with (
         strategy.replica_context(),
         replica_share(share, scaled_by),

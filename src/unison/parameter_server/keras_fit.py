@@ -270,7 +270,7 @@ class ParameterServerTrainer(ReplicaTrainer):
         in_sync = self.strategy.num_replicas_in_sync
         if in_sync == 1:
             return contextlib.nullcontext()
-        scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(self.model.optimizer)
+        scaled_by = ScaledBy.LOSSES if assigns else scaled_in_keras_steps(self.model)
         return replica_share(1 / in_sync, scaled_by)
 
     @property

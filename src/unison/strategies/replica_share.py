@@ -23,9 +23,11 @@ class ScaledBy(enum.Enum):
     """The values that a step multiplies by the replica's share, so that sums are global means.
 
     Attributes:
-        GRADIENTS: Each gradient, where the optimizer sums it (Keras' own steps on JAX).
-        LOSS: The loss, where the optimizer scales it (`LossScaleOptimizer`, whose scaled loss
-            must overflow where that of one device does).
+        GRADIENTS: Each gradient, where the optimizer sums it (a step of the user's for Keras on
+            JAX, which returns its new state).
+        LOSS: The loss, where the optimizer scales it (Keras' own step on JAX, where this is one
+            number rather than a kernel for each gradient; and `LossScaleOptimizer`, whose scaled
+            loss must overflow where that of one device does).
         LOSSES: Each loss, where it is computed, as Keras does on TensorFlow. Gradients are summed
             as they are (`train_step(self, data)` with a gradient tape).
     """
