@@ -10,8 +10,9 @@ Models"). Where the weights themselves are sharded, a step gets them whole, and 
 where it is used (`unison.lowering.gathering`).
 
 It is used where it was measured to win: on logical CPU devices of one process, which share one
-memory bus. Between processes, gathering the weights takes longer than updating all of them. On a
-TPU it is used where it is asked for (`TPUStrategy(sharded_update=True)`).
+memory bus. Between processes, gathering the weights takes longer than updating all of them. On
+accelerators, where it saves memory but no time (`docs/performance.md`), it is used where it is
+asked for (`ModelParallelStrategy(zero=1)`, `TPUStrategy(sharded_update=True)`).
 """
 
 from __future__ import annotations
@@ -163,21 +164,15 @@ def sharded_apply(
     division_of = _divisions(optimizer)
     divisions = [division_of.get(_key(weight)) for weight in weights]
     present = {index: grad for index, grad in enumerate(gradients) if grad is not None}
-    # In the first stage of ZeRO, gradients are all-reduced.
-    scattered = {
-        index: division
-        for index, division in enumerate(divisions)
-        if index in present and division and weights[index].cell.placement.zero != 1
-    }
     summed: list[jax.Array | None] = [None] * len(weights)
-    whole = {index: grad for index, grad in present.items() if index not in scattered}
+    whole = {index: grad for index, grad in present.items() if not divisions[index]}
     with jax.named_scope(AGGREGATE):
         totals = all_reduce_packed(list(whole.values()))
-        for index, division in scattered.items():
-            summed[index] = part_of_sum(present[index], division)
+        for index, grad in present.items():
+            if division := divisions[index]:
+                summed[index] = part_of_sum(grad, division)
     for index, total in zip(whole, totals, strict=True):
-        of_weight = divisions[index]
-        summed[index] = own_part(total, of_weight) if of_weight else total
+        summed[index] = total
     scope = keras.StatelessScope()
     for variable, value, of_weight in zip(weights, trainable_variables, divisions, strict=True):
         scope.add_update((variable, _part_of(value, of_weight) if of_weight else value))

@@ -20,11 +20,8 @@ MIRRORED = PartitionSpec()
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 
 
-#: XLA's options for the bytes of gradients that it puts into one collective on GPUs.
-_COMBINED_BYTES = (
-    "xla_gpu_all_reduce_combine_threshold_bytes",
-    "xla_gpu_reduce_scatter_combine_threshold_bytes",
-)
+#: The bytes of gradients that XLA puts into one all-reduce on GPUs, if nothing else is given.
+_COMBINED_BYTES = 30 * 2**20
 
 
 def compile_replicas(
@@ -43,12 +40,29 @@ def compile_replicas(
     Returns:
         The program.
     """
-    if placement.platform == "gpu" and communication.bytes_per_pack:
-        options = dict.fromkeys(_COMBINED_BYTES, int(communication.bytes_per_pack))
+    if placement.platform == "gpu":
+        options = _combining(communication.bytes_per_pack, placement.num_replicas)
         part = dataclasses.replace(part, compiler_options=options)
     if placement.zero >= WEIGHTS:
         part = dataclasses.replace(part, function=gathered_where_used(part.function))
     return Executable(placement.program(part), placement, part)
+
+
+def _combining(bytes_per_pack: int, num_replicas: int) -> dict[str, int]:
+    """Returns XLA's options for the bytes of gradients that it puts into one collective on GPUs.
+
+    XLA counts the results of a reduce-scatter, which are a replica's parts. By its default, as many
+    parts as bytes of whole gradients, it would scatter all gradients together: behind nothing.
+
+    Args:
+        bytes_per_pack: The bytes of whole gradients; 0 for XLA's default.
+        num_replicas: The number of replicas.
+    """
+    scattered = (bytes_per_pack or _COMBINED_BYTES) // num_replicas
+    options = {"xla_gpu_reduce_scatter_combine_threshold_bytes": scattered}
+    if bytes_per_pack:
+        options["xla_gpu_all_reduce_combine_threshold_bytes"] = int(bytes_per_pack)
+    return options
 
 
 class Executable:

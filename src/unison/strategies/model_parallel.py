@@ -53,9 +53,10 @@ class ModelParallelStrategy(Strategy):
             that no rule matches is replicated on the devices of a replica, except that the stages
             of a `unison.keras.Pipeline` are divided along an axis `"stage"`.
         zero: The ZeRO stage, which defines what is divided among the replicas for Keras models
-            (Rajbhandari et al. 2020): 0: nothing. 1: the optimizer's state. 2: gradients as well:
-            they are reduce-scattered rather than all-reduced. 3: the weights as well: each is
-            gathered where it is used.
+            (Rajbhandari et al. 2020): 0: nothing. 1: the optimizer's state. 2: gradients as well.
+            3: the weights as well: each is gathered where it is used. A gradient exists within a
+            step only, where it is reduce-scattered as soon as it is computed: 1 and 2 are the same
+            program.
         topology: The name of a TPU slice, such as `"v5e:2x4"`, that is not available here: steps
             are compiled for it (see `unison.planning`), and running one raises an error.
         cluster_resolver: Describes the cluster. Default: a `TFConfigClusterResolver`.
