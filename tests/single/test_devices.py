@@ -4,12 +4,14 @@ Almost every test needs a process whose backend has not started, so it is a prog
 """
 
 import textwrap
+import types
 
 import pytest
 
 from subprocess_program import LOCKED, PREPARED, TRAINING, run_program
 from unison.runtime import devices
 from unison.runtime.devices import DeviceCountError
+from unison.runtime.placement import Placement
 
 HEAD = """
 import os, jax
@@ -226,3 +228,26 @@ def test_many_threads_that_launch_under_the_lock_do_not_deadlock():
         LOCKED + TRAINING, 256, 10, 8, env={"UNISON_CPU_DEVICES": "2", "NPROC": "1"}, timeout=60
     )
     assert done.stdout.startswith("trained 2 256 10"), done.stderr[-2000:]
+
+
+class AcceleratorOfName:
+    """As much of a `jax.Device` as a placement needs."""
+
+    process_index = 0
+
+    def __init__(self, platform, index):
+        self.platform, self.id = platform, index
+
+    def default_memory(self):
+        return types.SimpleNamespace(kind="device")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_programs_of_several_devices_are_launched_under_one_lock(platform):
+    placement = Placement([AcceleratorOfName(platform, index) for index in range(2)])
+    assert placement.launch_lock is devices.LAUNCH_LOCK
+
+
+def test_programs_of_one_device_are_launched_without_the_lock():
+    placement = Placement([AcceleratorOfName("gpu", 0)])
+    assert placement.launch_lock is not devices.LAUNCH_LOCK

@@ -53,7 +53,7 @@ def launch_checked(
     """
     nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
     is_bad = functools.partial(_has_bad, nans, infs)
-    with jax.debug_nans(False), jax.debug_infs(False):
+    with placement.launch_lock, jax.debug_nans(False), jax.debug_infs(False):
         results = launch(*jax.tree.map(jnp.copy, args))
         if not any(bool(is_bad(leaf)) for leaf in jax.tree.leaves(results)):
             return results

@@ -66,7 +66,11 @@ CPU_DEVICES_VARIABLE = "UNISON_CPU_DEVICES"
 POOL_THREADS_PER_DEVICE = 2
 
 LAUNCH_LOCK = threading.RLock()
-"""Held while a program over several CPU devices is launched (not while it runs)."""
+"""Held while a program over several devices is launched (not while it runs).
+
+Accelerators execute programs in the order of their launches. If two threads launched programs with
+collectives in different orders on two devices, each device would wait for the other forever.
+"""
 
 _PREPARE_LOCK = threading.Lock()
 _POOL_THREAD_NAME = "tf_XLAEigen"

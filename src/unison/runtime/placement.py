@@ -122,8 +122,7 @@ class Placement:
         self._gatherings: dict[PartitionSpec, Callable[[jax.Array], jax.Array]] = {}
         #: Whether the result of `first_copy` shares its buffer with the kept array.
         self.shares_first_copy = home is None or home == memory_of(self.devices[0])
-        several_cpus = len(self._local_cores) > 1 and self.platform == "cpu"
-        needs_lock = several_cpus or self.spans_processes
+        needs_lock = len(self._local_cores) > 1 or self.spans_processes
         #: Held while a program with collectives is launched; see `unison.runtime.devices`.
         self.launch_lock: AbstractContextManager[Any] = (
             devices.LAUNCH_LOCK if needs_lock else contextlib.nullcontext()
