@@ -21,6 +21,7 @@ if keras.backend.backend() != "jax":
     )
 
 from unison.keras.datasets import teach_keras
+from unison.keras.feeding import teach_feeding
 from unison.keras.input_statistics import InputStatistics
 from unison.keras.lookup import IntegerLookup, StringLookup
 from unison.keras.losses import teach_losses
@@ -34,6 +35,7 @@ from unison.strategies.scope_observers import observe_scopes
 
 observe_scopes(KerasInScopes())
 teach_keras()
+teach_feeding()
 teach_losses()
 
 __all__ = [

@@ -56,3 +56,15 @@ def grouped(
         return lax.fori_loop(0, count, run, (nothing, new))
 
     return program
+
+
+def stacking(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a grouped program that takes a list of batches, which it stacks on the devices."""
+
+    def of_batches(
+        donated_state: list, read_only_state: list, batches: list[list], count: jax.Array
+    ) -> tuple[Any, list]:
+        stacked = [jnp.stack(leaves)[None] for leaves in zip(*batches, strict=True)]
+        return program(donated_state, read_only_state, stacked, count)
+
+    return of_batches

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from unison.data import AutoShardPolicy, Dataset, Options
+from unison.keras.feeding import feeding
 from unison.keras.logs import StepLogs
 from unison.runtime.process_group import all_gather_json
 from unison.strategies import Strategy
@@ -46,7 +47,8 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
             )
         agree_on_data(trainer.strategy, bound.arguments)
         try:
-            return method(*bound.args, **bound.kwargs)
+            with feeding(trainer):
+                return method(*bound.args, **bound.kwargs)
         finally:
             trainer.steps_may_wait = False
 
@@ -62,7 +64,8 @@ def on_agreed_data(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Calla
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         agree_on_data(trainer.strategy, bound.arguments)
-        return method(*bound.args, **bound.kwargs)
+        with feeding(trainer):
+            return method(*bound.args, **bound.kwargs)
 
     return wrapped
 

@@ -21,7 +21,7 @@ from unison.cells import Cell, Layout
 from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
 from unison.jaxprs import calls_host
-from unison.keras.grouping import group_size_of, grouped
+from unison.keras.grouping import group_size_of, grouped, stacking
 from unison.keras.step_tracing import METRICS_OF_ALL, StepTrace, StepTracer, flat_logs
 from unison.lifting import (
     enter_replica,
@@ -71,7 +71,8 @@ class _Program:
         update: Computes further new state, at home.
         may_fail: Whether a function of the host that it calls may raise while it runs. It leaves
             the state alone, which is kept until it has ended.
-        stacked: Where batches of grouped steps wait.
+        stacked: Where batches of grouped steps wait. On CPUs, buffers of the stacked batches;
+            elsewhere, the batches on the devices, which the program stacks.
     """
 
     shares: Shares
@@ -84,7 +85,7 @@ class _Program:
     bytes_sent: float
     update: HomeUpdate[int] | None = None
     may_fail: bool = False
-    stacked: list[np.ndarray] = dataclasses.field(default_factory=list)
+    stacked: list[Any] = dataclasses.field(default_factory=list)
 
     def shape_of_group(self, leaf: Any, num_replicas: int) -> tuple[int, ...]:
         """Returns the shape of the batches of a group like `leaf`, for so many replicas.
@@ -190,11 +191,10 @@ class CompiledStep:
             The number of examples in the batch.
         """
         leaves, structure = jax.tree.flatten(batch)
-        leaves = [_as_array(leaf) for leaf in leaves]
+        leaves = [as_array(leaf) for leaf in leaves]
         if self._is_eager:
             self._execute_eagerly(state, structure, leaves)
             return count_examples(leaves)
-        placement = self._strategy.placement
         if self._strategy.group is not None:
             self._arriving = [batch]
         # Steps that run together are one operation, in which nothing could be found.
@@ -205,14 +205,25 @@ class CompiledStep:
                 self._wait(program, leaves, state, batch)
             else:
                 self.finish(state)
-                if not program.shares.are_even:
-                    local = placement.local_replicas
-                    leaves = [program.shares.pad(np.asarray(leaf), local) for leaf in leaves]
-                placed = placement.divide(leaves)
+                placed = self._placed(program.shares, leaves)
                 self._arriving = []
                 self._note([batch])
                 self._execute(program, state, placed)
         return program.shares.examples
+
+    def _placed(self, shares: Shares, leaves: list[Any]) -> list[jax.Array]:
+        """Returns the leaves of a batch on the replicas' devices, padded where they are uneven."""
+        placement = self._strategy.placement
+        if not shares.are_even:
+            local = placement.local_replicas
+            leaves = [
+                shares.pad(np.asarray(leaf), local)
+                if placement.is_host or not isinstance(leaf, jax.Array)
+                else _padding_on_devices(shares)(leaf)
+                for leaf in leaves
+            ]
+        placed: list[jax.Array] = placement.divide(leaves)
+        return placed
 
     def _program_for(
         self, structure: Any, leaves: list[Any], state: list[jax.Array], may_wait: bool
@@ -261,7 +272,7 @@ class CompiledStep:
         placement = self._strategy.placement
         assert isinstance(placement, ElasticPlacement)
         leaves, structure = jax.tree.flatten(batch)
-        leaves = [_as_array(leaf) for leaf in leaves]
+        leaves = [as_array(leaf) for leaf in leaves]
         with placement.as_if_of(num_replicas):
             key = self._key(structure, leaves, may_wait)
             if key in self._programs:
@@ -318,9 +329,12 @@ class CompiledStep:
         with signals_held:
             program, count = self._waiting
             self._waiting = None
-            placed = self._strategy.placement.spread(program.stacked)
             # The device may go on reading the host's buffers: the next group gets new ones.
-            program.stacked = []
+            stacked, program.stacked = program.stacked, []
+            if self._strategy.placement.is_host:
+                placed = self._strategy.placement.spread(stacked)
+            else:  # the program takes a full group, of which it runs `count` steps
+                placed = stacked + stacked[-1:] * (program.group_size - count)
             batches, self._waiting_batches = self._waiting_batches, []
             self._note(batches)
             self._execute(program, state, placed, np.int32(count))
@@ -373,6 +387,19 @@ class CompiledStep:
         if self._waiting is not None and self._waiting[0] is not program:
             self.finish(state)
         position = 0 if self._waiting is None else self._waiting[1]
+        if self._strategy.placement.is_host:
+            self._stack(program, position, leaves)
+        else:
+            program.stacked.append(self._placed(program.shares, leaves))
+        self._waiting = (program, position + 1)
+        if self._strategy.group is not None:
+            self._waiting_batches.append(batch)
+            self._arriving = []
+        if position + 1 == program.group_size:
+            self.finish(state)
+
+    def _stack(self, program: _Program, position: int, leaves: list[Any]) -> None:
+        """Copies a batch to its position in the stack of its group."""
         local = self._strategy.placement.local_replicas
         if not program.stacked:
             program.stacked = [
@@ -382,12 +409,6 @@ class CompiledStep:
         for buffer, leaf in zip(program.stacked, leaves, strict=True):
             of_replicas = shares.pad(leaf, local).reshape(shares.num_replicas, *buffer.shape[2:])
             buffer[:, position] = of_replicas[local[0] : local[-1] + 1]
-        self._waiting = (program, position + 1)
-        if self._strategy.group is not None:
-            self._waiting_batches.append(batch)
-            self._arriving = []
-        if position + 1 == program.group_size:
-            self.finish(state)
 
     def _execute(
         self, program: _Program, state: list[jax.Array], batch: list[jax.Array], *count: Any
@@ -477,7 +498,7 @@ class CompiledStep:
         leaves as it is, and waits for it; see `unison.program.single_replica`.
         """
         leaves, structure = jax.tree.flatten(batch)
-        leaves = [_as_array(leaf)[:count] for leaf in leaves]
+        leaves = [as_array(leaf)[:count] for leaf in leaves]
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         key = (structure, shapes, tuple(cell.layout for cell in self._cells))
         if key not in self._alone:
@@ -575,6 +596,8 @@ class CompiledStep:
             group_size = group_size_of(of_a_group, placement)
         if group_size > 1:
             program = grouped(program, donated, read_only, written)
+            if not placement.is_host:
+                program = stacking(program)
         batch_specs = [PER_REPLICA] if group_size == 1 else [PER_REPLICA, MIRRORED]
         part = ReplicaFunction(
             program,
@@ -644,7 +667,15 @@ def _leave(cell: Cell, value: jax.Array) -> jax.Array:
     return value if cell.layout is Layout.SHARDED else leave_replica(cell, value)
 
 
-def _as_array(leaf: Any) -> Any:
+@functools.lru_cache(maxsize=64)
+def _padding_on_devices(shares: Shares) -> Callable[[jax.Array], jax.Array]:
+    """Returns `shares.pad` for an array that lies on a device, and stays there."""
+    rows = shares.rows_of_padded()
+    return jax.jit(lambda batch: jnp.take(batch, rows, axis=0, mode="fill", fill_value=0))
+
+
+def as_array(leaf: Any) -> Any:
+    """Returns a leaf of a batch as an array of NumPy or JAX, of a dtype that devices have."""
     array = leaf if isinstance(leaf, np.ndarray | jax.Array) else np.asarray(leaf)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     return array if array.dtype == dtype else array.astype(dtype)

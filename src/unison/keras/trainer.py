@@ -24,6 +24,7 @@ import numpy as np
 from unison.cells import Cell
 from unison.data import Shares, count_examples
 from unison.data.statistics import metered
+from unison.keras.feeding import Feeder
 from unison.keras.host_layers import HostLayer
 from unison.keras.logs import StepLogs
 from unison.keras.losses import aggregating_scaled
@@ -127,6 +128,8 @@ class ReplicaTrainer:
         self.callbacks: list[keras.callbacks.Callback] = []
         #: All callbacks of the current `fit`, except those.
         self.callbacks_of_fit: list[keras.callbacks.Callback] = []
+        #: What feeds the current loop.
+        self.feeder: Feeder | None = None
         #: The running loop, and its state.
         self.running: Running | None = None
         #: Whether one of its steps is being traced or run: its state is then not accessible.
@@ -500,7 +503,8 @@ class ReplicaTrainer:
         """Runs `steps_per_execution` batches per call."""
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-            batches = metered(iterator)
+            feeder = self.feeder
+            batches = metered(iterator if feeder is None else feeder.asking(iterator))
             result, state = step(state, next(batches))
             results = [result]
             for _ in range(self._model.steps_per_execution - 1):

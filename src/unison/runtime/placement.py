@@ -92,6 +92,8 @@ class Placement:
         self.devices = tuple(replica_devices[::cores_per_replica])
         #: Their platform in JAX's terms: `"cpu"`, `"gpu"`, `"tpu"`.
         self.platform = self.devices[0].platform
+        #: Whether the devices are the host's own cores, and compute in its memory.
+        self.is_host = self.platform == "cpu"
         self.home = home
         self.num_replicas = len(self.devices)
         self.cores_per_replica = cores_per_replica
@@ -324,13 +326,18 @@ class Placement:
 
         Args:
             whole: All rows, a multiple of the number of replicas; with several processes, the same
-                on each. Or a tree of such arrays.
+                on each. Or a tree of such arrays. An array that is already divided like this is
+                returned as is.
         """
         if not self.spans_processes:
             return jax.device_put(whole, self.per_replica)
         return jax.tree.map(self._divide_own, whole)
 
     def _divide_own(self, whole: Any) -> jax.Array:
+        if isinstance(whole, jax.Array) and whole.sharding.is_equivalent_to(
+            self.per_replica, whole.ndim
+        ):
+            return whole
         rows = whole.shape[0] // self.num_replicas
         parts = [
             jax.device_put(whole[replica * rows : (replica + 1) * rows], device)

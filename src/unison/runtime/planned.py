@@ -148,6 +148,7 @@ class PlannedPlacement(Placement):
         devices.prepare_backend()  # of the CPU, which traces
         super().__init__(replica_devices, core_axes=core_axes)
         self.platform = described.platform
+        self.is_host = self.platform == "cpu"
         self.target = described.name
         self.local_replicas = tuple(range(self.num_replicas))
         host = jax.local_devices(backend="cpu")[0]

@@ -10,6 +10,7 @@ import numpy as np
 from unison.data import Dataset, DistributedDataset
 from unison.data.plan import Plan, memories_of, recall
 from unison.data.state import decode, encode
+from unison.keras.feeding import track_position
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.random_state import numpy_and_python, set_numpy_and_python
 
@@ -122,6 +123,7 @@ class Batches:
         self._epochs = epochs
         self._make, self._enumerate = epochs._get_iterator, epochs._enumerate_iterator
         vars(epochs).update(_get_iterator=self._new_pass, _enumerate_iterator=self._steps)
+        track_position(epochs)
         self._plan = _plan_of(epochs.data_adapter)
         self._begun = self._now()
         self._taken = 0
