@@ -144,6 +144,8 @@ class CompiledStep:
         #: Those that may wait and those that may not have entries of their own.
         self._programs: RecentlyUsed[Any, _Program] = RecentlyUsed(2 * MOST_PROGRAMS)
         self._alone: dict[Any, Callable[..., Any]] = {}
+        #: Numbers of steps on the devices.
+        self._counts: dict[int, jax.Array] = {}
         self._compilations = 0
         self._waiting: tuple[_Program, int] | None = None
         #: The batches that wait, and those of executions that may not have taken effect: in a
@@ -337,7 +339,7 @@ class CompiledStep:
                 placed = stacked + stacked[-1:] * (program.group_size - count)
             batches, self._waiting_batches = self._waiting_batches, []
             self._note(batches)
-            self._execute(program, state, placed, np.int32(count))
+            self._execute(program, state, placed, count)
 
     def _note(self, batches: list[Any]) -> None:
         """Notes what is about to be executed, where it may turn out to have no effect."""
@@ -411,8 +413,9 @@ class CompiledStep:
             buffer[:, position] = of_replicas[local[0] : local[-1] + 1]
 
     def _execute(
-        self, program: _Program, state: list[jax.Array], batch: list[jax.Array], *count: Any
+        self, program: _Program, state: list[jax.Array], batch: list[Any], steps: int = 1
     ) -> None:
+        count = [self._count_on_devices(steps)] if program.group_size > 1 else []
         from_home = self._strategy.placement.from_home
         donated = from_home([state[index] for index in program.donated])
         read_only = from_home([state[index] for index in program.read_only])
@@ -438,13 +441,21 @@ class CompiledStep:
             for index, array in zip(update.written, new, strict=True):
                 state[index] = array
         if self.on_launch is not None:
-            self.on_launch(int(count[0]) if count else 1, state)
+            self.on_launch(steps, state)
         if not self._returns_examples:
             return
         if self._strategy.placement.spans_processes:
             self._results = jax.tree.map(self._strategy.placement.whole, self._results)
         if not program.shares.are_even:
             self._results = self._gather(self._results, program.shares)
+
+    def _count_on_devices(self, steps: int) -> Any:
+        """Returns a number of steps as a program takes it, copied to the devices once."""
+        if self._strategy.group is not None:  # its devices may change
+            return np.int32(steps)
+        if steps not in self._counts:
+            self._counts[steps] = self._strategy.placement.bring(np.int32(steps))
+        return self._counts[steps]
 
     def _bytes_on_each_device(self, state: list[jax.Array]) -> dict[str, int]:
         """Returns what the groups of the state take."""
