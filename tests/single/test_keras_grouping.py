@@ -100,6 +100,80 @@ def test_what_waits_runs_when_an_epoch_is_interrupted(two_replicas):
 
 
 def test_large_steps_run_alone(two_replicas, executions, monkeypatch):
-    monkeypatch.setitem(grouping._WORTH_STARTING, "cpu", 1)
+    monkeypatch.setattr(grouping, "_WORTH_STARTING", 1)
     fit(build(two_replicas))
     assert executions == [1] * 25
+
+
+# -- accelerators, for which the tests' devices pass -------------------------------------------
+
+
+@pytest.fixture
+def accelerators(two_replicas):
+    two_replicas.placement.is_host = False
+    return two_replicas
+
+
+@pytest.fixture
+def takes(monkeypatch):
+    """Sets the seconds of launches and of computing, by the number of steps of a program."""
+
+    def set_seconds(launch, compute):
+        timed = step.CompiledStep._execute_timed
+
+        def measured(self, trial, program, *args):
+            note = trial.note
+            trial.note = lambda *_: note(launch, compute(program.group_size))
+            timed(self, trial, program, *args)
+            trial.note = note
+
+        monkeypatch.setattr(step.CompiledStep, "_execute_timed", measured)
+
+    return set_seconds
+
+
+def test_steps_that_are_launched_faster_than_computed_run_alone(accelerators, takes, executions):
+    takes(launch=1.0, compute=lambda steps: 1.5 * steps)
+    fit(build(accelerators), epochs=2)
+    assert executions == [1] * 50
+
+
+def test_steps_that_are_computed_faster_than_launched_run_together(accelerators, takes, executions):
+    takes(launch=1.0, compute=lambda steps: 0.1 * steps)
+    fit(build(accelerators), epochs=3)
+    # The first four steps are timed. Ten steps compute for as long as a launch takes.
+    assert executions[:4] == [1] * 4
+    assert set(executions[4:]) == {10}
+
+
+def test_groups_that_are_not_faster_are_given_up(accelerators, takes, executions):
+    takes(launch=1.0, compute=lambda steps: 0.1 if steps == 1 else 2.0 * steps)
+    fit(build(accelerators), epochs=6)
+    assert executions.count(10) == 5  # four full ones, and the last one of an epoch
+    assert executions[-105:] == [1] * 105  # of 150 steps
+
+
+def test_groups_on_accelerators_train_as_single_steps_do(accelerators, takes, monkeypatch):
+    takes(launch=1.0, compute=lambda steps: 0.1 * steps)
+    together = build(accelerators)
+    fit(together, epochs=2)
+    monkeypatch.setattr(grouping, "_MOST_GROUPED_STEPS", 1)
+    alone = build(accelerators)
+    fit(alone, epochs=2)
+    for some, others in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(some, others, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_measured_where_runs_must_not_differ(accelerators, executions, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    assert not grouping.is_measured(accelerators.placement)
+    fit(build(accelerators))
+    assert executions == [1] * 25
+
+
+def test_a_trial_leaves_out_the_execution_that_compiles():
+    trial = grouping.Trial()
+    for launch in (60.0, 0.4, 0.2, 0.3):
+        trial.note(launch, 0.05)
+    assert trial.is_over
+    assert (trial.launch, trial.group_size()) == (0.2, 4)

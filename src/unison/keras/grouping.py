@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,19 +17,76 @@ from unison.runtime.placement import Placement
 from unison.runtime.planned import PlannedPlacement
 
 #: A step of fewer floating-point operations than this (on one replica) takes less time than its
-#: launch. Measured on CPU; an accelerator launches a step as quickly and computes it much faster.
-_WORTH_STARTING = {"cpu": 5e8}
-_WORTH_STARTING_ELSEWHERE = 1e11
+#: launch, on a CPU.
+_WORTH_STARTING = 5e8
 _MOST_GROUPED_STEPS = 16
+
+#: The number of timed executions of a program on accelerators; the first one, which compiles, is
+#: not among them.
+_TIMED = 3
+
+#: XLA's option with which runs must not differ, as groups do from single steps by round-off.
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
-    """Returns the number of steps that should run as one program; for a planned step, one."""
-    if isinstance(placement, PlannedPlacement):
+    """Returns the number of steps that run as one program on CPUs; elsewhere, one at first."""
+    if isinstance(placement, PlannedPlacement) or not placement.is_host:
         return 1
-    worth_starting = _WORTH_STARTING.get(placement.platform, _WORTH_STARTING_ELSEWHERE)
-    steps = math.ceil(worth_starting / max(count_flops(step.jaxpr), 1))
+    steps = math.ceil(_WORTH_STARTING / max(count_flops(step.jaxpr), 1))
     return min(steps, _MOST_GROUPED_STEPS)
+
+
+def is_measured(placement: Placement) -> bool:
+    """Whether the first steps are timed, to find out whether steps should run together."""
+    if placement.is_host or isinstance(placement, PlannedPlacement):
+        return False
+    return _MOST_GROUPED_STEPS > 1 and _DETERMINISTIC not in os.environ.get("XLA_FLAGS", "")
+
+
+class Trial:
+    """Times executions of a program on accelerators, each launched alone and awaited.
+
+    Groups of steps are worth it where launching a step takes longer than computing it. Whether they
+    are faster is then measured as well.
+
+    Args:
+        launch: The seconds that the launch of a single step takes, if the program is a group.
+    """
+
+    def __init__(self, launch: float | None = None):
+        self._launch_of_single = launch
+        self._executions = -1
+        self._launch = self._wait = self._total = math.inf
+
+    def note(self, launch: float, wait: float) -> None:
+        """Takes note of the seconds of a launch, and of those that its results took from then."""
+        self._executions += 1
+        if self._executions:
+            self._launch = min(self._launch, launch)
+            self._wait = min(self._wait, wait)
+            self._total = min(self._total, launch + wait)
+
+    @property
+    def is_over(self) -> bool:
+        return self._executions >= _TIMED
+
+    @property
+    def launch(self) -> float:
+        """The seconds that a launch takes."""
+        return self._launch
+
+    def group_size(self) -> int:
+        """Returns the number of steps for which the devices compute as long as a launch takes."""
+        if self._wait >= self._launch:
+            return 1
+        steps = math.ceil(self._launch / max(self._wait, self._launch / _MOST_GROUPED_STEPS))
+        return min(steps, _MOST_GROUPED_STEPS)
+
+    def pays_off(self, group_size: int) -> bool:
+        """Whether a step of a group takes less time than the launch of a single step."""
+        assert self._launch_of_single is not None
+        return self._total / group_size < self._launch_of_single
 
 
 def grouped(

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from unison.cells import Cell, Layout
 from unison.compression.reporting import bytes_in
 from unison.data import Shares, count_examples
 from unison.jaxprs import calls_host
-from unison.keras.grouping import group_size_of, grouped, stacking
+from unison.keras.grouping import Trial, group_size_of, grouped, is_measured, stacking
 from unison.keras.step_tracing import METRICS_OF_ALL, StepTrace, StepTracer, flat_logs
 from unison.lifting import (
     enter_replica,
@@ -44,6 +45,7 @@ from unison.program.single_replica import alone, compile_alone, piece_on
 from unison.runtime.elastic import ElasticPlacement
 from unison.runtime.interrupts import signals_held
 from unison.runtime.planned import ProgramPlanned
+from unison.runtime.process_group import all_gather_json
 from unison.runtime.replica_function import ReplicaFunction, StepsInALoop
 from unison.strategies import Strategy
 
@@ -73,6 +75,8 @@ class _Program:
             the state alone, which is kept until it has ended.
         stacked: Where batches of grouped steps wait. On CPUs, buffers of the stacked batches;
             elsewhere, the batches on the devices, which the program stacks.
+        trial: The timing of its first executions, if they decide whether steps run together.
+        single: The program of a single step, to which a trial may go back, and its key.
     """
 
     shares: Shares
@@ -86,6 +90,8 @@ class _Program:
     update: HomeUpdate[int] | None = None
     may_fail: bool = False
     stacked: list[Any] = dataclasses.field(default_factory=list)
+    trial: Trial | None = None
+    single: tuple[Any, _Program] | None = None
 
     def shape_of_group(self, leaf: Any, num_replicas: int) -> tuple[int, ...]:
         """Returns the shape of the batches of a group like `leaf`, for so many replicas.
@@ -210,7 +216,12 @@ class CompiledStep:
                 placed = self._placed(program.shares, leaves)
                 self._arriving = []
                 self._note([batch])
-                self._execute(program, state, placed)
+                if may_wait and program.trial is not None:
+                    self._execute_timed(program.trial, program, state, placed)
+                else:
+                    self._execute(program, state, placed)
+        if may_wait and program.group_size == 1:
+            self._group_if_it_pays(program, structure, leaves, state)
         return program.shares.examples
 
     def _placed(self, shares: Shares, leaves: list[Any]) -> list[jax.Array]:
@@ -339,7 +350,58 @@ class CompiledStep:
                 placed = stacked + stacked[-1:] * (program.group_size - count)
             batches, self._waiting_batches = self._waiting_batches, []
             self._note(batches)
-            self._execute(program, state, placed, count)
+            if program.trial is not None and count == program.group_size:
+                self._execute_timed(program.trial, program, state, placed, count)
+                self._keep_if_it_pays(program)
+            else:
+                self._execute(program, state, placed, count)
+
+    def _execute_timed(
+        self,
+        trial: Trial,
+        program: _Program,
+        state: list[jax.Array],
+        batch: list[Any],
+        steps: int = 1,
+    ) -> None:
+        """Executes a program alone, and takes note of the time."""
+        jax.block_until_ready((state, batch))
+        begin = time.perf_counter()
+        self._execute(program, state, batch, steps)
+        launched = time.perf_counter()
+        jax.block_until_ready(state)
+        trial.note(launched - begin, time.perf_counter() - launched)
+
+    def _group_if_it_pays(
+        self, single: _Program, structure: Any, leaves: list[Any], state: list[jax.Array]
+    ) -> None:
+        """Makes the next steps run together if launching them takes longer than computing them."""
+        trial = single.trial
+        if trial is None or not trial.is_over:
+            return
+        single.trial = None
+        group_size = min(self._of_all_workers(trial.group_size()))
+        if group_size > 1:
+            program = self._compile(structure, leaves, state, may_wait=True, group_size=group_size)
+            key = self._key(structure, leaves, may_wait=True)
+            program.trial, program.single = Trial(trial.launch), (key, single)
+            self._programs.keep(key, program)
+
+    def _keep_if_it_pays(self, program: _Program) -> None:
+        """Makes the next steps run alone again if groups of them have not been faster."""
+        trial = program.trial
+        if trial is None or not trial.is_over:
+            return
+        single, program.trial, program.single = program.single, None, None
+        if not all(self._of_all_workers(trial.pays_off(program.group_size))):
+            assert single is not None
+            self._programs.keep(*single)
+
+    def _of_all_workers(self, value: Any) -> list[Any]:
+        """Returns the value of every worker, which measure different times."""
+        if not self._strategy.placement.spans_processes:
+            return [value]
+        return all_gather_json(value, "Whether small steps run together")
 
     def _note(self, batches: list[Any]) -> None:
         """Notes what is about to be executed, where it may turn out to have no effect."""
@@ -534,7 +596,12 @@ class CompiledStep:
     # -- compiling -------------------------------------------------------------------------
 
     def _compile(
-        self, structure: Any, leaves: list[Any], state: list[jax.Array], may_wait: bool
+        self,
+        structure: Any,
+        leaves: list[Any],
+        state: list[jax.Array],
+        may_wait: bool,
+        group_size: int | None = None,
     ) -> _Program:
         placement = self._strategy.placement
         proportions = self._strategy.replica_shares.proportions
@@ -600,11 +667,12 @@ class CompiledStep:
             before = [args[group][place] for group, place in map(place_of.__getitem__, written)]
             return outputs[0], before + outputs[1][len(written) :]
 
-        group_size = 1
         # Batches of given shares are as many as even ones; other uneven ones end an epoch.
         repeats = shares.are_even or proportions is not None
-        if may_wait and repeats and update is None and not may_fail:
-            group_size = group_size_of(of_a_group, placement)
+        may_be_grouped = may_wait and repeats and update is None and not may_fail
+        is_tried = may_be_grouped and group_size is None and is_measured(placement)
+        if group_size is None:
+            group_size = group_size_of(of_a_group, placement) if may_be_grouped else 1
         if group_size > 1:
             program = grouped(program, donated, read_only, written)
             if not placement.is_host:
@@ -640,6 +708,7 @@ class CompiledStep:
             bytes_sent=bytes_in(of_a_group.jaxpr, placement.num_replicas),
             update=update,
             may_fail=may_fail,
+            trial=Trial() if is_tried else None,
         )
 
     def _with_update_at_home(
