@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from keras_comparison import assert_same_outcome, mirrored, regression_data, run_training_under
-from unison.data import Dataset
+from unison.data import Dataset, Shares
 from unison.keras import step
 
 X, Y = regression_data(64)
@@ -106,6 +106,17 @@ def test_training_is_the_same_as_without_reading_ahead(examples, kind):
 
     ahead = run_training_under(on_accelerators(mirrored(2)), build, train)
     assert_same_outcome(ahead, run_training_under(mirrored(2), build, train))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "shares", [Shares(9, 4), Shares(1, 4), Shares(10, 4, (1, 1, 0, 2))], ids=["9", "1", "given"]
+)
+def test_a_batch_on_the_devices_is_padded_there_as_on_the_host(shares, dtype):
+    batch = np.arange(1, 1 + 2 * shares.examples).reshape(-1, 2).astype(dtype)
+    padded = step._padding_on_devices(shares)(jax.numpy.asarray(batch))
+    np.testing.assert_array_equal(padded, shares.pad(batch, range(4)))
+    assert padded.dtype == batch.dtype
 
 
 def test_a_dataset_is_read_two_batches_ahead_in_a_thread(accelerators):

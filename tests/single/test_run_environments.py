@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from unison.cli import main
-from unison.runtime.launching import with_own_gpus
+from unison.cli.recipes import Asked, local_environments
+from unison.runtime import cores
+from unison.runtime.cluster import ClusterSpec
+from unison.runtime.launching import cores_of_workers, with_own_gpus
+from unison.runtime.launching.server_jobs import Task, task_environment
+
+
+def echoed(lines):
+    return "; ".join(f"echo '{line}'" for line in lines)
 
 
 @pytest.fixture
@@ -15,7 +23,9 @@ def gpus(monkeypatch, tmp_path):
     """Returns `have(count)`: from then on the driver lists so many GPUs, and JAX would use them."""
 
     def have(count):
-        lines = [f"echo 'GPU {index}: NVIDIA H100 (UUID: GPU-{index})'" for index in range(count)]
+        listed = [f"GPU {index}: NVIDIA H100 (UUID: GPU-{index})" for index in range(count)]
+        asked = [f"{index}, GPU-{index}, 00000000:{index}B:00.0" for index in range(count)]
+        lines = [f"if [ $1 = --list-gpus ]; then {echoed(listed)}; else {echoed(asked)}; fi"]
         driver = tmp_path / "bin" / "nvidia-smi"
         driver.parent.mkdir()
         driver.write_text("\n".join(["#!/bin/sh", *lines, ""]))
@@ -66,6 +76,92 @@ def test_with_fewer_gpus_than_workers_each_sees_all_and_a_line_says_what_follows
     (said,) = caplog.messages
     assert said.startswith("2 workers, and fewer GPUs (0): each worker sees all of them, and NCCL")
     assert said.endswith("Start at most 1, or set JAX_PLATFORMS=cpu.")
+
+
+def test_workers_that_share_gpus_share_their_memory(gpus, monkeypatch):
+    gpus(1)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    shares = [each["XLA_PYTHON_CLIENT_MEM_FRACTION"] for each in with_own_gpus([{}, {}])]
+    assert shares == ["0.375", "0.375"]
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.1")
+    assert with_own_gpus([{}, {}]) == [{}, {}]
+
+
+def test_a_worker_with_gpus_of_its_own_may_take_their_memory(gpus):
+    gpus(2)
+    assert with_own_gpus([{}, {}]) == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_by_default_there_is_a_worker_for_each_gpu(gpus, count):
+    gpus(count)
+    environments = local_environments(Asked(["train.py"]))
+    seen = [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments]
+    assert seen == (["0", "1", "2"] if count == 3 else [None])
+    assert len(local_environments(Asked(["train.py"], workers=1))) == 1
+
+
+@pytest.fixture
+def nodes(monkeypatch, tmp_path):
+    """Returns `have(*nodes)`: GPU i is then connected to node i, which has the cores given."""
+
+    def have(of_gpus, of_cores):
+        system = tmp_path / "sys"
+        for gpu, node in enumerate(of_gpus):
+            device = system / f"bus/pci/devices/0000:{gpu}b:00.0"
+            device.mkdir(parents=True)
+            (device / "numa_node").write_text(f"{node}\n")
+        for node, listed in enumerate(of_cores):
+            folder = system / f"devices/system/node/node{node}"
+            folder.mkdir(parents=True)
+            (folder / "cpulist").write_text(f"{listed}\n")
+        for core in range(8):  # threads of the same physical core: 0 and 8, 1 and 9, ...
+            for thread in (core, core + 8):
+                folder = system / f"devices/system/cpu/cpu{thread}/topology"
+                folder.mkdir(parents=True)
+                (folder / "thread_siblings_list").write_text(f"{core},{core + 8}\n")
+        monkeypatch.setattr(cores, "_SYSTEM", system)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+
+    return have
+
+
+def test_workers_get_whole_cores_near_their_gpus(gpus, nodes):
+    gpus(4)
+    nodes(of_gpus=[0, 0, 1, 1], of_cores=["0-3,8-11", "4-7,12-15"])
+    assert cores_of_workers(with_own_gpus([{}] * 4)) == [
+        [0, 8, 1, 9],
+        [2, 10, 3, 11],
+        [4, 12, 5, 13],
+        [6, 14, 7, 15],
+    ]
+
+
+def test_gpus_named_by_uuid_have_their_cores(gpus, nodes, monkeypatch):
+    gpus(4)
+    nodes(of_gpus=[0, 0, 1, 1], of_cores=["0-1", "2-3"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3,GPU-0")
+    assert cores_of_workers(with_own_gpus([{}, {}])) == [[2, 3], [0, 1]]
+
+
+def test_cores_are_left_alone_where_the_system_does_not_say_which_are_near(gpus, nodes):
+    gpus(4)
+    nodes(of_gpus=[-1, -1, 0, 1], of_cores=["0-7", "8-15"])
+    # The last worker has GPUs on two nodes.
+    assert cores_of_workers(with_own_gpus([{}, {}])) == [None, None]
+    assert cores_of_workers([{"CUDA_VISIBLE_DEVICES": "MIG-1"}, {}]) == [None, None]
+
+
+def test_only_the_workers_of_parameter_servers_use_accelerators():
+    cluster = ClusterSpec({"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]})
+    platforms = [
+        task_environment(cluster, task, "00", 1).get("JAX_PLATFORMS")
+        for task in (Task("chief", 0), Task("worker", 0), Task("ps", 0))
+    ]
+    assert platforms == ["cpu", None, "cpu"]
 
 
 def test_where_jax_computes_on_cpus_no_gpu_is_looked_for(gpus, monkeypatch, caplog):

@@ -12,7 +12,7 @@ from unison.benching.measured import Order
 from unison.benching.points import Point
 from unison.benching.records import Record
 from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, gpus_of_jax
-from unison.runtime.devices import available_cores
+from unison.runtime.cores import available_cores
 from unison.runtime.launching import (
     Failure,
     Job,

@@ -21,7 +21,7 @@ from unison.cli.numbers import positive, seconds
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
 from unison.runtime.cluster_resolvers.gpus import gpus_of_jax
-from unison.runtime.devices import available_cores
+from unison.runtime.cores import available_cores
 
 _MODELS = ("mlp", "cnn", "loop")
 _COMPARE = "compare"

@@ -21,9 +21,9 @@ from unison.monitoring.launcher import Monitored
 from unison.net.addresses import LOOPBACK, split_address
 from unison.net.secret import key, new_key
 from unison.runtime.cluster import ClusterSpec
-from unison.runtime.devices import available_cores
+from unison.runtime.cores import available_cores
 from unison.runtime.launching import ProcessWorker, Program, RayNodes, Restarts, Room, Start
-from unison.runtime.launching.environments import cluster_on_this_machine
+from unison.runtime.launching.environments import cluster_on_this_machine, with_own_gpus
 from unison.runtime.launching.server_jobs import (
     SERVING,
     ParameterServerJob,
@@ -162,9 +162,14 @@ def _run(
     key = _key(options)
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script))
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    environments = [task_environment(cluster, task, key, threads, checkpoints) for task in tasks]
+    if options.address is None:  # on Ray, a task has the GPUs that Ray gives it
+        workers = [place for place, task in enumerate(tasks) if task.job == "worker"]
+        shared = with_own_gpus([environments[place] for place in workers])
+        for place, environment in zip(workers, shared, strict=True):
+            environments[place] = environment
     programs = []
-    for task in tasks:
-        environment = task_environment(cluster, task, key, threads, checkpoints)
+    for task, environment in zip(tasks, environments, strict=True):
         if task.job == "chief":
             arguments = ["-u", *program_of(options)]
         else:

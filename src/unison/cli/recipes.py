@@ -17,6 +17,7 @@ from unison.net.secret import KEY_VARIABLE
 from unison.runtime.devices import CPU_DEVICES_VARIABLE
 from unison.runtime.launching import (
     cluster_on_this_machine,
+    default_workers,
     with_own_gpus,
     worker_environments,
 )
@@ -77,7 +78,7 @@ def local_environments(asked: Asked) -> list[dict[str, str]]:
         CommandError: The workers cannot listen at the address.
     """
     try:
-        cluster = cluster_on_this_machine(asked.workers or 1, asked.host)
+        cluster = cluster_on_this_machine(asked.workers or default_workers(), asked.host)
     except OSError as error:
         raise CommandError(
             f"Cannot listen on {asked.host}: {error}. Give an address of this machine as --host."

@@ -23,6 +23,7 @@ from unison.runtime.launching import (
     ProcessWorker,
     Program,
     Start,
+    cores_of_workers,
     worker_environments,
 )
 
@@ -45,7 +46,8 @@ def add_command(commands: Any) -> None:
         "--workers",
         type=int,
         metavar="WORKERS",
-        help="how many workers to start (default: 1, or one a node of a Ray cluster)",
+        help="how many workers to start (default: one a GPU of this machine, without GPUs 1; or "
+        "one a node of a Ray cluster)",
     )
     parser.add_argument(
         "--devices-per-worker",
@@ -138,11 +140,16 @@ def _placed(
         script = programs.script_of(options)
         start: Start = ProcessWorker
         environments = local_environments(_asked(options))
+        cores = cores_of_workers(environments)
     else:
         script, nodes = ray_places.on_ray(options, places, options.workers)
         start = nodes.start
         environments = worker_environments(nodes.cluster, options.devices_per_worker, nodes.cores)
-    return [Program(["-u", *script, *options.arguments], own) for own in environments], start
+        cores = [None] * len(environments)
+    arguments = ["-u", *script, *options.arguments]
+    return [
+        Program(arguments, own, cores=near) for own, near in zip(environments, cores, strict=True)
+    ], start
 
 
 class _Run:

@@ -128,7 +128,7 @@ class ReplicaTrainer:
         self.callbacks: list[keras.callbacks.Callback] = []
         #: All callbacks of the current `fit`, except those.
         self.callbacks_of_fit: list[keras.callbacks.Callback] = []
-        #: What feeds the current loop.
+        #: The feeder of the current loop.
         self.feeder: Feeder | None = None
         #: The running loop, and its state.
         self.running: Running | None = None

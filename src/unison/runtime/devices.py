@@ -57,6 +57,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from unison.runtime.cores import available_cores, number_of_allowed_cores
 from unison.runtime.environment import environment
 from unison.runtime.memory import keep_freed_memory
 from unison.runtime.private_jax import backend_is_started
@@ -309,7 +310,7 @@ def started_pool_threads() -> int:
     starts: the larger of NPROC (else the cores) and the number of CPU devices.
     """
     return _named_threads(_POOL_THREAD_NAME) or max(
-        _nproc_variable() or available_cores(), len(_started_cpu_devices())
+        _nproc_variable() or number_of_allowed_cores(), len(_started_cpu_devices())
     )
 
 
@@ -417,10 +418,3 @@ def _named_threads(name: str) -> int:
 def _nproc_variable() -> int:
     value = os.environ.get("NPROC", "")
     return int(value) if value.isdecimal() else 0
-
-
-def available_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -87,20 +87,6 @@ class Shares:
     def are_even(self) -> bool:
         return self.chunk * self.num_replicas == self.examples
 
-    def rows_of_padded(self) -> np.ndarray:
-        """Returns for each row of a padded batch the number of its example.
-
-        For a row of zeros, that is the number of examples.
-
-        Examples:
-            >>> Shares(3, 2).rows_of_padded().tolist()
-            [0, 1, 2, 3]
-        """
-        rows = np.full((self.num_replicas, self.chunk), self.examples)
-        for row, (begin, end) in zip(rows, itertools.pairwise(self._bounds), strict=True):
-            row[: end - begin] = range(begin, end)
-        return rows.reshape(-1)
-
     def pad(self, batch: np.ndarray, replicas: Sequence[int]) -> np.ndarray:
         """Returns `batch` with rows of zeros after the chunks, so that all have the same size.
 

@@ -22,7 +22,7 @@ from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.data.workers.pool import WorkerPool
 from unison.errors import InvalidArgumentError
-from unison.runtime.devices import available_cores
+from unison.runtime.cores import available_cores
 
 #: Under `AUTOTUNE`, the seconds of a call from which on a thread pays.
 _SECONDS_WORTH_A_THREAD = 5e-4

@@ -43,18 +43,39 @@ def visible_gpus() -> list[str]:
     if told is not None:
         names = (name.strip() for name in told.split(","))
         return list(itertools.takewhile(lambda name: name not in _NONE, names))
+    listed = _driver_says("--list-gpus") or []
+    count = sum(line.startswith("GPU ") for line in listed)
+    return [str(index) for index in range(count)]
+
+
+def pci_devices() -> dict[str, str]:
+    """Returns the PCI addresses of this machine's NVIDIA GPUs, by their indices and by their UUIDs.
+
+    Both are names in `CUDA_VISIBLE_DEVICES`. Empty if the driver does not say.
+    """
+    found = {}
+    for line in _driver_says("--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader") or []:
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3:
+            index, uuid, bus = fields
+            domain, _, place = bus.lower().partition(":")
+            found[index] = found[uuid] = f"{domain[-4:]}:{place}"  # the driver pads the domain
+    return found
+
+
+def _driver_says(*arguments: str) -> list[str] | None:
+    """Returns what `nvidia-smi` prints, by lines; None if it fails."""
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"],
+        done = subprocess.run(
+            ["nvidia-smi", *arguments],
             capture_output=True,
             text=True,
             timeout=_SECONDS_TO_LIST,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return []
-    count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-    return [str(index) for index in range(count)]
+        return None
+    return done.stdout.splitlines()
 
 
 def share_of_gpus(place: int, tasks: int) -> str | None:

@@ -23,7 +23,7 @@ import numpy as np
 from unison.errors import FailedPreconditionError
 from unison.net.addresses import split_address
 from unison.net.listening import listen_locally
-from unison.runtime.devices import available_cores
+from unison.runtime.cores import available_cores
 from unison.runtime.elastic.meeting import Broken, Call, Meeting
 from unison.runtime.elastic.protocol import Member, View
 from unison.runtime.shared_memory.library import CHUNK_BYTES, SPINS, Kind, Ticket, library

@@ -1,6 +1,8 @@
 from unison.runtime.launching.elastic import ElasticJob as ElasticJob
 from unison.runtime.launching.elastic import ForeignGroup as ForeignGroup
 from unison.runtime.launching.environments import cluster_on_this_machine as cluster_on_this_machine
+from unison.runtime.launching.environments import cores_of_workers as cores_of_workers
+from unison.runtime.launching.environments import default_workers as default_workers
 from unison.runtime.launching.environments import elastic_environments as elastic_environments
 from unison.runtime.launching.environments import with_own_gpus as with_own_gpus
 from unison.runtime.launching.environments import worker_environments as worker_environments

@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 
 from unison.net.addresses import LOOPBACK, joined_address
 from unison.net.listening import listen
 from unison.runtime.cluster import ClusterSpec
-from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, gpus_of_jax, shares_of_gpus
-from unison.runtime.devices import CPU_DEVICES_VARIABLE, available_cores
+from unison.runtime.cluster_resolvers.gpus import (
+    VISIBLE_GPUS,
+    gpus_of_jax,
+    pci_devices,
+    shares_of_gpus,
+)
+from unison.runtime.cores import available_cores, cores_near, equal_shares
+from unison.runtime.devices import CPU_DEVICES_VARIABLE
 from unison.runtime.elastic.environment import TOKEN_VARIABLE as ELASTIC_TOKEN
 from unison.runtime.elastic.environment import VARIABLE as ELASTIC
 from unison.runtime.elastic.environment import ElasticEnvironment
@@ -21,6 +28,16 @@ logger = logging.getLogger("unison")
 
 #: The variables that set a process's number of threads: XLA's, OpenMP's and OpenBLAS'.
 THREAD_VARIABLES = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+#: JAX's variable for the fraction of each visible GPU's memory that a process allocates at start,
+#: and its default.
+MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_ALLOCATED_BY_JAX = 0.75
+
+
+def default_workers() -> int:
+    """Returns how many workers `unison run` starts on this machine: one a GPU, otherwise one."""
+    return len(gpus_of_jax()) or 1
 
 
 def cluster_on_this_machine(workers: int, address: str = LOOPBACK) -> ClusterSpec:
@@ -76,9 +93,9 @@ def with_own_gpus(environments: Sequence[Mapping[str, str]]) -> list[dict[str, s
     """Returns the environments of all workers on this machine, each with its share of the GPUs.
 
     If JAX would compute with GPUs, each worker sees an equal, disjoint share of those that this
-    process may use. If there are fewer GPUs than workers, each worker sees all of them, with a
-    warning of the consequences; there is also a warning if some are left over. A single worker sees
-    all.
+    process may use. If there are fewer GPUs than workers, each worker sees all of them and takes
+    its share of their memory (unless `XLA_PYTHON_CLIENT_MEM_FRACTION` is set), with a warning of
+    the consequences; there is also a warning if some are left over. A single worker sees all.
 
     Args:
         environments: The additional environment variables of each worker.
@@ -96,6 +113,11 @@ def with_own_gpus(environments: Sequence[Mapping[str, str]]) -> list[dict[str, s
             ",".join(names),
             len(names),
         )
+        if MEMORY_FRACTION not in os.environ:
+            # Otherwise, the first one would take what JAX allocates, and the others fail.
+            fraction = math.floor(1000 * _ALLOCATED_BY_JAX / len(own)) / 1000
+            for environment in own:
+                environment[MEMORY_FRACTION] = str(fraction)
         return own
     if left := len(names) % len(own):
         logger.warning(
@@ -107,6 +129,34 @@ def with_own_gpus(environments: Sequence[Mapping[str, str]]) -> list[dict[str, s
     for environment, share in zip(own, shares, strict=True):
         environment[VISIBLE_GPUS] = share
     return own
+
+
+def cores_of_workers(environments: Sequence[Mapping[str, str]]) -> list[list[int] | None]:
+    """Returns the cores on which each worker on this machine should run, by its environment.
+
+    A worker with GPUs of its own gets cores of the NUMA node that they are connected to, which it
+    shares with the other workers there: its copies to the GPUs do not cross to another node.
+    None for workers without GPUs of their own, with GPUs on several nodes, where the system does
+    not say, and where there are more workers than cores.
+    """
+    visible = [environment.get(VISIBLE_GPUS) for environment in environments]
+    near: list[list[int] | None] = [None] * len(visible)
+    if not any(visible):
+        return near
+    addresses = pci_devices()
+    for worker, names in enumerate(visible):
+        nodes = [
+            cores_near(addresses[name]) if name in addresses else None
+            for name in (names.split(",") if names else [])
+        ]
+        if nodes and all(node == nodes[0] for node in nodes):
+            near[worker] = nodes[0]
+    found: list[list[int] | None] = [None] * len(visible)
+    for cores in {tuple(cores): cores for cores in near if cores is not None}.values():
+        together = [worker for worker, own in enumerate(near) if own == cores]
+        for worker, share in zip(together, equal_shares(cores, len(together)), strict=True):
+            found[worker] = share or None
+    return found
 
 
 def elastic_environments(

@@ -14,6 +14,7 @@ from unison.runtime.launching import watching
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
 from unison.runtime.launching.environments import (
     cluster_on_this_machine,
+    cores_of_workers,
     with_own_gpus,
     worker_environments,
 )
@@ -101,16 +102,17 @@ def launch(
         if address is None:
             cluster = cluster_on_this_machine(2 if workers is None else workers)
             environments = with_own_gpus(worker_environments(cluster, devices_per_worker))
+            cores = cores_of_workers(environments)
             start: Start = ProcessWorker
             shared = _import_path()
         else:
             room = Room(workers, cpus_per_worker, gpus_per_worker)
             nodes = places.enter_context(RayNodes(address, room))
             environments = worker_environments(nodes.cluster, devices_per_worker, nodes.cores)
-            start, shared = nodes.start, {}
+            start, shared, cores = nodes.start, {}, [None] * len(environments)
         programs = [
-            Program(["-m", _CALLING], {**shared, **own, **(environment or {})}, call)
-            for own in environments
+            Program(["-m", _CALLING], {**shared, **own, **(environment or {})}, call, cores=near)
+            for own, near in zip(environments, cores, strict=True)
         ]
         ended: Callable[[int], None] = _nobody_watches
         if monitor:

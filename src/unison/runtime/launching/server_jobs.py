@@ -81,10 +81,11 @@ def task_environment(
     for name in THREAD_VARIABLES:
         if name not in os.environ:
             environment[name] = str(threads)
-    if task.job == "ps":
-        environment["JAX_PLATFORMS"] = "cpu"  # the host has the memory for large variables
-        if checkpoints is not None:
-            environment["UNISON_PS_CHECKPOINTS"] = checkpoints
+    if task.job != "worker":
+        # Accelerators are the workers'; the host has the memory for large variables.
+        environment["JAX_PLATFORMS"] = "cpu"
+    if task.job == "ps" and checkpoints is not None:
+        environment["UNISON_PS_CHECKPOINTS"] = checkpoints
     return environment
 
 

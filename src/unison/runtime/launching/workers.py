@@ -76,12 +76,14 @@ class Program:
             socket for both. None: its standard input is empty.
         on_report: Called, in a thread, with the program's reports while it runs. None: it does not
             report.
+        cores: The cores on which it runs. None: those of the process that starts it.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     call: bytes | None = None
     on_report: OnReport | None = None
+    cores: Sequence[int] | None = None
 
 
 class Worker(abc.ABC):
@@ -207,6 +209,10 @@ class ProcessWorker(Worker):
             end_of_worker.close()
             os.close(end_of_output)
             os.close(end_of_reports)
+        if program.cores is not None:
+            # Before it starts threads, which run where the first one does.
+            with contextlib.suppress(OSError):  # it has ended, or may not run there any more
+                os.sched_setaffinity(self._process.pid, program.cores)
         self._readers = [
             _started(self._read_output, output),
             _started(self._exchange, own_end, program.call or b""),

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from unison.runtime import devices, liveness
+from unison.runtime import liveness
+from unison.runtime.cores import available_cores
 from unison.runtime.process_group import all_gather_json
 from unison.runtime.shared_memory.library import CHUNK_BYTES, SPINS, Ticket, library
 from unison.runtime.shared_memory.rewriting import Ticketed
@@ -100,7 +101,7 @@ class SharedMemory:
         assert compiled is not None
         self._library = compiled
         self.segment_address = ctypes.addressof(ctypes.c_char.from_buffer(segment))
-        has_own_core = devices.available_cores() >= len(team)
+        has_own_core = available_cores() >= len(team)
         self._number = compiled.unison_exchange_join(
             self.segment_address,
             len(team),
