@@ -19,9 +19,9 @@ import json, sys
 import jax
 from jax.experimental import multihost_utils
 import unison
-from unison.runtime.cluster_resolvers import AutomaticClusterResolver
 
-strategy = unison.MultiWorkerMirroredStrategy(AutomaticClusterResolver())
+
+strategy = unison.MultiWorkerMirroredStrategy()
 total = multihost_utils.process_allgather(jax.numpy.ones(())).sum()
 report = [strategy.cluster_resolver.task_id, strategy.num_replicas_in_sync, float(total)]
 sys.stdout.write(json.dumps(report) + "\\n")

@@ -48,6 +48,15 @@ def slurm(alone, monkeypatch):
     return set_step
 
 
+#: The second machine of the second slice of a JobSet on Google Kubernetes Engine.
+MEGASCALE = {
+    "TPU_WORKER_ID": "1",
+    "TPU_WORKER_HOSTNAMES": "job-slice-1-0.job,job-slice-1-1.job",
+    "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+    "MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job",
+}
+
 THREE_TASKS = {
     "STEP_NUM_TASKS": 3,
     "STEP_NODELIST": "n[9-10]",
@@ -324,9 +333,51 @@ def test_the_machines_of_a_tpu_slice_are_asked_for(alone, machines):
     assert resolver.task_id == 1
 
 
-def test_several_slices_must_be_stated(alone):
-    alone.setenv("MEGASCALE_NUM_SLICES", "2")
-    with pytest.raises(RuntimeError, match=r"Expected one slice.*2 slices.*TF_CONFIG"):
+def test_the_machines_of_all_slices_are_workers(alone):
+    for name, value in MEGASCALE.items():
+        alone.setenv(name, value)
+    resolver = CloudTPUClusterResolver(port=9)
+    hosts = ["job-slice-0-0.job", "slice-0-host-1", "slice-1-host-0", "slice-1-host-1"]
+    assert resolver.cluster_spec().as_dict() == {"worker": [f"{host}:9" for host in hosts]}
+    assert resolver.task_id == 3
+
+
+def test_the_slices_of_queued_resources_are_asked_for(alone):
+    alone.delenv("TPU_SKIP_MDS_QUERY")
+    told = {
+        "agent-worker-number": "1",
+        "worker-network-endpoints": "10.0.0.3,10.0.0.4",
+        "tpu-env": "ACCELERATOR_TYPE: 'v5e-16'\nMEGASCALE_NUM_SLICES: '2'\n"
+        "MEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.0.1:8080'\n",
+    }
+    alone.setattr(
+        urllib.request,
+        "urlopen",
+        lambda request, timeout: io.BytesIO(
+            told[request.full_url.rpartition("/")[2]].encode(),
+        ),
+    )
+    resolver = CloudTPUClusterResolver(port=9)
+    assert resolver.cluster_spec().task_address("worker", 0) == "10.0.0.1:9"
+    assert (resolver.cluster_spec().num_tasks("worker"), resolver.task_id) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("MEGASCALE_SLICE_ID", None, RuntimeError, "Expected MEGASCALE_SLICE_ID, as there are 2"),
+        ("MEGASCALE_SLICE_ID", "2", ValueError, "MEGASCALE_SLICE_ID to be below 2"),
+        ("MEGASCALE_NUM_SLICES", "two", ValueError, "a number in MEGASCALE_NUM_SLICES"),
+        ("MEGASCALE_COORDINATOR_ADDRESS", None, RuntimeError, "MEGASCALE_COORDINATOR_ADDRESS"),
+        ("TPU_WORKER_ID", "2", ValueError, "from 0 to 1. Received: 2"),
+        ("TPU_WORKER_ID", "one", ValueError, "a number in TPU_WORKER_ID"),
+    ],
+)
+def test_a_slice_that_is_described_wrongly_is_refused(alone, name, value, error, message):
+    for each, given in (MEGASCALE | {name: value}).items():
+        if given is not None:
+            alone.setenv(each, given)
+    with pytest.raises(error, match=message):
         CloudTPUClusterResolver()
 
 
@@ -368,6 +419,33 @@ def test_kubernetes_tells_how_many_pods_a_job_has(pod_of_a_job, tmp_path):
     )
     with pytest.raises(ImportError, match=r"pip install 'unison\[k8s\]', or pass workers"):
         KubernetesJobClusterResolver()
+
+
+def test_the_pods_of_a_replicated_job_are_workers_of_one_cluster(alone, tmp_path):
+    labels = {
+        "jobset.sigs.k8s.io/replicatedjob-replicas": "2",
+        "jobset.sigs.k8s.io/job-index": "1",
+    }
+
+    class Jobs:
+        def read_namespaced_job(self, name, namespace):
+            assert name == "set-workers-1"
+            metadata = SimpleNamespace(labels=labels)
+            return SimpleNamespace(metadata=metadata, spec=SimpleNamespace(completions=2))
+
+    (tmp_path / "namespace").write_text("default\n")
+    alone.setattr(kubernetes_job, "_NAMESPACE", tmp_path / "namespace")
+    alone.setenv("JOB_COMPLETION_INDEX", "0")
+    alone.setattr(socket, "getfqdn", lambda: "set-workers-1-0.set.default.svc.cluster.local")
+    resolver = KubernetesJobClusterResolver(override_client=Jobs(), port=9)
+    service = "set.default.svc.cluster.local"
+    assert resolver.cluster_spec().as_dict()["worker"] == [
+        f"set-workers-{job}-{pod}.{service}:9" for job in range(2) for pod in range(2)
+    ]
+    assert resolver.task_id == 2
+    labels["jobset.sigs.k8s.io/job-index"] = "one"
+    with pytest.raises(ValueError, match="Expected numbers in the labels of job 'set-workers-1'"):
+        KubernetesJobClusterResolver(override_client=Jobs())
 
 
 def test_a_job_needs_indices_and_a_service(alone):

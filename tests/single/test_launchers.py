@@ -128,6 +128,23 @@ SEVERAL = {
         {"TPU_WORKER_HOSTNAMES": "t-0,t-1,t-2,t-3", "TPU_WORKER_ID": "3"},
         ("a Cloud TPU slice", 4, 3),
     ),
+    "slices": (
+        {
+            "TPU_WORKER_HOSTNAMES": "t-0,t-1",
+            "TPU_WORKER_ID": "1",
+            "MEGASCALE_NUM_SLICES": "2",
+            "MEGASCALE_SLICE_ID": "1",
+        },
+        ("a Cloud TPU slice", 4, 3),
+    ),
+    "kubeflow-jax-job": (
+        {"COORDINATOR_ADDRESS": "job-worker-0", "NUM_PROCESSES": "2", "PROCESS_ID": "1"},
+        ("Kubeflow's JAXJob", 2, 1),
+    ),
+    "kubeflow-trainer-without-torchrun": (
+        {"PET_MASTER_ADDR": "job-node-0-0.job", "PET_NNODES": "2", "PET_NODE_RANK": "1"},
+        ("torchrun", 2, 1),
+    ),
     "indexed-job": ({"JOB_COMPLETION_INDEX": "2"}, ("an indexed Kubernetes job", None, 2)),
 }
 
@@ -181,6 +198,9 @@ def test_where_nothing_says_so_for_certain_a_process_is_alone(case):
     assert launched_among_others(ALONE[case]) is None
 
 
+#: A launcher that states neither the number of processes nor the address of the first.
+UNKNOWN = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1"}
+
 IGNORING = {
     "MirroredStrategy": unison.MirroredStrategy,
     "MultiWorkerMirroredStrategy": unison.MultiWorkerMirroredStrategy,
@@ -203,24 +223,22 @@ def environment(monkeypatch):
 
 @pytest.mark.parametrize("name", IGNORING)
 def test_a_strategy_that_would_ignore_the_others_is_refused_by_what_was_found(name, environment):
-    environment(TORCHRUN)
+    environment(UNKNOWN)
     with pytest.raises(RuntimeError) as refused:
         IGNORING[name]()
     message = str(refused.value)
     assert message.startswith("Expected a strategy that trains with the other processes")
     assert f"Received: {name}" in message
-    assert (
-        "process 5 of 8, according to torchrun (RANK=5, WORLD_SIZE=8, MASTER_ADDR=10.0.0.1"
-        in message
-    )
-    assert "describe the processes in TF_CONFIG or by a SimpleClusterResolver" in message
+    assert "process 1 of several, according to MPI (PMIx) (PMIX_RANK=1)" in message
+    remedy = "set JAX_COORDINATOR_ADDRESS" if "Worker" in name else "Use MultiWorkerMirrored"
+    assert remedy in message
     assert "UNISON_ALONE=1" in message
 
 
 def test_a_worker_of_a_fixed_job_is_told_of_the_strategy_for_several(environment):
     task = {"type": "worker", "index": 0}
     environment({"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": task})})
-    with pytest.raises(RuntimeError, match=r"Use MultiWorkerMirroredStrategy with this cluster\."):
+    with pytest.raises(RuntimeError, match="Use MultiWorkerMirroredStrategy, which finds"):
         unison.MirroredStrategy()
 
 
@@ -230,24 +248,29 @@ def test_a_worker_of_an_elastic_job_is_told_of_the_strategy_for_several(environm
         unison.MirroredStrategy()
 
 
-def test_a_task_of_slurm_is_told_of_the_resolver(environment):
-    environment(STEP)
-    remedy = r"Give it cluster_resolver=AutomaticClusterResolver\(\)"
-    with pytest.raises(RuntimeError, match=remedy):
-        unison.MultiWorkerMirroredStrategy()
-
-
 def test_devices_that_are_named_do_not_say_that_there_are_no_others(environment):
     environment(STEP)
     with pytest.raises(RuntimeError, match="process 2 of 4, according to srun"):
         unison.MirroredStrategy(["CPU:0"])
 
 
-@pytest.mark.parametrize("resolver", [AutomaticClusterResolver, TFConfigClusterResolver])
-def test_a_resolver_that_knows_no_others_does_not_say_that_there_are_none(resolver, environment):
-    environment(TORCHRUN | {"TPU_SKIP_MDS_QUERY": "1"})
-    with pytest.raises(RuntimeError, match="according to torchrun"):
+@pytest.mark.parametrize(
+    ("resolver", "variables"),
+    [(AutomaticClusterResolver, "UNKNOWN"), (TFConfigClusterResolver, "TORCHRUN")],
+)
+def test_a_resolver_that_knows_no_others_does_not_say_that_there_are_none(
+    resolver, variables, environment
+):
+    environment(globals()[variables])
+    with pytest.raises(RuntimeError, match=r"process (5 of 8|1 of several)"):
         unison.MultiWorkerMirroredStrategy(resolver())
+
+
+def test_the_job_of_a_launcher_is_joined(environment):
+    environment(TORCHRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+    # JAX has started in this process: it is too late to join, but the job was found.
+    with pytest.raises(RuntimeError, match="A process joins its cluster before JAX starts"):
+        unison.MultiWorkerMirroredStrategy()
 
 
 def test_a_long_variable_is_shown_in_part(environment):

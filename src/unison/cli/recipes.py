@@ -22,13 +22,6 @@ from unison.runtime.launching import (
     worker_environments,
 )
 
-#: The lines that a program needs if TF_CONFIG is not set.
-_RESOLVER = """\
-# The program passes the resolver that finds its place:
-#   from unison.runtime.cluster_resolvers import AutomaticClusterResolver
-#   strategy = unison.MultiWorkerMirroredStrategy(AutomaticClusterResolver())
-"""
-
 #: The line that creates a key for one job, which does not appear on a command line.
 _NEW_KEY = (
     f"export {KEY_VARIABLE}=${{{KEY_VARIABLE}:-"
@@ -101,7 +94,6 @@ def _slurm(asked: Asked) -> str:
         f"#SBATCH --nodes={asked.workers or 2}\n"
         "#SBATCH --ntasks-per-node=1\n"
         "#SBATCH --cpus-per-task=8\n"
-        f"{_RESOLVER}"
         "export NPROC=$SLURM_CPUS_PER_TASK OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"
         " OPENBLAS_NUM_THREADS=$SLURM_CPUS_PER_TASK\n"
         f"{_exported(asked.environment)}"
@@ -115,7 +107,6 @@ def _open_mpi(asked: Asked) -> str:
     """Returns a command line with `mpirun`."""
     given = "".join(f"-x {name}={value} " for name, value in asked.environment.items())
     return (
-        f"{_RESOLVER}"
         f"{_NEW_KEY}"
         f"mpirun -n {asked.workers or 2} -x {KEY_VARIABLE} -x NPROC=1 -x OMP_NUM_THREADS=1 "
         f"-x OPENBLAS_NUM_THREADS=1 {given}\\\n"

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 # `dtypes`: the types of arguments of jitted functions. Public functions register a type as a tree
 # of arrays, but not as an array: a variable would no longer be a leaf in `jax.tree`. Needed:
 # `__jax_array__` for arguments of jitted functions.
+# `hardware_utils`: whether the machine has TPUs, found without starting them.
 # `distributed`: the client of the coordination service, through which processes exchange what no
 # collective can, since one of them may be missing. Public functions only start and end the
 # service. Needed: its key-value store and barriers.
@@ -60,6 +61,7 @@ from jax._src import (
     dispatch,
     distributed,
     dtypes,
+    hardware_utils,
     xla_bridge,
 )
 from jax._src.interpreters.ad import (
@@ -187,6 +189,18 @@ def initialized_processes() -> tuple[int, int] | None:
     if state.client is None or state.num_processes is None or state.process_id is None:
         return None
     return int(state.num_processes), int(state.process_id)
+
+
+def coordinator_address() -> str | None:
+    """Returns the address of the coordination service, as `jax.distributed` was initialized."""
+    address = distributed.global_state.coordinator_address
+    return None if address is None else str(address)
+
+
+def has_tpu_chips() -> bool:
+    """Returns whether this machine has TPUs; neither starts them nor imports their library."""
+    chips, _ = hardware_utils.num_available_tpu_chips_and_device_id()
+    return bool(chips)
 
 
 def forget_coordination() -> None:

@@ -15,20 +15,26 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
 import jax
 
 from unison.net.addresses import split_address
+from unison.net.lines import Line
 from unison.runtime import devices, liveness, logs, uncaught
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore
+from unison.runtime.initialized_job import meet_in_initialized_job
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.sockets import listening
-from unison.runtime.private_jax import backend_is_started, forget_coordination
+from unison.runtime.private_jax import (
+    backend_is_started,
+    forget_coordination,
+    initialized_processes,
+)
 from unison.runtime.rendezvous import Place, meet
 from unison.tracebacks import show_instead
 
@@ -66,7 +72,8 @@ def join_cluster(
 
     The first task listens at its address, and relays connections there to the coordination service,
     which it hosts. Does nothing if the cluster has a single task, or if the process has joined
-    already.
+    already. In a job that something else has initialized (`jax.distributed.is_initialized()`), the
+    processes only connect to each other.
 
     Args:
         cluster: The cluster.
@@ -92,10 +99,10 @@ def join_cluster(
             f"type {task_type!r}, index {task_id!r}. Set `task` in TF_CONFIG, or the resolver's "
             "task_type and task_id."
         )
-    global _has_joined
     if jax.distributed.is_initialized():
         _check_joined(len(tasks), place)
-        _has_joined = True
+        if not _has_joined:
+            _adopt(tasks, place, timeout)
         return
     if backend_is_started():
         raise RuntimeError(
@@ -108,7 +115,7 @@ def join_cluster(
     met = meet(address, Place(place, names), about, timeout)
     # JAX's preemption service would keep SIGTERM from terminating the process.
     jax.config.update("jax_enable_preemption_service", False)
-    global _relay, _timeout
+    global _relay
     if met.entrance is None:
         _relay = ClientRelay(split_address(address), timeout)
     else:
@@ -121,11 +128,26 @@ def join_cluster(
         for line in met.lines.values():
             line.close()
         raise
+    _watch(names, place, met.lines, timeout)
+
+
+def _adopt(tasks: list[tuple[str, int]], place: int, timeout: float) -> None:
+    """Joins the other processes of the job of `jax.distributed` that this one belongs to."""
+    global _is_adopted
+    names = [f"{job} {index}" for job, index in tasks]
+    adopted = meet_in_initialized_job(place, len(tasks), names, software(), timeout)
+    _is_adopted = True
+    _watch(adopted.names, place, adopted.met.lines, timeout)
+
+
+def _watch(names: list[str], place: int, lines: Mapping[int, Line], timeout: float) -> None:
+    """Starts to watch the others, once all have met."""
+    global _timeout, _has_joined
     _timeout, _has_joined = timeout, True
-    logs.say_who(f"{task_type} {task_id}")
+    logs.say_who(names[place].partition(" (")[0])
     if place == 0:
         logger.info("%d workers have come together: %s", len(names), ", ".join(names))
-    watcher = liveness.start(names, place, met.lines, timeout)
+    watcher = liveness.start(names, place, lines, timeout)
     atexit.register(_leave)
     _tell_of_errors()
     _release_collectives(watcher)
@@ -146,20 +168,28 @@ def _initialize(address: str, count: int, place: int, timeout: float) -> None:
 
 def _release_collectives(watcher: liveness.Liveness) -> None:
     """Makes CPU collectives stop waiting when a worker is lost."""
-    before = listening()
-    devices.default_devices()
-    own = sorted(listening() - before)
+    own: list[Any] = []
+    if not backend_is_started():  # in an initialized job: what listens already may not be theirs
+        before = listening()
+        devices.default_devices()
+        own = sorted(listening() - before)
     of_all = all_gather_json(own, "Where collectives listen")
     watcher.release_at(tuple(address) for own in of_all for address in own)
 
 
 def _leave() -> None:
-    """Leaves the job, without JAX's wait for all other processes to exit."""
-    global _relay, _has_joined
+    """Leaves the job, without JAX's wait for all other processes to exit.
+
+    A job that something else has initialized ends as JAX ends it, unless a process is lost.
+    """
+    global _relay, _has_joined, _is_adopted
     atexit.unregister(_leave)
     _has_joined = False
+    is_lost = liveness.failure() is not None
     liveness.stop()
-    forget_coordination()
+    if is_lost or not _is_adopted:
+        forget_coordination()
+    _is_adopted = False
     if _relay is not None:
         _relay.close()
         _relay = None
@@ -223,11 +253,12 @@ def software() -> dict[str, str]:
 
 
 def _check_joined(count: int, place: int) -> None:
-    if (jax.process_count(), jax.process_index()) != (count, place):
+    joined = initialized_processes()
+    if joined != (count, place):
+        in_words = "an unknown one" if joined is None else f"number {joined[1]} of {joined[0]}"
         raise ValueError(
             f"Expected process {place} of {count}, as the cluster says. Received: a process that "
-            f"has joined a job of jax.distributed as number {jax.process_index()} of "
-            f"{jax.process_count()}."
+            f"has joined a job of jax.distributed as {in_words}."
         )
 
 
@@ -320,6 +351,8 @@ def timeout() -> float:
 _timeout = TIMEOUT
 _elastic: ElasticProcesses | None = None
 _has_joined = False
+#: Whether something else has initialized the job that this process has joined.
+_is_adopted = False
 _relay: ClientRelay | ServiceRelay | None = None
 #: The hook for uncaught errors before this process joined its job.
 _show_error: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 from unison.errors import UnavailableError
 from unison.net.acceptor import HANDSHAKE_SECONDS, Acceptor
-from unison.net.addresses import split_address
+from unison.net.addresses import joined_address, split_address
 from unison.net.connecting import connect
 from unison.net.handshake import Accepted, server_handshake
 from unison.net.lines import Line, Message
@@ -84,7 +84,7 @@ class Met(NamedTuple):
 
 
 def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -> Met:
-    """Waits until all processes have registered.
+    """Waits until all processes have registered at the address of the first one.
 
     Args:
         address: The address at which the first process listens, as host:port.
@@ -93,8 +93,8 @@ def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -
         timeout: The timeout in seconds.
 
     Raises:
-        UnavailableError: Processes are missing, two have registered with the same index, or they
-            differ in `about`.
+        UnavailableError: Processes are missing, two have registered with the same index, they
+            differ in `about`, or the first one cannot listen at the address.
         UnauthenticatedError: The first process has another key.
         FailedPreconditionError: Some processes use TLS and others do not.
     """
@@ -103,41 +103,79 @@ def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -
         raise UnavailableError(
             message=f"The address of a worker must be host:port. Received: {address!r}"
         )
-    where = split_address(address)
+    where, secret = split_address(address), key()
+    if place.index > 0:
+        return call(where, secret, place, about, timeout)
+    try:
+        entrance = opened_entrance(*where, secret, len(place.names))
+    except OSError as error:
+        raise UnavailableError(
+            message=f"{place.names[0]} cannot listen at its address: {error}. Give it a free port "
+            f"of this machine (after {timeout:g} s at most, at {address})"
+        ) from error
+    return receive(entrance, place, about, timeout)
+
+
+def opened_entrance(host: str, port: int, secret: bytes, count: int) -> Entrance:
+    """Returns the entrance of the first process, at which it listens from now on.
+
+    Args:
+        host: A name or an address of this machine.
+        port: The port; 0: a free one.
+        secret: The job's key.
+        count: The number of processes.
+
+    Raises:
+        OSError: Another process listens there, or the host is not this machine.
+    """
+    listener = listen(host, port, backlog=max(count, 128))
+    channels = [CHANNEL, COORDINATION_CHANNEL]
+    acceptor = Acceptor([listener], lambda each: server_handshake(each, secret, channels))
+    return Entrance(listener, acceptor)
+
+
+def receive(entrance: Entrance, place: Place, about: Mapping[str, str], timeout: float) -> Met:
+    """Runs the rendezvous on the first process; takes ownership of the entrance.
+
+    Raises:
+        UnavailableError: See `meet`.
+    """
     last = time.monotonic() + timeout
-    said = {"index": place.index, "about": dict(about)}
-    secret = key()
-    come = _receive if place.index == 0 else _call
-    outcome = come(where, secret, place, said, last)
+    own = {"index": place.index, "about": dict(about)}
+    with contextlib.ExitStack() as undoing:
+        undoing.callback(entrance.close)
+        with _Guests(place, own, entrance.acceptor) as guests:
+            while not guests.are_complete() and (left := last - time.monotonic()) > 0:
+                guests.hear(min(left, _RETRY_AFTER))
+            complaint = guests.complaint()
+            guests.answer(complaint)
+            if complaint is not None:
+                raise _failed(complaint, timeout, entrance.listener.getsockname())
+            lines = guests.keep_lines()
+        undoing.pop_all()
+    return Met(lines, entrance)
+
+
+def call(
+    where: tuple[str, int], secret: bytes, place: Place, about: Mapping[str, str], timeout: float
+) -> Met:
+    """Runs the rendezvous on the other processes.
+
+    Raises:
+        UnavailableError: See `meet`.
+        UnauthenticatedError: The first process has another key.
+        FailedPreconditionError: Some processes use TLS and others do not.
+    """
+    own = {"index": place.index, "about": dict(about)}
+    outcome = _call(where, secret, place, own, time.monotonic() + timeout)
     if isinstance(outcome, str):
-        raise UnavailableError(message=f"{outcome} (after {timeout:g} s at most, at {address})")
+        raise _failed(outcome, timeout, where)
     return outcome
 
 
-def _receive(
-    where: tuple[str, int], secret: bytes, place: Place, own: Message, last: float
-) -> Met | str:
-    """Runs the rendezvous on the first process; returns the connections, or an error message."""
-    try:
-        listener = listen(*where, backlog=max(len(place.names), 128))
-    except OSError as error:
-        return (
-            f"{place.names[0]} cannot listen at its address: {error}. Give it a free port of this "
-            "machine"
-        )
-    channels = [CHANNEL, COORDINATION_CHANNEL]
-    acceptor = Acceptor([listener], lambda each: server_handshake(each, secret, channels))
-    with contextlib.ExitStack() as undoing, _Guests(place, own, acceptor) as guests:
-        undoing.callback(Entrance(listener, acceptor).close)
-        while not guests.are_complete() and (left := last - time.monotonic()) > 0:
-            guests.hear(min(left, _RETRY_AFTER))
-        complaint = guests.complaint()
-        guests.answer(complaint)
-        if complaint is not None:
-            return complaint
-        lines = guests.keep_lines()
-        undoing.pop_all()
-    return Met(lines, Entrance(listener, acceptor))
+def _failed(complaint: str, timeout: float, where: tuple[Any, ...]) -> UnavailableError:
+    address = joined_address(where[0], where[1])
+    return UnavailableError(message=f"{complaint} (after {timeout:g} s at most, at {address})")
 
 
 class _Guests:

@@ -18,10 +18,6 @@ from unison.runtime.private_jax import initialized_processes
 #: The environment variable that makes this process train alone, however it was started.
 VARIABLE = "UNISON_ALONE"
 
-#: The launchers whose processes the multi-worker strategy finds by itself, or with a resolver.
-_FOUND = ("TF_CONFIG", "unison run --min-workers")
-_FOUND_BY_RESOLVER = ("Open MPI", "srun", "a Cloud TPU slice", "an indexed Kubernetes job")
-
 
 def require_no_others(strategy: str) -> None:
     """Raises an error in a process of a multi-process job, for a strategy that ignores the others.
@@ -36,7 +32,7 @@ def require_no_others(strategy: str) -> None:
         RuntimeError: There are other processes, and this one was not configured to train alone.
         ValueError: `UNISON_ALONE` is neither 0 nor 1.
     """
-    if _is_said() or process_group.is_elastic() or process_group.has_joined():
+    if is_requested() or process_group.is_elastic() or process_group.has_joined():
         return
     launch = _launch()
     if launch is None:
@@ -44,28 +40,27 @@ def require_no_others(strategy: str) -> None:
     raise RuntimeError(
         "Expected a strategy that trains with the other processes of this job. Received: "
         f"{strategy}, which ignores them, in {launch}. Each process would train a model of its "
-        f"own. {_remedy(strategy, launch)} If that is intended, as in a sweep, set "
+        f"own. {_remedy(strategy)} If that is intended, as in a sweep, set "
         f"{VARIABLE}=1, or use OneDeviceStrategy."
     )
 
 
-def _remedy(strategy: str, launch: Launch) -> str:
-    use = (
-        "Give it"
-        if strategy == "MultiWorkerMirroredStrategy"
-        else "Use MultiWorkerMirroredStrategy with"
-    )
-    if launch.launcher in _FOUND:
-        return f"{use} this cluster."
-    if launch.launcher in _FOUND_BY_RESOLVER:
-        return f"{use} cluster_resolver=AutomaticClusterResolver()."
+def _remedy(strategy: str) -> str:
+    if strategy != "MultiWorkerMirroredStrategy":
+        return "Use MultiWorkerMirroredStrategy, which finds them."
     return (
-        f"{use} a cluster: describe the processes in TF_CONFIG or by a SimpleClusterResolver, or "
-        "start the program by `unison run`."
+        "What was found does not describe them: set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+        "JAX_PROCESS_ID for each process, describe them in TF_CONFIG or by a "
+        "SimpleClusterResolver, or start the program by `unison run`."
     )
 
 
-def _is_said() -> bool:
+def is_requested() -> bool:
+    """Returns whether `UNISON_ALONE` makes this process train alone.
+
+    Raises:
+        ValueError: It is neither 0 nor 1.
+    """
     said = os.environ.get(VARIABLE, "0")
     if said not in ("", "0", "1"):
         raise ValueError(f"Expected 0 or 1 for the variable {VARIABLE}. Received: {said!r}")

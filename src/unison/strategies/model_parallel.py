@@ -21,7 +21,12 @@ from unison.runtime.placement import OPTIMIZER, WEIGHTS
 from unison.runtime.process_group import TIMEOUT
 from unison.runtime.tpu.system import devices_of_topology
 from unison.strategies.base import Strategy
-from unison.strategies.multi_worker import devices_of_workers, input_of_workers, says_alone
+from unison.strategies.multi_worker import (
+    devices_of_workers,
+    found_resolver,
+    input_of_workers,
+    says_alone,
+)
 from unison.variables import Variable
 
 #: The name of the mesh axis of the replicas.
@@ -59,7 +64,8 @@ class ModelParallelStrategy(Strategy):
             program.
         topology: The name of a TPU slice, such as `"v5e:2x4"`, that is not available here: steps
             are compiled for it (see `unison.planning`), and running one raises an error.
-        cluster_resolver: Describes the cluster. Default: a `TFConfigClusterResolver`.
+        cluster_resolver: Describes the cluster. Default: that of the launcher that has started this
+            process, unless devices or a topology are given.
         communication_options: How gradients are communicated, and whether to determine the fastest
             way in the first steps (`auto_tune`).
 
@@ -96,7 +102,7 @@ class ModelParallelStrategy(Strategy):
                 "Expected devices to run on, or a topology to compile for. Received: both, "
                 f"{devices!r} and {topology!r}."
             )
-        resolver = cluster_resolver or TFConfigClusterResolver()
+        resolver = cluster_resolver or _resolver(devices, topology)
         of_workers = None
         if topology is not None:
             there = devices_of_topology(topology)
@@ -187,6 +193,12 @@ class ModelParallelStrategy(Strategy):
 
         with self.scope():
             return map_named(create, tree)
+
+
+def _resolver(devices: object, topology: object) -> ClusterResolver:
+    """Returns the resolver of this process's launcher, if its devices may be those of workers."""
+    is_of_workers = devices is None and topology is None
+    return found_resolver() if is_of_workers else TFConfigClusterResolver()
 
 
 def _devices_of_workers(resolver: ClusterResolver) -> list[jax.Device] | None:

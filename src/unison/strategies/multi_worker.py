@@ -14,6 +14,7 @@ from unison.runtime import devices
 from unison.runtime.addresses import listen_at_own_address
 from unison.runtime.cluster import check_cluster
 from unison.runtime.cluster_resolvers import (
+    AutomaticClusterResolver,
     ClusterResolver,
     SimpleClusterResolver,
     TFConfigClusterResolver,
@@ -26,6 +27,7 @@ from unison.runtime.elastic import (
 )
 from unison.runtime.process_group import TIMEOUT, join_cluster, training_tasks
 from unison.runtime.shared_memory import share_memory
+from unison.strategies import alone
 from unison.strategies.base import Strategy
 from unison.strategies.equal_copies import EqualCopies
 
@@ -61,6 +63,21 @@ def devices_of_workers(resolver: ClusterResolver, timeout: float) -> list[jax.De
     return sorted(of_platform, key=lambda d: (d.process_index, d.id))
 
 
+def found_resolver() -> ClusterResolver:
+    """Returns the resolver of the launcher that has started this process.
+
+    It is `TF_CONFIG`'s if there is no launcher, if this process is to train alone
+    (`UNISON_ALONE=1`), and if a step is only planned.
+
+    Raises:
+        Exception: The error of the launcher's resolver.
+    """
+    found = None
+    if not alone.is_requested() and not devices.planned_devices():
+        found = AutomaticClusterResolver().found
+    return TFConfigClusterResolver() if found is None else found
+
+
 def says_alone(resolver: ClusterResolver) -> bool:
     """Whether a resolver states that this process trains alone, rather than knowing no others.
 
@@ -80,16 +97,19 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Each worker runs the same program in its own process, with one replica on each of its devices.
     Variables are initialized with the first worker's values, and their copies stay equal on all
-    workers. Without a cluster (no `TF_CONFIG`), in a cluster of a single worker, and for an
-    evaluator, it behaves like a `MirroredStrategy` on this process's devices. In a process that
-    another launcher has started as one of several, that is an error, unless `UNISON_ALONE=1` is set
+    workers. The cluster is that of the launcher that has started this process: `TF_CONFIG`, a job
+    of `jax.distributed`, `torchrun`, `mpirun`, `srun` and others (`AutomaticClusterResolver`).
+    Without one, in a cluster of a single worker, and for an evaluator, it behaves like a
+    `MirroredStrategy` on this process's devices. In a process that was started as one of several by
+    a launcher that does not describe the others, that is an error, unless `UNISON_ALONE=1` is set
     or the resolver is a `SimpleClusterResolver`.
 
     Create it before the first JAX computation: the workers connect when it is created.
 
     Args:
-        cluster_resolver: Describes the cluster. Default: a `TFConfigClusterResolver`. Under `unison
-            run --min-workers` it is ignored: the cluster consists of the workers that currently
+        cluster_resolver: Describes the cluster. Default: that of the launcher, or a
+            `TFConfigClusterResolver` if `UNISON_ALONE=1` is set. Under `unison run --min-workers`
+            it is ignored: the cluster consists of the workers that currently
             train together, and the strategy's `cluster_resolver` describes those.
         communication_options: How gradients are communicated, and whether to determine the fastest
             way in the first steps (`auto_tune`). `timeout_seconds` is how long this worker waits
@@ -132,7 +152,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._begin_in(group, batch_shares, check_every)
             self._communicate_by(communication_options or CommunicationOptions())
             return
-        resolver = cluster_resolver or TFConfigClusterResolver()
+        resolver = cluster_resolver or found_resolver()
         self.cluster_resolver = resolver
         options = communication_options or CommunicationOptions()
         timeout = options.timeout_seconds or TIMEOUT

@@ -82,18 +82,25 @@ class _Counted:
         yield Launch(self.launcher, {name: environment[name] for name in names}, count, place)
 
 
+def is_interactive_step(environment: Mapping[str, str]) -> bool:
+    """Returns whether the step of a Slurm job is a shell, in which a program runs once."""
+    return (
+        environment.get("SLURM_STEP_ID") == _INTERACTIVE_STEP
+        or environment.get("SLURM_JOB_NAME") in _SHELLS
+    )
+
+
 def _torchrun(environment: Mapping[str, str]) -> Iterator[Launch]:
     beside = ("MASTER_ADDR", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
-    return _Counted("torchrun", "WORLD_SIZE", "RANK", beside)(environment)
+    yield from _Counted("torchrun", "WORLD_SIZE", "RANK", beside)(environment)
+    if "RANK" not in environment:  # Kubeflow's pods, where torchrun was not used
+        pods = _Counted("torchrun", "PET_NNODES", "PET_NODE_RANK", ("PET_MASTER_ADDR",))
+        yield from pods(environment)
 
 
 def _slurm(environment: Mapping[str, str]) -> Iterator[Launch]:
     """Yields the launch of a job step's tasks, except for an interactive shell."""
-    is_interactive = (
-        environment.get("SLURM_STEP_ID") == _INTERACTIVE_STEP
-        or environment.get("SLURM_JOB_NAME") in _SHELLS
-    )
-    if not is_interactive:
+    if not is_interactive_step(environment):
         yield from _Counted("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")(environment)
 
 
@@ -149,8 +156,12 @@ def _cloud_tpu(environment: Mapping[str, str]) -> Iterator[Launch]:
     place = _number(environment.get("TPU_WORKER_ID"))
     for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
         count = len(environment.get(name, "").split(","))
-        if place is not None and count > 1:
+        is_one_of_several = count > 1 or environment.get("MEGASCALE_NUM_SLICES", "1") != "1"
+        if place is not None and name in environment and is_one_of_several:
             variables = {other: environment[other] for other in ("TPU_WORKER_ID", name)}
+            slices, own = (_number(environment.get(f"MEGASCALE_{about}")) for about in _SLICES)
+            if slices is not None and slices > 1 and own is not None:
+                count, place = count * slices, place + own * count
             yield Launch("a Cloud TPU slice", variables, count, place)
 
 
@@ -162,6 +173,9 @@ def _kubernetes(environment: Mapping[str, str]) -> Iterator[Launch]:
         yield Launch("an indexed Kubernetes job", {name: environment[name]}, None, place)
 
 
+#: The variables of the slices of a job, after their prefix: how many, and which is this one's.
+_SLICES = ("NUM_SLICES", "SLICE_ID")
+
 #: The step id of `salloc`'s shell, if Slurm is configured to run it as a step.
 _INTERACTIVE_STEP = str(0xFFFFFFFA)
 
@@ -172,6 +186,7 @@ _SHELLS = ("bash", "fish", "interactive", "sh", "zsh")
 _RECOGNIZERS: tuple[Callable[[Mapping[str, str]], Iterator[Launch]], ...] = (
     _tf_config,
     _jax,
+    _Counted("Kubeflow's JAXJob", "NUM_PROCESSES", "PROCESS_ID", ("COORDINATOR_ADDRESS",)),
     _Counted("Horovod", "HOROVOD_SIZE", "HOROVOD_RANK"),
     _torchrun,
     _Counted("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, visible_gpus
+from unison.runtime.cluster_resolvers.hostlists import expand_hostlist
+from unison.runtime.cluster_resolvers.launchers import is_interactive_step
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_PART_OF_LIST = re.compile(r"(?P<prefix>[^,\[\]]*)(?:\[(?P<ranges>[^\]]+)\](?P<suffix>[^,\[\]]*))?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 #: The variables that are set for the tasks of a job step, but not for the batch script.
@@ -85,8 +85,9 @@ class SlurmClusterResolver(ClusterResolver):
 
     @staticmethod
     def is_here() -> bool:
-        """Returns whether `srun` has started this process."""
-        return all(f"SLURM_{name}" in os.environ for name in _OF_A_STEP)
+        """Returns whether `srun` has started this process, and not a shell that it runs in."""
+        is_step = all(f"SLURM_{name}" in os.environ for name in _OF_A_STEP)
+        return is_step and not is_interactive_step(os.environ)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Returns this process's job and its index in the job."""
@@ -138,43 +139,6 @@ def _tasks_of_nodes(given: int | Mapping[str, int] | None) -> dict[str, int]:
             f"{len(nodes)}."
         )
     return dict(zip(nodes, counts, strict=True))
-
-
-def expand_hostlist(hostlist: str) -> list[str]:
-    """Returns the names in Slurm's compact list of nodes, in order.
-
-    Raises:
-        ValueError: The list is malformed.
-
-    Examples:
-        >>> expand_hostlist("n[1-2],m5,o[03-04,07]")
-        ['n1', 'n2', 'm5', 'o03', 'o04', 'o07']
-    """
-    names: list[str] = []
-    position = 0
-    while position < len(hostlist):
-        part = _PART_OF_LIST.match(hostlist, position)
-        assert part is not None  # it may be empty
-        position = part.end()
-        if part.end() == part.start() or hostlist[position : position + 1] not in ("", ","):
-            raise ValueError(f"Expected a list of nodes such as n[1-3],m5. Received: {hostlist!r}")
-        position += 1
-        if part["ranges"] is None:
-            names.append(part["prefix"])
-        else:
-            numbers = _numbers(part["ranges"], hostlist)
-            names += [f"{part['prefix']}{number}{part['suffix']}" for number in numbers]
-    return names
-
-
-def _numbers(ranges: str, hostlist: str) -> Iterator[str]:
-    for text in ranges.split(","):
-        found = _RANGE.fullmatch(text)
-        if found is None:
-            raise ValueError(f"Expected numbers such as [1-3,5]. Received: {hostlist!r}")
-        first, last = found[1], found[2] or found[1]
-        for number in range(int(first), int(last) + 1):
-            yield str(number).zfill(len(first))
 
 
 def expand_tasks_per_node(counts: str) -> list[int]:
