@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from subprocess_program import UNISON, run_program
+from subprocess_program import UNISON, environment_of_program, kill_group, run_program
 from unison.cli import main
 from unison.runtime.launching import Job, Program, WorkerError, launch
 
@@ -444,3 +445,41 @@ def test_workers_listen_at_their_address_and_the_loopback_address_only(tmp_path)
     assert done.returncode == 0, done.stderr
     heard = set(re.findall(r"^\[worker \d\] ([\da-f.:]+)$", done.stdout, re.MULTILINE))
     assert heard - {"127.0.0.1"} == {address}
+
+
+#: Trains with the workers of the other machine, and prints who they are.
+ON_TWO_MACHINES = """
+import jax, unison
+strategy = unison.MultiWorkerMirroredStrategy()
+total = strategy.reduce("SUM", strategy.run(lambda: jax.numpy.ones(())), axis=None)
+print("worker", strategy.cluster_resolver.task_id, "of", int(total), flush=True)
+"""
+
+
+def test_the_machines_of_a_job_are_started_one_by_one(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(ON_TWO_MACHINES)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    common = ["--nnodes", "2", "--rendezvous", rendezvous, "--rendezvous-timeout", "60"]
+    environment = environment_of_program({"KERAS_BACKEND": "jax"})
+    with contextlib.ExitStack() as ending:
+        machines = []
+        for place in ("1", "2"):
+            own = ["--host", f"127.0.0.{place}", "-n", place, str(program)]
+            machine = subprocess.Popen(
+                [sys.executable, "-m", "unison", "run", *common, *own],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            ending.callback(machine.wait)
+            ending.callback(kill_group, machine.pid)
+            machines.append(machine)
+        printed = [machine.communicate(timeout=180)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], printed
+    lines = [line for text in printed for line in text.splitlines() if "of" in line]
+    assert sorted(lines) == [f"[worker {index}] worker {index} of 3" for index in range(3)]

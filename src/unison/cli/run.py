@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
-from unison.cli import elastic, elastic_options, parameter_servers, programs, ray_places, top
+from unison.cli import elastic, elastic_options, nodes, parameter_servers, programs, ray_places, top
 from unison.cli.errors import CommandError
 from unison.cli.interrupted_output import InterruptedOutput
 from unison.cli.numbers import seconds
@@ -72,6 +73,7 @@ def add_command(commands: Any) -> None:
         choices=sorted(RECIPES),
         help="start nothing, and print how to start the workers there",
     )
+    nodes.add_arguments(parser)
     ray_places.add_arguments(parser)
     elastic_options.add_arguments(parser)
     parameter_servers.add_arguments(parser)
@@ -92,10 +94,10 @@ def _run(options: argparse.Namespace) -> int:
         if parameter_servers.is_asked(options):
             return parameter_servers.run(options)
         with contextlib.ExitStack() as places:
-            of_workers, start = _placed(options, places)
-            names = [f"worker {index}" for index in range(len(of_workers))]
+            of_workers, start, first = _placed(options, places)
+            names = [f"worker {first + index}" for index in range(len(of_workers))]
             monitored = places.enter_context(top.monitored(options, "workers", names))
-            job = _Run(monitored.programs(of_workers), start, options.no_color)
+            job = _Run(monitored.programs(of_workers), start, options.no_color, first)
             code = job.wait(options.timeout)
             monitored.ended(code)
             return code
@@ -119,6 +121,13 @@ def _check(options: argparse.Namespace) -> None:
         raise CommandError("--host is for workers on this machine: leave it out with --address.")
     elastic_options.check(options)
     parameter_servers.check(options)
+    others = {
+        "--address": options.address is not None,
+        "--env": options.env is not None,
+        "--ps": parameter_servers.is_asked(options),
+        "the options of elastic jobs": elastic_options.is_elastic(options),
+    }
+    nodes.check(options, others)
 
 
 def _asked(options: argparse.Namespace) -> Asked:
@@ -134,32 +143,47 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 def _placed(
     options: argparse.Namespace, places: contextlib.ExitStack
-) -> tuple[list[Program], Start]:
-    """Returns the workers' programs, and the function that starts each."""
+) -> tuple[list[Program], Start, int]:
+    """Returns the workers' programs, the function that starts each, and the first one's index."""
+    first = 0
     if options.address is None:
         script = programs.script_of(options)
         start: Start = ProcessWorker
-        environments = local_environments(_asked(options))
+        if nodes.is_asked(options):
+            environments, first = nodes.environments(options)
+        else:
+            environments = local_environments(_asked(options))
         cores = cores_of_workers(environments)
     else:
-        script, nodes = ray_places.on_ray(options, places, options.workers)
-        start = nodes.start
-        environments = worker_environments(nodes.cluster, options.devices_per_worker, nodes.cores)
+        script, ray = ray_places.on_ray(options, places, options.workers)
+        start = ray.start
+        environments = worker_environments(ray.cluster, options.devices_per_worker, ray.cores)
         cores = [None] * len(environments)
     arguments = ["-u", *script, *options.arguments]
-    return [
+    of_workers = [
         Program(arguments, own, cores=near) for own, near in zip(environments, cores, strict=True)
-    ], start
+    ]
+    return of_workers, start, first
 
 
 class _Run:
-    """A job whose output is printed to the terminal."""
+    """A job whose output is printed to the terminal.
 
-    def __init__(self, programs: list[Program], start: Start, no_color: bool):
+    Args:
+        programs: The workers' programs.
+        start: Starts a worker.
+        no_color: Whether to print without colours.
+        first: The index of the first worker, if others are on other machines.
+    """
+
+    def __init__(self, programs: list[Program], start: Start, no_color: bool, first: int = 0):
         self._programs = programs
         self._start = start
+        self._first = first
         self._terminal = Terminal(no_color)
-        self._output = InterruptedOutput(self._terminal.show)
+        self._output = InterruptedOutput(
+            lambda worker, line: self._terminal.show(first + worker, line)
+        )
         self._interrupts = 0
 
     def wait(self, timeout: float | None) -> int:
@@ -186,7 +210,8 @@ class _Run:
         others = len(self._programs) - 1
         ended = f"; the other {'workers were' if others > 1 else 'one was'} ended" if others else ""
         error = f": {failure.error}" if failure.error else ""
-        self._terminal.complain(f"unison run: {failure}{error}{ended}")
+        shown = dataclasses.replace(failure, worker=self._first + failure.worker)
+        self._terminal.complain(f"unison run: {shown}{error}{ended}")
 
     @contextlib.contextmanager
     def _interrupting(self, job: Job) -> Iterator[None]:

@@ -116,7 +116,13 @@ def meet(address: str, place: Place, about: Mapping[str, str], timeout: float) -
     return receive(entrance, place, about, timeout)
 
 
-def opened_entrance(host: str, port: int, secret: bytes, count: int) -> Entrance:
+def opened_entrance(
+    host: str,
+    port: int,
+    secret: bytes,
+    count: int,
+    channels: Sequence[bytes] = (CHANNEL, COORDINATION_CHANNEL),
+) -> Entrance:
     """Returns the entrance of the first process, at which it listens from now on.
 
     Args:
@@ -124,12 +130,12 @@ def opened_entrance(host: str, port: int, secret: bytes, count: int) -> Entrance
         port: The port; 0: a free one.
         secret: The job's key.
         count: The number of processes.
+        channels: The channels that it accepts.
 
     Raises:
         OSError: Another process listens there, or the host is not this machine.
     """
     listener = listen(host, port, backlog=max(count, 128))
-    channels = [CHANNEL, COORDINATION_CHANNEL]
     acceptor = Acceptor([listener], lambda each: server_handshake(each, secret, channels))
     return Entrance(listener, acceptor)
 
@@ -302,10 +308,43 @@ def _call(
     where: tuple[str, int], secret: bytes, place: Place, own: Message, last: float
 ) -> Met | str:
     """Runs the rendezvous on the other processes; returns the connection, or an error message."""
-    failure: Exception | None = None
+    outcome = registered(where, secret, CHANNEL, own, last)
+    if isinstance(outcome, Exception):
+        return (
+            f"{place.names[place.index]} could not reach {place.names[0]}: {outcome}. Check that "
+            "it runs, and the address"
+        )
+    line, answer = outcome
+    complaint = answer.get("complaint")
+    if complaint is not None:
+        line.close()
+        return str(complaint)
+    return Met({0: line}, None)
+
+
+def registered(
+    where: tuple[str, int], secret: bytes, channel: bytes, own: Message, last: float
+) -> tuple[Line, Message] | Exception:
+    """Registers with a process that may not listen yet, and waits for its answer.
+
+    Args:
+        where: Where it listens.
+        secret: The job's key.
+        channel: The channel.
+        own: The registration.
+        last: When to give up, by `time.monotonic`.
+
+    Returns:
+        The connection, which stays open, and the answer; or the latest error.
+
+    Raises:
+        UnauthenticatedError: The process has another key.
+        FailedPreconditionError: Only one of the two processes uses TLS.
+    """
+    failure: Exception = TimeoutError("no time is left")
     while (left := last - time.monotonic()) > 0:
         try:
-            stream = connect(where, secret, CHANNEL, seconds=min(left, HANDSHAKE_SECONDS))
+            stream = connect(where, secret, channel, seconds=min(left, HANDSHAKE_SECONDS))
         except PermissionError:  # another key: a retry would fail again
             raise
         except OSError as error:
@@ -318,17 +357,11 @@ def _call(
                 # The first process answers once it no longer waits for the others.
                 answer = _answer(line, last + _SECONDS_TO_SPEAK)
                 if answer is not None:
-                    complaint = answer.get("complaint")
-                    if complaint is not None:
-                        return str(complaint)
                     undoing.pop_all()
-                    return Met({0: line}, None)
+                    return line, answer
                 failure = ConnectionResetError("connection closed by peer")
         time.sleep(_RETRY_AFTER)
-    return (
-        f"{place.names[place.index]} could not reach {place.names[0]}: {failure}. Check that it "
-        "runs, and the address"
-    )
+    return failure
 
 
 def _answer(line: Line, last: float) -> dict[str, Any] | None:

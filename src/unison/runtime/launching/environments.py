@@ -63,7 +63,10 @@ def cluster_on_this_machine(workers: int, address: str = LOOPBACK) -> ClusterSpe
 
 
 def worker_environments(
-    cluster: ClusterSpec, devices_per_worker: int | None = None, cores: int | None = None
+    cluster: ClusterSpec,
+    devices_per_worker: int | None = None,
+    cores: int | None = None,
+    own: Sequence[int] | None = None,
 ) -> list[dict[str, str]]:
     """Returns the additional environment variables of each worker of a cluster.
 
@@ -74,6 +77,7 @@ def worker_environments(
         cores: The number of threads of each worker. None: the workers share this machine's cores,
             at least one each; more threads would only compete for them. Variables that the user has
             set are kept.
+        own: The indices of the workers on this machine. None: all.
 
     Examples:
         >>> cluster = ClusterSpec({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
@@ -81,12 +85,9 @@ def worker_environments(
         >>> second["UNISON_CPU_DEVICES"], json.loads(second["TF_CONFIG"])["task"]
         ('4', {'type': 'worker', 'index': 1})
     """
-    workers = cluster.num_tasks("worker")
-    shared = _computing(workers, devices_per_worker, cores)
-    return [
-        {**shared, "TF_CONFIG": _tf_config(cluster, index)}
-        for index in cluster.task_indices("worker")
-    ]
+    indices = cluster.task_indices("worker") if own is None else own
+    shared = _computing(len(indices), devices_per_worker, cores)
+    return [{**shared, "TF_CONFIG": _tf_config(cluster, index)} for index in indices]
 
 
 def with_own_gpus(environments: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
