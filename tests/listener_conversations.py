@@ -21,7 +21,9 @@ from unison.net.secret import key
 from unison.parameter_server import messages
 from unison.runtime.elastic.meeting import Call, Meeting
 from unison.runtime.elastic.protocol import MEMBERS_CHANNEL, REGISTER_CHANNEL
-from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Place, meet
+from unison.runtime.launching import nodes
+from unison.runtime.process_group import software
+from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Place, meet, registered
 
 #: Seconds in which a listener has to serve a rightful client.
 PATIENCE = 2.0
@@ -227,6 +229,20 @@ def _served_meeting(running: Running, address: str) -> None:
         line.close()
 
 
+def _of_machines(rng: random.Random) -> list[Any]:
+    about = {"nnodes": "2"} | software()
+    return [{"workers": ["127.0.0.1:1"] * rng.randrange(1, 4), "about": about}]
+
+
+def _served_machines(running: Running, address: str) -> None:
+    (said,) = _of_machines(random.Random(0))
+    found = registered(where(address), key(), nodes.CHANNEL, said, time.monotonic() + PATIENCE)
+    assert isinstance(found, tuple), found
+    line, answer = found
+    line.close()
+    assert len(answer["workers"]) == 2
+
+
 def _served_coordination(running: Running, address: str) -> None:
     with connect(where(address), key(), COORDINATION_CHANNEL, seconds=PATIENCE) as client:
         client.settimeout(PATIENCE)
@@ -294,6 +310,7 @@ LISTENERS = {
         _served_register, REGISTER_CHANNEL, _of_register, mutated_structure, _line, uses_token=True
     ),
     "meeting": Listener(_served_meeting, CHANNEL, _of_meeting, mutated_structure, _line),
+    "machines": Listener(_served_machines, nodes.CHANNEL, _of_machines, mutated_structure, _line),
     "coordination": Listener(_served_coordination, COORDINATION_CHANNEL, _BYTES),
     "relay": Listener(_served_relay, messages=_BYTES, is_encrypted=False),
     "members": _MEMBERS,

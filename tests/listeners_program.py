@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.parse
 
+from unison.errors import OpError
 from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
 from unison.net.acceptor import Acceptor
@@ -29,6 +30,7 @@ from unison.runtime.cluster import ClusterSpec
 from unison.runtime.elastic.meeting import Call, Meeting
 from unison.runtime.elastic.register import Register
 from unison.runtime.launching import cluster_on_this_machine
+from unison.runtime.launching.nodes import meet_nodes
 from unison.runtime.liveness.failure_detector import Watch
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.star import Star
@@ -110,6 +112,19 @@ def meeting():
     return address
 
 
+def machines():
+    """The first of two machines of a job; when both have met, it waits for another one."""
+    address = cluster_on_this_machine(1).task_address("worker", 0)
+
+    def come_together():
+        while True:
+            with contextlib.suppress(OSError, OpError):
+                meet_nodes(2, address, 1, {}, FOREVER)
+
+    in_thread(come_together)
+    return address
+
+
 def relays():
     """The way to JAX's coordination service, in whose place something sends back what it gets."""
     listener = listen("127.0.0.1", 0)
@@ -169,6 +184,7 @@ def main():
     found, kept = servers()
     found["register"] = register(token)
     found["meeting"] = meeting()
+    found["machines"] = machines()
     found["coordination"], found["relay"], relays_kept = relays()
     found["members"], found["members on this machine"] = members(token)
     with Collector(WatchedJob("train.py", "workers", NAMES)) as collector:
