@@ -45,6 +45,7 @@ from unison.planning.communication import collective_seconds
 from unison.planning.division import Division
 from unison.planning.kernels import kernels_of
 from unison.planning.options import Step, choices
+from unison.planning.overlap import overlaps_of
 from unison.planning.page import plans_page
 from unison.program.control_flow import ControlFlowError
 from unison.runtime.cluster import ClusterSpec
@@ -805,3 +806,47 @@ def test_the_bytes_of_a_collective_with_a_start_are_those_of_its_results(type_, 
     )
     (only,) = collectives_of(hlo)
     assert (only.kind, only.bytes) == (kind, expected * FLOAT)
+
+
+#: An all-gather that a TPU runs beside other kernels: fusions start it, continue it while they
+#: compute a product, and wait for its end.
+FUSED_ALL_GATHER = """HloModule step, is_scheduled=true, num_partitions=8
+%fused_computation.1 (p0: bf16[256,2048]) -> (bf16[256,2048], bf16[2048,2048]) {
+  %all-gather.1 = bf16[2048,2048]{1,0} all-gather(%p0), replica_groups={{0,1,2,3,4,5,6,7}}
+}
+%async_collective_fusion.2 (p0: bf16[256,2048], p1: bf16[2048,2048]) -> f32[256,2048] {
+  %all-gather.2 = bf16[2048,2048]{1,0} all-gather(%p0), replica_groups={{0,1,2,3,4,5,6,7}}
+  %dot.1 = f32[256,2048]{1,0} dot(%p2, %p3)
+}
+%fused_computation.3 (p0: bf16[256,2048], p1: bf16[2048,2048]) -> bf16[2048,2048] {
+  %all-gather.3 = bf16[2048,2048]{1,0} all-gather(%p0), replica_groups={{0,1,2,3,4,5,6,7}}
+}
+ENTRY %main (x: bf16[256,2048], w: bf16[2048,2048]) -> f32[256,2048] {
+  %x = bf16[256,2048]{1,0:T(8,128)(2,1)} parameter(0)
+  %w = bf16[2048,2048]{1,0:T(8,128)(2,1)} parameter(1)
+  %async-collective-start.1 = (bf16[256,2048], bf16[2048,2048]) fusion(%x), \
+calls=%fused_computation.1
+  %part = bf16[256,2048] get-tuple-element(%async-collective-start.1), index=0
+  %whole = bf16[2048,2048] get-tuple-element(%async-collective-start.1), index=1
+  %before = f32[256,2048] fusion(%x, %w), kind=kOutput, calls=%fused_computation.4
+  %product = (f32[256,2048], bf16[256,2048], bf16[2048,2048]) fusion(%before, %w, %part, %whole), \
+calls=%async_collective_fusion.2
+  %result = f32[256,2048] get-tuple-element(%product), index=0
+  %waiting = bf16[2048,2048] get-tuple-element(%product), index=2
+  %async-collective-done.1 = bf16[2048,2048] fusion(%waiting), calls=%fused_computation.3
+  ROOT %after = f32[256,2048] fusion(%async-collective-done.1, %result), calls=%fused_computation.5
+}
+"""
+
+
+def test_a_collective_in_several_fusions_of_a_tpu_is_one():
+    gathered = 2048 * 2048 * 2
+    (only,) = collectives_of(FUSED_ALL_GATHER)
+    assert (only.kind, only.bytes, only.runs) == ("all-gather", gathered, 1)
+    (overlap,) = overlaps_of(FUSED_ALL_GATHER)
+    assert overlap.collective.bytes == gathered
+    assert overlap.kernels == 2  # before the product, and the product; not the one after
+    read, written = 256 * 2048 * 2, 256 * 2048 * FLOAT
+    # The operands and results of both, without those of the all-gather.
+    assert overlap.work == (read + gathered + written) + (2 * written + gathered)
+    assert overlap.is_hidden

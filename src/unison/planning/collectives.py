@@ -28,6 +28,14 @@ COLLECTIVE = re.compile(
     rf"%(?P<name>[\w.\-]+) = (?P<type>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\("
 )
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|async_execution_thread)=%?([\w.\-]+)")
+#: A collective that a TPU runs beside other kernels is in several fusions: one that starts it,
+#: those that continue it while they compute, and one that waits for its end. Each contains it.
+FUSED = re.compile(
+    r"^\s*(?:ROOT )?%(?P<name>async-collective-(?P<part>start|done)[\w.\-]*) = .*? fusion\("
+    r".*\bcalls=%?(?P<calls>[\w.\-]+)"
+)
+#: The beginning of the names of what those compute that continue it.
+_CONTINUES = "async_collective_fusion"
 #: The branches that a conditional chooses from, in its line.
 BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -88,8 +96,11 @@ def collectives_of(hlo: str) -> list[Collective]:
     computations = dict(computations_of(hlo))
     num_devices = devices_of(hlo)
     runs = runs_of(computations)
+    repeated = repeated_in(computations)
     counts: collections.Counter[Collective] = collections.Counter()
     for name, lines in computations.items():
+        if name in repeated:
+            continue
         for line in lines:
             found = COLLECTIVE.search(line)
             if found is not None:
@@ -120,6 +131,48 @@ def computations_of(hlo: str) -> Iterator[tuple[str, list[str]]]:
             name, lines = "", []
         elif name:
             lines.append(line)
+
+
+def repeated_in(computations: dict[str, list[str]]) -> set[str]:
+    """Returns the fused computations of a TPU's program whose collective another one starts."""
+    return {name for name in computations if name.startswith(_CONTINUES)} | {
+        found["calls"]
+        for lines in computations.values()
+        for line in lines
+        if (found := FUSED.match(line)) is not None and found["part"] == "done"
+    }
+
+
+class Started(NamedTuple):
+    """A fusion of a TPU's program that starts a collective.
+
+    Attributes:
+        name: The name of the fusion.
+        computation: The name of the fused computation.
+        collective: The collective in it.
+    """
+
+    name: str
+    computation: str
+    collective: Collective
+
+
+def started_in(line: str, computations: dict[str, list[str]], num_devices: int) -> Started | None:
+    """Returns the collective that a fusion of a TPU's program starts; None for other lines."""
+    fused = FUSED.match(line)
+    if fused is None or fused["part"] == "done":
+        return None
+    for inner in computations.get(fused["calls"], [])[1:]:
+        found = COLLECTIVE.search(inner)
+        if found is not None:
+            collective = collective_in(found, inner, num_devices)
+            return Started(fused["name"], fused["calls"], collective)
+    return None
+
+
+def continues(line: str) -> bool:
+    """Whether a line of a TPU's program is a fusion that computes while a collective continues."""
+    return f"calls=%{_CONTINUES}" in line
 
 
 def trips_of(line: str, computations: dict[str, list[str]]) -> int:

@@ -8,11 +8,16 @@ from typing import NamedTuple
 
 from unison.planning.collectives import (
     COLLECTIVE,
+    FUSED,
     Collective,
+    Started,
     collective_in,
     computations_of,
+    continues,
     devices_of,
+    repeated_in,
     runs_of,
+    started_in,
 )
 from unison.planning.kernels import bytes_accessed_in, sizes_of, starts_kernel
 
@@ -67,11 +72,19 @@ def overlaps_of(hlo: str) -> list[Overlap]:
     computations = dict(computations_of(hlo))
     num_devices = devices_of(hlo)
     runs = runs_of(computations)
+    places = {
+        (name, place): started
+        for name, lines in computations.items()
+        for place, line in enumerate(lines[1:])
+        if (started := started_in(line, computations, num_devices)) is not None
+    }
+    fused = repeated_in(computations) | {started.computation for started in places.values()}
     return [
         overlap._replace(collective=overlap.collective._replace(runs=runs[name]))
         for name, lines in computations.items()
-        for overlap in _in_order(lines[1:], num_devices)
-        if runs[name] and overlap.collective.group_size > 1
+        if runs[name] and name not in fused
+        for overlap in _in_order(name, lines[1:], num_devices, places)
+        if overlap.collective.group_size > 1
     ]
 
 
@@ -82,10 +95,16 @@ def hidden_share(overlaps: list[Overlap]) -> float | None:
     return sum(size for size, is_hidden in of_all if is_hidden) / total if total else None
 
 
-def _in_order(lines: list[str], num_devices: int) -> Iterator[Overlap]:
-    """Yields the overlaps of a computation."""
+def _in_order(
+    name: str, lines: list[str], num_devices: int, places: dict[tuple[str, int], Started]
+) -> Iterator[Overlap]:
+    """Yields the overlaps of a computation; `places` has the fusions that start collectives."""
     sizes = sizes_of(lines)
     for place, line in enumerate(lines):
+        started = places.get((name, place))
+        if started is not None:
+            yield _until_fusion_ends(started, lines[place + 1 :], sizes)
+            continue
         found = COLLECTIVE.search(line)
         if found is None:
             continue
@@ -98,3 +117,25 @@ def _in_order(lines: list[str], num_devices: int) -> Iterator[Overlap]:
                 kernels += 1
                 work += bytes_accessed_in(later, sizes)
         yield Overlap(collective_in(found, line, num_devices), kernels, work)
+
+
+def _until_fusion_ends(started: Started, later: list[str], sizes: dict[str, int]) -> Overlap:
+    """Returns the overlap of a collective that is in fusions.
+
+    Args:
+        started: The fusion that starts it; the one that waits for it has the same number.
+        later: The lines after that one.
+        sizes: The bytes of their values.
+    """
+    end = started.name.replace("-start", "-done")
+    kernels = work = 0
+    for line in later:
+        fused = FUSED.match(line)
+        if fused is not None and fused["name"] == end:
+            return Overlap(started.collective, kernels, work)
+        if fused is None and starts_kernel(line) and COLLECTIVE.search(line) is None:
+            kernels += 1
+            # The state of the collective is among the operands and the results.
+            state = 2 * sizes[started.name] if continues(line) else 0
+            work += max(0, bytes_accessed_in(line, sizes) - state)
+    return Overlap(started.collective, 0, 0)
