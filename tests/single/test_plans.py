@@ -850,3 +850,20 @@ def test_a_collective_in_several_fusions_of_a_tpu_is_one():
     # The operands and results of both, without those of the all-gather.
     assert overlap.work == (read + gathered + written) + (2 * written + gathered)
     assert overlap.is_hidden
+
+
+@pytest.mark.parametrize(("is_sync", "kernels"), [("false", 1), ("true", 0)])
+def test_a_start_that_is_synchronous_hides_behind_nothing(is_sync, kernels):
+    """XLA writes a start and an end on GPUs also where the device waits for a collective."""
+    config = f'backend_config={{"collective_backend_config":{{"is_sync":{is_sync}}}}}'
+    hlo = (
+        "HloModule step, is_scheduled=true, num_partitions=8\n"
+        "ENTRY %main (p: f32[8]) -> f32[8] {\n"
+        "  %p = f32[8]{0} parameter(0)\n"
+        f"  %start = f32[8]{{0}} all-reduce-start(%p), replica_groups={{}}, {config}\n"
+        "  %product = f32[8]{0} fusion(%p), kind=kLoop, calls=%computation\n"
+        "  ROOT %done = f32[8]{0} all-reduce-done(%start)\n"
+        "}\n"
+    )
+    (overlap,) = overlaps_of(hlo)
+    assert (overlap.kernels, overlap.is_hidden) == (kernels, kernels == 1)

@@ -23,6 +23,8 @@ from unison.planning.kernels import bytes_accessed_in, sizes_of, starts_kernel
 
 _DONE = re.compile(r" [\w-]+-done\(%?(?P<start>[\w.\-]+)\)")
 _IS_SCHEDULED = "is_scheduled=true"
+#: In a GPU's program, a start that does not return before the end, whatever follows it.
+_IS_SYNCHRONOUS = '"is_sync":true'
 
 
 class Overlap(NamedTuple):
@@ -48,8 +50,9 @@ class Overlap(NamedTuple):
 def overlaps_of(hlo: str) -> list[Overlap]:
     """Returns the collectives of a compiled program in the order of its schedule.
 
-    A collective that is one operation, without a start and an end, has nothing to hide behind:
-    the device waits for it, as on CPUs. Those of a device alone are left out.
+    A collective that is one operation, without a start and an end, or whose start is marked as
+    synchronous, has nothing to hide behind: the device waits for it, as on CPUs. Those of a device
+    alone are left out.
 
     Args:
         hlo: The text of the program: `compiled.as_text()`. If it has not been scheduled, its
@@ -109,7 +112,8 @@ def _in_order(
         if found is None:
             continue
         kernels = work = 0
-        for later in lines[place + 1 :] if found["start"] else ():
+        is_asynchronous = found["start"] and _IS_SYNCHRONOUS not in line
+        for later in lines[place + 1 :] if is_asynchronous else ():
             done = _DONE.search(later)
             if done is not None and done["start"] == found["name"]:
                 break
