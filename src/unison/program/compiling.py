@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
@@ -51,8 +52,9 @@ def compile_replicas(
 def _combining(bytes_per_pack: int, num_replicas: int) -> dict[str, int]:
     """Returns XLA's options for the bytes of gradients that it puts into one collective on GPUs.
 
-    XLA counts the results of a reduce-scatter, which are a replica's parts. By its default, as many
-    parts as bytes of whole gradients, it would scatter all gradients together: behind nothing.
+    Those that the user has set in `XLA_FLAGS` are left out. XLA counts the results of a
+    reduce-scatter, which are a replica's parts. By its default, as many parts as bytes of whole
+    gradients, it would scatter all gradients together: behind nothing.
 
     Args:
         bytes_per_pack: The bytes of whole gradients; 0 for XLA's default.
@@ -62,7 +64,8 @@ def _combining(bytes_per_pack: int, num_replicas: int) -> dict[str, int]:
     options = {"xla_gpu_reduce_scatter_combine_threshold_bytes": scattered}
     if bytes_per_pack:
         options["xla_gpu_all_reduce_combine_threshold_bytes"] = int(bytes_per_pack)
-    return options
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: size for name, size in options.items() if f"--{name}=" not in flags}
 
 
 class Executable:
