@@ -17,7 +17,7 @@ CONSTRAINTS ?= $(firstword $(wildcard constraints/jax*-python$(VERSION).txt) \
 
 # What `make bench` measures: one contest or several, as `python -m benchmarks --help` lists them.
 # Those over links, `network` and `compression`, only root can measure.
-DEVICE := cpu
+DEVICE := $(if $(filter gpu,$(MAKECMDGOALS)),gpu,cpu)
 ifeq ($(DEVICE),gpu)
 WHAT := fit run memory
 else
@@ -26,7 +26,8 @@ WHAT := fit run memory aggregation data workers all_reduce shares checkpoint rec
 endif
 RESULTS := benchmarks/results
 
-.PHONY: help demo test check durations changed matrix canary lint types soak docs perf bench constraints dist clean
+.PHONY: help demo test check durations changed matrix canary lint types soak docs perf bench gpu \
+  gpu-bundle gpu-environment constraints dist clean
 
 help:
 	@echo "make demo    install, then train a Keras model on two replicas (embedded data)"
@@ -41,6 +42,9 @@ help:
 	@echo "make bench   install the peers, measure beside them, write benchmarks/RESULTS.md;"
 	@echo "             hours: make bench WHAT=fit ARGS='--rounds 3' measures one contest,"
 	@echo "             make bench DEVICE=gpu those that run on GPUs"
+	@echo "make gpu     check numbers, jobs and speed on this machine's GPUs, in 8 minutes; DEVICE=cpu"
+	@echo "             shows that the checks work; make gpu PYTHON=... OFFLINE=1 takes the JAX that"
+	@echo "             PYTHON has, and the wheels that make gpu-bundle has downloaded elsewhere"
 	@echo "make durations    record how long tests take, by which make test chooses"
 	@echo "make constraints  bring the tested sets of packages in constraints/ up to date"
 	@echo "make dist    build the sdist and the wheels into dist/, check them, install each in fresh"
@@ -127,6 +131,29 @@ bench: $(VENV)/.installed-bench
 	done
 	$(BIN)/python -m benchmarks.results $(RESULTS)
 
+# In .venv with JAX for CUDA, or OFFLINE=1: with the JAX of PYTHON, and the wheels of BUNDLE. Only
+# what GPUs gave, all of them or not, comes to the results of this checkout.
+CUDA := cuda13
+BUNDLE := gpu-bundle
+ifdef OFFLINE
+GPU_PYTHON := .gpu/bin/python
+gpu-environment:
+	$(PYTHON) -m release.gpu_bundle install $(BUNDLE) .gpu
+else
+GPU_PYTHON := $(BIN)/python
+gpu-environment: $(VENV)/.installed-bench $(if $(filter gpu,$(DEVICE)),$(VENV)/.installed-$(CUDA))
+endif
+
+gpu: gpu-environment
+	@status=0; $(GPU_PYTHON) -m benchmarks.gpu --device $(DEVICE) --json build/gpu.json \
+	  --page build/gpu.html $(ARGS) || status=$$?; \
+	case "$(DEVICE)$(OFFLINE):$$status" in gpu:[013]) \
+	  mkdir -p $(RESULTS) && cp build/gpu.json $(RESULTS) && \
+	  $(BIN)/python -m benchmarks.results $(RESULTS);; esac; exit $$status
+
+gpu-bundle: $(VENV)/.installed-release
+	$(BIN)/python -m release.gpu_bundle fill $(BUNDLE)
+
 constraints: $(VENV)/.installed-release
 	$(BIN)/python -m release.constraints
 
@@ -134,7 +161,7 @@ dist: $(VENV)/.installed-release
 	$(BIN)/python -m release.distributions
 
 clean:
-	rm -rf $(VENV) .matrix build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .gpu .matrix $(BUNDLE) build dist site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each extra: .installed-dev is `pip install -e '.[dev]'`, constrained. Python compiles modules

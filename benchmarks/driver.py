@@ -10,31 +10,30 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import selectors
-import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.cluster import Cluster
 from benchmarks.contestants import Entry
 from benchmarks.namespaces import THIS_MACHINE, Host
+from benchmarks.processes import (
+    AnsweringProcess,
+    ProcessEndedError,
+    python_path,
+    signals_deferred,
+)
 from benchmarks.protocol import Ready, Round, of_all_processes
-from benchmarks.workloads import FitWork, RunWork, Work, to_json
+from benchmarks.workloads import TrainingWork, Work, to_json
 from unison.runtime.launching.environments import cluster_on_this_machine
-
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 #: Environment variables that would change a contestant's devices, threads or backend.
 _NOT_INHERITED = ("NPROC", "XLA_FLAGS", "UNISON_CPU_DEVICES", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 
-_LINES_OF_ERRORS = 15
-
-#: Seconds between the end of a process's output and its own.
-_SECONDS_TO_END = 10.0
+#: A part of the GPUs' memory, unless the user gives another one: JAX takes three quarters, and
+#: TensorFlow all of it, when they start.
+_MEMORY_OF_GPUS = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 #: TensorFlow with logical devices was seen to crash now and then while it starts.
 _ATTEMPTS_TO_START = 2
@@ -91,11 +90,11 @@ class RunningContestant:
         free = cluster_on_this_machine(count).as_dict()["worker"]
         ports = [address.rpartition(":")[2] for address in free]
         addresses = [f"{host.address}:{port}" for host, port in zip(places, ports, strict=True)]
-        self._processes: list[_Process] = []
+        self._processes: list[AnsweringProcess] = []
         try:
             for rank, host in enumerate(places):
                 cluster = Cluster(addresses, rank)
-                self._processes.append(_Process(entry, python, work, limits, host, cluster))
+                self._processes.append(_process(entry, python, work, limits, host, cluster))
         except BaseException:
             self.end()
             raise
@@ -117,7 +116,7 @@ class RunningContestant:
     def _answers(self, seconds: float) -> list[dict[str, Any]]:
         """Waits until all have answered; one that cannot is not waited for."""
         deadline = time.monotonic() + seconds
-        answers: dict[_Process, dict[str, Any]] = {}
+        answers: dict[AnsweringProcess, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
                 selector.register(process.output, selectors.EVENT_READ, process)
@@ -127,77 +126,29 @@ class RunningContestant:
                     late = next(each for each in self._processes if each not in answers)
                     raise ContestantError(f"no answer in {seconds:.0f} s{late.last_errors()}")
                 for key, _ in ready:
-                    if (answer := key.data.read_answer()) is not None:
-                        answers[key.data] = answer
+                    try:
+                        read = key.data.read_answers()
+                    except ProcessEndedError as error:
+                        raise ContestantError(str(error)) from None
+                    if read:
+                        answers[key.data] = read[0]
                         selector.unregister(key.fileobj)
         return [answers[process] for process in self._processes]
 
 
-class _Process:
-    """One process of a contestant; the arguments are those of `RunningContestant`."""
-
-    def __init__(
-        self,
-        entry: Entry,
-        python: str,
-        work: Work,
-        limits: Limits,
-        host: Host,
-        cluster: Cluster,
-    ):
-        self._name = f"process {cluster.rank} of {cluster.size}: " if cluster.size > 1 else ""
-        self._unread = b""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `end`
-        builder = f"benchmarks.contestants.{entry.module}:{entry.function}"
-        # It ends by itself a little later than we would end it: if we are killed, say.
-        own_limit = str(max(limits.start, limits.round) + 10)
-        worker = [python, "-m", "benchmarks.worker", builder, json.dumps(to_json(work)), own_limit]
-        self._process = subprocess.Popen(
-            [*host.command, *worker],
-            cwd=_ROOT,
-            env=_environment(entry, work) | host.environment() | cluster.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,  # Ctrl-C is for the driver; and it may have children
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self.output = self._process.stdin, self._process.stdout
-
-    def tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # `read_answer` says more
-            self._input.write(json.dumps(message).encode() + b"\n")
-            self._input.flush()
-
-    def read_answer(self) -> dict[str, Any] | None:
-        """Reads what there is to read; returns the answer if that completes it."""
-        read = os.read(self.output.fileno(), 65536)
-        if not read:
-            try:
-                how = f"ended with status {self._process.wait(_SECONDS_TO_END)}"
-            except subprocess.TimeoutExpired:
-                how = "has closed its output, and runs on"
-            raise ContestantError(f"{self._name}{how}{self.last_errors()}")
-        self._unread += read
-        line, end, rest = self._unread.partition(b"\n")
-        if not end:
-            return None
-        self._unread = rest
-        return json.loads(line)
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._input, self.output, self._errors):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-
-    def last_errors(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        return "".join(f"\n    {line}" for line in lines[-_LINES_OF_ERRORS:])
+def _process(
+    entry: Entry, python: str, work: Work, limits: Limits, host: Host, cluster: Cluster
+) -> AnsweringProcess:
+    """Starts a process of a contestant; the arguments are those of `RunningContestant`."""
+    builder = f"benchmarks.contestants.{entry.module}:{entry.function}"
+    # It ends by itself a little later than we would end it: if we are killed, say.
+    own_limit = str(max(limits.start, limits.round) + 10)
+    worker = [python, "-m", "benchmarks.worker", builder, json.dumps(to_json(work)), own_limit]
+    return AnsweringProcess(
+        [*host.command, *worker],
+        _environment(entry, work, cluster) | host.environment() | cluster.environment(),
+        f"process {cluster.rank} of {cluster.size}: " if cluster.size > 1 else "",
+    )
 
 
 def measure(
@@ -223,7 +174,7 @@ def measure(
     with contextlib.ExitStack() as stack:
         for entry, python in contestants:
             for _ in range(_ATTEMPTS_TO_START):
-                with _signals_deferred():
+                with signals_deferred():
                     contestant = RunningContestant(entry, python, work, limits, hosts)
                     stack.callback(contestant.end)
                 try:
@@ -248,23 +199,6 @@ def measure(
     return result
 
 
-@contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Lets Ctrl-C and the like wait, so that no process is started and then not remembered."""
-    arrived: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda number, _: arrived.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        for number in arrived:
-            signal.raise_signal(number)
-
-
 def _give_up(
     contestant: RunningContestant, result: Result, reason: str, say: Callable[[str], None]
 ) -> None:
@@ -279,17 +213,20 @@ def _round_line(index: int, rounds: int, result: Result) -> str:
     return f"  round {index + 1}/{rounds}: {', '.join(values)}"
 
 
-def _environment(entry: Entry, work: Work) -> dict[str, str]:
+def _environment(entry: Entry, work: Work, cluster: Cluster) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    # JAX ends with an error where it is to use GPUs and finds none; it does not go on with CPUs.
-    on_gpus = isinstance(work, FitWork | RunWork) and work.device == "gpu"
-    devices = (
-        {"JAX_PLATFORMS": "cuda"}
-        if on_gpus
-        else {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
-    )
+    devices = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
+    if getattr(work, "device", "cpu") == "gpu":
+        # JAX may go on with CPUs where it finds no GPU: `benchmarks.worker` does not.
+        # Contestants live at the same time: each has its part of the GPUs' memory.
+        devices = {"JAX_PLATFORMS": "cuda,cpu"}
+        kept = _MEMORY_OF_GPUS | kept
+        if isinstance(work, TrainingWork):
+            visible = kept.get("CUDA_VISIBLE_DEVICES")
+            gpus = visible.split(",") if visible else [str(rank) for rank in range(cluster.size)]
+            devices["CUDA_VISIBLE_DEVICES"] = gpus[cluster.rank]
     return kept | {
-        "PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'src'}",
+        "PYTHONPATH": python_path(),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **devices,
         **entry.environment,

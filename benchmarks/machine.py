@@ -6,6 +6,7 @@ import datetime
 import os
 import pathlib
 import platform
+import sys
 
 
 def processor() -> str:
@@ -30,6 +31,20 @@ def gpus() -> str:
     told = sorted(pathlib.Path("/proc/driver/nvidia/gpus").glob("*/information"))
     models = [line for path in told for line in path.read_text().splitlines() if "Model:" in line]
     return ", ".join(line.partition(":")[2].strip() for line in models)
+
+
+def expect_device(device: str) -> None:
+    """Checks that JAX, if this process uses it, computes where it is to.
+
+    Raises:
+        RuntimeError: It has found no GPU, and computes on CPUs.
+    """
+    if device == "gpu" and "jax" in sys.modules:
+        backend = sys.modules["jax"].default_backend()
+        if backend != device:
+            raise RuntimeError(
+                f"Expected JAX to compute on {device}s. Received: {backend}. See its warnings."
+            )
 
 
 def description() -> dict[str, str | int]:

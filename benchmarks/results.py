@@ -2,7 +2,7 @@
 
 It reads what `python -m benchmarks WHAT --json FOLDER/WHAT.json` has written, one file a contest.
 The page lies beside the folder; into it comes a plot for each contest: how many times as fast as
-the peers Unison was.
+the peers Unison was. The file that `python -m benchmarks.gpu` writes may be there, too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu import page as gpu_page
+from benchmarks.gpu.record import Record
 from benchmarks.tables import OURS
 
 _BEGINNING = """# Results
@@ -171,6 +173,9 @@ def write(folder: pathlib.Path) -> list[pathlib.Path]:
     sections, plots = [], []
     for file in files:
         written = json.loads(file.read_text())
+        if "checks" in written:
+            sections.append(gpu_page.markdown(Record.from_json(written)))
+            continue
         plot = file.with_suffix(".svg")
         is_drawn = draw(written, plot)
         sections.append(section(file.stem, written, plot if is_drawn else None))

@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Any
 
+from benchmarks.machine import expect_device
 from benchmarks.protocol import Contestant, Ready, Round
 from benchmarks.workloads import from_json
 
@@ -34,11 +35,12 @@ def main(builder: str, work: str, seconds: str) -> None:
     faulthandler.enable()
     end_after(float(seconds))
     of_work = from_json(json.loads(work))
-    if of_work.processes > 1:
+    if of_work.processes > 1 and getattr(of_work, "device", "cpu") == "cpu":
         _share_cores(of_work.processes)
     build = getattr(importlib.import_module(module), function)
     contestant = build(of_work)
     contestant.round()  # compiles and warms up
+    expect_device(getattr(of_work, "device", "cpu"))
     answer(Ready(contestant.versions))
     for _ in sys.stdin:
         end_after(float(seconds))

@@ -217,15 +217,19 @@ class InputWork:
 
     Attributes:
         way: `fit`, or `run`: a loop around `strategy.run`.
-        replicas: How many devices.
+        replicas: How many devices; on GPUs, those that are visible.
         batch: The global batch.
         steps: The number of steps between two looks at the clock.
+        device: Of `DEVICES`.
+        prefetches: Whether the dataset ends with `prefetch`.
     """
 
     way: str
     replicas: int
     batch: int
     steps: int
+    device: str = "cpu"
+    prefetches: bool = True
 
     unit = "us/step"
     higher_is_better = False
@@ -234,7 +238,8 @@ class InputWork:
     @property
     def name(self) -> str:
         replicas = "1 replica" if self.replicas == 1 else f"{self.replicas} replicas"
-        return f"input of {self.way}, CNN, {replicas}, batch {self.batch}"
+        how = "" if self.prefetches else ", without prefetch"
+        return f"input of {self.way}, CNN, {replicas}, batch {self.batch}{how}{_where(self.device)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +257,7 @@ class TrainingWork:
         batch: The global batch.
         steps: How many steps a round has.
         link: How the processes are linked, in words; none for those of this machine.
+        device: Of `DEVICES`; each process has a GPU of its own.
     """
 
     task: str
@@ -260,6 +266,7 @@ class TrainingWork:
     batch: int
     steps: int
     link: str = ""
+    device: str = "cpu"
 
     unit = "steps/s"
     higher_is_better = True
@@ -268,7 +275,7 @@ class TrainingWork:
     def name(self) -> str:
         processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
         parts = [self.task.replace("_", " "), self.model, processes, f"batch {self.batch}"]
-        return ", ".join([*parts, self.link] if self.link else parts)
+        return ", ".join([*parts, self.link] if self.link else parts) + _where(self.device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,10 +332,12 @@ class CheckpointWork:
     Attributes:
         megabytes: The size of the state, in 10^6 bytes.
         folder: Where it is written.
+        device: Of `DEVICES`: where the state is.
     """
 
     megabytes: int
     folder: str
+    device: str = "cpu"
 
     unit = "ms stalled"
     higher_is_better = False
@@ -336,7 +345,7 @@ class CheckpointWork:
 
     @property
     def name(self) -> str:
-        return f"checkpoint of {self.megabytes} MB"
+        return f"checkpoint of {self.megabytes} MB{_where(self.device)}"
 
 
 @dataclasses.dataclass(frozen=True)

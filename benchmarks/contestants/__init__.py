@@ -262,6 +262,7 @@ ENTRIES = (
     Entry("hand", "hand", "hand_written_run", (RunWork,), _TWO_JAX_DEVICES),
     Entry("keras", "keras", "keras_data_parallel", (FitWork,), _TWO_JAX_DEVICES),
     Entry("tf", "tf", "tensorflow_fit", (FitWork,), {"KERAS_BACKEND": "tensorflow"}),
+    Entry("torch", "torch", "torch_fit", (FitWork,), {}),
     Entry("unison", "unison", "aggregation_default", (AggregationWork,), {}),
     Entry("ADD_N", "unison", "aggregation_add_n", (AggregationWork,), {}),
     Entry("TREE", "unison", "aggregation_tree", (AggregationWork,), {}),

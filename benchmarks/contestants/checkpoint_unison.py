@@ -19,7 +19,7 @@ def asynchronous(work: CheckpointWork) -> Saving:
 
 
 def _build(work: CheckpointWork, options: CheckpointOptions) -> Saving:
-    strategy = unison.OneDeviceStrategy("CPU:0")
+    strategy = unison.OneDeviceStrategy(f"{work.device}:0")
     with strategy.scope():
         state = [unison.Variable(array) for array in arrays(work)]
     checkpoint = Checkpoint(state=state)

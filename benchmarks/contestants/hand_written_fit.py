@@ -77,6 +77,7 @@ class HandWrittenFit(Contestant):
     def facts(self) -> dict[str, Any]:
         parts = jax.tree.leaves(self._state._replace(totals=None))
         facts = self._latest._asdict() | {"state_bytes": sum(part.nbytes for part in parts)}
+        facts |= live_arrays.peak_bytes()
         return facts | {"live_bytes": self._live_bytes} if self._live_bytes else facts
 
     def _epoch(self) -> _Epoch:

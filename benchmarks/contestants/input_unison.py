@@ -30,7 +30,8 @@ _PAIRS = 3
 
 
 def build(work: InputWork) -> Contestant:
-    unison.set_logical_cpu_devices(work.replicas)
+    if work.device == "cpu":
+        unison.set_logical_cpu_devices(work.replicas)
     return {"fit": _Fit, "run": _Loop}[work.way](work)
 
 
@@ -49,7 +50,8 @@ class _Input(Contestant):
         self._strategy = unison.MirroredStrategy()
         images = Dataset.from_tensor_slices(examples.images(_EXAMPLES))
         batches = images.shuffle(_EXAMPLES).batch(work.batch, drop_remainder=True)
-        self._dataset = batches.map(_as_floats).prefetch(AUTOTUNE).repeat()
+        batches = batches.map(_as_floats)
+        self._dataset = (batches.prefetch(AUTOTUNE) if work.prefetches else batches).repeat()
         self._pairs: list[tuple[_Times, _Times]] = []
 
     @property

@@ -38,5 +38,5 @@ class KerasOnJax(keras_models.KerasFit):
         super().__init__(model, work, {"jax": jax.__version__, **libraries}, callbacks)
 
     def facts(self) -> dict[str, Any]:
-        facts = super().facts()
+        facts = super().facts() | live_arrays.peak_bytes()
         return facts | {"live_bytes": self._scales.most} if self._scales.most else facts

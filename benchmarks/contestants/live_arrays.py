@@ -1,4 +1,4 @@
-"""The bytes of the arrays that a JAX process holds on its devices."""
+"""The bytes that a JAX process holds on its devices."""
 
 from __future__ import annotations
 
@@ -18,3 +18,13 @@ def bytes_on_fullest_device() -> int:
     for (device, _), size in buffers.items():
         by_device[device] += size
     return max(by_device.values(), default=0)
+
+
+def peak_bytes() -> dict[str, int]:
+    """Returns, as a fact, the most bytes that were in use on a device; {} on CPUs, which tell none.
+
+    Those of arrays and of what programs need besides, without what JAX has reserved only.
+    """
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.devices()]
+    known = [peak for peak in peaks if peak is not None]
+    return {"device_peak_bytes": max(known)} if known else {}

@@ -1,4 +1,4 @@
-"""PyTorch: `DistributedDataParallel` over gloo."""
+"""PyTorch: `DistributedDataParallel` over gloo, or over NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ def fused(work: TrainingWork) -> Contestant:
 def _training(work: TrainingWork, gradient_as_bucket_view: bool, fused: bool) -> Contestant:
     torch.set_num_threads(1)
     own = cluster.from_environment()
-    model: nn.Module = model_of(work)
+    device = torch.device("cuda" if work.device == "gpu" else "cpu")  # its only one
+    torch.backends.cuda.matmul.allow_tf32 = True  # as JAX does by default
+    model: nn.Module = model_of(work).to(device)
     if own.size > 1:
-        join(own)
+        join(own, "nccl" if work.device == "gpu" else "gloo")
         model = nn.parallel.DistributedDataParallel(
             model, gradient_as_bucket_view=gradient_as_bucket_view
         )
     rate, epsilon = training_examples.RATE, training_examples.EPSILON
     adam = torch.optim.Adam(model.parameters(), rate, eps=epsilon, fused=fused)
     batches = [
-        (torch.from_numpy(images), torch.from_numpy(labels).long())
+        (torch.from_numpy(images).to(device), torch.from_numpy(labels).long().to(device))
         for images, labels in training_examples.batches_of(work, own.rank)
     ]
 
@@ -46,18 +48,20 @@ def _training(work: TrainingWork, gradient_as_bucket_view: bool, fused: bool) ->
             adam.zero_grad(set_to_none=True)
             nn.functional.cross_entropy(model(images), labels).backward()
             adam.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
 
     def parameters() -> list[torch.Tensor]:
-        return [parameter.detach() for parameter in model.parameters()]
+        return [parameter.detach().cpu() for parameter in model.parameters()]
 
     return Training(work, train, parameters, {"torch": torch.__version__})
 
 
-def join(own: cluster.Cluster) -> None:
+def join(own: cluster.Cluster, backend: str = "gloo") -> None:
     """Makes this process one of PyTorch's."""
     host, port = own.host_and_port(0)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-    torch.distributed.init_process_group("gloo", rank=own.rank, world_size=own.size)
+    torch.distributed.init_process_group(backend, rank=own.rank, world_size=own.size)
 
 
 def model_of(work: TrainingWork) -> nn.Sequential:

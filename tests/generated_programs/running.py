@@ -25,9 +25,9 @@ from generated_programs.steps import STEPS, DividesByBatch
 Seen = dict[str, Any]
 
 
-def mirrored(replicas: int) -> Any:
-    """Returns a strategy of so many logical devices."""
-    return unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+def mirrored(replicas: int, kind: str = "CPU") -> Any:
+    """Returns a strategy of so many logical CPU devices, or GPUs."""
+    return unison.MirroredStrategy([f"{kind}:{index}" for index in range(replicas)])
 
 
 def run_alone(program: Program, folder: pathlib.Path) -> Seen:

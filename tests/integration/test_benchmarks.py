@@ -328,7 +328,7 @@ def test_a_contestant_that_closes_its_output_is_not_waited_for(benchmarks, monke
     interpreter = tmp_path / "python"
     interpreter.write_text("#!/bin/sh\nexec 1>&-\nexec sleep 60\n")
     interpreter.chmod(0o755)
-    monkeypatch.setattr(benchmarks.driver, "_SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(benchmarks.processes, "_SECONDS_TO_END", 0.2)
     entry = benchmarks.contestants.Entry("silent", "silent", "any", (), {})
     work = benchmarks.workloads.RunWork(1, seconds=0.01)
     contestants, limits = [(entry, str(interpreter))], benchmarks.driver.Limits(start=50)

@@ -45,10 +45,16 @@ FAMILIES = {
 
 
 class Setting:
-    """What the programs are given: a module, and strategies of it on logical CPU devices."""
+    """What the programs are given: a module, and strategies of it on logical CPU devices, or GPUs.
 
-    def __init__(self, tf: Any):
+    Args:
+        tf: The module.
+        kind: Of which kind the strategies' devices are: "CPU" or "GPU".
+    """
+
+    def __init__(self, tf: Any, kind: str = "CPU"):
         self.tf = tf
+        self._kind = kind
         self._strategies: dict[int, Any] = {}
 
     def answer(self, fact: Fact) -> Any:
@@ -69,9 +75,11 @@ class Setting:
     def _strategy(self, replicas: int) -> Any:
         if replicas not in self._strategies:
             self._strategies[replicas] = (
-                self.tf.distribute.OneDeviceStrategy("CPU:0")
+                self.tf.distribute.OneDeviceStrategy(f"{self._kind}:0")
                 if replicas == 1
-                else self.tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+                else self.tf.distribute.MirroredStrategy(
+                    [f"{self._kind}:{i}" for i in range(replicas)]
+                )
             )
         return self._strategies[replicas]
 
@@ -134,9 +142,9 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.9g}") if np.isfinite(value) else str(value)
 
 
-def answers(tf: Any, chosen: Iterable[Fact]) -> Iterator[tuple[Fact, Any]]:
-    """Each fact with its answer, or with how its program failed."""
-    setting = Setting(tf)
+def answers(tf: Any, chosen: Iterable[Fact], kind: str = "CPU") -> Iterator[tuple[Fact, Any]]:
+    """Each fact with its answer, or with how its program failed; see `Setting`."""
+    setting = Setting(tf, kind)
     for fact in chosen:
         try:
             yield fact, setting.answer(fact)

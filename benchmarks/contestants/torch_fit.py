@@ -1,0 +1,120 @@
+"""PyTorch on one device: the training loop of its tutorials, without what makes it slow.
+
+It does the work of `fit`: shuffled epochs, dropout, Adam, loss and accuracy over the epoch. Rows
+are gathered with one index, as `hand_written_fit` does, and not by a `DataLoader`; copies to a GPU
+are from pinned memory; Adam is one kernel; nothing is fetched before the epoch's end.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import images
+from benchmarks.protocol import Contestant
+from benchmarks.workloads import FitWork
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.2), nn.Linear(512, 10))
+
+
+def _wide_mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(784, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)
+    )
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(5 * 5 * 64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+MODELS = {"mlp": _mlp, "wide_mlp": _wide_mlp, "cnn": _cnn}
+
+
+def build(work: FitWork) -> Contestant:
+    return TorchFit(work)
+
+
+class TorchFit(Contestant):
+    """A round is one epoch."""
+
+    def __init__(self, work: FitWork):
+        self._work = work
+        self._device = torch.device("cuda" if work.device == "gpu" else "cpu")
+        if work.device == "gpu" and torch.cuda.device_count() != 1:
+            raise RuntimeError(
+                "Expected one GPU: several need a process each, which `workers` measures. "
+                f"Received: {torch.cuda.device_count()}. Name one in CUDA_VISIBLE_DEVICES."
+            )
+        # As JAX does by default.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        pixels, labels = images.load(work)
+        if work.model == "cnn":
+            pixels = pixels.transpose(0, 3, 1, 2).copy()
+        self._images, self._labels = torch.from_numpy(pixels), torch.from_numpy(labels).long()
+        self._model = MODELS[work.model]().to(self._device)
+        self._adam = torch.optim.Adam(self._model.parameters(), 1e-3, eps=1e-7, fused=True)
+        self._latest = (0.0, 0.0)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"torch": torch.__version__}
+
+    def round(self) -> float:
+        begin = time.perf_counter()
+        self._latest = self._epoch()
+        return self._work.examples / (time.perf_counter() - begin)
+
+    def facts(self) -> dict[str, Any]:
+        loss, accuracy = self._latest
+        slots = [
+            value
+            for state in self._adam.state.values()
+            for value in state.values()
+            if torch.is_tensor(value)
+        ]
+        parts = [*self._model.parameters(), *slots]
+        facts = {"loss": loss, "accuracy": accuracy}
+        facts["state_bytes"] = sum(part.numel() * part.element_size() for part in parts)
+        if self._device.type == "cuda":
+            facts["device_peak_bytes"] = torch.cuda.max_memory_allocated()
+        return facts
+
+    def _epoch(self) -> tuple[float, float]:
+        self._model.train()
+        totals = torch.zeros(2, device=self._device)
+        for rows in torch.randperm(self._work.examples).split(self._work.batch):
+            images, labels = (
+                self._on_device(self._images[rows]),
+                self._on_device(self._labels[rows]),
+            )
+            self._adam.zero_grad(set_to_none=True)
+            logits = self._model(images)
+            loss = nn.functional.cross_entropy(logits, labels)
+            loss.backward()
+            self._adam.step()
+            with torch.no_grad():
+                right = (logits.argmax(-1) == labels).sum()
+                totals += torch.stack([loss.detach() * len(rows), right])
+        loss, right = (totals / self._work.examples).tolist()  # waits for the device
+        return loss, right
+
+    def _on_device(self, part: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return part
+        return part.pin_memory().to(self._device, non_blocking=True)
