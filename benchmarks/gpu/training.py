@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--deterministic", action="store_true", help="the same bits every time")
     options = parser.parse_args(arguments)
     if options.deterministic:
-        tf.config.experimental.enable_op_determinism()
+        unison.enable_op_determinism()
     keras.utils.set_random_seed(1)
     strategy = _strategy()
     expect_device(options.device)

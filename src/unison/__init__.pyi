@@ -31,6 +31,7 @@ from unison.collectives import reduce as reduce
 from unison.functions import Function as Function
 from unison.module import Module as Module
 from unison.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+from unison.runtime.devices import enable_op_determinism as enable_op_determinism
 from unison.runtime.devices import set_logical_cpu_devices as set_logical_cpu_devices
 from unison.slices import IndexedSlices as IndexedSlices
 from unison.strategies import CentralStorageStrategy as CentralStorageStrategy

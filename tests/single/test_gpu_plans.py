@@ -14,6 +14,7 @@ import pytest
 
 import unison
 from gpu_compiling import compiler, needs_gpu_compiler  # noqa: F401
+from subprocess_program import run_program
 from unison.planning import gpu_compiler, plan_fit, plan_run, target
 from unison.planning.collectives import collectives_of
 from unison.planning.hardware import names
@@ -223,3 +224,34 @@ def test_a_compiler_of_another_jax_in_the_environment_is_not_used(monkeypatch, t
 def test_a_program_that_is_not_scheduled_has_no_order():
     assert overlaps_of("HloModule step\nENTRY %main () -> f32[] {\n}\n") == []
     assert hidden_share([]) is None
+
+
+ROWS_ARE_ADDED = """
+import sys
+import jax, numpy as np
+import unison
+from unison.planning import plan_run, target
+
+if sys.argv[1] == "deterministic":
+    unison.enable_op_determinism()
+with target("h100:1"):
+    strategy = unison.MirroredStrategy()
+    with strategy.scope():
+        table = unison.Variable(np.zeros((50, 16), np.float32))
+
+    def step(rows, values):
+        table.assign(table.read_value().at[rows].add(values))
+
+    rows = jax.ShapeDtypeStruct((640,), "int32")
+    values = jax.ShapeDtypeStruct((640, 16), "float32")
+    plan = plan_run(strategy, step, (rows, values))
+print([line for line in plan.hlo.splitlines() if " scatter(" in line])
+"""
+
+
+@pytest.mark.parametrize("way", ["deterministic", "fast"])
+def test_with_determinism_no_two_threads_add_to_one_row(way):
+    folder = {gpu_compiler.VARIABLE: FOLDER}
+    finished = run_program(ROWS_ARE_ADDED, way, imported=("jax",), env=folder)
+    assert " scatter(" in finished.stdout, finished.stderr
+    assert ("unique_indices=true" in finished.stdout) == (way == "deterministic")

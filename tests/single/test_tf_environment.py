@@ -2,14 +2,17 @@
 
 import collections
 import io
+import os
 import pathlib
 
 import jax
 import numpy as np
 import pytest
 
+import unison
 import unison.tf as tf
 from subprocess_program import run_program
+from unison.runtime.devices import BackendStartedError
 
 
 def test_settings_are_remembered():
@@ -63,6 +66,27 @@ print(os.environ["XLA_FLAGS"].count("--xla_gpu_deterministic_ops=true"), float(t
 """
     finished = run_program(program, imported=("jax", "unison"))
     assert finished.stdout.split() == ["1", "1.0"], finished.stderr
+
+
+def test_determinism_is_asked_for_without_tensorflows_names():
+    program = """
+import os
+import unison
+unison.enable_op_determinism()
+print(os.environ["XLA_FLAGS"].count("--xla_gpu_deterministic_ops=true"))
+"""
+    finished = run_program(program, imported=("jax",))
+    assert finished.stdout.split() == ["1"], finished.stderr
+
+
+def test_determinism_is_too_late_once_a_gpu_is_started(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=folder")
+    jax.devices()
+    unison.enable_op_determinism()  # on CPUs nothing is missed
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(BackendStartedError, match="--xla_gpu_deterministic_ops"):
+        unison.enable_op_determinism()
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=folder"
 
 
 def test_the_cpu_counts_no_memory():

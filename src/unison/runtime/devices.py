@@ -78,6 +78,9 @@ _POOL_THREAD_NAME = "tf_XLAEigen"
 _XLA_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
 _ACCELERATOR_PLATFORMS = frozenset({"gpu", "cuda", "rocm"})
 
+#: XLA's option for GPUs: its operations and its choice of kernels are the same in every run.
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
 
 class DeviceCountError(ValueError):
     """A number or list of devices that is not available."""
@@ -216,6 +219,39 @@ def set_gpu_preallocation(enabled: bool) -> None:
 def gpu_preallocation() -> bool | None:
     """Returns the argument of the last `set_gpu_preallocation`; None means JAX's default."""
     return _wishes.preallocate_gpu_memory
+
+
+def enable_op_determinism() -> None:
+    """Makes programs give the same bits in every run on the same kind of GPU.
+
+    XLA then adds in a fixed order, also where a scatter would let threads add as they come, and
+    chooses kernels without measuring them: programs can be slower, by how much depends on their
+    operations. On CPUs and TPUs this changes nothing. Seeds (`keras.utils.set_random_seed`) and the
+    order of the input (`deterministic=True`) are needed besides.
+
+    Must be called before the first JAX computation, in every process of a job. A second call has no
+    effect. See `tf.config.experimental.enable_op_determinism`.
+
+    Raises:
+        BackendStartedError: the backend is already running, with a GPU.
+
+    Examples:
+        ```
+        unison.enable_op_determinism()
+        strategy = unison.MirroredStrategy()
+        ```
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _DETERMINISTIC in flags.split():
+        return
+    if backend_is_started():
+        if jax.default_backend() != "gpu":
+            return
+        raise BackendStartedError(
+            "Deterministic operations must be requested before the first JAX computation. Call "
+            f"enable_op_determinism first, or set XLA_FLAGS={_DETERMINISTIC}."
+        )
+    os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
 
 
 def prepare_backend() -> None:

@@ -334,27 +334,6 @@ def _get_experimental_options() -> dict[str, Any]:
     return dict(_optimizer_options)
 
 
-def _enable_op_determinism() -> None:
-    """Makes programs give the same bits every time.
-
-    On CPUs and TPUs they do; for GPUs, XLA is configured by `XLA_FLAGS`.
-
-    Raises:
-        BackendStartedError: The backend already runs, with a GPU.
-    """
-    flag = "--xla_gpu_deterministic_ops=true"
-    if flag in os.environ.get("XLA_FLAGS", ""):
-        return
-    if backend_is_started():
-        if not _started("gpu"):
-            return
-        raise BackendStartedError(
-            "Deterministic operations must be asked for before the first JAX computation. Call "
-            f"enable_op_determinism first, or set XLA_FLAGS={flag}."
-        )
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-
-
 def _enable_tensor_float_32_execution(enabled: bool) -> None:
     """Whether products of float32 matrices on GPUs may use 19 bits of each number."""
     precision = "default" if enabled else "highest"
@@ -495,7 +474,7 @@ optimizer = namespace(
 experimental = namespace(
     "unison.tf.config.experimental",
     VirtualDeviceConfiguration=LogicalDeviceConfiguration,
-    enable_op_determinism=_enable_op_determinism,
+    enable_op_determinism=devices.enable_op_determinism,
     enable_tensor_float_32_execution=_enable_tensor_float_32_execution,
     get_device_details=_get_device_details,
     get_memory_growth=_get_memory_growth,
