@@ -10,18 +10,10 @@ import sys
 
 import pytest
 
+from gpu_compiling import compiler, needs_gpu_compiler  # noqa: F401
 from subprocess_program import PYTHON_PATH
-from unison.planning import gpu_compiler
-from unison.planning.clusters import described_devices
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-#: Where `make test` installs the compiler.
-FOLDER = os.environ.get(gpu_compiler.VARIABLE, os.path.join(sys.prefix, "gpu-compiler"))
-needs_gpu_compiler = pytest.mark.skipif(
-    not list(pathlib.Path(FOLDER).rglob("xla_cuda_plugin.so")),
-    reason=f"XLA's GPU compiler is not installed in {FOLDER}",
-)
 
 START_JAX = "import jax; jax.devices()"
 DESCRIBE_A_SLICE = "from unison.runtime.tpu.slices import describe_slice; describe_slice('v5e:2x2')"
@@ -33,16 +25,6 @@ def compiler_flags(monkeypatch):
     from benchmarks import compiler_flags
 
     return compiler_flags
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    monkeypatch.setenv(gpu_compiler.VARIABLE, FOLDER)
-    for cached in (gpu_compiler.library, described_devices):
-        cached.cache_clear()
-    yield
-    for cached in (gpu_compiler.library, described_devices):
-        cached.cache_clear()
 
 
 def flags_in(page, platform):
@@ -107,7 +89,8 @@ def test_a_row_has_the_collectives_of_each_kind(compiler_flags):
 
 @pytest.mark.slow
 @needs_gpu_compiler
-def test_sums_hide_behind_work_where_xla_hides_latencies(compiler_flags, compiler):
+@pytest.mark.usefixtures("compiler")
+def test_sums_hide_behind_work_where_xla_hides_latencies(compiler_flags):
     """By default on H100s, where it knows how long collectives take; elsewhere if it is told to."""
     hides = "--xla_gpu_enable_latency_hiding_scheduler=true"
     shares = {}

@@ -13,7 +13,7 @@ import keras
 import pytest
 
 import unison
-from gpu_compiling import compiler, needs_gpu_compiler  # noqa: F401
+from gpu_compiling import FOLDER, compiler, needs_gpu_compiler  # noqa: F401
 from subprocess_program import run_program
 from unison.planning import gpu_compiler, plan_fit, plan_run, target
 from unison.planning.collectives import collectives_of
