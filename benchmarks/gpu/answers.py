@@ -84,10 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     expect_device(options.device)
     run = _parity if options.kind == "parity" else _random
     deadline = time.monotonic() + options.seconds
-    numbers = range(options.count)
+    numbers = list(range(options.count))
     if options.only:
         numbers = [int(number) for number in options.only.split(",")]
-    for number in numbers:
+    part, parts = map(int, options.part.split("/"))
+    for number in numbers[part::parts]:
         if time.monotonic() > deadline:
             break
         run(number, options)
@@ -158,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--replicas", type=int, default=1, help="the devices of a strategy")
     add("--count", type=int, default=PARITY_PROGRAMS, help="how many programs")
     add("--only", default="", metavar="N,N", help="the numbers of these programs")
+    add("--part", default="0/1", metavar="I/N", help="each N-th of them, from the I-th")
     add("--seconds", type=float, default=60.0, help="no program is begun later")
     add("--tf32", choices=("on", "off"), default="off")
     add("--double", action="store_true", help="compute in float64; random programs only")

@@ -27,6 +27,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks import machine
 from benchmarks.gpu.answers import PARITY_PROGRAMS, SEED, parity_programs, read_seen
 from benchmarks.gpu.findings import Finding, Note, Row, Setting, Wrong, environment
 from benchmarks.processes import ROOT
@@ -48,6 +49,9 @@ FEW = 10
 #: The programs on logical CPU devices: as many as show that the checks work.
 _PARITY_ON_CPU, _RANDOM_ON_CPU = 6, 3
 _RANDOM_PROGRAMS = 60
+
+#: The most processes that share the programs.
+_MOST_PARTS = 4
 
 #: The most replicas of a program.
 _REPLICAS = 4
@@ -131,11 +135,21 @@ def _ends(setting: Setting) -> _Ends:
 
 
 class _Run(NamedTuple):
-    """A process that answers, and the folder that it writes to."""
+    """Processes that answer, and the folder that they write to."""
 
-    process: subprocess.Popen
+    processes: list[subprocess.Popen]
     folder: pathlib.Path
     ends: float
+
+
+def parts_of(device: str, devices: int, cores: int) -> int:
+    """Returns how many processes share the programs: compiling them is most of the work.
+
+    Those that use several GPUs do not share them: their collectives could wait for each other.
+    """
+    if device == "gpu" and devices > 1:
+        return 1
+    return max(1, min(_MOST_PARTS, cores // 4))
 
 
 class _Runs:
@@ -158,30 +172,38 @@ class _Runs:
     def start(self, name: str, device: str, seconds: float, *options: str) -> _Run:
         folder = self._folder / name
         folder.mkdir()
-        device_options = [f"--device={device}", f"--seconds={seconds:.1f}"]
-        process = subprocess.Popen(
-            [*self._command, str(folder), *device_options, *self._options, *options],
-            cwd=ROOT,
-            env=environment(device, self._devices),
-            stdout=subprocess.DEVNULL,
-        )
-        self.running.append(process)
-        return _Run(process, folder, time.monotonic() + seconds + _SECONDS_TO_END)
+        command = [*self._command, str(folder), f"--device={device}", f"--seconds={seconds:.1f}"]
+        variables = environment(device, self._devices)
+        parts = parts_of(device, self._devices, machine.cores())
+        if parts > 1:  # which share the GPU
+            variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        run = _Run([], folder, time.monotonic() + seconds + _SECONDS_TO_END)
+        for part in range(parts):
+            process = subprocess.Popen(
+                [*command, f"--part={part}/{parts}", *self._options, *options],
+                cwd=ROOT,
+                env=variables,
+                stdout=subprocess.DEVNULL,
+            )
+            self.running.append(process)
+            run.processes.append(process)
+        return run
 
     def wait(self, run: _Run) -> pathlib.Path:
-        """Waits until a process has ended, or ends it; returns its folder.
+        """Waits until its processes have ended, or ends them; returns its folder.
 
         Raises:
-            RuntimeError: It failed, and has said why.
+            RuntimeError: One failed, and has said why.
         """
-        try:
-            status = run.process.wait(max(0.0, run.ends - time.monotonic()))
-        except subprocess.TimeoutExpired:  # in a program that takes long
-            run.process.kill()
-            run.process.wait()
-            return run.folder
-        if status:
-            raise RuntimeError(f"{' '.join(map(str, run.process.args))} ended with {status}")
+        for process in run.processes:
+            try:
+                status = process.wait(max(0.0, run.ends - time.monotonic()))
+            except subprocess.TimeoutExpired:  # in a program that takes long
+                process.kill()
+                process.wait()
+                continue
+            if status:
+                raise RuntimeError(f"{' '.join(map(str, process.args))} ended with {status}")
         return run.folder
 
 

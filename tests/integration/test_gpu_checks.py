@@ -21,7 +21,7 @@ def check(tmp_path, *names, seconds):
     command = [sys.executable, "-m", "benchmarks.gpu", "--device=cpu", f"--seconds={seconds}"]
     command += [f"--checks={','.join(names)}", f"--json={written}", f"--page={page}"]
     finished = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 30, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert page.read_text().startswith("<!doctype html>")
@@ -34,9 +34,9 @@ def rows_of(findings):
     return [finding["cells"] for finding in findings if finding["kind"] == "Row"]
 
 
+@pytest.mark.timeout(300)
 def test_a_contest_and_an_interrupted_job_are_checked_on_cpus(tmp_path):
-    # Of these checks' limits, 200 seconds leave them 50 each at least.
-    found = check(tmp_path, "run", "interrupt", seconds=200)
+    found = check(tmp_path, "run", "interrupt", seconds=1000)  # which doubles the checks' limits
     contestants = [row[""] for row in rows_of(found["run"])]
     assert contestants == [
         f"run, {n}: {c}" for n in ("1 variable", "20 variables") for c in ("unison", "hand")

@@ -9,7 +9,7 @@ from benchmarks.gpu import page, plan, running
 from benchmarks.gpu.answers import PARITY_PROGRAMS, parity_programs, read_seen, write_seen
 from benchmarks.gpu.findings import Note, Row, Setting, Wrong, environment, from_json, to_json
 from benchmarks.gpu.jobs import _largest, _steps_by_process
-from benchmarks.gpu.numbers import FEW, _summary
+from benchmarks.gpu.numbers import FEW, _summary, parts_of
 from benchmarks.gpu.plan import Check
 from benchmarks.gpu.record import FAILED, LATE, LEFT_OUT, PASSED, WRONG, Outcome, Record
 
@@ -206,6 +206,12 @@ def test_every_difference_without_tf32_is_wrong():
 def test_few_differences_with_tf32_are_rounding():
     assert kinds_of("on", 4 * FEW, 4) == [Note] * 4
     assert kinds_of("on", 4 * FEW, 5) == [Wrong] * 5
+
+
+def test_processes_share_programs_but_not_the_collectives_of_several_gpus():
+    found = [parts_of(*each) for each in (("cpu", 1, 16), ("gpu", 1, 16), ("gpu", 2, 16))]
+    assert found == [4, 4, 1]
+    assert parts_of("cpu", 2, 2) == 1
 
 
 def test_no_program_in_time_is_wrong():
