@@ -89,6 +89,8 @@ FLAGS = {
         "--xla_enable_async_all_reduce=true "
         "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true",
         f"--xla_jf_crs_combiner_threshold_in_bytes={4 * _MIB}",
+        f"--xla_jf_crs_combiner_threshold_in_bytes={4 * _MIB} --xla_enable_async_all_reduce=true "
+        "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true",
         "--xla_tpu_enable_data_parallel_all_reduce_opt=true "
         "--xla_tpu_data_parallel_opt_different_sized_ops=true",
         "--xla_tpu_scoped_vmem_limit_kib=98304",
