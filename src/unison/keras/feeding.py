@@ -9,7 +9,7 @@ what a callback has set, or count what is read. They are called in the thread of
 step asks for its batch. Steps are launched without waiting for the devices, so that also their
 batches are prepared and copied while earlier steps run.
 
-On CPUs, the cores that would read ahead compute the steps: each batch is read when it is requested.
+On CPUs, the cores that would read ahead compute the steps: each batch is read when a step asks.
 """
 
 from __future__ import annotations
