@@ -56,8 +56,6 @@ _MOST_PARTS = 4
 #: The most replicas of a program.
 _REPLICAS = 4
 
-_SECONDS_TO_END = 20.0
-
 
 def parity(setting: Setting) -> Iterator[Finding]:
     """Programs of the parity set: beside the CPU's answers, and TensorFlow's."""
@@ -67,7 +65,7 @@ def parity(setting: Setting) -> Iterator[Finding]:
     replicas = min(setting.devices, _REPLICAS)
     facts = parity_programs(replicas, PARITY_PROGRAMS if setting.on_gpus else _PARITY_ON_CPU)
     ends = _ends(setting)
-    with _answering("parity", len(facts), replicas) as runs:
+    with _answering("parity", len(facts), replicas, ends.last) as runs:
         reference = runs.start("reference", "cpu", ends.reference)
         for tf32, name, seconds in (("off", "TF32 off", ends.off), ("on", "TF32 on", ends.on)):
             folder = runs.wait(runs.start(tf32, setting.device, seconds, f"--tf32={tf32}"))
@@ -106,7 +104,7 @@ def random(setting: Setting) -> Iterator[Finding]:
     count = _RANDOM_PROGRAMS if setting.on_gpus else _RANDOM_ON_CPU
     programs = [on_replicas(draw_program(SEED, number), replicas) for number in range(count)]
     ends = _ends(setting)
-    with _answering("random", count, replicas) as runs:
+    with _answering("random", count, replicas, ends.last) as runs:
         reference = runs.start("reference", "cpu", ends.reference, "--reference")
         for tf32, name, seconds in (("off", "TF32 off", ends.off), ("on", "TF32 on", ends.on)):
             folder = runs.wait(runs.start(tf32, setting.device, seconds, f"--tf32={tf32}"))
@@ -121,17 +119,18 @@ def random(setting: Setting) -> Iterator[Finding]:
 
 
 class _Ends(NamedTuple):
-    """Seconds after which no further program is begun, by process."""
+    """Seconds after which no further program is begun, by process; then it may end its last one."""
 
     reference: float
     off: float
     on: float
     double: float
+    last: float
 
 
 def _ends(setting: Setting) -> _Ends:
     seconds = setting.seconds
-    return _Ends(0.4 * seconds, 0.4 * seconds, 0.3 * seconds, 0.15 * seconds)
+    return _Ends(0.34 * seconds, 0.34 * seconds, 0.22 * seconds, 0.08 * seconds, 0.09 * seconds)
 
 
 class _Run(NamedTuple):
@@ -159,13 +158,15 @@ class _Runs:
         kind: "parity" or "random".
         count: How many programs there are.
         replicas: On how many devices they run.
+        last: Seconds in which a process may end its last program.
         folder: An empty folder.
     """
 
-    def __init__(self, kind: str, count: int, replicas: int, folder: pathlib.Path):
+    def __init__(self, kind: str, count: int, replicas: int, last: float, folder: pathlib.Path):
         self._command = [sys.executable, "-m", "benchmarks.gpu.answers", kind]
         self._options = [f"--replicas={replicas}", f"--count={count}"]
         self._devices = replicas
+        self._last = last
         self._folder = folder
         self.running: list[subprocess.Popen] = []
 
@@ -177,7 +178,7 @@ class _Runs:
         parts = parts_of(device, self._devices, machine.cores())
         if parts > 1:  # which share the GPU
             variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        run = _Run([], folder, time.monotonic() + seconds + _SECONDS_TO_END)
+        run = _Run([], folder, time.monotonic() + seconds + self._last)
         for part in range(parts):
             process = subprocess.Popen(
                 [*command, f"--part={part}/{parts}", *self._options, *options],
@@ -208,9 +209,9 @@ class _Runs:
 
 
 @contextlib.contextmanager
-def _answering(kind: str, count: int, replicas: int) -> Iterator[_Runs]:
+def _answering(kind: str, count: int, replicas: int, last: float) -> Iterator[_Runs]:
     with tempfile.TemporaryDirectory(prefix="unison-gpu-") as folder:
-        runs = _Runs(kind, count, replicas, pathlib.Path(folder))
+        runs = _Runs(kind, count, replicas, last, pathlib.Path(folder))
         try:
             yield runs
         finally:
@@ -277,6 +278,11 @@ def _command(number: int, said: str) -> str:
 def _summary(
     title: str, name: str, tf32: str, compared: int, differing: Sequence[str]
 ) -> Iterator[Finding]:
+    """Yields how many programs differ, and how.
+
+    Raises:
+        RuntimeError: None was compared.
+    """
     tolerance = WITHOUT_TF32 if tf32 == "off" else WITH_TF32
     cells = {"": name, "programs": compared, "differing": len(differing)}
     yield Row(title, cells | {"relative tolerance": tolerance.relative})
@@ -284,4 +290,4 @@ def _summary(
     for said in differing:
         yield Wrong(f"{name}: {said}") if is_wrong else Note(f"{name}: {said}")
     if not compared:
-        yield Wrong(f"{title}, {name}: no program ended in time.")
+        raise RuntimeError(f"{title}, {name}: no program ended in time")

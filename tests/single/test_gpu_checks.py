@@ -214,8 +214,9 @@ def test_processes_share_programs_but_not_the_collectives_of_several_gpus():
     assert parts_of("cpu", 2, 2) == 1
 
 
-def test_no_program_in_time_is_wrong():
-    assert kinds_of("off", 0, 0) == [Wrong]
+def test_without_a_program_in_time_the_check_has_failed():
+    with pytest.raises(RuntimeError, match="no program ended in time"):
+        kinds_of("off", 0, 0)
 
 
 def test_a_weight_that_is_not_a_number_differs():
