@@ -483,3 +483,80 @@ def test_the_machines_of_a_job_are_started_one_by_one(tmp_path):
     assert [machine.returncode for machine in machines] == [0, 0], printed
     lines = [line for text in printed for line in text.splitlines() if "of" in line]
     assert sorted(lines) == [f"[worker {index}] worker {index} of 3" for index in range(3)]
+
+
+#: Runs the command here, in place of another machine, whose name it notes.
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done
+echo "$@" >> "$(dirname "$0")/reached"
+shift
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def on_hosts(tmp_path: Path):
+    """Starts `unison run --hosts` with a machine that only the `ssh` of this fixture knows."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    path = f"{ssh.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = environment_of_program({"KERAS_BACKEND": "jax", "PATH": path})
+    with contextlib.ExitStack() as ending:
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            options = ["--hosts", "127.0.0.1,other-machine:2", "--rendezvous", rendezvous]
+            machine = subprocess.Popen(
+                [sys.executable, "-m", "unison", "run", *options, *arguments],
+                env=environment,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            ending.callback(machine.wait)
+            ending.callback(kill_group, machine.pid)
+            return machine
+
+        yield start
+
+
+def test_a_job_is_started_on_machines_by_ssh(on_hosts, tmp_path):
+    (tmp_path / "train.py").write_text(ON_TWO_MACHINES)
+    machine = on_hosts("train.py")
+    printed = machine.communicate(timeout=180)[0]
+    assert machine.returncode == 0, printed
+    lines = [line for line in printed.splitlines() if " of " in line]
+    assert sorted(lines) == [f"[worker {index}] worker {index} of 3" for index in range(3)]
+    reached = (tmp_path / "bin" / "reached").read_text()
+    assert reached.startswith("other-machine ")
+    # The key is not among the arguments, which all users of a machine can see.
+    assert re.search(r"[0-9a-f]{64}", reached) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
+def test_nothing_is_left_on_machines_when_the_command_has_ended(on_hosts, program, number):
+    machine = on_hosts(str(program), "wait")
+    assert machine.stdout is not None
+    printed = []
+    while sum("here" in line for line in printed) < 3:
+        line = machine.stdout.readline()
+        assert line, printed
+        printed.append(line)
+    os.kill(machine.pid, number)
+    assert ends_within(program, 30)
+
+
+def test_a_worker_that_fails_ends_those_of_the_other_machines(on_hosts, program):
+    machine = on_hosts(str(program), "exit")
+    printed = machine.communicate(timeout=120)[0]
+    assert machine.returncode == 7, printed
+    assert "unison run: worker 1 failed with exit code 7; the other one was ended" in printed
+    last = printed.splitlines()[-1]
+    assert "failed with exit code 7; those of the other one were ended" in last
+    assert ends_within(program, 30)

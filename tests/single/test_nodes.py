@@ -180,3 +180,21 @@ def test_options_that_do_not_fit_are_refused(options, message, tmp_path, capsys)
     (tmp_path / "train.py").write_text("")
     assert main(["run", *options, str(tmp_path / "train.py")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--hosts", "a,,b"], "Expected --hosts to be names or addresses such as a,b:2"),
+        (["--hosts", "a:0"], "Expected --hosts to be names or addresses such as a,b:2"),
+        (["--hosts", "a,root@a"], "Expected each of --hosts once. Received: a,root@a"),
+        (["--hosts", "localhost,a.invalid"], "The other machines cannot reach 'localhost'"),
+        (["--hosts", "a", "--nnodes", "2"], "--hosts and --nnodes are for different jobs"),
+        (["--hosts", "a", "--address", "auto"], "--hosts and --address are for different jobs"),
+        (["--hosts", "a", "--host", "b"], "--hosts and --host are for different jobs"),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused(options, message, tmp_path, capsys):
+    (tmp_path / "train.py").write_text("")
+    assert main(["run", *options, str(tmp_path / "train.py")]) == 2
+    assert message in capsys.readouterr().err

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
-from unison.cli import elastic, elastic_options, nodes, parameter_servers, programs, ray_places, top
+from unison.cli import (
+    elastic,
+    elastic_options,
+    hosts,
+    nodes,
+    parameter_servers,
+    programs,
+    ray_places,
+    top,
+)
 from unison.cli.errors import CommandError
 from unison.cli.interrupted_output import InterruptedOutput
 from unison.cli.numbers import seconds
@@ -74,6 +82,7 @@ def add_command(commands: Any) -> None:
         help="start nothing, and print how to start the workers there",
     )
     nodes.add_arguments(parser)
+    hosts.add_arguments(parser)
     ray_places.add_arguments(parser)
     elastic_options.add_arguments(parser)
     parameter_servers.add_arguments(parser)
@@ -93,6 +102,8 @@ def _run(options: argparse.Namespace) -> int:
             return elastic.run(options)
         if parameter_servers.is_asked(options):
             return parameter_servers.run(options)
+        if hosts.is_asked(options):
+            return _on_hosts(options)
         with contextlib.ExitStack() as places:
             of_workers, start, first = _placed(options, places)
             names = [f"worker {first + index}" for index in range(len(of_workers))]
@@ -127,7 +138,11 @@ def _check(options: argparse.Namespace) -> None:
         "--ps": parameter_servers.is_asked(options),
         "the options of elastic jobs": elastic_options.is_elastic(options),
     }
-    nodes.check(options, others)
+    if hosts.is_asked(options):
+        several = {"--nnodes": options.nnodes is not None, "--host": options.host is not None}
+        hosts.check(options, others | several)
+    else:
+        nodes.check(options, others)
 
 
 def _asked(options: argparse.Namespace) -> Asked:
@@ -166,24 +181,46 @@ def _placed(
     return of_workers, start, first
 
 
+def _on_hosts(options: argparse.Namespace) -> int:
+    """Runs the command of each machine, which starts its part of the job."""
+    made, named = hosts.programs(options)
+    return _Run(made, ProcessWorker, options.no_color, hosts=named).wait(options.timeout)
+
+
 class _Run:
     """A job whose output is printed to the terminal.
 
     Args:
-        programs: The workers' programs.
-        start: Starts a worker.
+        programs: The programs.
+        start: Starts one.
         no_color: Whether to print without colours.
         first: The index of the first worker, if others are on other machines.
+        hosts: The machines, if each program is the command of one, whose lines have the names of
+            workers already.
     """
 
-    def __init__(self, programs: list[Program], start: Start, no_color: bool, first: int = 0):
+    def __init__(
+        self,
+        programs: list[Program],
+        start: Start,
+        no_color: bool,
+        first: int = 0,
+        hosts: list[str] | None = None,
+    ):
         self._programs = programs
         self._start = start
-        self._first = first
+        self._noun = "worker" if hosts is None else "machine"
+        if hosts is None:
+            self._names = [f"worker {first + index}" for index in range(len(programs))]
+        else:
+            self._names = [f"a worker of {host}" for host in hosts]
         self._terminal = Terminal(no_color)
-        self._output = InterruptedOutput(
-            lambda worker, line: self._terminal.show(first + worker, line)
-        )
+        if hosts is None:
+            self._output = InterruptedOutput(
+                lambda worker, line: self._terminal.show(first + worker, line)
+            )
+        else:
+            self._output = InterruptedOutput(lambda _, line: self._terminal.pass_on(line))
         self._interrupts = 0
 
     def wait(self, timeout: float | None) -> int:
@@ -191,7 +228,7 @@ class _Run:
         job = Job(self._programs, self._output, start=self._start)
         with job, self._interrupting(job):
             try:
-                with self._terminal.progress(job, len(self._programs)):
+                with self._terminal.progress(job, len(self._programs), self._noun):
                     failure = job.wait(timeout)
             except TimeoutError as error:
                 self._terminal.complain(f"unison run: {error}")
@@ -199,7 +236,8 @@ class _Run:
         self._output.end()
         if self._interrupts:
             count = len(self._programs)
-            ended = f"the {count} workers were" if count > 1 else "the worker was"
+            what = "worker" if self._noun == "worker" else "machine's command"
+            ended = f"the {count} {what}s were" if count > 1 else f"the {what} was"
             self._terminal.complain(f"unison run: interrupted (SIGINT); {ended} ended")
             return _INTERRUPTED
         if failure is not None:
@@ -208,10 +246,15 @@ class _Run:
 
     def _explain(self, failure: Failure) -> None:
         others = len(self._programs) - 1
-        ended = f"; the other {'workers were' if others > 1 else 'one was'} ended" if others else ""
+        if self._noun == "worker":
+            ended = f"the other {'workers were' if others > 1 else 'one was'} ended"
+        else:
+            ended = f"those of the other {'machines' if others > 1 else 'one'} were ended"
         error = f": {failure.error}" if failure.error else ""
-        shown = dataclasses.replace(failure, worker=self._first + failure.worker)
-        self._terminal.complain(f"unison run: {shown}{error}{ended}")
+        name = self._names[failure.worker]
+        self._terminal.complain(
+            f"unison run: {name} {failure.ending}{error}{f'; {ended}' if others else ''}"
+        )
 
     @contextlib.contextmanager
     def _interrupting(self, job: Job) -> Iterator[None]:

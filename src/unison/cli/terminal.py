@@ -42,6 +42,14 @@ class Terminal:
         name = (f"[worker {worker}] ", _COLOURS[worker % len(_COLOURS)])
         self._output.print(Text.assemble(name, Text.from_ansi(line)))
 
+    def pass_on(self, line: str) -> None:
+        """Prints a line that has its worker's name already; called in any thread."""
+        if not self._output.is_terminal:
+            with self._lock:
+                print(line, flush=True)
+            return
+        self._output.print(Text.from_ansi(line))
+
     def say(self, message: str, style: str | None = None) -> None:
         """Prints a message; called in any thread."""
         self._messages.print(message, style=style, markup=False)
@@ -50,21 +58,24 @@ class Terminal:
         """Prints an error message."""
         self.say(message, style="bold red")
 
-    def progress(self, job: _Running, workers: int) -> contextlib.AbstractContextManager[object]:
+    def progress(
+        self, job: _Running, workers: int, noun: str = "worker"
+    ) -> contextlib.AbstractContextManager[object]:
         """Shows, in a terminal, the number of a job's running workers, and the elapsed time."""
         if not self._output.is_terminal:
             return contextlib.nullcontext()
-        return self._output.status(_Progress(job, workers))
+        return self._output.status(_Progress(job, workers, noun))
 
 
 class _Progress:
     """The status line at the bottom of the terminal."""
 
-    def __init__(self, job: _Running, workers: int):
+    def __init__(self, job: _Running, workers: int, noun: str):
+        self._noun = noun
         self._job = job
         self._workers = workers
         self._begin = time.monotonic()
 
     def __rich__(self) -> str:
         seconds = time.monotonic() - self._begin
-        return f"{self._job.running} of {self._workers} workers run, {seconds:.0f} s"
+        return f"{self._job.running} of {self._workers} {self._noun}s run, {seconds:.0f} s"

@@ -63,10 +63,15 @@ class Failure:
         after = self.last_lines[starts[-1] + 1 :] if starts else []
         return next((line for line in after if line and not line.startswith(" ")), "")
 
+    @property
+    def ending(self) -> str:
+        """The signal or the exit code with which it ended, as text."""
+        ended = "was ended by" if self.how.startswith("SIG") else "failed with"
+        return f"{ended} {self.how}"
+
     def __str__(self) -> str:
         """Describes the failure in one line."""
-        ended = "was ended by" if self.how.startswith("SIG") else "failed with"
-        return f"worker {self.worker} {ended} {self.how}"
+        return f"worker {self.worker} {self.ending}"
 
 
 class Job:

@@ -74,6 +74,8 @@ class Program:
         environment: Additions to the environment of the process that starts it.
         call: The data sent to the program, which replies with its result: its standard input is a
             socket for both. None: its standard input is empty.
+        holds_input: Whether that input stays open until this process ends, instead of ending after
+            the data.
         on_report: Called, in a thread, with the program's reports while it runs. None: it does not
             report.
         cores: The cores on which it runs. None: those of the process that starts it.
@@ -84,6 +86,7 @@ class Program:
     call: bytes | None = None
     on_report: OnReport | None = None
     cores: Sequence[int] | None = None
+    holds_input: bool = False
 
 
 class Worker(abc.ABC):
@@ -215,7 +218,7 @@ class ProcessWorker(Worker):
                 os.sched_setaffinity(self._process.pid, program.cores)
         self._readers = [
             _started(self._read_output, output),
-            _started(self._exchange, own_end, program.call or b""),
+            _started(self._exchange, own_end, program.call or b"", program.holds_input),
         ]
         self._waiter = _started(self._wait)
         self._reader_of_reports = _started(self._read_reports, reports, program.on_report)
@@ -259,12 +262,13 @@ class ProcessWorker(Worker):
                 if is_complete and on_report is not None:
                     self._call(on_report, line, 0.0)
 
-    def _exchange(self, connection: socket.socket, call: bytes) -> None:
+    def _exchange(self, connection: socket.socket, call: bytes, holds_input: bool) -> None:
         """Sends the call, and reads the result."""
         with connection:
             with contextlib.suppress(OSError):  # it has ended without reading it
                 connection.sendall(call)
-                connection.shutdown(socket.SHUT_WR)
+                if not holds_input:
+                    connection.shutdown(socket.SHUT_WR)
             with contextlib.suppress(OSError), connection.makefile("rb") as answer:
                 self._result = answer.read()
 
