@@ -1,8 +1,9 @@
-"""Clusters that others start: Open MPI's, and what `unison run --env` prints for them."""
+"""Jobs that others start: `mpirun`, `torchrun`, and what `unison run --env` prints for them."""
 
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from subprocess_program import UNISON, run_program
 
 MPIRUN = shutil.which("mpirun")
+MPICH = shutil.which("mpiexec.hydra")
+TORCHRUN = shutil.which("torchrun")
 
 PROGRAM = """
 import json, sys
@@ -85,6 +88,21 @@ def test_the_line_for_open_mpi_trains_there(program, bin_folder):
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     line = printed("openmpi", "--devices-per-worker", 1, program)
     assert reports(shell(line, bin_folder, **as_root)) == [[0, 2, 2.0], [1, 2, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [
+        (TORCHRUN, ["--standalone", "--nproc-per-node", "2", "--no-python"]),
+        (MPICH, ["-n", "2"]),
+    ],
+    ids=["torchrun", "mpich"],
+)
+def test_the_processes_of_a_launcher_train_together(launcher, options, program, bin_folder):
+    if launcher is None:
+        pytest.skip("The launcher is not installed.")
+    line = shlex.join([launcher, *options, sys.executable, str(program)])
+    assert reports(shell(line, bin_folder, UNISON_CPU_DEVICES="1")) == [[0, 2, 2.0], [1, 2, 2.0]]
 
 
 # Starts what follows its options twice, as Slurm does it on two nodes; both are this machine.
