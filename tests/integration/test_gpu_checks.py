@@ -13,7 +13,7 @@ import pytest
 
 from benchmark_runs import ROOT
 from release import gpu_bundle
-from release.gpu_bundle import PYTHONS, BundleError, install, tested_set
+from release.gpu_bundle import PYTHONS, BundleError, install
 
 
 def check(tmp_path, *names, seconds):
@@ -90,7 +90,7 @@ def test_without_wheels_the_error_says_how_to_get_them(tmp_path):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_wheels_are_those_of_the_newest_tested_set(python):
-    assert tested_set(python).jax >= "0.11"
+    assert gpu_bundle.tested_set(python).jax >= "0.11"
 
 
 def test_of_what_is_required_only_jaxs_own_requirements_are_left_out(monkeypatch, tmp_path):
