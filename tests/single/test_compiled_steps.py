@@ -21,8 +21,8 @@ LARGE = ("resnet50", "gpt")
 
 
 def marks(name, target):
-    if name in LARGE and target != "h100:8":
-        return [pytest.mark.soak, pytest.mark.timeout(1800)]
+    if name in LARGE:
+        return [pytest.mark.timeout(1800), *([pytest.mark.soak] if target != "h100:8" else [])]
     return [pytest.mark.smoke] if (name, target) == ("mlp", "h100:8") else []
 
 
