@@ -143,6 +143,25 @@ def test_a_transformer_sends_its_gradients_in_one_all_reduce(target, devices):
     assert weights <= plan.collectives[0].bytes <= weights + 64
 
 
+def test_gradients_are_summed_beside_products_up_to_bytes_per_pack():
+    """By default, libtpu sums nearly all of them at once, while the core waits."""
+    layers, width = 12, 2048
+    strategy = unison.TPUStrategy(
+        topology="v5e:2x4",
+        communication_options=unison.CommunicationOptions(bytes_per_pack=2**22),
+    )
+    with strategy.scope():
+        hidden = [keras.layers.Dense(width, "tanh", use_bias=False) for _ in range(layers)]
+        model = keras.Sequential([keras.Input((width,)), *hidden])
+        model.compile("sgd", "mse")
+    x = shape(8 * 256, width)
+    planned = plan_fit(model, x, x, thorough=True)
+    large = [one for one in planned.collectives if one.bytes > 64]
+    assert {one.bytes for one in large} == {width**2 * FLOAT}  # each gradient by itself
+    assert sum(one.runs for one in large) == layers
+    assert planned.hidden_share >= 0.8
+
+
 def test_a_sharded_update_scatters_gradients_and_divides_the_optimizers_state():
     strategy = unison.TPUStrategy(topology="v5e:2x4", sharded_update=True)
 

@@ -40,9 +40,9 @@ class CommunicationOptions:
     Args:
         bytes_per_pack: The approximate size of the buffers into which the arrays of a sum or mean
             are packed; arrays are never split, except by `ACCUMULATE_N`, whose chunks have this
-            size. XLA may combine small ones (on CPU it combines all). On GPUs, it is the number of
-            bytes up to which XLA combines sums of gradients; on TPUs XLA chooses. 0: the method's
-            choice.
+            size. XLA may combine small ones (on CPU it combines all). On GPUs and TPUs, it is the
+            number of bytes up to which XLA combines sums of gradients. 0: the method's choice, or
+            XLA's.
         timeout_seconds: How long workers wait for each other; has no effect within one process.
         implementation: A `CommunicationImplementation` or its name.
         method: The `AggregationMethod`, or its name, for gradients for which none is given.

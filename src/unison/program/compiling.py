@@ -36,25 +36,26 @@ def compile_replicas(
         placement: The replicas' devices.
         part: The function. Per-replica values are passed and returned with their leading axis,
             which has size 1 in it.
-        communication: On GPUs, XLA combines collectives up to `bytes_per_pack`, if it is given.
+        communication: On accelerators, XLA sums gradients up to `bytes_per_pack` at a time, if it
+            is given.
 
     Returns:
         The program.
     """
-    if placement.platform == "gpu":
-        options = _combining(communication.bytes_per_pack, placement.num_replicas)
+    if placement.platform in _COMBINING:
+        combining = _COMBINING[placement.platform]
+        options = combining(communication.bytes_per_pack, placement.num_replicas)
         part = dataclasses.replace(part, compiler_options=options)
     if placement.zero >= WEIGHTS:
         part = dataclasses.replace(part, function=gathered_where_used(part.function))
     return Executable(placement.program(part), placement, part)
 
 
-def _combining(bytes_per_pack: int, num_replicas: int) -> dict[str, int]:
+def _combining_on_gpus(bytes_per_pack: int, num_replicas: int) -> dict[str, Any]:
     """Returns XLA's options for the bytes of gradients that it puts into one collective on GPUs.
 
-    Those that the user has set in `XLA_FLAGS` are left out. XLA counts the results of a
-    reduce-scatter, which are a replica's parts. By its default, as many parts as bytes of whole
-    gradients, it would scatter all gradients together: behind nothing.
+    XLA counts the results of a reduce-scatter, which are a replica's parts. By its default, as many
+    parts as bytes of whole gradients, it would scatter all gradients together: behind nothing.
 
     Args:
         bytes_per_pack: The bytes of whole gradients; 0 for XLA's default.
@@ -64,8 +65,33 @@ def _combining(bytes_per_pack: int, num_replicas: int) -> dict[str, int]:
     options = {"xla_gpu_reduce_scatter_combine_threshold_bytes": scattered}
     if bytes_per_pack:
         options["xla_gpu_all_reduce_combine_threshold_bytes"] = int(bytes_per_pack)
-    flags = os.environ.get("XLA_FLAGS", "")
-    return {name: size for name, size in options.items() if f"--{name}=" not in flags}
+    return _without_flags_of_the_user(options, "XLA_FLAGS")
+
+
+def _combining_on_tpus(bytes_per_pack: int, num_replicas: int) -> dict[str, Any]:
+    """Returns XLA's options to sum so many bytes of gradients at a time on TPUs, beside products.
+
+    By default it sums nearly all at once, while the core waits.
+    """
+    del num_replicas
+    if not bytes_per_pack:
+        return {}
+    options = {
+        "xla_jf_crs_combiner_threshold_in_bytes": int(bytes_per_pack),
+        "xla_enable_async_all_reduce": True,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    }
+    return _without_flags_of_the_user(options, "LIBTPU_INIT_ARGS")
+
+
+#: The options for each platform.
+_COMBINING = {"gpu": _combining_on_gpus, "tpu": _combining_on_tpus}
+
+
+def _without_flags_of_the_user(options: dict[str, Any], variable: str) -> dict[str, Any]:
+    """Returns the options that a variable does not have, over which they would prevail."""
+    flags = os.environ.get(variable, "")
+    return {name: value for name, value in options.items() if f"--{name}=" not in flags}
 
 
 class Executable:
