@@ -39,7 +39,12 @@ def fails(program):
 @pytest.fixture
 def wrong_gradients(monkeypatch):
     """Replicas' gradients are added without their shares."""
-    monkeypatch.setattr(optimizers, "_weighted", list)
+    share_of_replica = optimizers.current_share
+
+    def share(scaled_by=None):
+        return share_of_replica() if scaled_by is None else None
+
+    monkeypatch.setattr(optimizers, "current_share", share)
 
 
 def test_wrong_scaling_of_gradients_is_found(wrong_gradients):
