@@ -47,7 +47,10 @@ def require_no_others(strategy: str) -> None:
 
 def _remedy(strategy: str) -> str:
     if strategy != "MultiWorkerMirroredStrategy":
-        return "Use MultiWorkerMirroredStrategy, which finds them."
+        return (
+            "Use MultiWorkerMirroredStrategy, which finds them, or start one process for all "
+            "devices: unison run -n 1."
+        )
     return (
         "What was found does not describe them: set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
         "JAX_PROCESS_ID for each process, describe them in TF_CONFIG or by a "
