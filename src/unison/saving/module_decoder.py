@@ -25,7 +25,7 @@ _PROGRAM = Path(__file__).with_name("module_decoder_start.py")
 #: The maximum CPU time in seconds and the maximum memory in bytes for a module: so much, and for
 #: each of its bytes. One of 100 MB takes 0.3 s and 300 MB.
 _SECONDS, _SECONDS_A_BYTE = 2, 1 / 25e6
-_MEMORY, _MEMORY_A_BYTE = 1 << 29, 8
+_MEMORY, _MEMORY_A_BYTE = 40 << 20, 8
 
 #: Seconds in which the child starts, and in which it answers, on a busy machine.
 _PATIENCE = 60.0
