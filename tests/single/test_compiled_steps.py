@@ -60,7 +60,8 @@ def test_a_step_takes_what_one_by_hand_takes(whose, name, target):
     assert step.aliased >= gradients_of(name) - 1024  # without the results that are no state
     # Beside the gradients: the loss, whose sum fit also divides by the examples; and by hand, the
     # means of moving averages, which a strategy takes when they are read.
-    assert gradients_of(name) <= step.collectives <= expert.collectives + 64
+    # XLA does not sum the gradients that are known to be zero: of biases before a normalization.
+    assert 0.999 * gradients_of(name) <= step.collectives <= expert.collectives + 64
     assert expert.collectives <= gradients_of(name) + 64 + by_hand.bytes_of(
         network(name).statistics()
     )
@@ -94,8 +95,8 @@ def test_a_step_for_tpus_takes_what_one_by_hand_takes(name, target):
     # XLA chooses which values stay in the 128 MiB of a core's VMEM, and those are not counted: for
     # programs with the same operations, it chooses differently.
     assert step.temporaries <= 1.15 * expert.temporaries
-    assert step.kernels <= 1.05 * expert.kernels + 20  # with the copies to VMEM
-    assert gradients_of(name) <= step.collectives <= expert.collectives + 64
+    assert step.kernels <= 1.05 * expert.kernels + 40  # with the copies to VMEM and back
+    assert 0.999 * gradients_of(name) <= step.collectives <= expert.collectives + 64
 
 
 def products_in(hlo):
