@@ -333,6 +333,20 @@ def test_a_module_that_is_read_forever_is_corrupt(folder):
         load(folder)
 
 
+def test_a_module_for_which_an_allocation_fails_is_corrupt(monkeypatch, tmp_path):
+    """At the limit of memory, MLIR may raise an error rather than abort, as of invalid modules."""
+    dialects = tmp_path / "jaxlib" / "mlir" / "dialects"
+    dialects.mkdir(parents=True)
+    for package in (dialects, *dialects.parents[:2]):
+        (package / "__init__.py").touch()
+    (dialects / "stablehlo.py").write_text(
+        "def deserialize_portable_artifact_str(module):\n    raise MemoryError\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ModuleDecoder() as decoder, pytest.raises(ValueError, match="of 3 bytes takes more than"):
+        decoder.check([b"any"])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the limits are those of Linux")
 def test_the_memory_for_a_module_does_not_depend_on_the_number_of_cores():
     module = exported(signature(lambda x: x), *AVALS).mlir_module_serialized
