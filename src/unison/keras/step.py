@@ -754,8 +754,8 @@ def _padding_on_devices(shares: Shares) -> Callable[[jax.Array], jax.Array]:
     for replica, count in enumerate(shares.counts):
         own = shares.of(range(replica, replica + 1))
         rows[replica, :count] = range(own.start, own.stop)
-    rows = rows.reshape(-1)
-    return jax.jit(lambda batch: jnp.take(batch, rows, axis=0, mode="fill", fill_value=0))
+    flat = rows.reshape(-1)
+    return jax.jit(lambda batch: jnp.take(batch, flat, axis=0, mode="fill", fill_value=0))
 
 
 def as_array(leaf: Any) -> Any:
