@@ -15,6 +15,7 @@ import termios
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -468,21 +469,28 @@ def test_the_machines_of_a_job_are_started_one_by_one(tmp_path):
         machines = []
         for place in ("1", "2"):
             own = ["--host", f"127.0.0.{place}", "-n", place, str(program)]
-            machine = subprocess.Popen(
-                [sys.executable, "-m", "unison", "run", *common, *own],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            ending.callback(machine.wait)
-            ending.callback(kill_group, machine.pid)
-            machines.append(machine)
+            machines.append(started_command(ending, [*common, *own], env=environment))
         printed = [machine.communicate(timeout=180)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], printed
     lines = [line for text in printed for line in text.splitlines() if "of" in line]
     assert sorted(lines) == [f"[worker {index}] worker {index} of 3" for index in range(3)]
+
+
+def started_command(
+    ending: contextlib.ExitStack, arguments: list[str], **options: Any
+) -> subprocess.Popen[str]:
+    """Starts `unison run`, in a group of processes that ends with `ending`."""
+    command = subprocess.Popen(
+        [sys.executable, "-m", "unison", "run", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+    ending.callback(command.wait)
+    ending.callback(kill_group, command.pid)
+    return command
 
 
 #: Runs the command here, in place of another machine, whose name it notes.
@@ -510,18 +518,8 @@ def on_hosts(tmp_path: Path):
 
         def start(*arguments: str) -> subprocess.Popen[str]:
             options = ["--hosts", "127.0.0.1,other-machine:2", "--rendezvous", rendezvous]
-            machine = subprocess.Popen(
-                [sys.executable, "-m", "unison", "run", *options, *arguments],
-                env=environment,
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            ending.callback(machine.wait)
-            ending.callback(kill_group, machine.pid)
-            return machine
+            command = [*options, *arguments]
+            return started_command(ending, command, env=environment, cwd=tmp_path)
 
         yield start
 

@@ -12,6 +12,7 @@ from unison.cli.errors import CommandError
 from unison.cli.programs import program_of
 from unison.net.addresses import own_address
 from unison.net.secret import KEY_VARIABLE, new_key
+from unison.runtime.cluster_resolvers.ranks import PORTS
 from unison.runtime.launching import Program
 from unison.runtime.launching.remote import remote_program
 
@@ -20,9 +21,6 @@ _HOST = re.compile(r"(?P<host>[^\s,:]+)(?::(?P<workers>\d+))?")
 #: The prefixes of environment variables that the other machines get, and those that they do not.
 _FORWARDED = ("JAX_", "KERAS_", "NCCL_", "PYTHONPATH", "UNISON_", "XLA_")
 _SECRET = (KEY_VARIABLE, "UNISON_ELASTIC_TOKEN")
-
-#: The ports of rendezvous: above the ephemeral ports of Linux.
-_PORTS = range(61_000, 65_000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +47,6 @@ def check(options: argparse.Namespace, others: dict[str, bool]) -> None:
     Raises:
         CommandError: The message states what is wrong, and the remedy.
     """
-    if options.hosts is None:
-        return
     for name, is_given in others.items():
         if is_given:
             raise CommandError(f"--hosts and {name} are for different jobs: leave one out.")
@@ -70,7 +66,7 @@ def programs(options: argparse.Namespace) -> tuple[list[Program], list[str]]:
     """Returns the program that starts each machine's part of the job, and the hosts."""
     hosts = _hosts(options)
     first = hosts[0][0].rpartition("@")[2]
-    rendezvous = options.rendezvous or f"{first}:{random.SystemRandom().choice(_PORTS)}"
+    rendezvous = options.rendezvous or f"{first}:{random.SystemRandom().choice(PORTS)}"
     key = new_key()
     environment = {
         name: value

@@ -16,8 +16,8 @@ from unison.runtime.cluster_resolvers.allocations import first_host
 from unison.runtime.cluster_resolvers.gpus import VISIBLE_GPUS, share_of_gpus
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 
-#: The ports that are derived from a job's name: above the ephemeral ports of Linux.
-_PORTS = range(61_000, 65_000)
+#: The ports at which a job's processes meet if none is given: above Linux's ephemeral ones.
+PORTS = range(61_000, 65_000)
 
 #: The variable with which JAX chooses a process's devices itself.
 _JAX_DEVICES = "JAX_LOCAL_DEVICE_IDS"
@@ -122,7 +122,7 @@ def derived_port(job: str) -> int:
         >>> derived_port("job 1") == derived_port("job 1"), 61000 <= derived_port("job 2") < 65000
         (True, True)
     """
-    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
+    return PORTS[zlib.crc32(job.encode()) % len(PORTS)]
 
 
 def host_of_first(launcher: str, ranks: Ranks, resolver: str) -> str:
