@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from unison.cells import live_cells
@@ -34,6 +35,7 @@ from unison.runtime import logs, uncaught
 from unison.runtime.elastic import ElasticGroup
 from unison.runtime.placement import Placement
 from unison.runtime.planned import PlannedPlacement, placement_on
+from unison.runtime.precision import device_array
 from unison.strategies import context, observing, reduction
 from unison.strategies.alone import require_no_others
 from unison.strategies.batch_shares import (
@@ -48,7 +50,7 @@ from unison.strategies.extended import StrategyExtended
 from unison.strategies.scope_observers import observed_scope
 from unison.strategies.tuning import Tuning, arrays_of_run, key_of_run
 from unison.tracebacks import filter_traceback, shorten
-from unison.values import PerReplica, is_distributed
+from unison.values import PerReplica, is_distributed, is_numeric
 
 
 class Strategy:
@@ -395,14 +397,23 @@ class Strategy:
     ) -> Any:
         """Returns the `PerReplica` value whose component r is `value_fn` of replica r's context.
 
+        Arrays are copied to the replicas' devices once, and not by every program that takes them.
+        With one replica, the value is returned itself.
+
         TF: `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         context.require_cross_replica_context("experimental_distribute_values_from_function()")
         count = self.num_replicas_in_sync
-        local = self._placement.local_replicas
-        values = [value_fn(ValueContext(index, count)) for index in local]
+        placement = self._placement
+        values = [
+            jax.tree.map(_on_device, value_fn(ValueContext(index, count)))
+            for index in placement.local_replicas
+        ]
         if count == 1:
-            return values[0]
+            return jax.tree.map(
+                lambda leaf: placement.bring(leaf) if isinstance(leaf, jax.Array) else leaf,
+                values[0],
+            )
         return jax.tree.map(lambda *components: PerReplica(components), *values)
 
     @filter_traceback
@@ -502,6 +513,13 @@ class Strategy:
         """
         options = InputOptions(experimental_replication_mode=replication_mode)
         return iter(self.distribute_datasets_from_function(input_fn, options))
+
+
+def _on_device(leaf: Any) -> Any:
+    """Returns a NumPy value as an array on the default device; any other one, as it is."""
+    if isinstance(leaf, np.ndarray | np.generic) and is_numeric(leaf.dtype):
+        return device_array(np.array(leaf))  # copied: its memory may be reused
+    return leaf
 
 
 class ValueContext:
