@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import selectors
 import time
@@ -45,10 +46,17 @@ class ContestantError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Seconds that a contestant may take."""
+    """Seconds.
+
+    Attributes:
+        start: How long a contestant may take to start.
+        round: How long its round may take.
+        all: For everything. Behind the first one, no round begins that would not end in time.
+    """
 
     start: float = 180
     round: float = 60
+    all: float = math.inf
 
 
 @dataclasses.dataclass
@@ -171,6 +179,8 @@ def measure(
     """
     result = Result(work)
     running: list[RunningContestant] = []
+    ends = time.monotonic() + limits.all
+    longest = 0.0
     with contextlib.ExitStack() as stack:
         for entry, python in contestants:
             for _ in range(_ATTEMPTS_TO_START):
@@ -187,6 +197,10 @@ def measure(
                 running.append(contestant)
                 break
         for index in range(rounds):
+            begin = time.monotonic()
+            if index and begin + longest > ends:
+                say(f"  no time for more than {index} of {rounds} rounds")
+                break
             first = index % max(1, len(running))
             for contestant in running[first:] + running[:first]:
                 try:
@@ -196,6 +210,7 @@ def measure(
                     running.remove(contestant)
             if running:
                 say(_round_line(index, rounds, result))
+            longest = max(longest, time.monotonic() - begin)
     return result
 
 

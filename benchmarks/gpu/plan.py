@@ -33,8 +33,8 @@ class Check:
 MACHINE = Check("machine", "The machine", f"{_HERE}.machine:describe", 40, computes=True)
 
 CHECKS = (
-    Check("parity", "Numbers of the parity set", f"{_HERE}.numbers:parity", 90),
-    Check("random", "Numbers of random programs", f"{_HERE}.numbers:random", 100),
+    Check("parity", "Numbers of the parity set", f"{_HERE}.numbers:parity", 75),
+    Check("random", "Numbers of random programs", f"{_HERE}.numbers:random", 75),
     Check("checkpoint", "Checkpoints", f"{_HERE}.jobs:checkpoint", 60),
     Check("interrupt", "Ctrl-C", f"{_HERE}.jobs:interrupt", 50),
     Check("killed", "A killed worker", f"{_HERE}.jobs:killed_worker", 75),

@@ -32,12 +32,15 @@ _ROUNDS = 5
 _ROUNDS_ON_CPU = 1
 
 #: The global batches and steps a round.
-_FIT = {"mlp": (256, 800), "cnn": (256, 400), "wide_mlp": (256, 200)}
+_FIT = {"mlp": (256, 400), "cnn": (256, 400), "wide_mlp": (256, 200)}
 _FIT_ON_CPU = {"mlp": (64, 8), "cnn": (16, 2)}
 
 #: Steps of several processes begin with the same parameters, and see the same batches: the norm of
 #: the parameters agrees but for the order of sums, and TF32.
 _NORMS_DIFFER = 2e-3
+
+#: Of a check's time; the rest is for processes to end.
+_PART_FOR_ROUNDS = 0.9
 
 _MEBIBYTE = 2**20
 
@@ -52,14 +55,14 @@ def cnn(setting: Setting) -> Iterator[Finding]:
 
 def memory(setting: Setting) -> Iterator[Finding]:
     """A model whose state outweighs all the rest; on CPUs, which have other memory, a small one."""
-    return _fit(setting, "wide_mlp" if setting.on_gpus else "mlp")
+    return _fit(setting, "wide_mlp" if setting.on_gpus else "mlp", ("unison", "hand"))
 
 
 def run(setting: Setting) -> Iterator[Finding]:
     """`strategy.run` of a function that adds to variables."""
     for variables in (1, 20):
         work = RunWork(variables, 0.7 if setting.on_gpus else 0.1, setting.device)
-        result = _measured(setting, work, ("unison", "hand"))
+        result = _measured(setting, work, ("unison", "hand"), part=1 / 2)
         yield from _speed(result, "run: microseconds a call")
 
 
@@ -69,7 +72,7 @@ def prefetch(setting: Setting) -> Iterator[Finding]:
     for way in ("fit", "run"):
         for prefetches in (False, True):
             work = InputWork(way, setting.devices, batch, steps, setting.device, prefetches)
-            result = _measured(setting, work, ("unison",))
+            result = _measured(setting, work, ("unison",), part=1 / 4)
             yield from _failures(result)
             if not (rounds := result.rounds.get(OURS)):
                 continue
@@ -87,7 +90,8 @@ def processes(setting: Setting) -> Iterator[Finding]:
     norms: dict[str, float] = {}
     for count in (1, min(setting.devices, 4)):
         work = TrainingWork("workers", "mlp", count, batch, steps, device=setting.device)
-        result = _measured(setting, work, ("unison", "hand", "torch"), without=("unison tuned",))
+        families = ("unison", "hand", "torch")
+        result = _measured(setting, work, families, without=("unison tuned",), part=1 / 2)
         yield from _speed(result, "Several processes: steps a second")
         for name, rounds in result.rounds.items():
             if rounds:
@@ -107,7 +111,7 @@ def checkpoint_time(setting: Setting) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="unison-gpu-") as folder:
         for megabytes in (100, 1000) if setting.on_gpus else (1,):
             work = CheckpointWork(megabytes, folder, setting.device)
-            result = _measured(setting, work, ("unison",))
+            result = _measured(setting, work, ("unison",), part=1 / 2)
             yield from _failures(result)
             for name, rounds in result.rounds.items():
                 if not rounds:
@@ -119,14 +123,15 @@ def checkpoint_time(setting: Setting) -> Iterator[Finding]:
                 yield Row("Checkpoint: what steps wait for", cells)
 
 
-def _fit(setting: Setting, model: str) -> Iterator[Finding]:
+def _fit(
+    setting: Setting, model: str, families: Sequence[str] = ("unison", "hand", "keras", "torch")
+) -> Iterator[Finding]:
     batch, steps = (_FIT if setting.on_gpus else _FIT_ON_CPU)[model]
     # Divisible by all devices.
     batch = math.ceil(batch / setting.devices) * setting.devices
     work = FitWork(model, batch, steps, device=setting.device)
-    families = ["unison", "hand", "keras", "torch"]
-    if setting.on_gpus and setting.devices > 1:
-        families.remove("torch")
+    if "torch" in families and setting.on_gpus and setting.devices > 1:
+        families = [family for family in families if family != "torch"]
         yield Note(
             "PyTorch is left out of `fit` on several GPUs: there it needs as many processes."
         )
@@ -139,8 +144,13 @@ def _fit(setting: Setting, model: str) -> Iterator[Finding]:
 
 
 def _measured(
-    setting: Setting, work: Work, families: Sequence[str], without: Sequence[str] = ()
+    setting: Setting,
+    work: Work,
+    families: Sequence[str],
+    without: Sequence[str] = (),
+    part: float = 1.0,
 ) -> Result:
+    """Measures a workload in a part of the check's time, with as many rounds as that allows."""
     pythons = {family: python for family in families if (python := _python(setting, family))}
     entries = [
         (entry, pythons[entry.family])
@@ -148,7 +158,8 @@ def _measured(
         if entry.family in pythons and entry.takes_part_in(work) and entry.name not in without
     ]
     rounds = _ROUNDS if setting.on_gpus else _ROUNDS_ON_CPU
-    limits = Limits(setting.seconds, setting.seconds)  # the check has no more for all of them
+    seconds = setting.seconds
+    limits = Limits(start=seconds, round=seconds, all=_PART_FOR_ROUNDS * part * seconds)
     return measure(work, entries, rounds, limits, _say)
 
 

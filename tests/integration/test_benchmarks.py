@@ -336,6 +336,16 @@ def test_a_contestant_that_closes_its_output_is_not_waited_for(benchmarks, monke
     assert result.failures["silent"] == "has closed its output, and runs on"
 
 
+def test_what_has_been_measured_is_kept_when_the_time_is_over(benchmarks):
+    entry = next(e for e in benchmarks.contestants.ENTRIES if e.module == "hand_written_run")
+    work = benchmarks.workloads.RunWork(1, seconds=0.2)
+    limits = benchmarks.driver.Limits(all=0.1)
+    said = []
+    result = benchmarks.driver.measure(work, [(entry, sys.executable)], 50, limits, said.append)
+    assert len(result.rounds["hand"]) == 1
+    assert said[-1] == "  no time for more than 1 of 50 rounds"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_contestant_that_is_late_is_ended(benchmarks):
     entry = next(e for e in benchmarks.contestants.ENTRIES if e.module == "hand_written_run")

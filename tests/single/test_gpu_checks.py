@@ -251,3 +251,13 @@ def test_an_unknown_check_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["--checks", "fit-mlp,speed"])
     assert "Received: speed" in capsys.readouterr().err
+
+
+def test_groups_are_measured_on_the_path_of_accelerators():
+    from benchmarks.gpu.grouping import threshold
+
+    rows = [found.cells for found in threshold(Setting("cpu", 2, 60)) if isinstance(found, Row)]
+    assert [row[""] for row in rows] == ["3 layers of 16, batch 32", "3 layers of 64, batch 64"]
+    for row in rows:
+        assert 1 <= row["fit chooses groups of"] <= 16
+        assert all(row[how] > 0 for how in ("one by one", "groups of 16", "as fit chooses"))
