@@ -95,8 +95,8 @@ class _Training:
     def in_groups_of(self, size: int) -> float:
         """Returns the seconds of a step in groups of a size."""
         with (
-            mock.patch.object(step, "group_size_of", lambda *_: size),
-            mock.patch.object(step, "is_measured", lambda *_: False),
+            mock.patch.object(step, "group_size_of", return_value=size),
+            mock.patch.object(step, "is_measured", return_value=False),
         ):
             return self._seconds_a_step()
 

@@ -275,17 +275,18 @@ def test_values_are_made_for_each_replica(two_replicas):
     assert made["n"].values == (2, 2)
 
 
-def test_arrays_that_are_made_for_a_replica_are_copied_to_its_device_once(four_replicas):
+@pytest.mark.parametrize("devices", [["CPU:3"], ["CPU:0", "CPU:1"]], ids=["one", "two"])
+def test_arrays_that_are_made_for_a_replica_are_copied_to_its_device_once(devices):
     """On GPUs, a program that is given an array of the host copies it at every call."""
-    for count, strategy in ((1, unison.OneDeviceStrategy("CPU:3")), (4, four_replicas)):
-        reused = np.arange(3.0)
-        value = strategy.experimental_distribute_values_from_function(lambda _: reused)
-        reused[:] = 7
-        arrays = strategy.experimental_local_results(value)
-        assert [array.tolist() for array in arrays] == count * [[0, 1, 2]]
+    strategy = unison.MirroredStrategy(devices)
+    reused = np.arange(3.0)
+    value = strategy.experimental_distribute_values_from_function(lambda _: reused)
+    reused[:] = 7
+    arrays = strategy.experimental_local_results(value)
+    assert [array.tolist() for array in arrays] == [[0, 1, 2]] * len(devices)
+    strategy.run(lambda x: x * 2, args=(value,))
+    with jax.transfer_guard("disallow"):
         strategy.run(lambda x: x * 2, args=(value,))
-        with jax.transfer_guard("disallow"):
-            strategy.run(lambda x: x * 2, args=(value,))
 
 
 def test_one_replica_gets_its_value_as_it_is():

@@ -23,6 +23,7 @@ from unison.runtime.liveness import watched
 from unison.runtime.private_jax import shard_map
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, specs_of_each
 from unison.runtime.shared_memory import shared_memory_of
+from unison.runtime.transfers import placed
 from unison.thread_local import ThreadLocal
 
 REPLICA_AXIS = "replica"
@@ -246,10 +247,10 @@ class Placement:
             value: An array; with several processes, the same on each.
         """
         if not self.spans_processes:
-            return jax.device_put(value, self.mirrored)
+            return placed(value, self.mirrored)
         if isinstance(value, jax.Array) and value.sharding == self.mirrored:
             return value
-        copies = [jax.device_put(value, core) for core in self._local_cores]
+        copies = [placed(value, core) for core in self._local_cores]
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.mirrored, copies)
 
     @property
@@ -285,11 +286,10 @@ class Placement:
 
         Args:
             stacked: The slices of this process's replicas; with a single process, all. An array
-                that is already placed like this is returned as is. Or a tree of such arrays: one
-                call takes less time than several.
+                that is already placed like this is returned as is. Or a tree of such arrays.
         """
         if not self.spans_processes:
-            return jax.device_put(stacked, self.per_replica)
+            return placed(stacked, self.per_replica)
         return jax.tree.map(self._spread_own, stacked)
 
     def _spread_own(self, stacked: Any) -> jax.Array:
@@ -299,7 +299,7 @@ class Placement:
             return stacked
         return self.assemble(
             [
-                jax.device_put(stacked[place : place + 1], device)
+                placed(stacked[place : place + 1], device)
                 for place, device in enumerate(self.local_devices)
             ]
         )
@@ -330,7 +330,7 @@ class Placement:
                 returned as is.
         """
         if not self.spans_processes:
-            return jax.device_put(whole, self.per_replica)
+            return placed(whole, self.per_replica)
         return jax.tree.map(self._divide_own, whole)
 
     def _divide_own(self, whole: Any) -> jax.Array:
@@ -340,7 +340,7 @@ class Placement:
             return whole
         rows = whole.shape[0] // self.num_replicas
         parts = [
-            jax.device_put(whole[replica * rows : (replica + 1) * rows], device)
+            placed(whole[replica * rows : (replica + 1) * rows], device)
             for replica, device in zip(self.local_replicas, self.local_devices, strict=True)
         ]
         return jax.make_array_from_single_device_arrays(

@@ -44,6 +44,7 @@ from unison.data.plan import INFINITE, Plan, memories_of, recall
 from unison.data.state import State, decode, encode
 from unison.runtime.placement import Placement
 from unison.runtime.precision import device_array
+from unison.runtime.transfers import placed
 from unison.values import PerReplica, is_numeric
 
 #: The only worker.
@@ -167,9 +168,9 @@ class DistributedDataset:
     def _fetched(self, leaves: list[Any]) -> Sequence[jax.Array]:
         if not leaves:
             return []
-        # One call for all leaves: several calls take longer.
         if self._is_alone:
-            return jax.device_put(leaves, self._placement.local_devices[0])
+            on_device: list[jax.Array] = placed(leaves, self._placement.local_devices[0])
+            return on_device
         return self._placement.spread(leaves)
 
     def _is_fetched(self, parts: Parts) -> bool:
@@ -181,7 +182,7 @@ class DistributedDataset:
     def _of_parts(self, parts: Parts, shapes: Sequence[tuple[int, ...]]) -> Any:
         if self._is_fetched(parts):
             pairs = zip(parts, self._placement.local_devices, strict=True)
-            return PerReplica([jax.device_put(_as_array(part), to) for part, to in pairs], shapes)
+            return PerReplica([placed(_as_array(part), to) for part, to in pairs], shapes)
         shown = [self._source.shown(part) for part in parts]
         return shown[0] if self._is_alone else PerReplica(shown, shapes)
 

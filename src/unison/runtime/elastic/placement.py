@@ -23,6 +23,7 @@ from unison.runtime.placement import REPLICA_AXIS, Placement, with_ticket
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, StepsInALoop
 from unison.runtime.shared_memory.library import Ticket
 from unison.runtime.shared_memory.rewriting import Transaction
+from unison.runtime.transfers import placed
 from unison.thread_local import ThreadLocal
 
 if TYPE_CHECKING:
@@ -112,10 +113,10 @@ class ElasticPlacement(Placement):
             yield
 
     def bring(self, value: Any) -> jax.Array:
-        return jax.device_put(value, self.mirrored)
+        return placed(value, self.mirrored)
 
     def spread(self, stacked: Any) -> Any:
-        return jax.device_put(stacked, self.per_replica)
+        return placed(stacked, self.per_replica)
 
     def assemble(self, slices: Sequence[jax.Array]) -> jax.Array:
         shape = (len(self.local_devices), *slices[0].shape[1:])
@@ -127,7 +128,7 @@ class ElasticPlacement(Placement):
             first = self.local_replicas[0] * size
             return rows[first : first + len(self.local_replicas) * size]
 
-        return jax.device_put(jax.tree.map(own_rows, whole), self.per_replica)
+        return placed(jax.tree.map(own_rows, whole), self.per_replica)
 
     def whole_of(self, divided: Callable[[], jax.Array]) -> np.ndarray:
         """See `Placement.whole_of`. Does not compile a program."""
