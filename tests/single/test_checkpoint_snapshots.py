@@ -4,6 +4,7 @@ import gc
 import threading
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -42,6 +43,14 @@ def late_copies(monkeypatch):
     may_copy.set()
 
 
+@pytest.fixture(params=[True, False], ids=["on CPUs", "on accelerators"])
+def two_replicas(request):
+    """A strategy that takes the CPU's devices for what they are, or for accelerators."""
+    strategy = mirrored(2)
+    strategy.placement.is_host = request.param
+    return strategy
+
+
 def variable(strategy, layout, value):
     """A variable of 8 rows whose copies are stored in a layout."""
     kind = {}
@@ -61,9 +70,9 @@ def variable(strategy, layout, value):
 @pytest.mark.parametrize("layout", [Layout.MIRRORED, Layout.LOCAL, Layout.SHARDED])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_program_that_overwrites_what_is_not_copied_yet_changes_nothing_that_is_saved(
-    prefix, late_copies, layout, dtype
+    prefix, late_copies, two_replicas, layout, dtype
 ):
-    strategy = mirrored(2)
+    strategy = two_replicas
     value = np.arange(16).reshape(8, 2).astype(dtype)
     saved = variable(strategy, layout, value)
     if layout is Layout.SHARDED:
@@ -85,10 +94,9 @@ def test_program_that_overwrites_what_is_not_copied_yet_changes_nothing_that_is_
     np.testing.assert_array_equal(read, value)
 
 
-def test_training_goes_on_over_what_is_not_copied_yet(tmp_path, late_copies):
+def test_training_goes_on_over_what_is_not_copied_yet(tmp_path, late_copies, two_replicas):
     x, y = regression_data(32)
-    strategy = mirrored(2)
-    with strategy.scope():
+    with two_replicas.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
     checkpoint = Checkpoint(model=model)
@@ -107,6 +115,39 @@ def test_training_goes_on_over_what_is_not_copied_yet(tmp_path, late_copies):
     assert len(names) > 10
     for name in names:
         np.testing.assert_array_equal(late.get_tensor(name), at_once.get_tensor(name), name)
+
+
+@pytest.mark.parametrize("layout", [Layout.MIRRORED, Layout.SHARDED])
+def test_programs_do_not_wait_for_what_an_accelerator_copies(layout):
+    strategy = mirrored(2)
+    strategy.placement.is_host = False
+    value = np.arange(16.0).reshape(8, 2)
+    saved = variable(strategy, layout, value)
+    snapshot = Snapshot({})
+    copied = snapshot.value_of(saved.cell)
+    copied[...] = -1
+    strategy.run(lambda: saved.assign_add(jnp.ones((8, 2))))
+    assert (copied == -1).all()  # not by this thread, before the program
+    np.testing.assert_array_equal(saved.numpy(), value + 1)
+    snapshot.finish()
+    np.testing.assert_array_equal(copied, value)
+
+
+def test_values_are_copied_by_programs_where_no_memory_can_be_pinned(monkeypatch):
+    strategy = mirrored(2)
+    strategy.placement.is_host = False
+    saved = variable(strategy, Layout.MIRRORED, np.arange(16.0).reshape(8, 2))
+    snapshot = Snapshot({})
+
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: pinned memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "device_put", fail)
+        copied = snapshot.value_of(saved.cell)
+    saved.assign(jnp.zeros((8, 2)))
+    snapshot.finish()
+    np.testing.assert_array_equal(copied, np.arange(16).reshape(8, 2))
 
 
 def test_two_checkpoints_of_one_variable_are_each_of_their_instant(tmp_path, late_copies):

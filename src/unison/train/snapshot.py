@@ -4,12 +4,17 @@ A thread copies one variable after another. Before a program overwrites a variab
 the thread has not copied yet, it copies the variable itself (`Cell.copy_later`); so it waits
 for what it overwrites and for nothing else, and the values are those of one instant.
 
+Accelerators copy all values to pinned host memory themselves, beside the programs that follow: no
+program waits. The thread copies them from there. For as long as the snapshot takes, it needs as
+much pinned memory as the values have bytes.
+
 The copies can reuse the memory of the last snapshot: writing into memory that the process does
 not have yet takes several times as long (measured for 1 GB: 0.35 s, and 0.05 s).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import threading
@@ -21,8 +26,12 @@ import numpy as np
 
 from unison.cells import Cell, Layout
 
+logger = logging.getLogger("unison")
+
 #: The layouts of which each process has all data.
 _WHOLE = (Layout.MIRRORED, Layout.STREAM)
+
+_PINNED = "pinned_host"
 
 #: The number of bytes from which on NumPy requests huge pages.
 _LARGE = 1 << 22
@@ -58,8 +67,10 @@ class Snapshot:
         if value is None or (value.shape, value.dtype) != (aval.shape, aval.dtype):
             value = _new_array(aval.shape, aval.dtype)
         self._copies[cell] = value
-        copy = _Copy(cell, stored, value)
-        cell.copy_later(copy)
+        sent = _sent_to_host(cell, stored)
+        copy = _Copy(cell, stored if sent is None else sent, value)
+        if sent is None:
+            cell.copy_later(copy)
         self._pending.append(copy)
         return value
 
@@ -108,6 +119,28 @@ class _Copy:
     def check(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _sent_to_host(cell: Cell, stored: jax.Array) -> jax.Array | None:
+    """Lets an accelerator copy a value to pinned host memory, and returns it there.
+
+    Returns:
+        The whole value or, if it is divided, its parts; None where that is not possible.
+    """
+    if cell.placement.is_host or cell.layout is Layout.LOCAL:
+        return None
+    source = stored if cell.is_divided else stored.addressable_data(0)
+    devices: Any = source.sharding.addressable_devices  # which has no types
+    device, *_ = devices
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    # An array that is there already would not be copied.
+    if _PINNED not in kinds or source.sharding.memory_kind == _PINNED:
+        return None
+    try:
+        return jax.device_put(source, source.sharding.with_memory_kind(_PINNED))
+    except jax.errors.JaxRuntimeError:  # no more memory can be pinned
+        logger.debug("A value is not copied to pinned host memory.", exc_info=True)
+        return None
 
 
 def _copy(cell: Cell, stored: jax.Array, value: np.ndarray) -> None:
