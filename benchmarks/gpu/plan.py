@@ -34,7 +34,7 @@ MACHINE = Check("machine", "The machine", f"{_HERE}.machine:describe", 40, compu
 
 CHECKS = (
     Check("parity", "Numbers of the parity set", f"{_HERE}.numbers:parity", 75),
-    Check("random", "Numbers of random programs", f"{_HERE}.numbers:random", 75),
+    Check("random", "Numbers of random programs", f"{_HERE}.numbers:random", 55),
     Check("checkpoint", "Checkpoints", f"{_HERE}.jobs:checkpoint", 60),
     Check("interrupt", "Ctrl-C", f"{_HERE}.jobs:interrupt", 50),
     Check("killed", "A killed worker", f"{_HERE}.jobs:killed_worker", 75),
@@ -43,7 +43,7 @@ CHECKS = (
     Check("fit-cnn", "fit of a CNN", f"{_HERE}.speed:cnn", 60),
     Check("processes", "Several processes", f"{_HERE}.speed:processes", 75, least_devices=2),
     Check("prefetch", "The input's prefetch", f"{_HERE}.speed:prefetch", 60),
-    Check("grouping", "Grouping's threshold", f"{_HERE}.grouping:threshold", 50, computes=True),
+    Check("grouping", "Grouping's threshold", f"{_HERE}.grouping:threshold", 45, computes=True),
     Check("determinism", "Determinism", f"{_HERE}.jobs:determinism", 50),
     Check("memory", "Memory", f"{_HERE}.speed:memory", 45),
     Check("saving", "Saving", f"{_HERE}.speed:checkpoint_time", 40),
