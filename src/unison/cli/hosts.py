@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
         metavar="HOST[:WORKERS],...",
-        help="start the job on these machines by ssh, each with -n or WORKERS workers",
+        help="start the job on these machines by ssh, each with WORKERS or -n workers (default: "
+        "one a GPU, without GPUs 1)",
     )
 
 
@@ -83,7 +84,7 @@ def programs(options: argparse.Namespace) -> tuple[list[Program], list[str]]:
     made = [
         remote_program(
             host,
-            [sys.executable, "-m", "unison", "run", "-n", str(workers), *common, *program],
+            [sys.executable, "-m", "unison", "run", *_of_workers(workers), *common, *program],
             os.getcwd(),
             environment,
             key,
@@ -93,11 +94,16 @@ def programs(options: argparse.Namespace) -> tuple[list[Program], list[str]]:
     return made, [host for host, _ in hosts]
 
 
-def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """Returns the hosts, and the number of workers of each."""
+def _of_workers(count: int | None) -> list[str]:
+    return [] if count is None else ["-n", str(count)]
+
+
+def _hosts(options: argparse.Namespace) -> list[tuple[str, int | None]]:
+    """Returns the hosts, and the number of workers of each; None: the host decides."""
     found = [_HOST.fullmatch(part) for part in options.hosts.split(",")]
-    counts = [int(each["workers"] or options.workers or 1) for each in found if each is not None]
-    if len(counts) < len(found) or not all(counts):
+    given = [each["workers"] for each in found if each is not None]
+    counts = [options.workers if count is None else int(count) for count in given]
+    if len(counts) < len(found) or 0 in counts:
         raise CommandError(
             f"Expected --hosts to be names or addresses such as a,b:2. Received: {options.hosts!r}"
         )
