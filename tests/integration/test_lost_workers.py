@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching import cluster_on_this_machine, worker_environments
-from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 from warm_processes import start_program
 
 PROGRAMS = Path(__file__).with_name("losing_workers.py")
@@ -100,7 +100,7 @@ def test_survivors_of_a_killed_worker_raise_an_error_that_names_it(program, vict
 
 def test_an_error_that_nobody_catches_ends_the_survivor_with_a_code_of_its_own():
     survivor, _ = run("nobody_catches")
-    assert survivor.exit_code == LOST_ANOTHER_EXIT_CODE
+    assert survivor.exit_code == LOST_ANOTHER
     last_line = survivor.output.rstrip().splitlines()[-1]
     assert re.match(rf"unison\.errors\.UnavailableError: {name_of(1)} has died", last_line)
 
@@ -140,7 +140,7 @@ def test_a_stuck_worker_is_named_and_ended():
         r"operation \d+ .*\. Last reported: operation \d+ \(run of train_step\), for",
         survivor.caught,
     ), survivor.output
-    assert culprit.exit_code == LOST_ANOTHER_EXIT_CODE
+    assert culprit.exit_code == LOST_ANOTHER
     assert "The others have given up on this worker" in culprit.output
     # Before, the survivor has asked where it is.
     assert "has kept the others waiting for" in survivor.output

@@ -39,11 +39,12 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
         ("--min-workers 1 --listen 127.0.0.1:70000", "Expected HOST or HOST:PORT for --listen"),
         ("--min-workers 1 --listen 203.0.113.1", "Cannot listen on 203.0.113.1:0"),
         (f"--min-workers 1 --folder {PROGRAM}", "Expected a folder for --folder"),
-        ("--restarts 3", "--restarts is for elastic jobs and parameter servers. Give --min-work"),
+        ("--restarts -1", "Expected at least 0 for --restarts. Received: -1"),
         ("--ps 1 --restarts -1", "Expected at least 0 for --restarts. Received: -1"),
         ("--ps 1 --wait 3", "--wait is for elastic jobs. Give --min-workers"),
         ("--folder x", "--folder is for elastic jobs"),
-        ("--restarts-on-error", "--restarts-on-error is for elastic jobs"),
+        ("--restarts-on-error", "--restarts-on-error needs --restarts R, how often at most."),
+        ("--ps 1 --restarts-on-error", "--restarts-on-error is for other jobs: leave it out"),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_one_line(arguments, said, capsys):

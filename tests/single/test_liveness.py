@@ -20,6 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from unison.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from unison.net.lines import Line
 from unison.runtime import liveness, process_group
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.liveness.failure_detector import Finding, Late, Operation, Watch
 from unison.runtime.liveness.sockets import listening, shut_down
 from unison.runtime.liveness.star import Star
@@ -501,7 +502,7 @@ def test_the_process_ends_by_a_failure_wherever_its_output_goes(exits, closed, m
             monkeypatch.setattr(sys, stream, Closed())
         watching._die()
         monkeypatch.undo()
-        assert exits == [liveness.LOST_ANOTHER_EXIT_CODE]
+        assert exits == [LOST_ANOTHER]
         assert ("has died" in capsys.readouterr().err) == ("stderr" not in closed)
 
 
@@ -569,7 +570,7 @@ def test_the_failure_of_another_that_nobody_catches_has_its_own_exit_code(exits,
         monkeypatch.setattr(sys, "stderr", Closed())
         monkeypatch.setattr(sys, "stdout", Closed())
         assert uncaught(cause, monkeypatch) == [cause]
-        assert exits == [liveness.LOST_ANOTHER_EXIT_CODE]
+        assert exits == [LOST_ANOTHER]
 
 
 def test_an_error_ends_no_interpreter_in_which_somebody_types(exits, monkeypatch):

@@ -2,9 +2,11 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
+import yaml
 
 from unison.cli import main
 from unison.cli.recipes import Asked, local_environments
@@ -270,6 +272,51 @@ def test_workers_elsewhere_get_a_key_that_no_command_line_shows(printed, monkeyp
 def test_workers_of_ray_can_be_watched_unless_they_are_not_to_be(printed):
     assert printed("ray").count("--no-monitor") == 0
     assert "unison run -n 2 --no-monitor --address auto" in printed("ray", "--no-monitor")
+
+
+@pytest.mark.parametrize("place", ["slurm", "openmpi"])
+@pytest.mark.parametrize(("fails", "code"), [(2, 0), (9, 7)], ids=["recovers", "does not"])
+def test_what_is_printed_for_schedulers_starts_all_workers_again(
+    printed, tmp_path, place, fails, code
+):
+    script = printed(place, "--restarts", "3")
+    starter = tmp_path / {"slurm": "srun", "openmpi": "mpirun"}[place]
+    starter.write_text(
+        f"#!/bin/sh\necho start >> {tmp_path}/starts\n"
+        f"[ $(wc -l < {tmp_path}/starts) -gt {fails} ] || exit 7\n"
+    )
+    starter.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    variables = os.environ | {"PATH": path, "SLURM_CPUS_PER_TASK": "1"}
+    done = subprocess.run(["bash", "-c", script], env=variables, timeout=60, check=False)
+    assert done.returncode == code
+    assert (tmp_path / "starts").read_text().split() == ["start"] * min(fails + 1, 4)
+
+
+def test_pods_are_replaced_unless_their_program_has_failed(printed):
+    [job] = [
+        each
+        for each in yaml.safe_load_all(printed("kubernetes", "--restarts", "3"))
+        if each["kind"] == "Job"
+    ]
+    assert job["spec"]["backoffLimit"] == 2 * 3  # of all pods together
+    ignored, failed = job["spec"]["podFailurePolicy"]["rules"]
+    assert (ignored["action"], failed["action"]) == ("Ignore", "FailJob")
+    codes = failed["onExitCodes"]
+    assert codes["operator"] == "NotIn"
+    assert {42, 75, 137, 143} <= set(codes["values"])
+    assert not {0, 1, 2} & set(codes["values"])
+    assert "podFailurePolicy" not in printed("kubernetes")
+
+
+def test_what_others_start_they_have_to_start_again(keras_home, tmp_path, capsys):
+    program = tmp_path / "train.py"
+    program.touch()
+    assert main(["run", "--env", "tf-config", "--restarts", "1", str(program)]) == 2
+    assert "has to start them again" in capsys.readouterr().err
+    text = ["run", "--env", "ray", "--restarts", "1", str(program)]
+    assert main(text) == 0
+    assert "unison run --restarts 1 --address auto" in capsys.readouterr().out
 
 
 def test_what_is_printed_for_shells_has_the_workers_gpus(printed, gpus):

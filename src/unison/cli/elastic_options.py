@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="R",
         help="how often, in the whole job, a lost worker is started again, also with --ps "
-        f"(default: {_RESTARTS})",
+        f"(default: {_RESTARTS}); in other jobs, all workers are started again (default: 0)",
     )
     group.add_argument(
         "--restarts-on-error",
@@ -106,9 +106,11 @@ def check(options: argparse.Namespace) -> None:
     """
     if not is_elastic(options):
         _refuse(options, "is for elastic jobs. Give --min-workers, or leave it out", *_OF_ELASTIC)
-        if options.ps is None and options.ps_at is None:
-            why = "is for elastic jobs and parameter servers. Give --min-workers or --ps"
-            _refuse(options, why, "restarts")
+        is_of_servers = options.ps is not None or options.ps_at is not None
+        if is_of_servers:
+            _refuse(options, "is for other jobs: leave it out with --ps", "restarts_on_error")
+        elif options.restarts_on_error and not options.restarts:
+            raise CommandError("--restarts-on-error needs --restarts R, how often at most.")
         _check_numbers(options)
         return
     _refuse(
@@ -147,7 +149,6 @@ def check(options: argparse.Namespace) -> None:
 
 #: The options that require an elastic job.
 _OF_ELASTIC = (
-    "restarts_on_error",
     "heartbeat_timeout",
     "wait",
     "grace",

@@ -15,6 +15,7 @@ from unison.cli.programs import KERAS_BACKEND
 from unison.monitoring.first_worker import VARIABLE as MONITOR
 from unison.net.secret import KEY_VARIABLE
 from unison.runtime.devices import CPU_DEVICES_VARIABLE
+from unison.runtime.exit_codes import LOST_ANOTHER, PREEMPTED
 from unison.runtime.launching import (
     cluster_on_this_machine,
     default_workers,
@@ -43,6 +44,7 @@ class Asked:
             None: as configured.
         host: The address at which workers on this machine listen.
         is_monitored: Whether `unison top` may monitor them.
+        restarts: How often all workers start again when one is lost.
     """
 
     program: Sequence[str]
@@ -50,6 +52,7 @@ class Asked:
     devices_per_worker: int | None = None
     host: str = "127.0.0.1"
     is_monitored: bool = True
+    restarts: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -80,7 +83,16 @@ def local_environments(asked: Asked) -> list[dict[str, str]]:
 
 
 def _tf_config(asked: Asked) -> str:
-    """Returns the environment variables of each worker on this machine, as shell commands."""
+    """Returns the environment variables of each worker on this machine, as shell commands.
+
+    Raises:
+        CommandError: The workers should start again.
+    """
+    if asked.restarts:
+        raise CommandError(
+            "--restarts is for --env that starts the workers. What starts those of tf-config has "
+            "to start them again."
+        )
     return "".join(
         f"# worker {index}\n{_exported({**asked.environment, **environment})}"
         for index, environment in enumerate(local_environments(asked))
@@ -94,23 +106,45 @@ def _slurm(asked: Asked) -> str:
         f"#SBATCH --nodes={asked.workers or 2}\n"
         "#SBATCH --ntasks-per-node=1\n"
         "#SBATCH --cpus-per-task=8\n"
+        f"{'#SBATCH --requeue  # if a node fails' + chr(10) if asked.restarts else ''}"
         "export NPROC=$SLURM_CPUS_PER_TASK OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"
         " OPENBLAS_NUM_THREADS=$SLURM_CPUS_PER_TASK\n"
         f"{_exported(asked.environment)}"
         f"{_NEW_KEY}"
-        'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \\\n'
-        f"    python -u {shlex.join(asked.program)}\n"
+        + _again(
+            asked,
+            'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \\\n'
+            f"    python -u {shlex.join(asked.program)}",
+        )
     )
 
 
 def _open_mpi(asked: Asked) -> str:
     """Returns a command line with `mpirun`."""
     given = "".join(f"-x {name}={value} " for name, value in asked.environment.items())
-    return (
-        f"{_NEW_KEY}"
+    return f"{_NEW_KEY}" + _again(
+        asked,
         f"mpirun -n {asked.workers or 2} -x {KEY_VARIABLE} -x NPROC=1 -x OMP_NUM_THREADS=1 "
         f"-x OPENBLAS_NUM_THREADS=1 {given}\\\n"
-        f"    python -u {shlex.join(asked.program)}\n"
+        f"    python -u {shlex.join(asked.program)}",
+    )
+
+
+def _again(asked: Asked, command: str) -> str:
+    """Returns a command, which is repeated until it succeeds if its workers should start again.
+
+    `srun` and `mpirun` end the other workers, too. Their exit status does not tell a program that
+    has failed from a worker that was lost.
+    """
+    if not asked.restarts:
+        return f"{command}\n"
+    return (
+        f"restarts={asked.restarts}\n"
+        f"until {command}\n"
+        "do\n"
+        "    code=$?\n"
+        "    [ $((restarts--)) -gt 0 ] || exit $code\n"
+        "done\n"
     )
 
 
@@ -121,14 +155,32 @@ def _ray(asked: Asked) -> str:
         f"--devices-per-worker {asked.devices_per_worker} " if asked.devices_per_worker else ""
     )
     unwatched = "" if asked.is_monitored else "--no-monitor "
+    restarts = f"--restarts {asked.restarts} " if asked.restarts else ""
     return (
         "# on the first machine; --node-ip-address 127.0.0.2 where it is the only one\n"
         "ray start --head --port 6379\n"
         "# on the others\n"
         "ray start --address FIRST_MACHINE:6379\n"
         "# on one of them\n"
-        f"unison run {count}{devices}{unwatched}--address auto {shlex.join(asked.program)}\n"
+        f"unison run {count}{devices}{restarts}{unwatched}--address auto "
+        f"{shlex.join(asked.program)}\n"
     )
+
+
+#: A worker that is lost ends the others, with exit code 75: all of their pods are replaced. A
+#: program that fails would fail again. Of what Kubernetes does by itself (it drains a node, a pod
+#: with priority needs its place), nothing counts.
+_FAILURE_POLICY = f"""
+  podFailurePolicy:
+    rules:
+      - action: Ignore
+        onPodConditions:
+          - type: DisruptionTarget
+      - action: FailJob
+        onExitCodes:
+          containerName: worker
+          operator: NotIn
+          values: {[PREEMPTED, LOST_ANOTHER, *(128 + number for number in range(1, 32))]}"""
 
 
 def _kubernetes(asked: Asked) -> str:
@@ -167,7 +219,7 @@ spec:
   completionMode: Indexed
   completions: {workers}
   parallelism: {workers}
-  backoffLimit: 0
+  backoffLimit: {workers * asked.restarts}{_FAILURE_POLICY if asked.restarts else ""}
   template:
     spec:
       subdomain: {name}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,11 +28,13 @@ from unison.cli.recipes import RECIPES, Asked, local_environments
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
 from unison.net.addresses import LOOPBACK
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching import (
     Failure,
     Job,
     ProcessWorker,
     Program,
+    Restarts,
     Start,
     cores_of_workers,
     worker_environments,
@@ -102,16 +106,7 @@ def _run(options: argparse.Namespace) -> int:
             return elastic.run(options)
         if parameter_servers.is_asked(options):
             return parameter_servers.run(options)
-        if hosts.is_asked(options):
-            return _on_hosts(options)
-        with contextlib.ExitStack() as places:
-            of_workers, start, first = _placed(options, places)
-            names = [f"worker {first + index}" for index in range(len(of_workers))]
-            monitored = places.enter_context(top.monitored(options, "workers", names))
-            job = _Run(monitored.programs(of_workers), start, options.no_color, first)
-            code = job.wait(options.timeout)
-            monitored.ended(code)
-            return code
+        return _until_it_is_done(options)
     except (ImportError, UnavailableError) as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:  # before the workers are started
@@ -153,6 +148,7 @@ def _asked(options: argparse.Namespace) -> Asked:
         devices_per_worker=options.devices_per_worker,
         host=options.host or LOOPBACK,
         is_monitored=not options.no_monitor,
+        restarts=options.restarts or 0,
     )
 
 
@@ -181,10 +177,46 @@ def _placed(
     return of_workers, start, first
 
 
-def _on_hosts(options: argparse.Namespace) -> int:
-    """Runs the command of each machine, which starts its part of the job."""
+def _until_it_is_done(options: argparse.Namespace) -> int:
+    """Runs the job, again if it loses workers, and returns its exit code."""
+    restarts = Restarts(options.restarts or 0)
+    ends = math.inf if options.timeout is None else time.monotonic() + options.timeout
+    attempt = _on_hosts if hosts.is_asked(options) else _on_machine
+    while True:
+        begin = time.monotonic()
+        run, code = attempt(options, ends)
+        if run.failure is None or not restarts.at_most:
+            return code
+        if not (run.failure.is_loss or options.restarts_on_error):
+            run.complain("a program that fails is not started again (--restarts-on-error)")
+            return code
+        event = restarts.all_ended(time.monotonic() - begin)
+        if "given_up" in event:
+            run.complain(f"it is not started again: {event['given_up']}")
+            return code
+        after = f" in {event['again_in']:g} s" if event["again_in"] else ""
+        count = f"{event['restart']} of {restarts.at_most}"
+        run.complain(f"all workers are started again{after} ({count})")
+        time.sleep(event["again_in"])
+
+
+def _on_machine(options: argparse.Namespace, ends: float) -> tuple[_Run, int]:
+    """Runs the workers of this machine, or of a Ray cluster, until a time."""
+    with contextlib.ExitStack() as places:
+        of_workers, start, first = _placed(options, places)
+        names = [f"worker {first + index}" for index in range(len(of_workers))]
+        monitored = places.enter_context(top.monitored(options, "workers", names))
+        run = _Run(monitored.programs(of_workers), start, options, first)
+        code = run.wait(ends)
+        monitored.ended(code)
+        return run, code
+
+
+def _on_hosts(options: argparse.Namespace, ends: float) -> tuple[_Run, int]:
+    """Runs the command of each machine, which starts its part of the job, until a time."""
     made, named = hosts.programs(options)
-    return _Run(made, ProcessWorker, options.no_color, hosts=named).wait(options.timeout)
+    run = _Run(made, ProcessWorker, options, hosts=named)
+    return run, run.wait(ends)
 
 
 class _Run:
@@ -193,7 +225,7 @@ class _Run:
     Args:
         programs: The programs.
         start: Starts one.
-        no_color: Whether to print without colours.
+        options: The command's options.
         first: The index of the first worker, if others are on other machines.
         hosts: The machines, if each program is the command of one, whose lines have the names of
             workers already.
@@ -203,7 +235,7 @@ class _Run:
         self,
         programs: list[Program],
         start: Start,
-        no_color: bool,
+        options: argparse.Namespace,
         first: int = 0,
         hosts: list[str] | None = None,
     ):
@@ -214,7 +246,9 @@ class _Run:
             self._names = [f"worker {first + index}" for index in range(len(programs))]
         else:
             self._names = [f"a worker of {host}" for host in hosts]
-        self._terminal = Terminal(no_color)
+        self._terminal = Terminal(options.no_color)
+        #: The failure of the job; None if it is done, was interrupted, or took too long.
+        self.failure: Failure | None = None
         if hosts is None:
             self._output = InterruptedOutput(
                 lambda worker, line: self._terminal.show(first + worker, line)
@@ -223,26 +257,33 @@ class _Run:
             self._output = InterruptedOutput(lambda _, line: self._terminal.pass_on(line))
         self._interrupts = 0
 
-    def wait(self, timeout: float | None) -> int:
-        """Runs the job and returns the exit code."""
+    def wait(self, ends: float) -> int:
+        """Runs the job until a time at most, and returns the exit code."""
+        left = None if ends == math.inf else max(0.0, ends - time.monotonic())
         job = Job(self._programs, self._output, start=self._start)
         with job, self._interrupting(job):
             try:
                 with self._terminal.progress(job, len(self._programs), self._noun):
-                    failure = job.wait(timeout)
+                    failure = job.wait(left)
             except TimeoutError as error:
-                self._terminal.complain(f"unison run: {error}")
+                self.complain(str(error))
                 return 124
         self._output.end()
         if self._interrupts:
             count = len(self._programs)
             what = "worker" if self._noun == "worker" else "machine's command"
             ended = f"the {count} {what}s were" if count > 1 else f"the {what} was"
-            self._terminal.complain(f"unison run: interrupted (SIGINT); {ended} ended")
+            self.complain(f"interrupted (SIGINT); {ended} ended")
             return _INTERRUPTED
-        if failure is not None:
-            self._explain(failure)
-        return 0 if failure is None else failure.exit_code
+        self.failure = failure
+        if failure is None:
+            return 0
+        self._explain(failure)
+        return LOST_ANOTHER if failure.has_lost_another else failure.exit_code
+
+    def complain(self, text: str) -> None:
+        """Prints a line about the job."""
+        self._terminal.complain(f"unison run: {text}")
 
     def _explain(self, failure: Failure) -> None:
         others = len(self._programs) - 1
@@ -252,9 +293,7 @@ class _Run:
             ended = f"those of the other {'machines' if others > 1 else 'one'} were ended"
         error = f": {failure.error}" if failure.error else ""
         name = self._names[failure.worker]
-        self._terminal.complain(
-            f"unison run: {name} {failure.ending}{error}{f'; {ended}' if others else ''}"
-        )
+        self.complain(f"{name} {failure.ending}{error}{f'; {ended}' if others else ''}")
 
     @contextlib.contextmanager
     def _interrupting(self, job: Job) -> Iterator[None]:

@@ -35,7 +35,7 @@ from unison.parameter_server.store import Store
 from unison.parameter_server.workers import ClosureWorker
 from unison.runtime import logs
 from unison.runtime.cluster import ClusterSpec
-from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.memory import keep_freed_memory
 from unison.thread_local import ThreadLocal
 
@@ -312,4 +312,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OpError as error:
         # `unison run` recognizes this as a process that has only lost another one.
         print(f"UnavailableError: {error}", file=sys.stderr)
-        sys.exit(LOST_ANOTHER_EXIT_CODE)
+        sys.exit(LOST_ANOTHER)

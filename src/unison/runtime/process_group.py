@@ -27,6 +27,7 @@ from unison.runtime import devices, liveness, logs, uncaught
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.initialized_job import meet_in_initialized_job
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.sockets import listening
@@ -232,7 +233,7 @@ def _end_by_error(
     if isinstance(error, KeyboardInterrupt):
         exit_code = _INTERRUPTED_EXIT_CODE
     elif lost is not None and str(cause) == str(lost):
-        exit_code = liveness.LOST_ANOTHER_EXIT_CODE
+        exit_code = LOST_ANOTHER
     else:
         exit_code = 1
     try:  # also if the output cannot be written

@@ -30,6 +30,7 @@ from unison.runtime import liveness, process_group
 from unison.runtime.agreement import ConnectedWorkers, Talk
 from unison.runtime.cluster_resolvers import ClusterResolver
 from unison.runtime.coordination import CoordinationStore
+from unison.runtime.exit_codes import PREEMPTED
 from unison.runtime.placement import scoped_placement
 from unison.strategies.default import default_strategy
 from unison.train.checkpoint import Checkpoint
@@ -37,9 +38,6 @@ from unison.train.manager import CheckpointManager
 from unison.variables import Variable
 
 logger = logging.getLogger("unison")
-
-#: The exit code of a process that has saved its state before a preemption: it should be restarted.
-RESTART_EXIT_CODE = 42
 
 #: The attribute of the checkpoint with its number of steps.
 _COUNTER = "checkpointed_runs"
@@ -383,7 +381,7 @@ class _Mean:
 
 
 def _exit_to_be_restarted() -> None:
-    sys.exit(RESTART_EXIT_CODE)
+    sys.exit(PREEMPTED)
 
 
 def _is_one_of_several() -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from unison.runtime.exit_codes import PREEMPTED
 from unison.runtime.launching.workers import (
     POLL_INTERVAL,
     OnLine,
@@ -32,11 +33,14 @@ class Failure:
         worker: Its index.
         exit_code: The exit code as in a shell: the program's, or 128 plus the signal's number.
         last_lines: Its last output: the traceback, if there is one, else some lines.
+        has_lost_another: Whether it failed because another worker, which is not among these, or
+            its own machine is lost.
     """
 
     worker: int
     exit_code: int
     last_lines: Sequence[str]
+    has_lost_another: bool = False
 
     @property
     def how(self) -> str:
@@ -50,6 +54,11 @@ class Failure:
             with contextlib.suppress(ValueError):
                 return signal.Signals(self.exit_code - 128).name
         return f"exit code {self.exit_code}"
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the worker was lost, and its program has not failed: it can be started again."""
+        return self.has_lost_another or self.exit_code > 128 or self.exit_code == PREEMPTED
 
     @property
     def error(self) -> str:
@@ -155,7 +164,12 @@ class Job:
         failed = self._culprit()
         self.end()
         if failed is not None:
-            self.failure = Failure(failed.index, failed.exit_code or 0, failed.last_lines())
+            self.failure = Failure(
+                failed.index,
+                failed.exit_code or 0,
+                failed.last_lines(),
+                failed.has_lost_another() or failed.is_cut_off,
+            )
         return self.failure
 
     def results(self) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The restart policy for the lost workers of a job."""
+"""The restart policy for the lost workers of a job, and for jobs whose workers start together."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class Restarts:
         #: `_SOON`.
         self._in_vain: dict[int, int] = {}
         self._soon: dict[int, int] = {}
+        #: The number of consecutive times that all workers ended within `_SOON`.
+        self._soon_together = 0
 
     def lost(self, worker: int, why: str, lived: float, has_joined: bool) -> dict[str, Any]:
         """Counts a restart, and returns the event of the loss.
@@ -61,8 +63,28 @@ class Restarts:
         if soon >= _SOON_IN_A_ROW:
             reason = f"it ended {soon} times in a row within {_SOON:g} s, before it had joined"
             return {**event, "given_up": reason}
+        return event | self._again(in_vain)
+
+    def all_ended(self, lived: float) -> dict[str, Any]:
+        """Counts a restart of all workers together, and returns the rest of the event of `lost`.
+
+        Args:
+            lived: Seconds for which they ran.
+
+        Examples:
+            >>> restarts = Restarts(at_most=1)
+            >>> restarts.all_ended(lived=3600.0)
+            {'again_in': 0.0, 'restart': 1}
+            >>> restarts.all_ended(lived=3600.0)
+            {'given_up': 'all 1 restarts are used (--restarts)'}
+        """
+        self._soon_together = 0 if lived > _SOON else self._soon_together + 1
+        return self._again(self._soon_together)
+
+    def _again(self, in_vain: int) -> dict[str, Any]:
+        """Counts a restart after so many attempts in vain; returns when it is, or why it is not."""
         if self.used >= self.at_most:
-            return {**event, "given_up": f"all {self.at_most} restarts are used (--restarts)"}
+            return {"given_up": f"all {self.at_most} restarts are used (--restarts)"}
         self.used += 1
         pause = min(_FIRST_PAUSE * 2 ** (in_vain - 1), _LONGEST_PAUSE) if in_vain else 0.0
-        return {**event, "again_in": pause, "restart": self.used}
+        return {"again_in": pause, "restart": self.used}

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching.guards import Guard, ending_with_this_process
 from unison.runtime.launching.output import printed_lines
-from unison.runtime.liveness import LOST_ANOTHER_EXIT_CODE
 
 logger = logging.getLogger("unison")
 
@@ -147,7 +147,7 @@ class Worker(abc.ABC):
     def has_lost_another(self) -> bool:
         """Returns whether it has failed because another worker is lost."""
         said = "\n".join(self.last_lines())
-        is_code = self.exit_code == LOST_ANOTHER_EXIT_CODE
+        is_code = self.exit_code == LOST_ANOTHER
         return is_code or _MISSES_ANOTHER.search(said) is not None
 
     def last_lines(self) -> list[str]:

@@ -9,7 +9,6 @@ prevents JAX from aborting this process in that case.
 from unison.runtime.liveness.failure_detector import AGREEMENT
 from unison.runtime.liveness.programs import watched
 from unison.runtime.liveness.watcher import (
-    LOST_ANOTHER_EXIT_CODE,
     Liveness,
     OnReport,
     cause_of,
@@ -30,7 +29,6 @@ from unison.runtime.liveness.watcher import (
 
 __all__ = [
     "AGREEMENT",
-    "LOST_ANOTHER_EXIT_CODE",
     "Liveness",
     "OnReport",
     "cause_of",

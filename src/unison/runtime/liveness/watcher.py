@@ -27,14 +27,12 @@ import jax
 
 from unison.errors import OpError
 from unison.net.lines import Line
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.interrupts import wait_until
 from unison.runtime.liveness.failure_detector import BEAT, REMEMBERED, Finding, Operation, Watch
 from unison.runtime.liveness.sockets import Address, shut_down
 from unison.runtime.liveness.star import REPORT, Star
 from unison.runtime.liveness.stragglers import Stragglers, where_the_program_is
-
-#: The exit code of a process that ends because another one is lost.
-LOST_ANOTHER_EXIT_CODE = 75
 
 #: Seconds for the main thread to notice a failure, before the process ends.
 _GRACE = 5.0
@@ -294,7 +292,7 @@ class Liveness:
                 print(f"{kind.__module__}.{kind.__name__}: {self._failure}", file=sys.stderr)
                 sys.stderr.flush()
         finally:
-            os._exit(LOST_ANOTHER_EXIT_CODE)
+            os._exit(LOST_ANOTHER)
 
     # -- the thread ------------------------------------------------------------------------
 

@@ -1,0 +1,241 @@
+"""`unison run --restarts`: all workers end and start again when one is lost."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from subprocess_program import environment_of_program, kill_group
+
+#: Each worker notes its starts. The second one ends so often as it is told to, while others wait.
+PROGRAM = """
+import json, os, pathlib, signal, sys, time
+folder, how, times = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+config = json.loads(os.environ["TF_CONFIG"])
+index = config["task"]["index"]
+start = len(list(folder.glob(f"start-{index}-*")))
+(folder / f"start-{index}-{start}").write_text(" ".join(config["cluster"]["worker"]))
+if start < times:
+    if index != 1:
+        time.sleep(60)
+    while not (folder / f"start-0-{start}").exists():
+        time.sleep(0.05)
+    if how == "raises":
+        raise ValueError("unwell")
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(how))
+print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "unison", "run", "--no-color", *map(str, arguments)]
+
+
+def run(*arguments, seconds=60, **options):
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        **options,
+    )
+
+
+def starts(folder, index):
+    return len(list(folder.glob(f"start-{index}-*")))
+
+
+@pytest.mark.parametrize("how", ["killed", "42", "75"], ids=["killed", "preempted", "lost another"])
+def test_all_workers_start_again_when_one_is_lost(program, tmp_path, how):
+    done = run("-n", 2, "--restarts", 3, program, tmp_path, how, 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("[worker 0] done") == 1
+    assert [starts(tmp_path, index) for index in (0, 1)] == [3, 3]
+    assert "unison run: all workers are started again in 0.5 s (1 of 3)" in done.stderr
+    assert "unison run: all workers are started again in 1 s (2 of 3)" in done.stderr
+    clusters = {(tmp_path / f"start-0-{start}").read_text() for start in range(3)}
+    assert len(clusters) == 3  # the ports of those that were killed may still be taken
+
+
+def test_a_job_that_is_lost_too_often_ends_as_the_last_time(program, tmp_path):
+    done = run("-n", 2, "--restarts", 1, program, tmp_path, "killed", 9)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert starts(tmp_path, 1) == 2
+    assert done.stderr.splitlines()[-1] == (
+        "unison run: it is not started again: all 1 restarts are used (--restarts)"
+    )
+
+
+def test_a_program_that_fails_is_started_again_only_if_asked_for(program, tmp_path):
+    done = run("-n", 2, "--restarts", 2, program, tmp_path, "raises", 1)
+    assert (done.returncode, starts(tmp_path, 0)) == (1, 1)
+    assert "a program that fails is not started again (--restarts-on-error)" in done.stderr
+    for note in tmp_path.glob("start-*"):
+        note.unlink()
+    options = ["--restarts", 2, "--restarts-on-error"]
+    done = run("-n", 2, *options, program, tmp_path, "raises", 1)
+    assert (done.returncode, starts(tmp_path, 0)) == (0, 2)
+
+
+def test_without_restarts_nothing_is_said_about_them(program, tmp_path):
+    done = run("-n", 2, program, tmp_path, "killed", 1)
+    assert (done.returncode, starts(tmp_path, 0)) == (128 + signal.SIGKILL, 1)
+    assert "again" not in done.stderr
+
+
+def test_the_time_is_that_of_all_starts_together(program, tmp_path):
+    begin = time.monotonic()
+    options = ["--restarts", 99, "--timeout", 4]
+    done = run("-n", 2, *options, program, tmp_path, "killed", 99, seconds=40)
+    assert time.monotonic() - begin < 30
+    assert done.returncode == 124, done.stderr
+
+
+def test_ctrl_c_ends_a_job_that_is_about_to_start_again(program, tmp_path):
+    options = ["-n", 2, "--restarts", 99, program, tmp_path, "killed", 99]
+    job = subprocess.Popen(command(*options), stderr=subprocess.PIPE, text=True)
+    with contextlib.ExitStack() as ending:
+        ending.callback(job.wait)
+        ending.callback(job.kill)
+        while "in 4 s" not in job.stderr.readline():
+            assert job.poll() is None
+        job.send_signal(signal.SIGINT)
+        assert job.wait(timeout=20) == 128 + signal.SIGINT
+
+
+def test_restarts_on_error_needs_a_number(program):
+    done = run("--restarts-on-error", program)
+    assert done.returncode == 2
+    assert "--restarts-on-error needs --restarts R" in done.stderr
+
+
+# -- several machines ---------------------------------------------------------------------------
+
+
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+TRAINING = """
+import os, pathlib, sys
+import keras
+import numpy as np
+import unison
+folder = pathlib.Path(sys.argv[1])
+strategy = unison.MultiWorkerMirroredStrategy()
+index = strategy.cluster_resolver.task_id
+keras.utils.set_random_seed(5)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+
+class Killed(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        float(logs["loss"])
+        mark = folder / "killed"
+        if sys.argv[2] == "killed" and index == 1 and batch == 3 and not mark.exists():
+            if (folder / "backup").exists() and any((folder / "backup").iterdir()):
+                mark.touch()
+                os.kill(os.getpid(), 9)
+
+x = np.random.default_rng(1).random((64, 4), np.float32)
+backup = keras.callbacks.BackupAndRestore(str(folder / "backup"), save_freq=2)
+model.fit(x, x.sum(axis=1), batch_size=8, epochs=3, shuffle=False, verbose=0,
+          callbacks=[backup, Killed()])
+if index == 0:
+    np.savez(folder / "weights.npz", *model.get_weights())
+print("worker", index, "is done", flush=True)
+"""
+
+
+@pytest.fixture
+def undisturbed(tmp_path):
+    """The weights of a job that loses nobody."""
+    folder = tmp_path / "undisturbed"
+    folder.mkdir()
+    (tmp_path / "training.py").write_text(TRAINING)
+    done = run("-n", 2, tmp_path / "training.py", folder, "not", seconds=120)
+    assert done.returncode == 0, done.stderr
+    return weights(folder)
+
+
+def weights(folder: Path):
+    with np.load(folder / "weights.npz") as archive:
+        return [archive[name] for name in archive.files]
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_starts_again_trains_as_if_nothing_had_happened(tmp_path, undisturbed):
+    done = run("-n", 2, "--restarts", 1, tmp_path / "training.py", tmp_path, "killed", seconds=200)
+    assert done.returncode == 0, done.stderr
+    assert "worker 1 was ended by SIGKILL" in done.stderr
+    assert "all workers are started again" in done.stderr
+    for ours, expected in zip(weights(tmp_path), undisturbed, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.timeout(300)
+def test_the_machines_of_a_job_start_again_together(tmp_path, undisturbed):
+    environment = environment_of_program({"KERAS_BACKEND": "jax"})
+    common = ["--nnodes", 2, "--rendezvous", free_address(), "--restarts", 1]
+    with contextlib.ExitStack() as ending:
+        machines = []
+        for place in (1, 2):
+            own = ["--host", f"127.0.0.{place}", tmp_path / "training.py", tmp_path, "killed"]
+            machine = subprocess.Popen(
+                command(*common, *own),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                env=environment,
+            )
+            ending.callback(machine.wait)
+            ending.callback(kill_group, machine.pid)
+            machines.append(machine)
+        printed = [machine.communicate(timeout=250)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], printed
+    assert all("all workers are started again" in text for text in printed), printed
+    for ours, expected in zip(weights(tmp_path), undisturbed, strict=True):
+        # Between machines gloo sums, and on one machine shared memory: they round differently.
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.timeout(120)
+def test_a_machine_whose_command_is_lost_is_started_again_by_ssh(program, tmp_path):
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done\n'
+        'shift\nexec sh -c "$*"\n'
+    )
+    ssh.chmod(0o755)
+    path = f"{ssh.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = environment_of_program({"KERAS_BACKEND": "jax", "PATH": path})
+    options = ["--hosts", "127.0.0.1,other-machine", "--rendezvous", free_address()]
+    job = [*options, "-n", 1, "--restarts", 1, program, tmp_path, "killed", 1]
+    done = run(*job, seconds=100, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all workers are started again" in done.stderr
+    assert re.search(r"\[worker 1\] done", done.stdout)
+    assert [starts(tmp_path, index) for index in (0, 1)] == [2, 2]
