@@ -275,6 +275,16 @@ def _served_monitor(running: Running, address: str) -> None:
         assert json.loads(answer.read())["workers"]
 
 
+def _served_metrics(running: Running, address: str) -> None:
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+    with contextlib.closing(connection):
+        bearer = {"Authorization": f"Bearer {running.token}"}
+        connection.request("GET", "/metrics", headers=bearer)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert b"unison_worker_up" in answer.read()
+
+
 def _of_monitor(rng: random.Random) -> list[Any]:
     path = rng.choice(["/", "/state.json", "/metrics", "/../x", "http://[", "/?token=%ff"])
     method = rng.choice(["GET", "POST", "PRI", ""])
@@ -316,4 +326,5 @@ LISTENERS = {
     "members": _MEMBERS,
     "members on this machine": _MEMBERS,
     "monitor": Listener(_served_monitor, messages=_of_monitor, is_encrypted=False),
+    "metrics": Listener(_served_metrics, messages=_of_monitor, is_encrypted=False),
 }

@@ -20,6 +20,7 @@ import urllib.parse
 from unison.errors import OpError
 from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
+from unison.monitoring.metrics_endpoint import MetricsEndpoint, MetricsPlace
 from unison.net.acceptor import Acceptor
 from unison.net.addresses import joined_address
 from unison.net.handshake import server_handshake
@@ -187,8 +188,14 @@ def main():
     found["machines"] = machines()
     found["coordination"], found["relay"], relays_kept = relays()
     found["members"], found["members on this machine"] = members(token)
-    with Collector(WatchedJob("train.py", "workers", NAMES)) as collector:
+    job = WatchedJob("train.py", "workers", NAMES)
+    free = socket.create_server(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+    free.close()
+    place = MetricsPlace("127.0.0.1", port, token)
+    with Collector(job) as collector, MetricsEndpoint(job, place):
         found["monitor"] = collector.address
+        found["metrics"] = f"127.0.0.1:{port}"
         about = {"listeners": found, "token": token, "page": collector.token}
         print(json.dumps(about), flush=True)
         for line in sys.stdin:

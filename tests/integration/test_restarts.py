@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,39 @@ def test_ctrl_c_ends_a_job_that_is_about_to_start_again(program, tmp_path):
             assert job.poll() is None
         job.send_signal(signal.SIGINT)
         assert job.wait(timeout=20) == 128 + signal.SIGINT
+
+
+def test_metrics_are_served_over_all_starts(program, tmp_path):
+    address, token = free_address(), "the-token-of-this-test"
+    program.write_text(PROGRAM.replace('print("done"', 'time.sleep(20); print("done"'))
+    options = ["-n", 2, "--restarts", 1, "--metrics-address", address]
+    with contextlib.ExitStack() as ending:
+        job = subprocess.Popen(
+            command(*options, program, tmp_path, "killed", 1),
+            env=environment_of_program({"UNISON_METRICS_TOKEN": token}),
+            start_new_session=True,
+        )
+        ending.callback(job.wait)
+        ending.callback(kill_group, job.pid)
+        text = ""
+        while "unison_restarts_total 1" not in text:
+            assert job.poll() is None
+            time.sleep(0.1)
+            with contextlib.suppress(OSError):
+                request = urllib.request.Request(f"http://{address}/metrics")
+                request.add_header("Authorization", f"Bearer {token}")
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    text = answer.read().decode()
+    assert f'program="{program} {tmp_path} killed 1",kind="workers"' in text
+    assert 'unison_worker_up{worker="worker 1"} 0' in text
+
+
+def test_metrics_without_a_token_end_the_command(program):
+    environment = environment_of_program({})
+    environment.pop("UNISON_METRICS_TOKEN", None)
+    done = run("--metrics-address", "127.0.0.1:9400", program, env=environment)
+    assert done.returncode == 2
+    assert "need a token of at least 16 characters in UNISON_METRICS_TOKEN" in done.stderr
 
 
 def test_restarts_on_error_needs_a_number(program):

@@ -27,6 +27,7 @@ from unison.cli.numbers import seconds
 from unison.cli.recipes import RECIPES, Asked, local_environments
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
+from unison.monitoring.launcher import Monitored
 from unison.net.addresses import LOOPBACK
 from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching import (
@@ -179,44 +180,87 @@ def _placed(
 
 def _until_it_is_done(options: argparse.Namespace) -> int:
     """Runs the job, again if it loses workers, and returns its exit code."""
-    restarts = Restarts(options.restarts or 0)
-    ends = math.inf if options.timeout is None else time.monotonic() + options.timeout
-    attempt = _on_hosts if hosts.is_asked(options) else _on_machine
-    while True:
-        begin = time.monotonic()
-        run, code = attempt(options, ends)
-        if run.failure is None or not restarts.at_most:
-            return code
-        if not (run.failure.is_loss or options.restarts_on_error):
-            run.complain("a program that fails is not started again (--restarts-on-error)")
-            return code
-        event = restarts.all_ended(time.monotonic() - begin)
-        if "given_up" in event:
-            run.complain(f"it is not started again: {event['given_up']}")
-            return code
-        after = f" in {event['again_in']:g} s" if event["again_in"] else ""
-        count = f"{event['restart']} of {restarts.at_most}"
-        run.complain(f"all workers are started again{after} ({count})")
-        time.sleep(event["again_in"])
+    with contextlib.ExitStack() as job:
+        part = _HostsPart(options) if hosts.is_asked(options) else _MachinePart(options, job)
+        ends = math.inf if options.timeout is None else time.monotonic() + options.timeout
+        restarts = Restarts(options.restarts or 0)
+        while True:
+            begin = time.monotonic()
+            run, code = part.run(ends)
+            again_in = _again_in(run, restarts, options, time.monotonic() - begin)
+            if again_in is None:
+                part.ended(code)
+                return code
+            time.sleep(again_in)
 
 
-def _on_machine(options: argparse.Namespace, ends: float) -> tuple[_Run, int]:
-    """Runs the workers of this machine, or of a Ray cluster, until a time."""
-    with contextlib.ExitStack() as places:
-        of_workers, start, first = _placed(options, places)
-        names = [f"worker {first + index}" for index in range(len(of_workers))]
-        monitored = places.enter_context(top.monitored(options, "workers", names))
-        run = _Run(monitored.programs(of_workers), start, options, first)
-        code = run.wait(ends)
-        monitored.ended(code)
-        return run, code
+def _again_in(
+    run: _Run, restarts: Restarts, options: argparse.Namespace, lived: float
+) -> float | None:
+    """Returns the seconds until all workers are started again; None if they are not."""
+    if run.failure is None or not restarts.at_most:
+        return None
+    if not (run.failure.is_loss or options.restarts_on_error):
+        run.complain("a program that fails is not started again (--restarts-on-error)")
+        return None
+    event = restarts.all_ended(lived)
+    if "given_up" in event:
+        run.complain(f"it is not started again: {event['given_up']}")
+        return None
+    seconds = float(event["again_in"])
+    after = f" in {seconds:g} s" if seconds else ""
+    count = f"{event['restart']} of {restarts.at_most}"
+    run.complain(f"all workers are started again{after} ({count})")
+    return seconds
 
 
-def _on_hosts(options: argparse.Namespace, ends: float) -> tuple[_Run, int]:
-    """Runs the command of each machine, which starts its part of the job, until a time."""
-    made, named = hosts.programs(options)
-    run = _Run(made, ProcessWorker, options, hosts=named)
-    return run, run.wait(ends)
+class _MachinePart:
+    """The job's workers on this machine, or all of them on a Ray cluster.
+
+    Args:
+        options: The command's options.
+        job: Ends with the job: its monitoring outlives the workers.
+    """
+
+    def __init__(self, options: argparse.Namespace, job: contextlib.ExitStack):
+        self._options = options
+        self._job = job
+        self._monitored: Monitored | None = None
+
+    def run(self, ends: float) -> tuple[_Run, int]:
+        """Runs the workers until a time; returns the run, and its exit code."""
+        options = self._options
+        with contextlib.ExitStack() as places:
+            of_workers, start, first = _placed(options, places)
+            names = [f"worker {first + index}" for index in range(len(of_workers))]
+            if self._monitored is None:
+                monitored = self._job.enter_context(top.monitored(options, "workers", names))
+                self._monitored = monitored
+            else:
+                self._monitored.starts_again(names, "all workers are started again")
+            run = _Run(self._monitored.programs(of_workers), start, options, first)
+            return run, run.wait(ends)
+
+    def ended(self, code: int) -> None:
+        """Tells those who watch how the job has ended."""
+        if self._monitored is not None:
+            self._monitored.ended(code)
+
+
+class _HostsPart:
+    """The commands of the job's machines, each of which starts, and monitors, its workers."""
+
+    def __init__(self, options: argparse.Namespace):
+        self._options = options
+
+    def run(self, ends: float) -> tuple[_Run, int]:
+        """Runs the commands until a time; returns the run, and its exit code."""
+        made, named = hosts.programs(self._options)
+        run = _Run(made, ProcessWorker, self._options, hosts=named)
+        return run, run.wait(ends)
+
+    def ended(self, code: int) -> None:
+        """Does nothing: the machines' commands have told it."""
 
 
 class _Run:

@@ -19,8 +19,11 @@ from rich.text import Text
 
 from unison.cli.errors import CommandError
 from unison.cli.programs import program_of
+from unison.monitoring import grafana
 from unison.monitoring.first_worker import VARIABLE
 from unison.monitoring.launcher import Monitored
+from unison.monitoring.metrics_endpoint import TOKEN_VARIABLE, place_of
+from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
 from unison.monitoring.running_jobs import RunningJob, running_jobs
 from unison.net.runtime_folder import runtime_folder
 from unison.planning.memory import in_units
@@ -62,6 +65,12 @@ def add_command(commands: Any) -> None:
     how.add_argument("--once", action="store_true", help="show it once, and end")
     how.add_argument("--json", action="store_true", help="print what is known as JSON, and end")
     how.add_argument("--web", action="store_true", help="print the URL of its page, and end")
+    how.add_argument(
+        "--grafana", action="store_true", help="print a dashboard of jobs' metrics for Grafana"
+    )
+    how.add_argument(
+        "--alerts", action="store_true", help="print rules for alerts about them for Prometheus"
+    )
     parser.add_argument("--no-color", action="store_true", help="print without colours")
     parser.set_defaults(run=_run)
 
@@ -71,16 +80,31 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-monitor", action="store_true", help="do not let `unison top` watch the job"
     )
+    parser.add_argument(
+        "--metrics-address",
+        metavar="HOST:PORT",
+        help="serve the job's metrics there, for Prometheus on any machine; the token that it "
+        f"sends is in {TOKEN_VARIABLE} (default: {METRICS_VARIABLE})",
+    )
 
 
 def monitored(options: argparse.Namespace, kind: str, workers: list[str]) -> Monitored:
     """Returns the monitoring of the job that `unison run` is about to start."""
     if options.no_monitor:
         os.environ.pop(VARIABLE, None)  # else its first worker would serve it
-    return Monitored(shlex.join(program_of(options)), kind, workers, not options.no_monitor)
+    try:
+        metrics = place_of(options.metrics_address)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    os.environ.pop(METRICS_VARIABLE, None)  # else the first worker would serve them, too
+    program = shlex.join(program_of(options))
+    return Monitored(program, kind, workers, not options.no_monitor, metrics)
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.grafana or options.alerts:
+        print(json.dumps(grafana.dashboard(), indent=2) if options.grafana else grafana.ALERTS)
+        return 0
     place = _placed(options.job)
     if options.web:
         _state(place)  # checks that it runs, and accepts the token

@@ -1,30 +1,23 @@
 """`Collector`: serves the state of a job on the loopback address.
 
 Clients must know the job's secret. Host names other than those of this machine's loopback address
-are rejected, to prevent DNS rebinding by web pages. Idle connections and requests without the
-secret use no threads, and few file descriptors.
+are rejected, to prevent DNS rebinding by web pages.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import socket
 import threading
 import time
 from typing import Final, Self
 
 from unison.monitoring import page, prometheus
 from unison.monitoring.job import WatchedJob
-from unison.net.acceptor import AcceptingThread, Acceptor
-from unison.net.addresses import LOOPBACK, joined_address
-from unison.net.handshake import Steps
-from unison.net.http_exchange import Request, Response, exchange
-from unison.net.listening import listen
+from unison.net.addresses import LOOPBACK
+from unison.net.http_exchange import Request, Response
+from unison.net.http_server import HttpServer, bearer_token
 from unison.net.proof import is_equal
-
-#: The most simultaneous connections; each has one request.
-_MOST_CONNECTIONS: Final = 32
 
 #: Seconds for which a client counts as watching after a request, and that it has to learn how the
 #: job has ended.
@@ -52,22 +45,17 @@ class Collector:
         self._asked_at = -_WATCHES
         self._has_told_end = threading.Event()
         self._is_over = False
-        self._listener = listen(LOOPBACK, 0)
-        port = self._listener.getsockname()[1]
-        self.address = joined_address(LOOPBACK, port)
-        self._hosts = {self.address, f"localhost:{port}"}
-        self._accepting: AcceptingThread[None] | None = None
+        headers = page.SECURITY_HEADERS
+        self._server = HttpServer(LOOPBACK, 0, self._respond, headers, "unison-collector")
+        self.address = self._server.address
+        self._hosts = {self.address, f"localhost:{self.address.rpartition(':')[2]}"}
 
     def __enter__(self) -> Self:
-        acceptor = Acceptor([self._listener], self._exchange, limit=_MOST_CONNECTIONS)
-        self._accepting = AcceptingThread(
-            acceptor, [self._listener], lambda done: None, "unison-collector"
-        )
+        self._server.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._accepting is not None:
-            self._accepting.close()
+        self._server.__exit__(*error)
 
     def end(self, how: str) -> None:
         """Publishes how the job has ended; waits briefly for watching clients to receive it."""
@@ -76,17 +64,13 @@ class Collector:
         if time.monotonic() - self._asked_at < _WATCHES:
             self._has_told_end.wait(_LAST_WORD)
 
-    def _exchange(self, connection: socket.socket) -> Steps[None]:
-        return exchange(connection, self._respond, page.SECURITY_HEADERS)
-
     def _respond(self, request: Request) -> Response:
         """Answers requests that have the secret and this machine's host name; rejects others."""
         if request.method != "GET":
             return Response(501, b"There is GET only.\n")
         if request.headers.get("host", "") not in self._hosts:
             return Response(403, b"Ask for this machine's loopback address.\n")
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not is_equal(shown or request.query.get("token", ""), self.token):
+        if not is_equal(bearer_token(request) or request.query.get("token", ""), self.token):
             return Response(403, b"The token is missing or wrong; `unison top --web` shows it.\n")
         if request.path == "/":
             return Response(200, page.html().encode(), "text/html; charset=utf-8")

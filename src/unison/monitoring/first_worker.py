@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from unison.errors import UnavailableError
+from unison.monitoring.metrics_endpoint import place_of
 from unison.runtime import liveness
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.server_jobs import tasks_of
@@ -119,8 +121,13 @@ def _serve(names: list[str], kind: str) -> bool:
     from unison.monitoring.launcher import Monitored
 
     global _served
-    job = Monitored(shlex.join(sys.argv), kind, names)
-    job.__enter__()
+    try:
+        job = Monitored(shlex.join(sys.argv), kind, names, metrics=place_of(None))
+        job.__enter__()
+    except (UnavailableError, ValueError) as error:  # monitoring must not end a job
+        logger.warning("This job's metrics are not served: %s", error)
+        job = Monitored(shlex.join(sys.argv), kind, names)
+        job.__enter__()
     if not job.is_watched:
         return False
     _served = _Served(job, names)

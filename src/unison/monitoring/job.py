@@ -85,8 +85,9 @@ class WatchedWorker:
         self.said: str | None = None
         #: Whether the register of an elastic job reports that it keeps the others waiting.
         self.is_late = False
-        #: Its latest loss.
+        #: Its latest loss that is a number, and whether the latest one is.
         self.loss: float | None = None
+        self.loss_is_finite: bool | None = None
         self._reports: collections.deque[Mapping[str, Any]] = collections.deque(
             maxlen=_MOST_REPORTS
         )
@@ -95,16 +96,22 @@ class WatchedWorker:
             maxlen=_MOST_MARKS
         )
 
+    def restart(self) -> None:
+        """Takes note that its process is started again."""
+        self.latest = self.said = None
+        self._reports.clear()
+        self._marks.clear()
+
     def hear(self, told: Mapping[str, Any], now: float) -> None:
         """Adds a report."""
         if self.latest is not None and told["process"] != self.latest["process"]:
-            self._reports.clear()  # it was restarted, and its counts start from 0
-            self._marks.clear()
+            self.restart()  # its counts start from 0
         self.latest, self.heard_at = told, now
         self.said = None
         self._reports.append(told)
         for step, at, has_paused in told["marks"]:
             self._marks.append((int(step), float(at), bool(has_paused)))
+        self.loss_is_finite = told.get("loss_is_finite", self.loss_is_finite)
         if told["loss"] is not None:
             self.loss = told["loss"][1]
 
@@ -218,6 +225,7 @@ class WatchedJob:
         self._interrupted_at: float | None = None
         self._runs = False
         self._recoveries = 0
+        self._restarts = 0
         self._last_recovery: float | None = None
         self._ended: str | None = None
 
@@ -258,6 +266,15 @@ class WatchedJob:
                 self._worker(str(name)).said = None
             elif name is not None and what in ("late", "goes on"):
                 self._worker(str(name)).is_late = what == "late"
+            if what == "all start again":
+                self._restarts += 1
+                self._workers = {
+                    name: self._workers[name] for name in event["workers"] if name in self._workers
+                }
+                for name in event["workers"]:
+                    self._worker(name).restart()
+            elif what == "process lost" and "restart" in event:
+                self._restarts += 1
             if what == "interrupted":
                 for worker in self._workers.values():
                     worker.is_late = False
@@ -300,6 +317,7 @@ class WatchedJob:
                 "stragglers": [f"{name} {how}" for name, how in stragglers],
                 "recoveries": self._recoveries,
                 "last_recovery_seconds": self._last_recovery,
+                "restarts": self._restarts,
                 "workers": told,
                 "losses": self._losses.points,
                 "rates": self._rates.points,
@@ -358,6 +376,7 @@ class WatchedJob:
             "sent_bytes": latest.get("sent"),
             "sent_bytes_per_second": worker.rate("sent") if is_running else None,
             "loss": worker.loss,
+            "loss_is_finite": worker.loss_is_finite,
             "silent_seconds": now - worker.heard_at if latest else None,
         }
 
@@ -520,7 +539,8 @@ def checked(told: Mapping[str, Any]) -> dict[str, Any]:
     _finite(found["now"]), _finite(found["waited"])
     if found["loss"] is not None:
         step, loss = found["loss"]
-        found["loss"] = (int(step), float(loss)) if math.isfinite(float(loss)) else None
+        found["loss_is_finite"] = math.isfinite(float(loss))
+        found["loss"] = (int(step), float(loss)) if found["loss_is_finite"] else None
     return found
 
 

@@ -15,8 +15,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from unison.errors import UnavailableError
 from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
+from unison.monitoring.metrics_endpoint import MetricsEndpoint, MetricsPlace
 from unison.monitoring.running_jobs import RunningJob, published
 from unison.runtime.launching import Program
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
@@ -36,10 +38,14 @@ class Monitored:
         program: The workers' program, as in the user's command.
         kind: See `WatchedJob`.
         workers: The workers' names.
-        is_wanted: Whether to monitor the job at all.
+        is_wanted: Whether `unison top` may monitor the job.
+        metrics: Where its metrics are served, too.
 
     Attributes:
         job: The job's state.
+
+    Raises:
+        UnavailableError: The metrics cannot be served there.
 
     Examples:
         >>> with Monitored("train.py", "workers", ["worker 0"]) as monitored:
@@ -47,22 +53,38 @@ class Monitored:
         >>> program.on_report(b"what a worker writes", 0.0)
     """
 
-    def __init__(self, program: str, kind: str, workers: Sequence[str], is_wanted: bool = True):
+    def __init__(
+        self,
+        program: str,
+        kind: str,
+        workers: Sequence[str],
+        is_wanted: bool = True,
+        metrics: MetricsPlace | None = None,
+    ):
         self._program = program
         self._workers = list(workers)
         self.job = WatchedJob(program, kind, workers)
         self._is_wanted = is_wanted
+        self._metrics = metrics
         self._collector: Collector | None = None
         self._end = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        if self._metrics is not None:
+            try:
+                self._end.enter_context(MetricsEndpoint(self.job, self._metrics))
+            except OSError as error:
+                raise UnavailableError(
+                    message=f"Cannot serve metrics at {self._metrics.host}:{self._metrics.port}: "
+                    f"{error}. Give an address of this machine and a free port"
+                ) from error
         if self._is_wanted:
             try:
                 with contextlib.ExitStack() as undoing:
                     collector = undoing.enter_context(Collector(self.job))
                     job = RunningJob(os.getpid(), self._program, collector.address, collector.token)
                     undoing.enter_context(published(job))
-                    self._end = undoing.pop_all()
+                    self._end.push(undoing.pop_all())
                     self._collector = collector
             except OSError as error:
                 logger.warning("`unison top` cannot watch this job: %s", error)
@@ -74,11 +96,16 @@ class Monitored:
     @property
     def is_watched(self) -> bool:
         """Whether it is being served."""
-        return self._collector is not None
+        return self._collector is not None or self._metrics is not None
+
+    def starts_again(self, workers: Sequence[str], line: str) -> None:
+        """Takes note that all workers are started again; `line` says so."""
+        self._workers = list(workers)
+        self.job.happened({"event": "all start again", "workers": workers}, line)
 
     def programs(self, programs: Sequence[Program]) -> list[Program]:
         """Returns the workers' programs, which report to this process."""
-        if self._collector is None:
+        if not self.is_watched:
             return list(programs)
         return [
             dataclasses.replace(program, on_report=functools.partial(self._read, worker))

@@ -28,7 +28,13 @@ _OF_WORKERS = (
     _Metric(
         "unison_worker_sent_bytes_total", "counter", "Bytes sent over the network.", "sent_bytes"
     ),
-    _Metric("unison_worker_loss", "gauge", "The latest loss.", "loss"),
+    _Metric("unison_worker_loss", "gauge", "The latest loss that is a number.", "loss"),
+    _Metric(
+        "unison_worker_loss_is_finite",
+        "gauge",
+        "Whether the latest loss is a number, neither NaN nor infinite.",
+        "loss_is_finite",
+    ),
 )
 
 
@@ -41,7 +47,7 @@ def exposition(state: Mapping[str, Any]) -> str:
     Examples:
         >>> from unison.monitoring.job import WatchedJob
         >>> text = exposition(WatchedJob("train.py", "workers", ["worker 0"]).as_dict())
-        >>> print(*text.splitlines()[:3], sep="\n")
+        >>> print(*text.splitlines()[3:6], sep="\n")
         # HELP unison_steps_total Training steps of the job.
         # TYPE unison_steps_total counter
         unison_steps_total 0
@@ -53,9 +59,11 @@ def exposition(state: Mapping[str, Any]) -> str:
         if known:
             lines.append(f"# HELP {name} {help}")
             lines.append(f"# TYPE {name} {kind}")
-            lines.extend(f"{name}{labels} {value}" for labels, value in known)
+            lines.extend(f"{name}{labels} {+value}" for labels, value in known)
 
     workers = state["workers"]
+    about = _labels(program=state["program"], kind=state["kind"])
+    add("unison_job_info", "gauge", "The job: its program and kind.", [(about, 1)])
     add("unison_steps_total", "counter", "Training steps of the job.", [("", state["step"])])
     add(
         "unison_examples_per_second",
@@ -75,6 +83,12 @@ def exposition(state: Mapping[str, Any]) -> str:
         "gauge",
         "How long it took the last time.",
         [("", state["last_recovery_seconds"])],
+    )
+    add(
+        "unison_restarts_total",
+        "counter",
+        "How often workers, or all of them together, were started again.",
+        [("", state["restarts"])],
     )
     add(
         "unison_worker_up",
