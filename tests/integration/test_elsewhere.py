@@ -127,10 +127,6 @@ def test_the_script_for_slurm_trains_there(program, bin_folder):
 
 def test_the_job_for_kubernetes_describes_its_cluster(program):
     manifest = printed("kubernetes", "--devices-per-worker", 4, program, "--epochs", 3, workers=3)
-    config = json.loads(re.search(r"value: '(.*)'", manifest)[1].replace("$(INDEX)", "2"))
-    addresses = [f"train-{index}.train:8470" for index in range(3)]
-    assert config["cluster"] == {"worker": addresses}
-    assert config["task"] == {"type": "worker", "index": "2"}
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     service, job = yaml.safe_load_all(manifest)
     assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"] == "train"
@@ -138,6 +134,11 @@ def test_the_job_for_kubernetes_describes_its_cluster(program):
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-u", str(program), "--epochs", "3"]
     assert {"name": "UNISON_CPU_DEVICES", "value": "4"} in container["env"]
+    [config] = [one["value"] for one in container["env"] if one["name"] == "TF_CONFIG"]
+    config = json.loads(config.replace("$(INDEX)", "2"))
+    addresses = [f"train-{index}.train:8470" for index in range(3)]
+    assert config["cluster"] == {"worker": addresses}
+    assert config["task"] == {"type": "worker", "index": "2"}
     # A variable is put in only where it stands before.
     names = [one["name"] for one in container["env"]]
     assert names.index("INDEX") < names.index("TF_CONFIG")

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from unison.cli import main
-from unison.cli.recipes import Asked, local_environments
+from unison.cli.asked import Asked
+from unison.cli.recipes import local_environments
 from unison.runtime import cores
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching import cores_of_workers, with_own_gpus
@@ -245,7 +246,7 @@ def printed(keras_home, tmp_path, capsys):
         ("openmpi", "-x KERAS_BACKEND=jax ", "-x UNISON_MONITOR=1 "),
         (
             "kubernetes",
-            '- name: KERAS_BACKEND\n              value: "jax"\n',
+            "- name: KERAS_BACKEND\n              value: jax\n",
             '- name: UNISON_MONITOR\n              value: "1"\n',
         ),
     ],

@@ -21,10 +21,11 @@ from unison.cli import (
     ray_places,
     top,
 )
+from unison.cli.asked import Asked
 from unison.cli.errors import CommandError
 from unison.cli.interrupted_output import InterruptedOutput
 from unison.cli.numbers import seconds
-from unison.cli.recipes import RECIPES, Asked, local_environments
+from unison.cli.recipes import RECIPES, local_environments
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
 from unison.monitoring.launcher import Monitored
@@ -86,6 +87,12 @@ def add_command(commands: Any) -> None:
         choices=sorted(RECIPES),
         help="start nothing, and print how to start the workers there",
     )
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="with --env, on how many machines (default: -n)"
+    )
+    parser.add_argument(
+        "--gpus", type=int, metavar="G", help="with --env, how many GPUs each machine has"
+    )
     nodes.add_arguments(parser)
     hosts.add_arguments(parser)
     ray_places.add_arguments(parser)
@@ -121,6 +128,15 @@ def _check(options: argparse.Namespace) -> None:
     ):
         if number is not None and number < least:
             raise CommandError(f"Expected at least {least} for {name}. Received: {number}")
+    for option, number in (("--nodes", options.nodes), ("--gpus", options.gpus)):
+        if number is not None and options.env is None:
+            raise CommandError(f"{option} is for other places. Give --env, or leave it out.")
+        if number is not None and number < 1:
+            raise CommandError(f"Expected at least 1 for {option}. Received: {number}")
+    if options.env == "tf-config" and options.nodes is not None:
+        raise CommandError("--nodes is for other machines: give -n for the workers of this one.")
+    if options.nodes is not None and options.workers is not None:
+        raise CommandError("With --env, --nodes and -n are one number: leave one out.")
     if not options.module and not os.path.isfile(options.script):
         raise CommandError(f"There is no program {options.script!r}.")
     ray_places.check(options)
@@ -145,11 +161,12 @@ def _asked(options: argparse.Namespace) -> Asked:
     """Returns the input of the recipes."""
     return Asked(
         program=programs.program_of(options),
-        workers=options.workers,
+        workers=options.workers if options.nodes is None else options.nodes,
         devices_per_worker=options.devices_per_worker,
         host=options.host or LOOPBACK,
         is_monitored=not options.no_monitor,
         restarts=options.restarts or 0,
+        gpus=options.gpus,
     )
 
 

@@ -1,0 +1,47 @@
+"""The workers that `unison run --env` shows how to start."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from unison.cli.programs import KERAS_BACKEND
+from unison.monitoring.first_worker import VARIABLE as MONITOR
+from unison.runtime.devices import CPU_DEVICES_VARIABLE
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The program and workers to start.
+
+    Attributes:
+        program: The arguments of Python.
+        workers: The number of workers. None: the recipe's default.
+        devices_per_worker: The number of logical devices into which each worker splits its CPU;
+            None: as configured.
+        host: The address at which workers on this machine listen.
+        is_monitored: Whether `unison top` may monitor them.
+        restarts: How often all workers start again when one is lost.
+        gpus: The number of GPUs of each machine; None: the recipe says nothing about GPUs.
+    """
+
+    program: Sequence[str]
+    workers: int | None = None
+    devices_per_worker: int | None = None
+    host: str = "127.0.0.1"
+    is_monitored: bool = True
+    restarts: int = 0
+    gpus: int | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables of every worker, wherever it is started."""
+        found = {}
+        if backend := os.environ.get(KERAS_BACKEND):
+            found[KERAS_BACKEND] = backend
+        if self.is_monitored:
+            found[MONITOR] = "1"
+        if self.devices_per_worker is not None:
+            found[CPU_DEVICES_VARIABLE] = str(self.devices_per_worker)
+        return found
