@@ -64,7 +64,11 @@ def starts(folder, index):
     return len(list(folder.glob(f"start-{index}-*")))
 
 
-@pytest.mark.parametrize("how", ["killed", "42", "75"], ids=["killed", "preempted", "lost another"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("killed", marks=pytest.mark.smoke), "42", "75"],
+    ids=["killed", "preempted", "lost another"],
+)
 def test_all_workers_start_again_when_one_is_lost(program, tmp_path, how):
     done = run("-n", 2, "--restarts", 3, program, tmp_path, how, 2)
     assert done.returncode == 0, done.stderr
