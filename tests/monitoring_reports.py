@@ -29,6 +29,8 @@ def told(worker="worker 0", **about):
         "memory": 2**20,
         "device_memory": None,
         "sent": 0,
+        "operations": 0,
+        "peak_operations": None,
     } | about
 
 

@@ -30,3 +30,10 @@ def test_convolution_counts_a_window_for_each_output():
 
 def test_inner_functions_count():
     assert flops(jax.jit(jnp.matmul), (3, 5), (5, 7)) == 2 * 3 * 5 * 7
+
+
+def test_the_body_of_a_scan_counts_each_time():
+    def chained(x, weights):
+        return jax.lax.scan(lambda carry, weight: (carry @ weight, None), x, weights)[0]
+
+    assert flops(chained, (3, 5), (7, 5, 5)) == 7 * 2 * 3 * 5 * 5

@@ -7,17 +7,24 @@ import math
 import re
 import socket
 
+import jax.numpy as jnp
+import keras
+import numpy as np
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+import unison
 from monitoring_reports import told, watched
 from unison.cli import main
 from unison.errors import UnavailableError
 from unison.monitoring import first_worker
+from unison.monitoring import meter as meters
 from unison.monitoring.launcher import Monitored
+from unison.monitoring.meter import Meter
 from unison.monitoring.metrics_endpoint import MetricsEndpoint, MetricsPlace, place_of
 from unison.monitoring.prometheus import exposition
+from unison.strategies import observing
 
 TOKEN = "the-token-of-this-test"
 
@@ -158,6 +165,44 @@ def test_a_loss_that_is_no_number_is_told_as_such():
     assert found["unison_worker_loss", ("worker", "worker 0")] == 0.5
 
 
+@pytest.mark.parametrize(("replicas", "cores"), [(2, 1), (1, 2)])
+def test_the_products_of_fit_are_counted(monkeypatch, replicas, cores):
+    monkeypatch.setattr(meters, "_MARK_EVERY", 0.0)
+    meter = Meter()
+    monkeypatch.setattr(observing, "step_observer", meter)
+    devices = [f"CPU:{index}" for index in range(2)]
+    strategy = unison.MirroredStrategy(devices)
+    if cores == 2:
+        strategy = unison.ModelParallelStrategy(devices, mesh={"batch": 1, "model": 2})
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((40, 16)), np.ones((40, 32)), batch_size=8, epochs=2, verbose=0)
+    forward = 2 * 8 * 16 * 32  # and as many for the gradient of the weights; the input has none
+    assert meter.operations == 10 * 2 * forward
+    assert (len(meter.devices), meter.cores_per_replica) == (replicas, cores)
+
+
+def test_the_products_of_a_loop_are_counted(monkeypatch):
+    meter = Meter()
+    monkeypatch.setattr(observing, "step_observer", meter)
+    strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
+    for _ in range(7):
+        strategy.run(lambda x: x @ x, args=(jnp.ones((4, 4)),))
+    # The first two calls could have been of anything.
+    assert meter.operations == (7 - 2) * 2 * (2 * 4 * 4 * 4)
+
+
+def test_utilization_is_the_part_of_what_the_devices_could_compute():
+    about = {"peak_operations": 1000, "now": 10.0, "operations": 0}
+    job = watched(
+        told(steps=1, **about), told(steps=2, **about | {"now": 14.0, "operations": 1600})
+    )
+    of_worker = ("unison_worker_mfu", ("worker", "worker 0"))
+    assert metrics_of(exposition(job.as_dict()))[of_worker] == pytest.approx(0.4)
+    assert of_worker not in metrics_of(exposition(watched(told(), told(now=1001.0)).as_dict()))
+
+
 # -- Grafana and alerts -------------------------------------------------------------------------
 
 
@@ -168,7 +213,7 @@ def names_in(text):
 @pytest.fixture
 def known():
     """The names of all metrics."""
-    about = {"loss": [1, 0.5], "memory": 1, "device_memory": 1, "sent": 1}
+    about = {"loss": [1, 0.5], "memory": 1, "device_memory": 1, "sent": 1, "peak_operations": 1}
     job = watched(told(steps=9, now=10.0, **about), told(steps=19, now=11.0, **about))
     state = job.as_dict()
     state["examples_per_second"] = state["last_recovery_seconds"] = 1.0

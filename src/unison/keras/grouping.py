@@ -10,9 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr
 
-from unison.lowering.flops import count_flops
 from unison.runtime.placement import Placement
 from unison.runtime.planned import PlannedPlacement
 
@@ -29,11 +27,16 @@ _TIMED = 3
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
-def group_size_of(step: ClosedJaxpr, placement: Placement) -> int:
-    """Returns the number of steps that run as one program on CPUs; elsewhere, one at first."""
+def group_size_of(operations: int, placement: Placement) -> int:
+    """Returns the number of steps that run as one program on CPUs; elsewhere, one at first.
+
+    Args:
+        operations: The floating-point operations of a step, on one replica.
+        placement: The replicas' devices.
+    """
     if isinstance(placement, PlannedPlacement) or not placement.is_host:
         return 1
-    steps = math.ceil(_WORTH_STARTING / max(count_flops(step.jaxpr), 1))
+    steps = math.ceil(_WORTH_STARTING / max(operations, 1))
     return min(steps, _MOST_GROUPED_STEPS)
 
 

@@ -29,6 +29,7 @@ from unison.lifting import (
     leave_replica,
 )
 from unison.lockstep import ByClass, run_in_lockstep
+from unison.lowering.flops import count_flops
 from unison.program import (
     MIRRORED,
     PER_REPLICA,
@@ -70,6 +71,7 @@ class _Program:
         group_size: How many steps one execution can run.
         layouts: The layouts of the state's cells when it was compiled.
         bytes_sent: What a replica sends in a step, by the step's collectives.
+        operations: The floating-point operations of a replica's products in a step.
         update: Computes further new state, at home.
         may_fail: Whether a function of the host that it calls may raise while it runs. It leaves
             the state alone, which is kept until it has ended.
@@ -87,6 +89,7 @@ class _Program:
     group_size: int
     layouts: CellForms
     bytes_sent: float
+    operations: int
     update: HomeUpdate[int] | None = None
     may_fail: bool = False
     stacked: list[Any] = dataclasses.field(default_factory=list)
@@ -165,6 +168,8 @@ class CompiledStep:
         self._results: Any = {}
         #: The bytes that a replica has sent in the latest step.
         self.bytes_sent = 0.0
+        #: Those of a replica's products in the latest step.
+        self.operations = 0
 
     @property
     def trains(self) -> bool:
@@ -208,6 +213,7 @@ class CompiledStep:
         # Steps that run together are one operation, in which nothing could be found.
         may_wait = may_wait and not numerics.are_checked()
         program = self._program_for(structure, leaves, state, may_wait)
+        self.operations = program.operations
         with signals_held:
             if program.group_size > 1:
                 self._wait(program, leaves, state, batch)
@@ -625,6 +631,7 @@ class CompiledStep:
         if not may_fail:
             traces, update = self._with_update_at_home(traces, written)
         of_a_group = traces[0].jaxpr
+        operations = count_flops(of_a_group.jaxpr)
         traces, lower = lower_traces(placement, traces)
         cells = self._cells
         returned = list(range(len(cells)))
@@ -672,7 +679,7 @@ class CompiledStep:
         may_be_grouped = may_wait and repeats and update is None and not may_fail
         is_tried = may_be_grouped and group_size is None and is_measured(placement)
         if group_size is None:
-            group_size = group_size_of(of_a_group, placement) if may_be_grouped else 1
+            group_size = group_size_of(operations, placement) if may_be_grouped else 1
         if group_size > 1:
             program = grouped(program, donated, read_only, written)
             if not placement.is_host:
@@ -706,6 +713,7 @@ class CompiledStep:
             group_size,
             layouts=CellForms(self._layouts),
             bytes_sent=bytes_in(of_a_group.jaxpr, placement.num_replicas),
+            operations=operations,
             update=update,
             may_fail=may_fail,
             trial=Trial() if is_tried else None,

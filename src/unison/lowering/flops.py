@@ -11,8 +11,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 def count_flops(jaxpr: Jaxpr) -> int:
     """Returns the floating-point operations of the products and convolutions in `jaxpr`.
 
-    A loop's body counts once, and so does each branch of a conditional: this is only a rough
-    estimate.
+    The body of a `scan` counts as often as it runs; that of a `while` loop, and each branch of a
+    conditional, once: then, this is only a rough estimate.
     """
     return sum(_flops_of(equation) for equation in jaxpr.eqns)
 
@@ -25,7 +25,8 @@ def _flops_of(equation: JaxprEqn) -> int:
     if equation.primitive.name == "conv_general_dilated":
         outputs = _shape(equation.invars[1])[equation.params["dimension_numbers"].rhs_spec[0]]
         return 2 * _size(equation.outvars[0]) * _size(equation.invars[1]) // outputs
-    return sum(count_flops(inner) for inner in jaxprs_in_params(equation.params))
+    times = equation.params["length"] if equation.primitive.name == "scan" else 1
+    return times * sum(count_flops(inner) for inner in jaxprs_in_params(equation.params))
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

@@ -60,6 +60,13 @@ _PANELS = (
         (_Query("unison_worker_straggles{}", "{{worker}}"),),
     ),
     _Panel(
+        "Model FLOPs utilization",
+        "percentunit",
+        "timeseries",
+        12,
+        (_Query("unison_worker_mfu{}", "{{worker}}"),),
+    ),
+    _Panel(
         "Bytes sent a second",
         "Bps",
         "timeseries",

@@ -151,6 +151,13 @@ class WatchedWorker:
         return float(last[about] - first[about]) / (last["now"] - first["now"])
 
     @property
+    def mfu(self) -> float | None:
+        """The products that its devices compute, as a part of those that they could at most."""
+        rate = self.rate("operations")
+        peak = None if self.latest is None else self.latest["peak_operations"]
+        return rate / peak if rate is not None and peak else None
+
+    @property
     def input_share(self) -> float | None:
         """The fraction of the time for which it waits for its input."""
         share = self.rate("waited")
@@ -373,6 +380,7 @@ class WatchedJob:
             "straggles": straggles if is_running else None,
             "memory_bytes": latest.get("memory"),
             "device_bytes": latest.get("device_memory"),
+            "mfu": worker.mfu if is_running else None,
             "sent_bytes": latest.get("sent"),
             "sent_bytes_per_second": worker.rate("sent") if is_running else None,
             "loss": worker.loss,
@@ -517,6 +525,8 @@ _FIELDS: Mapping[str, tuple[type | tuple[type, ...], bool]] = {
     "memory": (int, True),
     "device_memory": (int, True),
     "sent": (int, True),
+    "operations": (int, False),
+    "peak_operations": ((int, float), True),
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from unison.data import waited_seconds
 from unison.program import ProgramCache
+from unison.runtime.placement import Placement
 from unison.strategies.batch_shares import examples_of
 
 #: The minimum of seconds between two recorded step starts: for shorter steps, only the mean time of
@@ -42,8 +43,11 @@ class Meter:
         examples: The number of their examples, of all replicas; None if unknown.
         marks: The starts of steps: the number of steps before, the time, and whether something else
             has run since the previous mark.
+        operations: The floating-point operations of the products in those steps, on this process's
+            devices.
         group: The elastic group of this worker, if any.
-        devices: The devices of this process that compute.
+        devices: The devices of this process that compute, one of each replica.
+        cores_per_replica: How many devices compute a replica.
     """
 
     def __init__(self) -> None:
@@ -52,8 +56,10 @@ class Meter:
         self.marks: collections.deque[tuple[int, float, bool]] = collections.deque(
             maxlen=_MOST_MARKS
         )
+        self.operations = 0
         self.group: Any = None
         self.devices: Sequence[Any] = ()
+        self.cores_per_replica = 1
         #: The latest start of a step, recorded or not, and the last step that was reported.
         self._latest: tuple[int, float, bool] | None = None
         self._told = -1
@@ -76,13 +82,15 @@ class Meter:
     def _run(
         self, programs: ProgramCache, function: Callable[..., Any], args: tuple, kwargs: dict
     ) -> Any:
-        if self._is_step(getattr(function, "__qualname__", type(function).__qualname__)):
-            if self._begin():
-                self.devices = programs.placement.local_devices
-                self._count_examples((args, kwargs), programs)
-        else:
+        if not self._is_step(getattr(function, "__qualname__", type(function).__qualname__)):
             self._has_paused = True
-        return programs(function, args, kwargs)
+            return programs(function, args, kwargs)
+        if self._begin():
+            self._note_devices(programs.placement)
+            self._count_examples((args, kwargs), programs)
+        result = programs(function, args, kwargs)
+        self.operations += programs.operations * len(programs.placement.local_replicas)
+        return result
 
     def training(self, trainer: Any, trains: bool) -> Callable[..., int]:
         """See `StepObserver`."""
@@ -96,13 +104,17 @@ class Meter:
         is_marked = self._begin()
         examples: int = trainer.run_step(step, batch, may_wait)
         self.examples = (self.examples or 0) + examples
+        self.operations += step.operations * len(trainer.strategy.placement.local_replicas)
         if is_marked:
             self.group = trainer.strategy.group
-            self.devices = trainer.strategy.placement.local_devices
+            self._note_devices(trainer.strategy.placement)
             if self._loss is None and time.monotonic() >= self._next_loss:
                 self._next_loss = time.monotonic() + _LOSS_EVERY
                 self._take_loss(trainer)
         return examples
+
+    def _note_devices(self, placement: Placement) -> None:
+        self.devices, self.cores_per_replica = placement.local_devices, placement.cores_per_replica
 
     def _begin(self) -> bool:
         """Counts a step, and returns whether its start is recorded."""

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from unison.planning.hardware import device_of_kind
 from unison.runtime.open_sockets import tcp_sockets
 
 #: The offset of the number of acknowledged bytes in Linux' `tcp_info`.
@@ -33,6 +34,16 @@ def device_bytes(devices: Sequence[Any]) -> int | None:
     told = [device.memory_stats() for device in devices]
     used = [stats["bytes_in_use"] for stats in told if stats and "bytes_in_use" in stats]
     return sum(used) if used else None
+
+
+def peak_operations(devices: Sequence[Any]) -> float | None:
+    """Returns the 16-bit floating-point operations that these devices compute in a second at most.
+
+    None if that is not known of each of them.
+    """
+    known = [device_of_kind(device.device_kind) for device in devices]
+    rates = [each.flops for each in known if each is not None]
+    return sum(rates) if rates and len(rates) == len(devices) else None
 
 
 class SentBytes:

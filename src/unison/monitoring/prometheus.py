@@ -26,6 +26,12 @@ _OF_WORKERS = (
         "unison_worker_device_memory_bytes", "gauge", "Memory in use on devices.", "device_bytes"
     ),
     _Metric(
+        "unison_worker_mfu",
+        "gauge",
+        "Model FLOPs utilization: products computed, of those that the devices could at most.",
+        "mfu",
+    ),
+    _Metric(
         "unison_worker_sent_bytes_total", "counter", "Bytes sent over the network.", "sent_bytes"
     ),
     _Metric("unison_worker_loss", "gauge", "The latest loss that is a number.", "loss"),

@@ -18,7 +18,12 @@ from typing import Any, Final
 
 from unison.monitoring import first_worker
 from unison.monitoring.meter import Meter
-from unison.monitoring.process import SentBytes, device_bytes, resident_bytes
+from unison.monitoring.process import (
+    SentBytes,
+    device_bytes,
+    peak_operations,
+    resident_bytes,
+)
 from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.strategies import observing
 from unison.strategies.default import DefaultStrategy
@@ -191,5 +196,11 @@ class Reporter:
             "loss": meter.loss(),
             "memory": resident_bytes(),
             "device_memory": device_bytes(meter.devices),
+            "operations": meter.operations,
+            "peak_operations": _times(meter.cores_per_replica, peak_operations(meter.devices)),
             "sent": self._sent.count(),
         }
+
+
+def _times(number: int, value: float | None) -> float | None:
+    return None if value is None else number * value

@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib.resources
 import math
+import re
 import tomllib
 from typing import Any, NamedTuple
 
@@ -107,6 +108,30 @@ def device_named(name: str) -> Device:
         stated["reached"],
         kernel_seconds=stated["kernel_seconds"],
     )
+
+
+#: The names in `hardware.toml` of devices by JAX's names of their kinds.
+_KINDS = (
+    (r"\b([PVAHB]\d00)\b", lambda found: found[1].lower()),
+    (r"TPU v(\d)(?: lite|e)$", lambda found: f"v{found[1]}e"),
+    (r"TPU v5p?$", lambda found: "v5p"),
+    (r"TPU (v3|7x)$", lambda found: {"v3": "v3", "7x": "tpu7x"}[found[1]]),
+)
+
+
+def device_of_kind(kind: str) -> Device | None:
+    """Returns the rates of a device by JAX's name of its kind; None if they are not known.
+
+    Examples:
+        >>> [device_of_kind(kind).name for kind in ("NVIDIA H100 80GB HBM3", "TPU v5 lite")]
+        ['h100', 'v5e']
+        >>> device_of_kind("cpu")
+    """
+    for pattern, name_of in _KINDS:
+        found = re.search(pattern, kind)
+        if found and name_of(found) in names("devices"):
+            return device_named(name_of(found))
+    return None
 
 
 def link_named(name: str) -> Link:

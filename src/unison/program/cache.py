@@ -23,6 +23,7 @@ from unison.eager_fallback import needs_python
 from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
 from unison.lockstep import ByClass, LockstepError, run_in_lockstep
+from unison.lowering.flops import count_flops
 from unison.program import numerics
 from unison.program.arguments import (
     INSIDE_A_TRANSFORMATION,
@@ -139,6 +140,7 @@ class _Program:
         returned: The results that XLA has returned in that run: at most one element.
         may_fail: Whether it has host callbacks, which may raise while it runs. Then it does not
             overwrite the old values, which are kept until it has ended.
+        operations: The floating-point operations of a replica's products.
         forms: The forms of `cells` when it was compiled.
     """
 
@@ -152,6 +154,7 @@ class _Program:
     taken: list[jax.Array] = dataclasses.field(default_factory=list)
     returned: list[Any] = dataclasses.field(default_factory=list)
     may_fail: bool = False
+    operations: int = 0
     forms: CellForms = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -214,6 +217,8 @@ class ProgramCache:
         self._retraces: collections.Counter[Any] = collections.Counter()
         #: The number of programs traced so far; it does not change in a steady state.
         self.trace_count = 0
+        #: The floating-point operations of a replica's products in the latest run.
+        self.operations = 0
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -249,6 +254,7 @@ class ProgramCache:
             if program.runs == 2 and isinstance(self.placement, ElasticPlacement):
                 self._prepare_for_fewer(function, arguments, self.placement)
             outputs = self._execute(program, arguments.operands)
+            self.operations = program.operations
         results = [self._result(outputs, holders) for holders in program.results.holders]
         return jax.tree.unflatten(program.structure, results)
 
@@ -453,6 +459,7 @@ class ProgramCache:
         update = None
         if not may_fail:
             traces, update = self._with_update_at_home(traces, descriptions)
+        operations = count_flops(traces[0].jaxpr.jaxpr)
         traces, lower = lower_traces(placement, traces)
         written = _in_order(trace.written for trace in traces)
         touched = _in_order(filter(None, trace.cells) for trace in traces)
@@ -509,7 +516,16 @@ class ProgramCache:
             name=f"run of {getattr(function, '__name__', function)}",
         )
         execute = compile_replicas(placement, part, self._communication())
-        return _Program(read, written, execute, structures[0], results, update, may_fail=may_fail)
+        return _Program(
+            read,
+            written,
+            execute,
+            structures[0],
+            results,
+            update,
+            may_fail=may_fail,
+            operations=operations,
+        )
 
     def _with_update_at_home(
         self, traces: list[_Trace], descriptions: Sequence[Any]
