@@ -6,6 +6,7 @@ import json
 import math
 import re
 import socket
+import ssl
 
 import jax.numpy as jnp
 import keras
@@ -70,6 +71,27 @@ def test_nobody_gets_metrics_without_the_token(port, token):
             status, said = ask(port, path, token=token)
             assert status == 403
             assert "worker" not in said
+
+
+def ask_by_https(port):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_other_machines_have_to_ask_by_https(port, monkeypatch):
+    with MetricsEndpoint(watched(told(steps=7)), MetricsPlace("127.0.0.1", port, TOKEN)):
+        assert ask_by_https(port)[0] == ask(port)[0] == 200  # on this machine, either
+        monkeypatch.setenv("UNISON_TLS", "always")
+        status, said = ask(port)
+        assert (status, said) == (403, "Ask by HTTPS: UNISON_TLS is on.\n")
+        status, text = ask_by_https(port)
+        assert status == 200
+        assert metrics_of(text)["unison_steps_total",] == 7
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def place_of(address: str | None) -> MetricsPlace | None:
 
 
 class MetricsEndpoint:
-    """Serves `/metrics` of a job, as a context manager.
+    """Serves `/metrics` of a job by HTTPS, and on this machine also by HTTP; a context manager.
 
     Args:
         job: The job.
@@ -75,7 +75,10 @@ class MetricsEndpoint:
     def __init__(self, job: WatchedJob, place: MetricsPlace):
         self._job = job
         self._token = place.token
-        self._server = HttpServer(place.host, place.port, self._respond, _HEADERS, "unison-metrics")
+        host, port, _ = place
+        self._server = HttpServer(
+            host, port, self._respond, _HEADERS, "unison-metrics", may_encrypt=True
+        )
 
     def __enter__(self) -> Self:
         self._server.__enter__()

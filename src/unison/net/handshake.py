@@ -68,10 +68,10 @@ def server_handshake(
     try:
         _prepare(connection)
         check_user(connection)
-        is_plain = (yield from _first_byte(connection)) != tls.FIRST_BYTE or not may_encrypt
+        is_plain = (yield from first_byte(connection)) != tls.FIRST_BYTE or not may_encrypt
         if not is_plain:
             identity = tls.server_identity()
-            stream = yield from _encrypted(connection, identity.context, is_server=True)
+            stream = yield from tls_handshake(connection, identity.context, is_server=True)
             binding = identity.binding
         checked = ServerProof(secret, binding)
         challenge = checked.challenge((yield from received(stream, proof.HELLO_BYTES)))
@@ -118,7 +118,7 @@ def client_handshake(
         _prepare(connection)
         check_user(connection)
         if is_encrypted:
-            encrypted = yield from _encrypted(connection, tls.client_context(), is_server=False)
+            encrypted = yield from tls_handshake(connection, tls.client_context(), is_server=False)
             stream, binding = encrypted, encrypted.server_binding
         proving = ClientProof(secret, channel, about, binding)
         yield from sent(stream, proving.hello)
@@ -220,7 +220,7 @@ def _prepare(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _first_byte(connection: socket.socket) -> Steps[bytes]:
+def first_byte(connection: socket.socket) -> Steps[bytes]:
     """Returns the first byte without consuming it."""
     while True:
         try:
@@ -235,9 +235,10 @@ def _refused(stream: Stream, reason: bytes, size: int) -> Steps[RefusedError]:
     return RefusedError(f"refused: {reason.decode()}", reason)
 
 
-def _encrypted(
+def tls_handshake(
     connection: socket.socket, context: ssl.SSLContext, is_server: bool
 ) -> Steps[TlsStream]:
+    """Returns the connection after TLS' handshake."""
     wrapped = context.wrap_socket(connection, server_side=is_server, do_handshake_on_connect=False)
     try:
         while True:

@@ -14,8 +14,10 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from unison.net.handshake import Steps, sent
+from unison.net import tls
+from unison.net.handshake import Steps, first_byte, sent, tls_handshake
 from unison.net.proof import RefusedError
+from unison.net.tls import Stream
 
 #: The longest head of a request, and how much is discarded after it.
 _MOST_BYTES = 1 << 14
@@ -60,6 +62,7 @@ def exchange(
     connection: socket.socket,
     respond: Callable[[Request], Response],
     headers: Mapping[str, str],
+    may_encrypt: bool = False,
 ) -> Steps[None]:
     """Returns the steps of one request and its response; then the connection is closed.
 
@@ -67,21 +70,33 @@ def exchange(
         connection: A connection that was just accepted.
         respond: Returns the response. It must not block.
         headers: Headers of every response.
+        may_encrypt: Whether HTTPS is spoken, too, and required of clients on other machines.
     """
+    stream: Stream = connection
     try:
         connection.setblocking(False)
-        head = yield from _head(connection)
-        try:
-            response = respond(parsed(head))
-        except ValueError as error:
-            response = Response(400, f"Expected a request of HTTP/1.1: {error}\n".encode())
-        yield from sent(connection, _encoded(response, headers))
+        if may_encrypt and (yield from first_byte(connection)) == tls.FIRST_BYTE:
+            context = tls.server_identity().context
+            stream = yield from tls_handshake(connection, context, is_server=True)
+        head = yield from _head(stream)
+        if may_encrypt and stream is connection and tls.is_encrypted(connection):
+            response = Response(403, b"Ask by HTTPS: UNISON_TLS is on.\n")
+        else:
+            response = _response(head, respond)
+        yield from sent(stream, _encoded(response, headers))
         response.when_sent()
         # Closing with unread data resets the connection, and the client would lose the response.
-        connection.shutdown(socket.SHUT_WR)
-        yield from _dropped(connection)
+        stream.shutdown(socket.SHUT_WR)
+        yield from _dropped(stream)
     finally:
-        connection.close()
+        stream.close()
+
+
+def _response(head: bytes, respond: Callable[[Request], Response]) -> Response:
+    try:
+        return respond(parsed(head))
+    except ValueError as error:
+        return Response(400, f"Expected a request of HTTP/1.1: {error}\n".encode())
 
 
 def parsed(head: bytes) -> Request:
@@ -111,7 +126,7 @@ def parsed(head: bytes) -> Request:
     return Request(method, place.path, {name: each[0] for name, each in query.items()}, headers)
 
 
-def _head(connection: socket.socket) -> Steps[bytes]:
+def _head(connection: Stream) -> Steps[bytes]:
     """Receives the head of a request."""
     data = b""
     while b"\r\n\r\n" not in data:
@@ -126,7 +141,7 @@ def _head(connection: socket.socket) -> Steps[bytes]:
     return data.partition(b"\r\n\r\n")[0]
 
 
-def _dropped(connection: socket.socket) -> Steps[None]:
+def _dropped(connection: Stream) -> Steps[None]:
     """Discards what else the client sends, until it closes the connection."""
     count = 0
     while count < _MOST_BYTES:

@@ -27,6 +27,7 @@ class HttpServer:
         respond: Returns the response. It must not block.
         headers: Headers of every response.
         name: The name of its thread.
+        may_encrypt: Whether it speaks HTTPS, too, and requires it of clients on other machines.
 
     Attributes:
         address: The address at which it listens, as host:port.
@@ -42,10 +43,12 @@ class HttpServer:
         respond: Callable[[Request], Response],
         headers: Mapping[str, str],
         name: str,
+        may_encrypt: bool = False,
     ):
         self._respond = respond
         self._headers = headers
         self._name = name
+        self._may_encrypt = may_encrypt
         self._listener = listen(host, port)
         self.address = joined_address(host, self._listener.getsockname()[1])
         self._accepting: AcceptingThread[None] | None = None
@@ -60,7 +63,7 @@ class HttpServer:
             self._accepting.close()
 
     def _exchange(self, connection: socket.socket) -> Steps[None]:
-        return exchange(connection, self._respond, self._headers)
+        return exchange(connection, self._respond, self._headers, self._may_encrypt)
 
 
 def bearer_token(request: Request) -> str:
