@@ -51,7 +51,8 @@ class Limits:
     Attributes:
         start: How long a contestant may take to start.
         round: How long its round may take.
-        all: For everything. Behind the first one, no round begins that would not end in time.
+        all: For everything. The first round is always measured; a later one is left out if it would
+            not end in time.
     """
 
     start: float = 180

@@ -90,6 +90,19 @@ def test_a_jobset_starts_again_what_is_lost_and_not_what_fails(printed):
     assert {42, 75, 137, 143} <= set(failed["onExitCodes"]["values"])
 
 
+@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
+def test_what_fails_starts_again_if_asked_for(printed, place):
+    options = ["--restarts", "3", "--restarts-on-error"]
+    [job] = [document for document in printed(place, *options) if document["kind"] != "Service"]
+    of_job = job["spec"]
+    if place == "jobset":
+        assert of_job["failurePolicy"] == {"maxRestarts": 3}
+        of_job = of_job["replicatedJobs"][0]["template"]["spec"]
+    assert [rule["action"] for rule in of_job["podFailurePolicy"]["rules"]] == ["Ignore"]
+    [cluster] = printed("kuberay", *options)
+    assert "--restarts 3 --restarts-on-error " in cluster["spec"]["entrypoint"]
+
+
 def test_kubeflow_starts_the_program_on_each_node(printed):
     [job] = printed("kubeflow", "--nodes", "4", "--gpus", "8")
     assert job["spec"]["runtimeRef"] == {"name": "jax-distributed"}

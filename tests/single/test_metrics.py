@@ -7,6 +7,7 @@ import math
 import re
 import socket
 import ssl
+from argparse import Namespace
 
 import jax.numpy as jnp
 import keras
@@ -17,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import unison
 from monitoring_reports import told, watched
-from unison.cli import main
+from unison.cli import hosts, main
 from unison.errors import UnavailableError
 from unison.monitoring import first_worker
 from unison.monitoring import meter as meters
@@ -162,12 +163,13 @@ def test_a_wrong_address_does_not_end_a_program(monkeypatch, tmp_path, caplog):
 def test_restarts_are_counted_and_what_was_before_is_forgotten():
     with Monitored("train.py", "workers", ["worker 0", "worker 1"], False) as monitored:
         for worker in ("worker 0", "worker 1"):
-            monitored.hear(worker, told(worker, steps=9, process=1))
+            monitored.hear(worker, told(worker, steps=9, process=1, loss=[9, math.nan]))
         monitored.starts_again(["worker 2", "worker 1"], "all workers are started again")
         state = monitored.job.as_dict()
         assert [worker["name"] for worker in state["workers"]] == ["worker 1", "worker 2"]
         assert {worker["state"] for worker in state["workers"]} == {"starting"}
         assert state["restarts"] == 1
+        assert state["workers"][0]["loss_is_finite"] is None  # of the process before
         assert state["events"][-1]["text"] == "all workers are started again"
         lost = {"event": "process lost", "worker": 1, "why": "SIGKILL"}
         monitored.happened({**lost, "again_in": 0.0, "restart": 2}, None)
@@ -223,6 +225,33 @@ def test_utilization_is_the_part_of_what_the_devices_could_compute():
     of_worker = ("unison_worker_mfu", ("worker", "worker 0"))
     assert metrics_of(exposition(job.as_dict()))[of_worker] == pytest.approx(0.4)
     assert of_worker not in metrics_of(exposition(watched(told(), told(now=1001.0)).as_dict()))
+
+
+@pytest.mark.parametrize("option", ["--hosts=a,b", "--env=slurm"])
+def test_metrics_are_of_workers_that_this_command_starts(option, tmp_path, capsys):
+    program = tmp_path / "train.py"
+    program.touch()
+    assert main(["run", option, "--metrics-address", "127.0.0.1:9400", str(program)]) == 2
+    assert "--metrics-address" in capsys.readouterr().err
+
+
+def test_the_token_is_on_no_command_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("UNISON_METRICS_TOKEN", TOKEN)
+    monkeypatch.setenv("UNISON_METRICS_ADDRESS", "10.0.0.1:9400")
+    options = Namespace(
+        hosts="127.0.0.1,other",
+        workers=None,
+        rendezvous="127.0.0.1:9",
+        rendezvous_timeout=None,
+        devices_per_worker=None,
+        no_monitor=False,
+        module=False,
+        script="train.py",
+        arguments=[],
+    )
+    made, _ = hosts.programs(options)
+    assert not any("METRICS" in argument for each in made for argument in each.arguments)
+    assert not any("METRICS" in name for each in made for name in each.environment)
 
 
 # -- Grafana and alerts -------------------------------------------------------------------------

@@ -284,6 +284,9 @@ def test_arrays_that_are_made_for_a_replica_are_copied_to_its_device_once(device
     reused[:] = 7
     arrays = strategy.experimental_local_results(value)
     assert [array.tolist() for array in arrays] == [[0, 1, 2]] * len(devices)
+    cpus = [jax.devices()[int(name[-1])] for name in devices]
+    placed = [value] if len(devices) == 1 else value.components
+    assert [array.devices() for array in placed] == [{cpu} for cpu in cpus]
     strategy.run(lambda x: x * 2, args=(value,))
     with jax.transfer_guard("disallow"):
         strategy.run(lambda x: x * 2, args=(value,))

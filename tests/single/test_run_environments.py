@@ -275,23 +275,30 @@ def test_workers_of_ray_can_be_watched_unless_they_are_not_to_be(printed):
     assert "unison run -n 2 --no-monitor --address auto" in printed("ray", "--no-monitor")
 
 
-@pytest.mark.parametrize("place", ["slurm", "openmpi"])
-@pytest.mark.parametrize(("fails", "code"), [(2, 0), (9, 7)], ids=["recovers", "does not"])
+@pytest.mark.parametrize(("place", "shell"), [("slurm", "bash"), ("openmpi", "sh")])
+@pytest.mark.parametrize(
+    ("fails", "code", "times"),
+    [(2, 7, 3), (9, 7, 4), (9, 130, 1)],
+    ids=["recovers", "does not", "Ctrl-C"],
+)
 def test_what_is_printed_for_schedulers_starts_all_workers_again(
-    printed, tmp_path, place, fails, code
+    printed, tmp_path, place, shell, fails, code, times
 ):
     script = printed(place, "--restarts", "3")
     starter = tmp_path / {"slurm": "srun", "openmpi": "mpirun"}[place]
     starter.write_text(
         f"#!/bin/sh\necho start >> {tmp_path}/starts\n"
-        f"[ $(wc -l < {tmp_path}/starts) -gt {fails} ] || exit 7\n"
+        f"[ $(wc -l < {tmp_path}/starts) -gt {fails} ] || exit {code}\n"
     )
     starter.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     variables = os.environ | {"PATH": path, "SLURM_CPUS_PER_TASK": "1"}
-    done = subprocess.run(["bash", "-c", script], env=variables, timeout=60, check=False)
-    assert done.returncode == code
-    assert (tmp_path / "starts").read_text().split() == ["start"] * min(fails + 1, 4)
+    script += "echo still here\n"  # pasted into a shell, it must not end that
+    done = subprocess.run(
+        [shell, "-c", script], env=variables, timeout=60, check=False, capture_output=True
+    )
+    assert done.stdout.decode().endswith("still here\n"), done.stderr
+    assert (tmp_path / "starts").read_text().split() == ["start"] * times
 
 
 def test_pods_are_replaced_unless_their_program_has_failed(printed):

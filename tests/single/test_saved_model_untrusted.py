@@ -259,12 +259,12 @@ def test_a_program_that_no_saving_makes_is_refused(folder, other, what):
         load(folder)
 
 
-def with_operations(text):
+def with_operations(text, main="main"):
     """A program that adds 1, or what text makes `%cst`, and has the operations of the text."""
     program = exported(signature(lambda x: x + jnp.float32(1.0)), *AVALS)
     with mlir.make_ir_context():
         begin = "%cst = stablehlo.constant dense<1.000000e+00> : tensor<f32>"
-        whole = str(program.mlir_module(serialized=False))
+        whole = str(program.mlir_module(serialized=False)).replace("@main(", f"@{main}(")
         assert begin in whole
         module = ir.Module.parse(whole.replace(begin, text if "%cst =" in text else begin + text))
         assert module.operation.verify()
@@ -296,6 +296,12 @@ HANDLE = "#stablehlo.channel_handle<handle = 1, type = 2>"
 def test_a_program_that_speaks_with_the_host_or_others_is_refused(folder, operation):
     replace_program(folder, with_operations(operation))
     with pytest.raises(InvalidArgumentError, match=r"has the operation stablehlo\.\w+, and"):
+        load(folder)
+
+
+def test_a_program_without_a_main_function_is_corrupt(folder):
+    replace_program(folder, with_operations("", main="another"))
+    with pytest.raises(DataLossError, match=r"expected a function main, received \['another'\]"):
         load(folder)
 
 

@@ -23,6 +23,7 @@ class Asked:
         host: The address at which workers on this machine listen.
         is_monitored: Whether `unison top` may monitor them.
         restarts: How often all workers start again when one is lost.
+        restarts_on_error: Whether they also start again when a program fails.
         gpus: The number of GPUs of each machine; None: the recipe says nothing about GPUs.
     """
 
@@ -32,6 +33,7 @@ class Asked:
     host: str = "127.0.0.1"
     is_monitored: bool = True
     restarts: int = 0
+    restarts_on_error: bool = False
     gpus: int | None = None
 
     @property

@@ -7,7 +7,7 @@ import math
 import os
 
 from unison.cli.errors import CommandError
-from unison.net.addresses import LOOPBACK, split_address
+from unison.net.addresses import LOOPBACK, host_and_port
 from unison.runtime.elastic.environment import TOKEN_VARIABLE
 
 #: The default values of the options.
@@ -187,10 +187,10 @@ def sizes(options: argparse.Namespace) -> tuple[int, int, int]:
 
 def checked_address(address: str, option: str) -> tuple[str, int]:
     """Returns the host and the port of an option's address."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    where = host_and_port(address)
+    if where is None:
         raise CommandError(f"Expected HOST:PORT for {option}. Received: {address!r}")
-    return split_address(address)
+    return where
 
 
 def listen_at(options: argparse.Namespace) -> tuple[str, int]:

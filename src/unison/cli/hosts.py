@@ -10,6 +10,8 @@ import sys
 
 from unison.cli.errors import CommandError
 from unison.cli.programs import program_of
+from unison.monitoring.metrics_endpoint import TOKEN_VARIABLE
+from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
 from unison.net.addresses import own_address
 from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.cluster_resolvers.ranks import PORTS
@@ -20,7 +22,7 @@ _HOST = re.compile(r"(?P<host>[^\s,:]+)(?::(?P<workers>\d+))?")
 
 #: The prefixes of environment variables that the other machines get, and those that they do not.
 _FORWARDED = ("JAX_", "KERAS_", "NCCL_", "PYTHONPATH", "UNISON_", "XLA_")
-_SECRET = (KEY_VARIABLE, "UNISON_ELASTIC_TOKEN")
+_SECRET = (KEY_VARIABLE, "UNISON_ELASTIC_TOKEN", TOKEN_VARIABLE, METRICS_VARIABLE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

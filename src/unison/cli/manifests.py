@@ -15,12 +15,12 @@ from typing import Any
 from unison.cli.asked import Asked
 from unison.cli.errors import CommandError
 from unison.net.secret import KEY_VARIABLE
-from unison.runtime.exit_codes import LOST_ANOTHER, PREEMPTED
+from unison.runtime.exit_codes import LOST_ANOTHER, OF_SIGNALS, PREEMPTED
 
 #: The port of the first worker; each pod has its own address.
 _PORT = 8470
 
-#: What a pod gets until the user sets it.
+#: The resources of a pod until the user sets them.
 _CPUS, _MEMORY = 8, "32Gi"
 
 #: The variables with a worker's number of threads.
@@ -31,12 +31,19 @@ _WORKER = "worker"
 #: The annotation of a pod with its index in an indexed Job.
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
+#: A JobSet's rule: a program that fails ends it.
+_ENDS_WITH_ITS_JOB = {
+    "name": "theProgramFails",
+    "action": "FailJobSet",
+    "onJobFailureReasons": ["PodFailurePolicy"],
+}
+
 #: Texts that YAML takes for text without quotes, and those that it does not.
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
 _NOT_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null")
 
 #: The exit codes of workers that can be started again: a program that fails would fail again.
-_LOSSES = [PREEMPTED, LOST_ANOTHER, *(128 + number for number in range(1, 32))]
+_LOSSES = [PREEMPTED, LOST_ANOTHER, *OF_SIGNALS]
 
 
 def kubernetes(asked: Asked) -> str:
@@ -61,7 +68,7 @@ def kubernetes(asked: Asked) -> str:
         "kind": "Job",
         "metadata": {"name": name},
         "spec": _indexed_job(
-            workers,
+            asked,
             # Of all pods together. When one is lost the others end, too.
             workers * asked.restarts,
             {"subdomain": name} | _pod(asked, [*environment, _variable("TF_CONFIG", config)]),
@@ -91,19 +98,13 @@ def jobset(asked: Asked) -> str:
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {
                 "maxRestarts": asked.restarts,
-                "rules": [
-                    {
-                        "name": "theProgramFails",
-                        "action": "FailJobSet",
-                        "onJobFailureReasons": ["PodFailurePolicy"],
-                    }
-                ],
+                **({} if asked.restarts_on_error else {"rules": [_ENDS_WITH_ITS_JOB]}),
             },
             "replicatedJobs": [
                 {
                     "name": _WORKER,
                     "replicas": 1,
-                    "template": {"spec": _indexed_job(workers, 0, pod, is_repeated=True)},
+                    "template": {"spec": _indexed_job(asked, 0, pod, is_repeated=True)},
                 }
             ],
         },
@@ -145,6 +146,8 @@ def kuberay(asked: Asked) -> str:
         command += ["--devices-per-worker", str(asked.devices_per_worker)]
     if asked.restarts:
         command += ["--restarts", str(asked.restarts)]
+    if asked.restarts_on_error:
+        command.append("--restarts-on-error")
     if not asked.is_monitored:
         command.append("--no-monitor")
 
@@ -251,17 +254,17 @@ def _pod(asked: Asked, environment: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _indexed_job(
-    workers: int, backoff_limit: int, pod: Mapping[str, Any], is_repeated: bool
+    asked: Asked, backoff_limit: int, pod: Mapping[str, Any], is_repeated: bool
 ) -> dict[str, Any]:
     """Returns the spec of an indexed Job.
 
     Args:
-        workers: The number of its pods.
+        asked: The job's options.
         backoff_limit: How many pods may fail.
         pod: The pods' spec.
         is_repeated: Whether lost workers are started again. Then a program that fails ends the Job,
-            and what Kubernetes does by itself (it drains a node, another pod needs the place) is
-            not counted.
+            unless it should start again, too; and pods that Kubernetes ends by itself (it drains a
+            node, another pod needs the place) are not counted.
     """
     drained = {
         "action": "Ignore",
@@ -269,7 +272,9 @@ def _indexed_job(
     }
     codes = {"containerName": _WORKER, "operator": "NotIn", "values": _LOSSES}
     failed = {"action": "FailJob", "onExitCodes": codes}
-    policy = {"podFailurePolicy": {"rules": [drained, failed]}} if is_repeated else {}
+    rules = [drained] if asked.restarts_on_error else [drained, failed]
+    policy = {"podFailurePolicy": {"rules": rules}} if is_repeated else {}
+    workers = _workers(asked)
     return {
         "completionMode": "Indexed",
         "completions": workers,

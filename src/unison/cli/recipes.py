@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Mapping
 
 from unison.cli import manifests
@@ -102,12 +103,15 @@ def _again(asked: Asked, command: str) -> str:
     if not asked.restarts:
         return f"{command}\n"
     return (
+        "(\n"
         f"restarts={asked.restarts}\n"
         f"until {command}\n"
         "do\n"
         "    code=$?\n"
-        "    [ $((restarts--)) -gt 0 ] || exit $code\n"
+        f"    [ $code -ne {128 + signal.SIGINT} ] && [ $restarts -gt 0 ] || exit $code\n"
+        "    restarts=$((restarts - 1))\n"
         "done\n"
+        ")\n"
     )
 
 
@@ -119,6 +123,7 @@ def _ray(asked: Asked) -> str:
     )
     unwatched = "" if asked.is_monitored else "--no-monitor "
     restarts = f"--restarts {asked.restarts} " if asked.restarts else ""
+    restarts += "--restarts-on-error " if asked.restarts_on_error else ""
     gpus = f"--gpus-per-worker {asked.gpus} " if asked.gpus else ""
     return (
         "# on the first machine; --node-ip-address 127.0.0.2 where it is the only one\n"

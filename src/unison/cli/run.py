@@ -29,6 +29,7 @@ from unison.cli.recipes import RECIPES, local_environments
 from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
 from unison.monitoring.launcher import Monitored
+from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
 from unison.net.addresses import LOOPBACK
 from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching import (
@@ -44,6 +45,10 @@ from unison.runtime.launching import (
 
 #: The exit status of a program that Ctrl-C has ended, as in shells.
 _INTERRUPTED = 128 + signal.SIGINT
+
+#: The exit status of a job whose `--timeout` has passed, and of `ssh` without a connection.
+_TIMED_OUT = 124
+_SSH_FAILED = 255
 
 
 def add_command(commands: Any) -> None:
@@ -133,6 +138,11 @@ def _check(options: argparse.Namespace) -> None:
             raise CommandError(f"{option} is for other places. Give --env, or leave it out.")
         if number is not None and number < 1:
             raise CommandError(f"Expected at least 1 for {option}. Received: {number}")
+    if options.env is not None and options.metrics_address is not None:
+        raise CommandError(
+            "--metrics-address is for workers that this command starts. With --env, set "
+            f"{METRICS_VARIABLE} for those workers."
+        )
     if options.env == "tf-config" and options.nodes is not None:
         raise CommandError("--nodes is for other machines: give -n for the workers of this one.")
     if options.nodes is not None and options.workers is not None:
@@ -151,7 +161,11 @@ def _check(options: argparse.Namespace) -> None:
         "the options of elastic jobs": elastic_options.is_elastic(options),
     }
     if hosts.is_asked(options):
-        several = {"--nnodes": options.nnodes is not None, "--host": options.host is not None}
+        several = {
+            "--nnodes": options.nnodes is not None,
+            "--host": options.host is not None,
+            "--metrics-address": options.metrics_address is not None,
+        }
         hosts.check(options, others | several)
     else:
         nodes.check(options, others)
@@ -166,6 +180,7 @@ def _asked(options: argparse.Namespace) -> Asked:
         host=options.host or LOOPBACK,
         is_monitored=not options.no_monitor,
         restarts=options.restarts or 0,
+        restarts_on_error=options.restarts_on_error,
         gpus=options.gpus,
     )
 
@@ -197,30 +212,55 @@ def _placed(
 
 def _until_it_is_done(options: argparse.Namespace) -> int:
     """Runs the job, again if it loses workers, and returns its exit code."""
-    with contextlib.ExitStack() as job:
+    with contextlib.ExitStack() as job, _leaving_at_sigterm():
         part = _HostsPart(options) if hosts.is_asked(options) else _MachinePart(options, job)
         ends = math.inf if options.timeout is None else time.monotonic() + options.timeout
-        restarts = Restarts(options.restarts or 0)
-        while True:
-            begin = time.monotonic()
+        code = _last_code(options, part, ends)
+        part.ended(code)
+        return code
+
+
+def _last_code(options: argparse.Namespace, part: _MachinePart | _HostsPart, ends: float) -> int:
+    """Runs a part of the job, again if it loses workers; returns the last exit code."""
+    restarts = Restarts(options.restarts or 0)
+    run, code = part.run(ends)
+    try:
+        while (again_in := _again_in(run, restarts, options)) is not None:
+            time.sleep(max(0.0, min(again_in, ends - time.monotonic())))
+            if time.monotonic() >= ends:
+                run.complain(f"Expected the job to end within {options.timeout:g} s")
+                return _TIMED_OUT
             run, code = part.run(ends)
-            again_in = _again_in(run, restarts, options, time.monotonic() - begin)
-            if again_in is None:
-                part.ended(code)
-                return code
-            time.sleep(again_in)
+    except KeyboardInterrupt:
+        run.complain("interrupted (SIGINT) before the workers were started again")
+        return _INTERRUPTED
+    except (CommandError, UnavailableError) as error:
+        run.complain(f"the workers are not started again: {error}")
+    return code
 
 
-def _again_in(
-    run: _Run, restarts: Restarts, options: argparse.Namespace, lived: float
-) -> float | None:
+@contextlib.contextmanager
+def _leaving_at_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM leaves through `finally` blocks, also while no worker runs."""
+
+    def terminated(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _again_in(run: _Run, restarts: Restarts, options: argparse.Namespace) -> float | None:
     """Returns the seconds until all workers are started again; None if they are not."""
     if run.failure is None or not restarts.at_most:
         return None
-    if not (run.failure.is_loss or options.restarts_on_error):
+    if not (run.has_lost or options.restarts_on_error):
         run.complain("a program that fails is not started again (--restarts-on-error)")
         return None
-    event = restarts.all_ended(lived)
+    event = restarts.all_ended(run.lived)
     if "given_up" in event:
         run.complain(f"it is not started again: {event['given_up']}")
         return None
@@ -310,6 +350,8 @@ class _Run:
         self._terminal = Terminal(options.no_color)
         #: The failure of the job; None if it is done, was interrupted, or took too long.
         self.failure: Failure | None = None
+        #: Seconds from the start of the workers to that failure.
+        self.lived = 0.0
         if hosts is None:
             self._output = InterruptedOutput(
                 lambda worker, line: self._terminal.show(first + worker, line)
@@ -321,6 +363,7 @@ class _Run:
     def wait(self, ends: float) -> int:
         """Runs the job until a time at most, and returns the exit code."""
         left = None if ends == math.inf else max(0.0, ends - time.monotonic())
+        begin = time.monotonic()
         job = Job(self._programs, self._output, start=self._start)
         with job, self._interrupting(job):
             try:
@@ -328,7 +371,7 @@ class _Run:
                     failure = job.wait(left)
             except TimeoutError as error:
                 self.complain(str(error))
-                return 124
+                return _TIMED_OUT
         self._output.end()
         if self._interrupts:
             count = len(self._programs)
@@ -339,8 +382,18 @@ class _Run:
         self.failure = failure
         if failure is None:
             return 0
+        self.lived = failure.ended_at - begin
         self._explain(failure)
         return LOST_ANOTHER if failure.has_lost_another else failure.exit_code
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether workers were lost, or the connection to a machine."""
+        failure = self.failure
+        if failure is None:
+            return False
+        is_cut = self._noun == "machine" and failure.exit_code == _SSH_FAILED
+        return failure.is_loss or is_cut
 
     def complain(self, text: str) -> None:
         """Prints a line about the job."""
@@ -365,15 +418,8 @@ class _Run:
             self._output.interrupt()
             job.signal(signal.SIGINT if self._interrupts == 1 else signal.SIGKILL)
 
-        def terminated(number: int, frame: object) -> None:
-            raise SystemExit(128 + number)
-
-        before = (
-            signal.signal(signal.SIGINT, interrupted),
-            signal.signal(signal.SIGTERM, terminated),
-        )
+        before = signal.signal(signal.SIGINT, interrupted)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before[0])
-            signal.signal(signal.SIGTERM, before[1])
+            signal.signal(signal.SIGINT, before)

@@ -178,13 +178,17 @@ groups:
   - name: unison
     rules:
       - alert: UnisonWorkerDown
-        expr: unison_worker_up == 0 and on (job, instance) unison_steps_total > 0
+        expr: >-
+          unison_worker_up == 0 and on (job, instance)
+          (unison_steps_total > 0 or unison_restarts_total > 0)
         for: 2m
         labels: {severity: critical}
         annotations:
           summary: "{{ $labels.worker }} of {{ $labels.instance }} does not run"
       - alert: UnisonNoSteps
-        expr: rate(unison_steps_total[5m]) == 0 and unison_steps_total > 0
+        expr: >-
+          rate(unison_steps_total[5m]) == 0
+          and (unison_steps_total > 0 or unison_restarts_total > 0)
         for: 5m
         labels: {severity: critical}
         annotations:

@@ -98,7 +98,8 @@ class WatchedWorker:
 
     def restart(self) -> None:
         """Takes note that its process is started again."""
-        self.latest = self.said = None
+        self.latest = self.said = self.loss = self.loss_is_finite = None
+        self.is_late = False
         self._reports.clear()
         self._marks.clear()
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Self
 
 from unison.monitoring import prometheus
 from unison.monitoring.job import WatchedJob
-from unison.net.addresses import split_address
+from unison.net.addresses import host_and_port
 from unison.net.http_exchange import Request, Response
 from unison.net.http_server import HttpServer, bearer_token
 from unison.net.proof import is_equal
@@ -45,8 +45,8 @@ def place_of(address: str | None) -> MetricsPlace | None:
     address = address or os.environ.get(VARIABLE)
     if not address:
         return None
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    where = host_and_port(address)
+    if where is None:
         raise ValueError(
             "Expected HOST:PORT as the address of metrics, an address of this machine and a free "
             f"port. Received: {address!r}"
@@ -58,7 +58,7 @@ def place_of(address: str | None) -> MetricsPlace | None:
             f"{TOKEN_VARIABLE}, which Prometheus sends as `authorization: credentials`. "
             f"Received: {len(token)} characters"
         )
-    return MetricsPlace(*split_address(address), token)
+    return MetricsPlace(*where, token)
 
 
 class MetricsEndpoint:

@@ -20,6 +20,19 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Returns the host and the port of an address of the user's; None if it is not host:port.
+
+    Examples:
+        >>> host_and_port("[::1]:2222"), host_and_port("2222"), host_and_port("host:0")
+        (('::1', 2222), None, None)
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        return None
+    return split_address(address)
+
+
 def joined_address(host: str, port: int) -> str:
     """Returns a host and a port as one address.
 

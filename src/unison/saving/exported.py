@@ -141,6 +141,9 @@ def _check(program: export.Exported, size: int, where: str) -> None:
     allowed = targets_of_stable_calls() - _CARRY_CODE
     constants = 0
     with module_of_exported(program) as module:
+        names = [each.attributes["sym_name"].value for each in module.body if _is_function(each)]
+        if "main" not in names:
+            raise ValueError(f"expected a function main, received {names[:8]}")
         for operation in _operations_in(module.operation):
             name = operation.name
             if name.split(".")[0] not in _DIALECTS or _REFUSED.fullmatch(name):
@@ -158,6 +161,10 @@ def _check(program: export.Exported, size: int, where: str) -> None:
     effects = [*program.ordered_effects, *program.unordered_effects]
     if effects or program.disabled_safety_checks:
         raise _refused(where, f"has the effects {effects}, or goes without checks of JAX")
+
+
+def _is_function(operation: Any) -> bool:
+    return bool(operation.operation.name == "func.func")
 
 
 def _operations_in(operation: Any) -> Iterator[Any]:

@@ -397,18 +397,19 @@ class Strategy:
     ) -> Any:
         """Returns the `PerReplica` value whose component r is `value_fn` of replica r's context.
 
-        Arrays are copied to the replicas' devices once, and not by every program that takes them.
-        With one replica, the value is returned itself.
+        NumPy arrays are copied to their replicas' devices, once. With one replica, the value is
+        returned without a `PerReplica`.
 
         TF: `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         context.require_cross_replica_context("experimental_distribute_values_from_function()")
         count = self.num_replicas_in_sync
         placement = self._placement
-        values = [
-            jax.tree.map(_on_device, value_fn(ValueContext(index, count)))
-            for index in placement.local_replicas
-        ]
+        values = []
+        replicas = zip(placement.local_replicas, placement.local_devices, strict=True)
+        for index, device in replicas:
+            with jax.default_device(device):
+                values.append(jax.tree.map(_on_device, value_fn(ValueContext(index, count))))
         if count == 1:
             return jax.tree.map(
                 lambda leaf: placement.bring(leaf) if isinstance(leaf, jax.Array) else leaf,

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Collection
 
 from unison.runtime.elastic.protocol import REFUSED, REGISTER_LOST
+from unison.runtime.exit_codes import OF_SIGNALS
 
 
 class End(enum.Enum):
@@ -54,7 +55,7 @@ def end_of(
     # A worker that has joined has only lost its connection to the register. One that has never
     # reached the register would not reach it after a restart either.
     is_cut_off = code == REGISTER_LOST and has_joined
-    if code > 128 or code == REFUSED or is_cut_off or has_lost_another:
+    if code in OF_SIGNALS or code == REFUSED or is_cut_off or has_lost_another:
         return End.FINAL if is_job_over else End.LOSS
     if is_error_a_loss and not is_job_over:
         return End.LOSS

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from unison.runtime.exit_codes import PREEMPTED
+from unison.runtime.exit_codes import OF_SIGNALS, PREEMPTED
 from unison.runtime.launching.workers import (
     POLL_INTERVAL,
     OnLine,
@@ -35,12 +35,14 @@ class Failure:
         last_lines: Its last output: the traceback, if there is one, else some lines.
         has_lost_another: Whether it failed because another worker, which is not among these, or
             its own machine is lost.
+        ended_at: When it ended, by this process's monotonic clock.
     """
 
     worker: int
     exit_code: int
     last_lines: Sequence[str]
     has_lost_another: bool = False
+    ended_at: float = 0.0
 
     @property
     def how(self) -> str:
@@ -58,7 +60,7 @@ class Failure:
     @property
     def is_loss(self) -> bool:
         """Whether the worker was lost, and its program has not failed: it can be started again."""
-        return self.has_lost_another or self.exit_code > 128 or self.exit_code == PREEMPTED
+        return self.has_lost_another or self.exit_code in (*OF_SIGNALS, PREEMPTED)
 
     @property
     def error(self) -> str:
@@ -169,6 +171,7 @@ class Job:
                 failed.exit_code or 0,
                 failed.last_lines(),
                 failed.has_lost_another() or failed.is_cut_off,
+                failed.ended_at,
             )
         return self.failure
 

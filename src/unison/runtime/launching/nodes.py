@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unison.errors import UnavailableError
-from unison.net.addresses import address_towards, own_address, split_address
+from unison.net.addresses import address_towards, host_and_port, own_address
 from unison.net.lines import Line, Message
 from unison.net.secret import KEY_VARIABLE, key, new_key
 from unison.runtime.cluster import ClusterSpec
@@ -118,13 +118,13 @@ def about_program(script: str, is_module: bool) -> dict[str, str]:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    where = host_and_port(text)
+    if where is None:
         raise ValueError(
             f"Expected the rendezvous to be HOST:PORT, a free port of one of the machines. "
             f"Received: {text!r}"
         )
-    return split_address(text)
+    return where
 
 
 def _entrance(where: tuple[str, int], nodes: int) -> Entrance | None:
