@@ -21,6 +21,7 @@ import pytest
 
 from subprocess_program import UNISON, environment_of_program, kill_group, run_program
 from unison.cli import main
+from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching import Job, Program, WorkerError, launch
 
 #: Says which worker it is, and does what its first argument says.
@@ -258,7 +259,7 @@ from unison.errors import UnavailableError
 raise UnavailableError(message="nobody is there")
 """)
     done = run("-n", 2, program)
-    assert done.returncode == 1
+    assert done.returncode == LOST_ANOTHER
     assert "UnavailableError: nobody is there" in done.stderr
 
 
