@@ -186,6 +186,28 @@ def free_address():
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
+def on_two_machines(*options, seconds):
+    """Runs the command on each of two addresses of this machine; returns codes and outputs."""
+    environment = environment_of_program({"KERAS_BACKEND": "jax"})
+    common = ["--nnodes", 2, "--rendezvous", free_address()]
+    with contextlib.ExitStack() as ending:
+        machines = []
+        for place in (1, 2):
+            machine = subprocess.Popen(
+                command(*common, "--host", f"127.0.0.{place}", *options),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                env=environment,
+            )
+            ending.callback(machine.wait)
+            ending.callback(kill_group, machine.pid)
+            machines.append(machine)
+        printed = [machine.communicate(timeout=seconds)[0] for machine in machines]
+    return [machine.returncode for machine in machines], printed
+
+
 TRAINING = """
 import os, pathlib, sys
 import keras
@@ -246,25 +268,9 @@ def test_a_job_that_starts_again_trains_as_if_nothing_had_happened(tmp_path, und
 
 @pytest.mark.timeout(300)
 def test_the_machines_of_a_job_start_again_together(tmp_path, undisturbed):
-    environment = environment_of_program({"KERAS_BACKEND": "jax"})
-    common = ["--nnodes", 2, "--rendezvous", free_address(), "--restarts", 1]
-    with contextlib.ExitStack() as ending:
-        machines = []
-        for place in (1, 2):
-            own = ["--host", f"127.0.0.{place}", tmp_path / "training.py", tmp_path, "killed"]
-            machine = subprocess.Popen(
-                command(*common, *own),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                env=environment,
-            )
-            ending.callback(machine.wait)
-            ending.callback(kill_group, machine.pid)
-            machines.append(machine)
-        printed = [machine.communicate(timeout=250)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], printed
+    training = [tmp_path / "training.py", tmp_path, "killed"]
+    codes, printed = on_two_machines("--restarts", 1, *training, seconds=250)
+    assert codes == [0, 0], printed
     assert all("all workers are started again" in text for text in printed), printed
     for ours, expected in zip(weights(tmp_path), undisturbed, strict=True):
         # Between machines gloo sums, and on one machine shared memory: they round differently.
@@ -279,24 +285,9 @@ def test_machines_whose_others_have_failed_end_as_their_last_start_did(program, 
         "time.sleep(index)\n"
         "sys.exit([3, 75][index])\n"
     )
-    environment = environment_of_program({"KERAS_BACKEND": "jax"})
-    common = ["--nnodes", 2, "--rendezvous", free_address(), "--rendezvous-timeout", 15]
-    with contextlib.ExitStack() as ending:
-        machines = []
-        for place in (1, 2):
-            machine = subprocess.Popen(
-                command(*common, "--host", f"127.0.0.{place}", "--restarts", 2, program),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                env=environment,
-            )
-            ending.callback(machine.wait)
-            ending.callback(kill_group, machine.pid)
-            machines.append(machine)
-        printed = [machine.communicate(timeout=100)[0] for machine in machines]
-    assert sorted(machine.returncode for machine in machines) == [3, 75], printed
+    options = ["--rendezvous-timeout", 15, "--restarts", 2, program]
+    codes, printed = on_two_machines(*options, seconds=100)
+    assert sorted(codes) == [3, 75], printed
     assert any("the workers are not started again: Timed out" in text for text in printed) or any(
         "the workers are not started again: Could not reach" in text for text in printed
     ), printed

@@ -37,6 +37,22 @@ class Asked:
     gpus: int | None = None
 
     @property
+    def options_on_ray(self) -> list[str]:
+        """The options of `unison run --address`, beside the number of workers."""
+        options = []
+        if self.devices_per_worker:
+            options += ["--devices-per-worker", str(self.devices_per_worker)]
+        if self.gpus:
+            options += ["--gpus-per-worker", str(self.gpus)]
+        if self.restarts:
+            options += ["--restarts", str(self.restarts)]
+        if self.restarts_on_error:
+            options.append("--restarts-on-error")
+        if not self.is_monitored:
+            options.append("--no-monitor")
+        return options
+
+    @property
     def environment(self) -> dict[str, str]:
         """The environment variables of every worker, wherever it is started."""
         found = {}

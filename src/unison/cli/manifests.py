@@ -114,6 +114,11 @@ def jobset(asked: Asked) -> str:
 
 def kubeflow(asked: Asked) -> str:
     """Returns a TrainJob of Kubeflow Trainer, with its runtime for JAX."""
+    if asked.restarts:
+        raise CommandError(
+            "A TrainJob has no number of restarts: its runtime has. Leave --restarts out, and set "
+            "spec.template.spec.failurePolicy.maxRestarts in a TrainingRuntime of your own."
+        )
     name = _name(asked.program)
     trainer = {
         "image": "IMAGE",
@@ -122,11 +127,6 @@ def kubeflow(asked: Asked) -> str:
         "resourcesPerNode": {"limits": _limits(asked)},
         "env": _environment(asked, name, has_limits=False),
     }
-    if asked.restarts:
-        raise CommandError(
-            "A TrainJob has no number of restarts: its runtime has. Leave --restarts out, and set "
-            "spec.template.spec.failurePolicy.maxRestarts in a TrainingRuntime of your own."
-        )
     made = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -139,17 +139,7 @@ def kubeflow(asked: Asked) -> str:
 def kuberay(asked: Asked) -> str:
     """Returns a RayJob of KubeRay, whose cluster has a node for each worker."""
     name, workers = _name(asked.program), _workers(asked)
-    command = ["unison", "run", "-n", str(workers), "--address", "auto"]
-    if asked.gpus:
-        command += ["--gpus-per-worker", str(asked.gpus)]
-    if asked.devices_per_worker:
-        command += ["--devices-per-worker", str(asked.devices_per_worker)]
-    if asked.restarts:
-        command += ["--restarts", str(asked.restarts)]
-    if asked.restarts_on_error:
-        command.append("--restarts-on-error")
-    if not asked.is_monitored:
-        command.append("--no-monitor")
+    command = ["unison", "run", "-n", str(workers), "--address", "auto", *asked.options_on_ray]
 
     def group(resources: Mapping[str, Any], container: str) -> dict[str, Any]:
         pod = {"containers": [{"name": container, "image": "IMAGE", "resources": resources}]}

@@ -118,20 +118,14 @@ def _again(asked: Asked, command: str) -> str:
 def _ray(asked: Asked) -> str:
     """Returns the commands that create a Ray cluster and start the workers on it."""
     count = f"-n {asked.workers} " if asked.workers else ""
-    devices = (
-        f"--devices-per-worker {asked.devices_per_worker} " if asked.devices_per_worker else ""
-    )
-    unwatched = "" if asked.is_monitored else "--no-monitor "
-    restarts = f"--restarts {asked.restarts} " if asked.restarts else ""
-    restarts += "--restarts-on-error " if asked.restarts_on_error else ""
-    gpus = f"--gpus-per-worker {asked.gpus} " if asked.gpus else ""
+    options = "".join(f"{option} " for option in asked.options_on_ray)
     return (
         "# on the first machine; --node-ip-address 127.0.0.2 where it is the only one\n"
         "ray start --head --port 6379\n"
         "# on the others\n"
         "ray start --address FIRST_MACHINE:6379\n"
         "# on one of them\n"
-        f"unison run {count}{devices}{gpus}{restarts}{unwatched}--address auto "
+        f"unison run {count}{options}--address auto "
         f"{shlex.join(asked.program)}\n"
     )
 
