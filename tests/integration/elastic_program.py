@@ -139,8 +139,14 @@ def interrupted(train, check):
             is_armed = False
             raise AlarmError
 
+    def raise_again(unraisable):
+        """Notes that Python has ignored the exception: it came into a weak reference's callback."""
+        nonlocal is_armed
+        is_armed = unraisable.exc_type is AlarmError
+
     for number in range(ALARMS if own else 0):
         signal.signal(signal.SIGALRM, raise_once)
+        sys.unraisablehook = raise_again
         is_armed = True
         signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.001, 0.5 if number else 2.0), 0.5)
         try:
