@@ -10,6 +10,7 @@ import collections
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -25,6 +26,9 @@ from unison.train.structures import encode_structure
 Parts = Callable[[Any], dict[str, Any]]
 
 _ATTRIBUTE = ".ATTRIBUTES"
+
+#: Types of most attributes, which need no further look.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, FunctionType, MethodType})
 
 
 def parts_of(owner: Any) -> dict[str, Any]:
@@ -60,6 +64,8 @@ def parts_as_tensorflow_names(parts: Parts) -> Parts:
 
 def is_tracked(value: Any) -> bool:
     """Whether a checkpoint follows `value`: it has state, or references what may have it."""
+    if type(value) in _PLAIN:
+        return False
     if isinstance(value, dict):
         return any(map(is_tracked, value.values()))
     if isinstance(value, list | tuple):
@@ -88,12 +94,19 @@ def has_state(value: Any) -> bool:
 
 def reachable(root: Any, parts: Parts) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields every object that is reachable from `root`, the nearest first, with its path."""
+    for path, owner, _ in _walked(root, parts):
+        yield path, owner
+
+
+def _walked(root: Any, parts: Parts) -> Iterator[tuple[tuple[str, ...], Any, dict[str, Any]]]:
+    """Yields these objects with their paths and parts."""
     queue: collections.deque[tuple[tuple[str, ...], Any]] = collections.deque([((), root)])
     seen = {id(root)}
     while queue:
         path, owner = queue.popleft()
-        yield path, owner
-        for name, part in parts(owner).items():
+        own = parts(owner)
+        yield path, owner, own
+        for name, part in own.items():
             if id(part) not in seen:
                 seen.add(id(part))
                 queue.append(((*path, name), part))
@@ -101,9 +114,13 @@ def reachable(root: Any, parts: Parts) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def settle(root: Any, parts: Parts) -> None:
     """Stores the state of running training loops in the cells, to be read and assigned."""
+    _settle_all([owner for _, owner in reachable(root, parts)])
+
+
+def _settle_all(owners: Iterable[Any]) -> None:
     keras_parts = _keras_parts()
     if keras_parts is not None:
-        for _, owner in list(reachable(root, parts)):
+        for owner in owners:
             keras_parts.settle(owner)
 
 
@@ -134,20 +151,20 @@ def describe(
     Raises:
         ValueError: A variable's copies have no common value.
     """
-    found = list(reachable(root, parts))
+    found = list(_walked(root, parts))
     # Before the lock: an iterator may wait for its own thread, which may need to launch a program.
     states = {
         id(owner): owner.get_state()
-        for _, owner in found
+        for _, owner, _ in found
         if has_state(owner) and not is_variable(owner)
     }
-    number = {id(owner): index for index, (_, owner) in enumerate(found)}
+    number = {id(owner): index for index, (_, owner, _) in enumerate(found)}
     arrays: dict[str, np.ndarray] = {}
     nodes = []
     with LAUNCH_LOCK:  # no step changes one variable while another one is read
-        settle(root, parts)
-        for path, owner in found:
-            node = Node({name: number[id(part)] for name, part in parts(owner).items()})
+        _settle_all([owner for _, owner, _ in found])
+        for path, owner, own in found:
+            node = Node({name: number[id(part)] for name, part in own.items()})
             if is_variable(owner):
                 node.variable = key_of(path, "VARIABLE_VALUE")
                 arrays[node.variable] = (

@@ -39,5 +39,6 @@ class OtherVariable:
 
 def others_of(trainer: ReplicaTrainer) -> list[Any]:
     """Returns these variables of a trainer's steps, in the order of their first use."""
-    held = set(cells_of(trainer.model, parts_of))
-    return [OtherVariable(cell) for cell in trainer.other_cells() if cell not in held]
+    others = trainer.other_cells()
+    held = set(cells_of(trainer.model, parts_of)) if others else set()
+    return [OtherVariable(cell) for cell in others if cell not in held]
