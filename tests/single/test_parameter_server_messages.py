@@ -16,9 +16,9 @@ from connections import served
 from unison.errors import UnauthenticatedError, UnavailableError
 from unison.net.tls import TLS_VARIABLE
 from unison.parameter_server import messages
-from unison.parameter_server.memory import memory_in_words, memory_left
 from unison.parameter_server.messages import Connection, NoRoomError
 from unison.parameter_server.slots import Inbox, Outbox
+from unison.storage.memory_left import memory_in_words, memory_left
 
 KEY = b"k" * 32
 

@@ -41,9 +41,9 @@ from unison.net.listening import listen_locally
 from unison.net.proof import sign, verified
 from unison.net.secret import key
 from unison.net.tls import Stream
-from unison.parameter_server.memory import memory_in_words, memory_left
 from unison.parameter_server.slots import Inbox, Outbox
 from unison.runtime.precision import device_array, keeps_explicit_64_bits
+from unison.storage.memory_left import memory_in_words, memory_left
 
 #: The channel of these connections (`unison.net.proof`); the number changes with the protocol.
 CHANNEL = b"servers-4"

@@ -27,13 +27,13 @@ def memory_in_words() -> str:
 
 def _limits() -> Iterator[tuple[int, str]]:
     own = _numbers(pathlib.Path("/proc/self/status"))
-    for name, limit, counted in (
+    for name, limit, taken in (
         ("RLIMIT_DATA", resource.RLIMIT_DATA, "VmData"),
         ("RLIMIT_AS", resource.RLIMIT_AS, "VmSize"),
     ):
         most = resource.getrlimit(limit)[0]
-        if most != resource.RLIM_INFINITY and counted in own:
-            yield max(0, most - 1024 * own[counted]), name
+        if most != resource.RLIM_INFINITY and taken in own:
+            yield max(0, most - 1024 * own[taken]), name
     of_system = _numbers(pathlib.Path("/proc/meminfo"))
     if "MemAvailable" in of_system:
         yield 1024 * of_system["MemAvailable"], "what the machine has free"
@@ -41,8 +41,10 @@ def _limits() -> Iterator[tuple[int, str]]:
         most, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
     except (OSError, ValueError):  # there is no cgroup, or no limit
         return
-    # The kernel can reclaim the page cache.
-    yield max(0, most - used + _numbers(_CGROUP / "memory.stat").get("file", 0)), "the cgroup"
+    # The kernel can reclaim the page cache, but not the anonymous files in memory that it counts.
+    counted = _numbers(_CGROUP / "memory.stat")
+    cache = counted.get("file", 0) - counted.get("shmem", 0)
+    yield max(0, most - used + cache), "the cgroup"
 
 
 def _numbers(path: pathlib.Path) -> dict[str, int]:
