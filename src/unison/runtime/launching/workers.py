@@ -79,6 +79,8 @@ class Program:
         on_report: Called, in a thread, with the program's reports while it runs. None: it does not
             report.
         cores: The cores on which it runs. None: those of the process that starts it.
+        inherited: The file descriptors that the process of a worker on this machine inherits, under
+            the same numbers.
     """
 
     arguments: Sequence[str]
@@ -87,6 +89,7 @@ class Program:
     on_report: OnReport | None = None
     cores: Sequence[int] | None = None
     holds_input: bool = False
+    inherited: Sequence[int] = ()
 
 
 class Worker(abc.ABC):
@@ -180,23 +183,22 @@ class ProcessWorker(Worker):
     def __init__(self, index: int, program: Program, on_line: OnLine, guard: Guard | None = None):
         super().__init__(index, on_line)
         self._result = b""
+        self._on_report = program.on_report
         own_end, end_of_worker = socket.socketpair()
         for end in (own_end, end_of_worker):
             end.settimeout(None)  # whatever the program's default is
         output, end_of_output = os.pipe()
         reports, end_of_reports = os.pipe()  # closed immediately if the worker does not report
-        inherited = () if guard is None else guard.inherited(output)
+        self._pipe_of_reports = f"{end_of_reports}:{os.fstat(end_of_reports).st_ino}"
+        of_guard = () if guard is None else guard.inherited(output)
         command = [sys.executable, *program.arguments]
-        environment = {**os.environ, **program.environment}
-        environment.pop(REPORTS_VARIABLE, None)
-        passed = inherited
+        passed = [*of_guard, *program.inherited]
         if program.on_report is not None:
-            environment[REPORTS_VARIABLE] = f"{end_of_reports}:{os.fstat(end_of_reports).st_ino}"
-            passed += (end_of_reports,)
+            passed.append(end_of_reports)
         try:
-            self._process = subprocess.Popen(
-                ending_with_this_process(command, guard, inherited),
-                env=environment,
+            self._process = self._open(
+                ending_with_this_process(command, guard, of_guard),
+                env=self._environment(program),
                 stdin=subprocess.DEVNULL if program.call is None else end_of_worker.fileno(),
                 stdout=end_of_output,
                 stderr=subprocess.STDOUT,
@@ -217,11 +219,11 @@ class ProcessWorker(Worker):
             with contextlib.suppress(OSError):  # it has ended, or may not run there any more
                 os.sched_setaffinity(self._process.pid, program.cores)
         self._readers = [
-            _started(self._read_output, output),
-            _started(self._exchange, own_end, program.call or b"", program.holds_input),
+            in_thread(self._read_output, output),
+            in_thread(self._exchange, own_end, program.call or b"", program.holds_input),
         ]
-        self._waiter = _started(self._wait)
-        self._reader_of_reports = _started(self._read_reports, reports, program.on_report)
+        self._waiter = in_thread(self._wait)
+        self._reader_of_reports = in_thread(self._read_reports, reports)
 
     def signal(self, number: int) -> None:
         if self._process.returncode is None:  # not reaped: the group's id is still its own
@@ -236,6 +238,18 @@ class ProcessWorker(Worker):
 
     def result(self) -> bytes:
         return self._result
+
+    def _environment(self, program: Program) -> dict[str, str]:
+        """Returns the environment in which its process runs a program."""
+        environment = {**os.environ, **program.environment}
+        environment.pop(REPORTS_VARIABLE, None)
+        if program.on_report is not None:
+            environment[REPORTS_VARIABLE] = self._pipe_of_reports
+        return environment
+
+    def _open(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts the process, given the arguments of `Popen`."""
+        return subprocess.Popen(command, **options)
 
     def _wait(self) -> None:
         # Not reaped, so that the group's id is not reused.
@@ -252,15 +266,15 @@ class ProcessWorker(Worker):
             for line in printed_lines(output):
                 self.hear(line)
 
-    def _read_reports(self, reports: int, on_report: OnReport | None) -> None:
+    def _read_reports(self, reports: int) -> None:
         """Passes on complete lines; a worker that is killed may leave an incomplete one."""
         is_continued = False
         with open(reports, "rb") as lines:
             while line := lines.readline(_MOST_BYTES):
                 is_complete = line.endswith(b"\n") and not is_continued
                 is_continued = not line.endswith(b"\n")
-                if is_complete and on_report is not None:
-                    self._call(on_report, line, 0.0)
+                if is_complete and self._on_report is not None:
+                    self._call(self._on_report, line, 0.0)
 
     def _exchange(self, connection: socket.socket, call: bytes, holds_input: bool) -> None:
         """Sends the call, and reads the result."""
@@ -273,7 +287,8 @@ class ProcessWorker(Worker):
                 self._result = answer.read()
 
 
-def _started(work: Callable[..., None], *args: object) -> threading.Thread:
+def in_thread(work: Callable[..., None], *args: object) -> threading.Thread:
+    """Starts a daemon thread that does some work."""
     thread = threading.Thread(target=work, args=args, name="unison-worker", daemon=True)
     thread.start()
     return thread
