@@ -119,3 +119,29 @@ def test_backend_is_started_tells_when_and_starts_none():
         imported=("jax", "unison"),
     )
     assert done.stdout.split() == ["False", "False", "True", "False"], done.stderr
+
+
+CACHING = """
+import os, sys
+import jax
+from jax._src import distributed
+from unison.runtime import private_jax
+distributed.global_state.process_id = 1
+for name, value in (
+    ("jax_compilation_cache_dir", sys.argv[1]),
+    ("jax_persistent_cache_min_compile_time_secs", 0.0),
+    ("jax_persistent_cache_min_entry_size_bytes", -1),
+):
+    jax.config.update(name, value)
+jax.jit(lambda x: x + 1)(2.0)
+print(len(os.listdir(sys.argv[1])))
+private_jax.cache_programs_of_each_process()
+jax.jit(lambda x: x * 3)(2.0)
+print(len(os.listdir(sys.argv[1])) > 0)
+"""
+
+
+def test_every_process_can_write_compiled_programs(tmp_path):
+    done = run_program(CACHING, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "True"]

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +32,8 @@ import jax.numpy as jnp
 # `dtypes`: the types of arguments of jitted functions. Public functions register a type as a tree
 # of arrays, but not as an array: a variable would no longer be a leaf in `jax.tree`. Needed:
 # `__jax_array__` for arguments of jitted functions.
+# `compiler`: the function that writes compiled programs into the cache, which does so in the first
+# process only. Needed: an option for folders that processes do not share.
 # `hardware_utils`: whether the machine has TPUs, found without starting them.
 # `distributed`: the client of the coordination service, through which processes exchange what no
 # collective can, since one of them may be missing. Public functions only start and end the
@@ -55,6 +58,7 @@ import jax.numpy as jnp
 from jax._src import (
     api_util,
     callback,
+    compiler,
     config,
     core,
     debugging,
@@ -214,6 +218,19 @@ def forget_coordination() -> None:
             # Their destructors contact processes that may be gone, so they are never destroyed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(ended))
     state.client = state.service = None
+
+
+def cache_programs_of_each_process() -> None:
+    """Makes this process write what it compiles into the compilation cache, whichever it is.
+
+    JAX has only the first process write, since processes may share the folder. Where each has a
+    folder of its own, the others would otherwise compile all again when they are started again.
+    """
+    first: Any = types.SimpleNamespace(process_id=0)
+    as_first = {"distributed": types.SimpleNamespace(global_state=first)}
+    write = compiler._cache_write
+    in_any = types.FunctionType(write.__code__, vars(compiler) | as_first, write.__name__)
+    vars(compiler)["_cache_write"] = in_any
 
 
 def listen_for_collectives_at(address: str) -> None:
