@@ -11,17 +11,18 @@ import random
 import struct
 import subprocess
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mutations import mutated_structure
+from mutations import mutated_bytes, mutated_structure
 from unison.net.connecting import connect
 from unison.net.lines import Line, encoded
 from unison.net.secret import key
 from unison.parameter_server import messages
 from unison.runtime.elastic.meeting import Call, Meeting
 from unison.runtime.elastic.protocol import MEMBERS_CHANNEL, REGISTER_CHANNEL
-from unison.runtime.launching import nodes
+from unison.runtime.launching import nodes, record_transfer
 from unison.runtime.process_group import software
 from unison.runtime.rendezvous import CHANNEL, COORDINATION_CHANNEL, Place, meet, registered
 
@@ -243,6 +244,37 @@ def _served_machines(running: Running, address: str) -> None:
     assert len(answer["workers"]) == 2
 
 
+def _of_records(rng: random.Random) -> list[Any]:
+    """A copy of a record, with the bytes of its header and data; or a question for one."""
+    if rng.random() < 0.2:
+        return [{"is": "fetch", "worker": 0, "step": 5, "total": 2}]
+    data = rng.randbytes(rng.randrange(1, 1000))
+    return [
+        {"is": "copy", "run": "fuzzed", "workers": [0, 1]},
+        {"is": "record", "worker": 0, "step": 5, "size": len(data), "header": 2},
+        b"{}" + struct.pack("<I", len(data)) + data + struct.pack("<I", 0),
+        {"is": "end", "checksum": zlib.crc32(data)},
+    ]
+
+
+def _mutated_part(rng: random.Random, part: Any) -> Any:
+    return mutated_bytes(rng, part) if isinstance(part, bytes) else mutated_structure(rng, part)
+
+
+def _part(part: Any) -> bytes:
+    if isinstance(part, bytes):
+        return part
+    line = _line(part)
+    return struct.pack("<I", len(line)) + line
+
+
+def _served_records(running: Running, address: str) -> None:
+    stream = connect(where(address), key(), record_transfer.CHANNEL, seconds=PATIENCE)
+    with contextlib.closing(record_transfer.RecordConnection(stream)) as connection:
+        connection.send({"is": "fetch", "worker": 1, "step": 5, "total": 2})
+        assert connection.receive(PATIENCE) == {"is": "missing"}
+
+
 def _served_coordination(running: Running, address: str) -> None:
     with connect(where(address), key(), COORDINATION_CHANNEL, seconds=PATIENCE) as client:
         client.settimeout(PATIENCE)
@@ -321,6 +353,9 @@ LISTENERS = {
     ),
     "meeting": Listener(_served_meeting, CHANNEL, _of_meeting, mutated_structure, _line),
     "machines": Listener(_served_machines, nodes.CHANNEL, _of_machines, mutated_structure, _line),
+    "records": Listener(
+        _served_records, record_transfer.CHANNEL, _of_records, _mutated_part, _part
+    ),
     "coordination": Listener(_served_coordination, COORDINATION_CHANNEL, _BYTES),
     "relay": Listener(_served_relay, messages=_BYTES, is_encrypted=False),
     "members": _MEMBERS,

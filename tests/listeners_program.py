@@ -30,8 +30,10 @@ from unison.parameter_server import Server
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.elastic.meeting import Call, Meeting
 from unison.runtime.elastic.register import Register
-from unison.runtime.launching import cluster_on_this_machine
+from unison.runtime.host_memory import HostMemory
+from unison.runtime.launching import cluster_on_this_machine, holdings, record_transfer
 from unison.runtime.launching.nodes import meet_nodes
+from unison.runtime.launching.partners import Partners
 from unison.runtime.liveness.failure_detector import Watch
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.star import Star
@@ -126,6 +128,22 @@ def machines():
     return address
 
 
+def records(memory):
+    """The second of two machines, which keeps copies of the first one's records."""
+    # Sizes at random are refused from here on.
+    record_transfer.memory_left = lambda: (1 << 24, "the test")
+    own = Partners(memory)
+    at = own.announce("127.0.0.1").at
+    nobody = holdings.Holding("127.0.0.1:1", None, 0, {})
+    found = [nobody, holdings.Holding(at, None, 0, {})]
+    own.begin(holdings.Meeting("fuzzed", 1, [1, 1], found))
+    [copies] = own._held.of([0], spare=[])
+    for step in (0, 1):  # what is made once is made by now
+        copies.begin(1 << 12)
+        copies.commit(step, None)
+    return at, own
+
+
 def relays():
     """The way to JAX's coordination service, in whose place something sends back what it gets."""
     listener = listen("127.0.0.1", 0)
@@ -188,12 +206,13 @@ def main():
     found["machines"] = machines()
     found["coordination"], found["relay"], relays_kept = relays()
     found["members"], found["members on this machine"] = members(token)
+    found["records"], of_records = records(HostMemory(1))
     job = WatchedJob("train.py", "workers", NAMES)
     free = socket.create_server(("127.0.0.1", 0))
     port = free.getsockname()[1]
     free.close()
     place = MetricsPlace("127.0.0.1", port, token)
-    with Collector(job) as collector, MetricsEndpoint(job, place):
+    with Collector(job) as collector, MetricsEndpoint(job, place), of_records:
         found["monitor"] = collector.address
         found["metrics"] = f"127.0.0.1:{port}"
         about = {"listeners": found, "token": token, "page": collector.token}

@@ -10,6 +10,7 @@ from unison.errors import OpError
 from unison.net.secret import KEY_VARIABLE
 from unison.runtime.launching import default_workers, with_own_gpus, worker_environments
 from unison.runtime.launching.nodes import about_program, meet_nodes
+from unison.runtime.launching.partners import Partners
 
 #: Seconds that a machine waits for the others.
 _TIMEOUT = 300.0
@@ -74,8 +75,15 @@ def check(options: argparse.Namespace, others: dict[str, bool]) -> None:
             raise CommandError(f"--nnodes and {name} are for different jobs: leave one out.")
 
 
-def environments(options: argparse.Namespace) -> tuple[list[dict[str, str]], int]:
+def environments(
+    options: argparse.Namespace, partners: Partners | None = None
+) -> tuple[list[dict[str, str]], int]:
     """Meets the other machines.
+
+    Args:
+        options: The command's options.
+        partners: The records that this machine holds in memory. The slots of its own workers may be
+            others afterwards.
 
     Returns:
         The additional environment variables of each worker of this machine, and the index of the
@@ -89,7 +97,13 @@ def environments(options: argparse.Namespace) -> tuple[list[dict[str, str]], int
     try:
         about = about_program(options.script, options.module)
         node = meet_nodes(
-            options.nnodes, options.rendezvous, count, about, timeout, host=options.host
+            options.nnodes,
+            options.rendezvous,
+            count,
+            about,
+            timeout,
+            host=options.host,
+            partners=partners,
         )
     except (OpError, OSError, ValueError) as error:
         raise CommandError(str(error)) from error

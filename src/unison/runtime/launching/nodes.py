@@ -1,9 +1,10 @@
 """The meeting of the machines of a job on which `unison run --nnodes` is called one by one.
 
 The machine to which the rendezvous' address belongs listens there. The others register with it, and
-it gives out ranks in the order in which they arrive, itself first. Each learns the addresses of all
-workers, and the job's key, which is new. Both ends of a connection prove before that they know the
-same key of the user (`unison.net`), and traffic between machines is encrypted.
+it gives out ranks in the order in which they arrive, itself first; but a machine that holds records
+in memory (`partners`) keeps the rank that it had. Each learns the addresses of all workers, and the
+job's key, which is new. Both ends of a connection prove before that they know the same key of the
+user (`unison.net`), and traffic between machines is encrypted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from unison.net.lines import Line, Message
 from unison.net.secret import KEY_VARIABLE, key, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import cluster_on_this_machine
+from unison.runtime.launching.holdings import Meeting, parsed_holding, ranks
+from unison.runtime.launching.partners import Partners
 from unison.runtime.process_group import software
 from unison.runtime.rendezvous import Entrance, opened_entrance, registered
 
@@ -61,6 +64,7 @@ def meet_nodes(
     about: Mapping[str, str],
     timeout: float,
     host: str | None = None,
+    partners: Partners | None = None,
 ) -> Node:
     """Waits until all machines of a job have registered at the rendezvous.
 
@@ -72,6 +76,8 @@ def meet_nodes(
         timeout: The timeout in seconds.
         host: The address of this machine at which its workers listen. Default: the rendezvous' host
             on the machine to which it belongs, and elsewhere the address from which it is reached.
+        partners: The records that this machine holds in memory. Then all machines keep the ranks
+            that they had, as far as possible, and fetch what their workers need.
 
     Raises:
         ValueError: The rendezvous is not host:port, or a number is less than 1.
@@ -93,6 +99,9 @@ def meet_nodes(
         "workers": cluster_on_this_machine(workers, own).as_dict()["worker"],
         "about": dict(about) | {"nnodes": str(nodes)} | software(),
     }
+    if partners is not None:
+        said["about"]["records in memory"] = "copied"
+        said["holding"] = partners.announce(own).message()
     last = time.monotonic() + timeout
     entrance = _entrance(where, nodes)
     if entrance is None:
@@ -105,7 +114,10 @@ def meet_nodes(
         raise UnavailableError(
             message=f"{complaint} (after {timeout:g} s at most, at {rendezvous})"
         )
-    return _node(answer)
+    node = _node(answer)
+    if partners is not None:
+        partners.begin(_meeting(answer, node))
+    return node
 
 
 def about_program(script: str, is_module: bool) -> dict[str, str]:
@@ -208,19 +220,32 @@ class _Registrations:
                 f"Timed out waiting for {missing} of {self._nodes} machines. Start the same command"
                 f" on each of them, with the same {KEY_VARIABLE}{because}"
             )
-        all_workers = [self._own["workers"], *(said["workers"] for said in registered.values())]
-        job: Message = {"workers": all_workers, "key": new_key()}
-        for rank, line in enumerate(registered, 1):
+        machines = [self._own, *registered.values()]
+        holdings = [parsed_holding(said.get("holding")) for said in machines]
+        given = ranks([None if holding is None else holding.rank for holding in holdings])
+        by_rank = [said for _, said in sorted(zip(given, machines, strict=True), key=_rank)]
+        job: Message = {"workers": [said["workers"] for said in by_rank], "key": new_key()}
+        if "holding" in self._own:
+            job["holdings"] = [said.get("holding") for said in by_rank]
+        for rank, line in zip(given[1:], registered, strict=True):
             line.send({"complaint": complaint} if complaint else job | {"rank": rank})
             line.flush_within(_SECONDS_TO_SPEAK)
-        return {"complaint": complaint} if complaint else job | {"rank": 0}
+        return {"complaint": complaint} if complaint else job | {"rank": given[0]}
 
     def _registered(self) -> dict[Line, Message]:
         return {line: said for line, said in self._lines.items() if said is not None}
 
+    def _is_registration(self, said: Message) -> bool:
+        about = said.get("about")
+        if not _are_addresses(said.get("workers")) or not isinstance(about, dict):
+            return False
+        # Only one of two that differ may have it.
+        is_needed = "holding" in self._own and about == self._own["about"]
+        return not is_needed or parsed_holding(said.get("holding")) is not None
+
     def _receive(self, line: Line) -> None:
         for said in line.receive(most=1):
-            if self._lines[line] is not None or not _is_registration(said):
+            if self._lines[line] is not None or not self._is_registration(said):
                 line.is_open = False
                 break
             self._lines[line] = said
@@ -236,8 +261,8 @@ class _Registrations:
             del self._lines[line]
 
 
-def _is_registration(said: Message) -> bool:
-    return _are_addresses(said.get("workers")) and isinstance(said.get("about"), dict)
+def _rank(machine: tuple[int, Message]) -> int:
+    return machine[0]
 
 
 def _are_addresses(workers: Any) -> bool:
@@ -272,6 +297,17 @@ def _node(answer: Message) -> Node:
         cluster=ClusterSpec({"worker": _flat(workers)}),
         key=str(secret),
     )
+
+
+def _meeting(answer: Message, node: Node) -> Meeting:
+    """Returns what this machine's records are prepared by."""
+    said = answer.get("holdings")
+    found = [parsed_holding(each) for each in said] if isinstance(said, list) else []
+    holdings = [each for each in found if each is not None]
+    if not len(holdings) == len(found) == len(answer["workers"]):
+        raise UnavailableError(message=f"The rendezvous has sent an invalid answer: {answer!r}")
+    run = hashlib.sha256(f"run {node.key}".encode()).hexdigest()[:16]
+    return Meeting(run, node.rank, [len(each) for each in answer["workers"]], holdings)
 
 
 def _flat(lists: Sequence[Sequence[str]]) -> list[str]:
