@@ -21,11 +21,13 @@ class Step(NamedTuple):
         worker: The worker's number.
         number: That of the step, from 1.
         seconds: When, on the clock that all processes of the machine share.
+        process: The process that was the worker then.
     """
 
     worker: int
     number: int
     seconds: float
+    process: int = 0
 
 
 class StepLog:
@@ -76,8 +78,8 @@ def steps_in(folder: pathlib.Path) -> list[Step]:
     """Returns what all workers have done, in the order of time."""
     steps = []
     for path in folder.glob("steps-*"):
-        worker = int(path.name.split("-")[1])
+        worker, process = map(int, path.name.split("-")[1:])
         for line in path.read_text().splitlines():
             number, seconds = line.split()
-            steps.append(Step(worker, int(number), float(seconds)))
+            steps.append(Step(worker, int(number), float(seconds), process))
     return sorted(steps, key=lambda step: step.seconds)

@@ -61,7 +61,7 @@ _SCALED_LOAD = ("mlp", 64, 200)
 _LOADS_BESIDE = (("mlp", 256, 60), ("narrow_mlp", 64, 300), ("wide_mlp", 64, 50))
 
 #: How long a job trains before one of its workers is killed.
-_SECONDS_BEFORE_LOSS = 3.0
+_SECONDS_BEFORE_LOSS = 20.0
 
 #: How long a round of reading a dataset begins passes.
 _SECONDS = 0.3
@@ -361,6 +361,7 @@ class RecoveryWork:
         steps_after_checkpoint: How many steps a worker has done since when it is killed.
         lost_worker: Which one is killed.
         seconds: How long a job may take.
+        megabytes: Further state, that steps do not use.
     """
 
     workers: int
@@ -371,14 +372,20 @@ class RecoveryWork:
     steps_after_checkpoint: int = 7
     lost_worker: int = 1
     seconds: float = 150.0
+    megabytes: int = 0
 
     unit = "ms to next step"
     higher_is_better = False
     processes = 1
 
     @property
+    def task(self) -> str:
+        return "large" if self.megabytes else "small"
+
+    @property
     def name(self) -> str:
-        return f"recovery of {self.model}, {self.workers} workers of which one is killed"
+        further = f" and {self.megabytes} MB" if self.megabytes else ""
+        return f"recovery of {self.model}{further}, {self.workers} workers of which one is killed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -495,7 +502,10 @@ def checkpoint_workloads(folder: str, quick: bool) -> list[Work]:
 
 def recovery_workloads(models: Iterable[str], batches: Iterable[int], quick: bool) -> list[Work]:
     """A loss, and what it costs to be prepared for one."""
-    works: list[Work] = [RecoveryWork(2 if quick else 3, 0.0 if quick else _SECONDS_BEFORE_LOSS)]
+    seconds = 0.0 if quick else _SECONDS_BEFORE_LOSS
+    works: list[Work] = [RecoveryWork(2 if quick else 3, seconds)]
+    if not quick:
+        works.append(RecoveryWork(3, seconds, megabytes=1000))
     return works + [
         _training("protection", model, REPLICAS, batch, quick)
         for model in models

@@ -233,15 +233,18 @@ _CHECKPOINT_ENTRIES = [
 ]
 
 
-def _recovery(name: str, function: str, **environment: str) -> Entry:
-    return Entry(name, name.split()[0], "recovery", (RecoveryWork,), environment, function)
+def _recovery(name: str, function: str, tasks: tuple[str, ...] = (), **environment: str) -> Entry:
+    family = name.split()[0]
+    return Entry(name, family, "recovery", (RecoveryWork,), environment, function, tasks)
 
 
 _RECOVERY_ENTRIES = [
     _recovery("unison", "unison_loop", KERAS_BACKEND="jax"),
     _recovery("unison fit", "unison_fit", KERAS_BACKEND="jax"),
-    _recovery("torch", "torch"),
-    _recovery("tf", "tf", KERAS_BACKEND="tensorflow"),
+    _recovery("unison restarts", "restarts_loop", KERAS_BACKEND="jax"),
+    _recovery("unison restarts fit", "restarts_fit", KERAS_BACKEND="jax"),
+    _recovery("torch", "torch", ("small",)),
+    _recovery("tf", "tf", ("small",), KERAS_BACKEND="tensorflow"),
 ]
 
 

@@ -43,6 +43,14 @@ def unison_fit(work: RecoveryWork) -> Contestant:
     return _Recovery(work, _start_unison("fit"), ["unison", "jax", "keras"])
 
 
+def restarts_loop(work: RecoveryWork) -> Contestant:
+    return _Recovery(work, _start_unison_again("loop"), ["unison", "jax", "keras"])
+
+
+def restarts_fit(work: RecoveryWork) -> Contestant:
+    return _Recovery(work, _start_unison_again("fit"), ["unison", "jax", "keras"])
+
+
 def torch(work: RecoveryWork) -> Contestant:
     return _Recovery(work, _start_torch, ["torch"])
 
@@ -127,9 +135,18 @@ class _Recovery(Contestant):
 
 
 def _after(killed: Step, steps: Sequence[Step]) -> list[Step]:
-    """Returns what was done after the loss, but for the end of the lost worker's last step."""
+    """Returns what was done after the loss by those who went on.
+
+    Without the end of the lost worker's last step, and what processes had begun that then ended.
+    """
+    goes_on = {step.worker: step.process for step in steps}
+    before = {step.worker: step.process for step in steps if step.seconds <= killed.seconds}
     return [
-        step for step in steps if step.seconds > killed.seconds and step.number != killed.number
+        step
+        for step in steps
+        if step.seconds > killed.seconds
+        and step.process == goes_on[step.worker]
+        and (step.number != killed.number or step.process != before.get(step.worker))
     ]
 
 
@@ -159,6 +176,18 @@ def _start_unison(kind: str) -> _Start:
     def start(folder: pathlib.Path, work: RecoveryWork, output: Any) -> list[subprocess.Popen]:
         command = [sys.executable, "-m", "unison", "run", "--no-color"]
         command += ["--min-workers", str(work.workers - 1), "--max-workers", str(work.workers)]
+        program = [*_program("recovery_unison", folder, work), kind]
+        return [subprocess.Popen([*command, *program], stdout=output, stderr=output)]
+
+    return start
+
+
+def _start_unison_again(kind: str) -> _Start:
+    """Returns the start of a job whose workers all start again, from the state in memory."""
+
+    def start(folder: pathlib.Path, work: RecoveryWork, output: Any) -> list[subprocess.Popen]:
+        command = [sys.executable, "-m", "unison", "run", "--no-color", "-n", str(work.workers)]
+        command += ["--restarts", "1", "--in-memory-checkpoints"]
         program = [*_program("recovery_unison", folder, work), kind]
         return [subprocess.Popen([*command, *program], stdout=output, stderr=output)]
 

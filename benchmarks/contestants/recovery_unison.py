@@ -1,13 +1,15 @@
-"""A worker of an elastic job: `... FOLDER WORK loop|fit`."""
+"""A worker of a job that goes on when one is lost: `... FOLDER WORK loop|fit`."""
 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
 from typing import Any
 
 import keras
+import numpy as np
 
 import unison
 from benchmarks import training_examples
@@ -26,12 +28,16 @@ _EPOCHS = 1_000_000
 def main(folder: str, work: str, kind: str) -> None:
     of_work = from_json(json.loads(work))
     environment = elastic_environment()
-    log = StepLog(pathlib.Path(folder), environment.slot, of_work)
+    if environment is None:
+        worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    else:
+        worker = environment.slot
+    log = StepLog(pathlib.Path(folder), worker, of_work)
     training = TrainingWork("recovery", of_work.model, of_work.workers, of_work.batch, _BATCHES)
-    {"loop": _loop, "fit": _fit}[kind](training, log)
+    {"loop": _loop, "fit": _fit}[kind](training, log, of_work.megabytes)
 
 
-def _loop(work: TrainingWork, log: StepLog) -> None:
+def _loop(work: TrainingWork, log: StepLog, megabytes: int) -> None:
     strategy = unison.MultiWorkerMirroredStrategy()
     loop = Loop(tf, strategy, work)
     dataset = Dataset.from_tensor_slices(training_examples.examples(work)).repeat()
@@ -45,16 +51,23 @@ def _loop(work: TrainingWork, log: StepLog) -> None:
             state.commit()
             log.done(state.step)
 
+    with strategy.scope():
+        further = [unison.Variable(array) for array in _further_state(megabytes)]
     state = unison.elastic.State(
-        steps_are_one_program=True, step=0, model=loop.model, optimizer=loop.optimizer
+        steps_are_one_program=True,
+        step=0,
+        model=loop.model,
+        optimizer=loop.optimizer,
+        further=further,
     )
     train(state)
 
 
-def _fit(work: TrainingWork, log: StepLog) -> None:
+def _fit(work: TrainingWork, log: StepLog, megabytes: int) -> None:
     strategy = unison.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = model_of(work)
+        model.further = [keras.Variable(array) for array in _further_state(megabytes)]
         model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     images, labels = training_examples.examples(work)
 
@@ -77,6 +90,10 @@ def _fit(work: TrainingWork, log: StepLog) -> None:
         verbose=0,
         callbacks=[Log()],
     )
+
+
+def _further_state(megabytes: int) -> list[np.ndarray]:
+    return [np.ones((2500, 2500), np.float32) for _ in range(megabytes // 25)]
 
 
 if __name__ == "__main__":
