@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +119,20 @@ class Layout(enum.Enum):
     SHARDED = "sharded"
     #: Mirrored random-stream state: each replica sees it offset by its index (`enter_replica`).
     STREAM = "stream"
+
+
+class StoredForm(NamedTuple):
+    """The form of a cell's stored array.
+
+    Attributes:
+        layout: The storage of the copies.
+        division: The partitioning of a mirrored or sharded copy over the devices.
+        extreme: See `Cell.extreme`.
+    """
+
+    layout: Layout
+    division: PartitionSpec
+    extreme: str | None
 
 
 class Borrower(Protocol):
@@ -492,6 +506,41 @@ class Cell:
             self._is_initialized = True
             self._replace(self._concrete(self.placement.spread(np.stack(copies))))
 
+    @property
+    def stored_form(self) -> StoredForm:
+        """The form of the stored array; its parts are restored in it."""
+        return StoredForm(self.layout, self.division, self.extreme)
+
+    def restore_parts(self, form: StoredForm, parts: Sequence[np.ndarray]) -> None:
+        """Stores the array whose parts on this process's devices were these.
+
+        Args:
+            form: The form of that array; the cell has another one, for example, before its first
+                step.
+            parts: The result of `own_parts` of that array, on the same devices.
+
+        Raises:
+            ValueError: The parts are those of other devices or shapes.
+        """
+        with LAUNCH_LOCK:
+            if (form.layout, form.division) != (self.layout, self.division):
+                self._change_layout(form.layout, form.division)
+            self.extreme = form.extreme
+            array = self.stored()
+            if array.is_fully_replicated:
+                (whole,) = parts
+                part_at: Callable[[Any], np.ndarray] = whole.__getitem__
+            else:
+                indices = dict.fromkeys(str(shard.index) for shard in array.addressable_shards)
+                by_index = dict(zip(indices, parts, strict=True))
+
+                def part_at(index: Any) -> np.ndarray:
+                    return by_index[str(index)]
+
+            restored = jax.make_array_from_callback(array.shape, array.sharding, part_at)
+            self._is_initialized = True
+            self._replace(self._concrete(restored))
+
     def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         """Replaces every copy by the result of `function` on it, from outside the replicas."""
         with LAUNCH_LOCK:
@@ -619,6 +668,16 @@ class Cell:
             self._array = None if value is None else self._place(value)
             self._exposed = False
             Cell.form_changes += 1
+
+
+def own_parts(stored: jax.Array) -> list[jax.Array]:
+    """Returns the parts of an array on this process's devices, in the order of the devices.
+
+    Of parts that several devices have, there is one.
+    """
+    if stored.is_fully_replicated:
+        return [stored.addressable_data(0)]
+    return list({str(shard.index): shard.data for shard in stored.addressable_shards}.values())
 
 
 def has_cell(value: Any) -> bool:

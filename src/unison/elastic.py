@@ -23,6 +23,7 @@ from unison.runtime.elastic import Entry, GroupChanged, elastic_group
 from unison.runtime.interrupts import is_of_a_signal_handler, signals_held, without_signals
 from unison.train import random_state
 from unison.train.handover import Handover
+from unison.train.in_memory import InMemoryCheckpoints, in_memory_checkpoints
 
 __all__ = ["GroupChanged", "Options", "State", "run"]
 
@@ -74,6 +75,8 @@ class State:
         self._group = elastic_group()
         placement = None if self._group is None else self._group.placement
         self._objects = Handover(tuple, placement, numbers=_Numbers(self), **objects)
+        #: The checkpoints in the host's memory, during a loop of a job that has them.
+        self._checkpoints: InMemoryCheckpoints | None = None
         self._keeps_copies = not steps_are_one_program
         self._iterators: dict[str, DistributedIterator] = {}
         #: The positions of iterators, by name; the positions at the end of the latest complete
@@ -148,6 +151,10 @@ class State:
             group.tell("commit", programs=programs)
         if group is not None and group.is_over:
             raise GroupChanged(message="The group of workers has changed.")
+        if self._checkpoints is not None:
+            self._checkpoints.steps += 1
+            if self._checkpoints.is_due:
+                self._checkpoints.keep(self._objects)
 
     @without_signals
     def restore(self) -> None:
@@ -200,7 +207,7 @@ class State:
         """
         group = self._group
         if group is None:
-            return True
+            return self._begin_alone()
         self._loops = group.loops
         group.settle_all()
         self._commits = group.step
@@ -211,6 +218,19 @@ class State:
         group.recover = _go_back
         group.open(True)
         return True
+
+    def _begin_alone(self) -> bool:
+        """Restores the state that the last start of the job has kept in memory, if any."""
+        self._checkpoints = in_memory_checkpoints()
+        if self._checkpoints is None:
+            return True
+        placements = {cell.placement for cell in self._objects.followed_cells()}
+        if placements:
+            self._objects.include_streams_of(max(placements, key=lambda each: each.num_replicas))
+        entry = self._checkpoints.enter(self._objects)
+        if entry is Entry.RESUMED:
+            self._keep(counts=False)
+        return entry is not Entry.EARLY
 
     def go_on(self) -> None:
         """Restores the last commit in the next group."""
@@ -237,6 +257,7 @@ class State:
 
     def end(self) -> None:
         """Waits for pending programs, after which the function is not called again."""
+        self._checkpoints = None
         if self._group is not None:
             self._group.settle(0)
             self._group.open(False)

@@ -43,11 +43,14 @@ class _KerasOnDemand:
 def _add_to_keras() -> None:
     """Adds backups, atomic saves and elastic loops to Keras once `unison.keras` is imported."""
     from unison.runtime.elastic import is_elastic_worker
+    from unison.runtime.host_memory import worker_memory
 
     importlib.import_module("unison.train.keras_backup")
     importlib.import_module("unison.saving.keras_files")
     if is_elastic_worker():
         importlib.import_module("unison.train.keras_elastic")
+    if worker_memory() is not None:
+        importlib.import_module("unison.train.keras_in_memory")
 
 
 def _let_keras_take_datasets() -> None:

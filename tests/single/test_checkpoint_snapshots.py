@@ -203,7 +203,7 @@ def test_worker_that_writes_nothing_copies_nothing(prefix, monkeypatch):
     strategy = mirrored(2)
     value = variable(strategy, Layout.MIRRORED, np.ones((8, 2), np.float32))
     copied = []
-    monkeypatch.setattr("unison.train.snapshot._copy", lambda *args: copied.append(1))
+    monkeypatch.setattr("unison.train.snapshot._copy_whole", lambda *args: copied.append(1))
 
     class Elsewhere(Writing):
         def finish(self, write):

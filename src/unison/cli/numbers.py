@@ -38,3 +38,22 @@ def seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
     return value
+
+
+def percentage(text: str) -> float:
+    """Returns a percentage, for `add_argument(type=...)`.
+
+    Raises:
+        ArgumentTypeError: The text is not a number that is more than 0 and at most 100.
+
+    Examples:
+        >>> percentage("0.5")
+        0.5
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"expected a percentage, received {text!r}")
+    return value

@@ -15,6 +15,7 @@ from unison.cli import (
     elastic,
     elastic_options,
     hosts,
+    in_memory,
     nodes,
     parameter_servers,
     programs,
@@ -40,8 +41,10 @@ from unison.runtime.launching import (
     Restarts,
     Start,
     cores_of_workers,
+    default_workers,
     worker_environments,
 )
+from unison.runtime.launching.partners import Partners
 
 #: The exit status of a program that Ctrl-C has ended, as in shells.
 _INTERRUPTED = 128 + signal.SIGINT
@@ -102,6 +105,7 @@ def add_command(commands: Any) -> None:
     hosts.add_arguments(parser)
     ray_places.add_arguments(parser)
     elastic_options.add_arguments(parser)
+    in_memory.add_arguments(parser)
     parameter_servers.add_arguments(parser)
     top.add_option(parser)
     programs.add_arguments(parser)
@@ -160,6 +164,7 @@ def _check(options: argparse.Namespace) -> None:
         "--ps": parameter_servers.is_asked(options),
         "the options of elastic jobs": elastic_options.is_elastic(options),
     }
+    in_memory.check(options, {**others, "--hosts": hosts.is_asked(options)})
     if hosts.is_asked(options):
         several = {
             "--nnodes": options.nnodes is not None,
@@ -186,7 +191,7 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 
 def _placed(
-    options: argparse.Namespace, places: contextlib.ExitStack
+    options: argparse.Namespace, places: contextlib.ExitStack, partners: Partners | None
 ) -> tuple[list[Program], Start, int]:
     """Returns the workers' programs, the function that starts each, and the first one's index."""
     first = 0
@@ -194,7 +199,7 @@ def _placed(
         script = programs.script_of(options)
         start: Start = ProcessWorker
         if nodes.is_asked(options):
-            environments, first = nodes.environments(options)
+            environments, first = nodes.environments(options, partners)
         else:
             environments = local_environments(_asked(options))
         cores = cores_of_workers(environments)
@@ -283,12 +288,24 @@ class _MachinePart:
         self._options = options
         self._job = job
         self._monitored: Monitored | None = None
+        self._memory: in_memory.Memory | None = None
+        if in_memory.is_asked(options):
+            workers = options.workers or default_workers()
+            terminal = Terminal(options.no_color)
+            self._memory = in_memory.Memory(
+                options, workers, job, lambda text: terminal.say(f"unison run: {text}")
+            )
 
     def run(self, ends: float) -> tuple[_Run, int]:
         """Runs the workers until a time; returns the run, and its exit code."""
         options = self._options
         with contextlib.ExitStack() as places:
-            of_workers, start, first = _placed(options, places)
+            memory = self._memory
+            partners = None if memory is None else memory.partners
+            of_workers, start, first = _placed(options, places, partners)
+            if memory is not None:
+                of_workers, start = memory.programs(of_workers), memory.start
+                places.enter_context(memory.watched(of_workers))
             names = [f"worker {first + index}" for index in range(len(of_workers))]
             if self._monitored is None:
                 monitored = self._job.enter_context(top.monitored(options, "workers", names))

@@ -24,15 +24,17 @@ import jax
 from unison.net.addresses import split_address
 from unison.net.lines import Line
 from unison.runtime import devices, liveness, logs, uncaught
-from unison.runtime.agreement import ConnectedWorkers, Talk
+from unison.runtime.agreement import ConnectedWorkers, Talk, Workers
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.coordination import CoordinationStore
 from unison.runtime.exit_codes import LOST_ANOTHER
+from unison.runtime.host_memory import worker_memory
 from unison.runtime.initialized_job import meet_in_initialized_job
 from unison.runtime.liveness.relay import ClientRelay, ServiceRelay
 from unison.runtime.liveness.sockets import listening
 from unison.runtime.private_jax import (
     backend_is_started,
+    cache_programs_of_each_process,
     forget_coordination,
     initialized_processes,
 )
@@ -114,6 +116,8 @@ def join_cluster(
     names = [f"{job} {index} ({cluster.task_address(job, index)})" for job, index in tasks]
     about = software() | {"cluster": str(cluster.as_dict())}
     met = meet(address, Place(place, names), about, timeout)
+    if worker_memory() is not None:  # to be started again soon, with a cache of its own
+        cache_programs_of_each_process()
     # JAX's preemption service would keep SIGTERM from terminating the process.
     jax.config.update("jax_enable_preemption_service", False)
     global _relay
@@ -358,16 +362,42 @@ _relay: ClientRelay | ServiceRelay | None = None
 #: The hook for uncaught errors before this process joined its job.
 _show_error: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
 _lock = threading.Lock()
-_talks: dict[int, Talk] = {}
+#: By the job's coordination service, and the talk that `all_gather_json` uses.
+_connected: dict[int, ConnectedWorkers] = {}
+_talks: dict[ConnectedWorkers, Talk] = {}
+
+
+def talk_of_its_own(matter: str) -> Talk:
+    """Returns a talk between the processes of this job, for a thread of each of them.
+
+    Args:
+        matter: The subject, in a word; the n-th talk about it is matched with the n-th on the
+            others.
+    """
+    workers = _workers()
+    return Workers().talk(matter) if workers is None else workers.talk(matter)
 
 
 def _talk() -> Talk:
     """Returns the talk between the processes of the job that this one has joined."""
+    workers = _workers()
+    assert workers is not None
+    with _lock:
+        if workers not in _talks:
+            _talks.clear()
+            _talks[workers] = workers.talk("values")
+        return _talks[workers]
+
+
+def _workers() -> ConnectedWorkers | None:
+    """Returns the processes of the job that this one has joined; None if it is alone."""
+    if jax.process_count() == 1:
+        return None
     store = CoordinationStore()
     with _lock:
-        if store.service not in _talks:
+        if store.service not in _connected:
             count, index = jax.process_count(), jax.process_index()
             workers = ConnectedWorkers(count, index, store, "process group", _timeout)
-            _talks.clear()
-            _talks[store.service] = workers.talk("values")
-        return _talks[store.service]
+            _connected.clear()
+            _connected[store.service] = workers
+        return _connected[store.service]

@@ -87,7 +87,7 @@ def write_archive_to(
         "version": _VERSION,
         "nodes": [dataclasses.asdict(node) for node in nodes],
         "arrays": {
-            key: {"shape": list(array.shape), "dtype": _name_of_dtype(array.dtype)}
+            key: {"shape": list(array.shape), "dtype": name_of_dtype(array.dtype)}
             for key, array in arrays.items()
         },
     }
@@ -258,7 +258,8 @@ def _member(key: str) -> str:
     return f"{key}.npy"
 
 
-def _name_of_dtype(dtype: np.dtype) -> str:
+def name_of_dtype(dtype: np.dtype) -> str:
+    """Returns a dtype's name for `dtype_named`."""
     # In NumPy's own notation, JAX's additional dtypes (bfloat16, ...) are bytes without a meaning.
     return dtype.name if dtype.kind == "V" else dtype.str
 

@@ -7,9 +7,10 @@ import os
 from unison.errors import NotFoundError
 from unison.storage import files
 from unison.train.archive import SUFFIX, Archive
+from unison.train.record_archive import RecordArchive
 from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle
 
-AnyArchive = Archive | TensorBundle
+AnyArchive = Archive | TensorBundle | RecordArchive
 
 #: The number of bytes of a file that identify its format.
 _TAIL = 8

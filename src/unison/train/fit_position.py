@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
+from unison.cells import has_cell
 from unison.data import Dataset, DistributedDataset
 from unison.data.plan import Plan, memories_of, recall
 from unison.data.state import decode, encode
@@ -45,6 +44,7 @@ class FitPosition:
         others: The callbacks of `fit` that have state.
         callbacks: Their state; see `states_of`.
         has_stopped: Whether a callback has stopped the training.
+        undone: The number of batches that were taken and counted, and are not in the state.
     """
 
     def __init__(self, model: Any):
@@ -56,8 +56,9 @@ class FitPosition:
         self.others: list[Any] = []
         self.callbacks: dict[str, Any] = {}
         self.has_stopped = False
-        #: The values of the metrics' variables that were restored.
-        self._restored_metrics: list[np.ndarray] = []
+        self.undone = 0
+        #: The stored arrays of the metrics' variables that were restored, or their values.
+        self._restored_metrics: list[Any] = []
 
     def take(self, epochs: Any) -> None:
         """Tracks the batches of a `fit`: Keras' `EpochIterator`."""
@@ -75,7 +76,9 @@ class FitPosition:
 
     def hold_metrics(self) -> None:
         """Stores the metrics' values for the epoch that is resumed, which begins with a reset."""
-        self._restored_metrics = [v.numpy() for v in self._model.metrics_variables]
+        self._restored_metrics = [
+            v.cell.stored() if has_cell(v) else v.numpy() for v in self._model.metrics_variables
+        ]
 
     def begin_epoch(self, epoch: int) -> None:
         """Records that an epoch begins, or resumes after some of its batches."""
@@ -83,7 +86,10 @@ class FitPosition:
         restored, self._restored_metrics = self._restored_metrics, []
         if self.batch and restored:
             for variable, value in zip(self._model.metrics_variables, restored, strict=True):
-                variable.assign(value)
+                if has_cell(variable):
+                    variable.cell.put(value)
+                else:
+                    variable.assign(value)
 
     def end_epoch(self, epoch: int) -> None:
         """Records that an epoch has ended."""
@@ -99,10 +105,15 @@ class FitPosition:
             self.batches.forget()
 
     def get_state(self) -> dict[str, Any]:
+        data = None if self.batches is None else self.batches.state()
+        if data is not None and self.undone:
+            data["taken"] = max(data["taken"] - self.undone, 0)
+            # The batches that follow are those of the pass.
+            data["now"] = None if data["taken"] else data["begun"]
         return {
             "epoch": self.epoch,
-            "batch": self.batch,
-            "data": None if self.batches is None else self.batches.state(),
+            "batch": self.batch - self.undone,
+            "data": data,
             "callbacks": states_of(self.others),
             "has_stopped": bool(self._model.stop_training),
         }

@@ -21,12 +21,11 @@ from unison.runtime.placement import Placement
 from unison.storage.checksummed import header_and_data
 from unison.storage.decoding import decoding, plain_dict, whole_number
 from unison.train.archive import Archive, Node, write_archive_to
-from unison.train.checkpoint import Checkpoint
-from unison.train.graph import cells_of, describe, key_of, reachable
-from unison.train.random_state import LibraryGenerators
+from unison.train.graph import key_of, reachable
+from unison.train.loop_state import LoopState
 
 
-class Handover(Checkpoint):
+class Handover(LoopState):
     """The state of a worker in a group that changes. All workers create it of the same objects.
 
     Args:
@@ -62,12 +61,8 @@ class Handover(Checkpoint):
         /,
         **objects: Any,
     ):
-        super().__init__(library_generators=LibraryGenerators(placement), **objects)
+        super().__init__(placement, **objects)
         self._of_all = of_all
-
-    def followed_cells(self) -> list[Cell]:
-        """Returns the cells of the variables that are included."""
-        return cells_of(self._root, self._parts)
 
     def pack(self) -> bytes:
         """Returns the state, without sums, which are zero."""
@@ -77,7 +72,7 @@ class Handover(Checkpoint):
             is_left_out = cell in own and cell.reading_aggregation is VariableAggregation.SUM
             return np.zeros(cell.aval.shape, cell.aval.dtype) if is_left_out else cell.numpy()
 
-        return _packed(*describe(self._root, self._parts, value_of))
+        return _packed(*self.described(value_of))
 
     def pack_part(self) -> bytes:
         """Returns this worker's part of what reading combines; empty if there is none."""
@@ -86,9 +81,7 @@ class Handover(Checkpoint):
             return b""
         cells = set(own.values())
         nothing = np.zeros(())
-        nodes, arrays = describe(
-            self._root, self._parts, lambda cell: cell.numpy() if cell in cells else nothing
-        )
+        nodes, arrays = self.described(lambda cell: cell.numpy() if cell in cells else nothing)
         for node in nodes:
             node.state = None
             node.variable = node.variable if node.variable in own else None
@@ -109,7 +102,7 @@ class Handover(Checkpoint):
         """
         own = self._parts_of_its_own().values() if keeps_part else ()
         kept = {cell: cell.stored() for cell in own}
-        self._take(held)
+        self.take(_archive(held))
         for cell, array in kept.items():
             cell.put(array)
 
@@ -120,14 +113,11 @@ class Handover(Checkpoint):
             held: The result of `pack` in that run.
             parts: The results of `pack_part` on its workers, in order.
         """
-        self._take(held)
+        self.take(_archive(held))
         if not parts:
             return
         nodes, values = _combined(parts)
-        self._take(_packed(nodes, values))
-
-    def _take(self, held: bytes) -> None:
-        self._read_archive(_archive(held)).expect_partial()
+        self.take(_archive(_packed(nodes, values)))
 
     def _parts_of_its_own(self) -> dict[str, Cell]:
         """Returns the cells whose copies are parts of what reading combines, by key."""

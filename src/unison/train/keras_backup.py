@@ -134,6 +134,13 @@ def forget_backups(callbacks: Iterable[Any]) -> None:
             backup.forget()
 
 
+def restored_by_backups(callbacks: Iterable[Any]) -> tuple[int, int]:
+    """Returns the epoch and the batch of the latest state that backups have restored."""
+    backups = [getattr(each, _BACKUP, None) for each in callbacks]
+    restored = [each.position for each in backups if each is not None]
+    return max(((each.epoch, each.batch) for each in restored), default=(0, 0))
+
+
 class _Backup:
     """The implementation of a `BackupAndRestore` for a model of a strategy.
 

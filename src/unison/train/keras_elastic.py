@@ -400,7 +400,6 @@ class _Place(FitPosition):
     """The position of a worker in `fit`.
 
     Attributes:
-        undone: The number of run batches that have not taken effect.
         num_replicas: The number of replicas of the steps that made the state.
         sizes: The batches of the pass from which on the size changes, if batches grow and shrink
             with the group, with the factors to the size of the data's batches.
@@ -408,7 +407,6 @@ class _Place(FitPosition):
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
-        self.undone = 0
         self.num_replicas = 0
         self.sizes: list[tuple[int, float]] = []
         self.resumes_sizes = False
@@ -438,21 +436,15 @@ class _Place(FitPosition):
         return self.batches is not None and self.batches.state()["taken"] >= self.undone
 
     def get_state(self) -> dict[str, Any]:
-        data = None
-        if self.batches is not None:
-            data = self.batches.state()
-            data["taken"] = max(data["taken"] - self.undone, 0)
-            # The batches that follow are those of the pass.
+        state = super().get_state()
+        data, batch = state["data"], state["batch"]
+        if data is not None:
             data["now"] = None if data["taken"] else data["begun"]
-        epoch, batch = self.epoch, self.batch - self.undone
         if self.batches is not None and batch and self.batches.has_ended(batch - 1):
             # Keras would raise an error for an epoch without a remaining batch.
-            epoch, batch = epoch + 1, 0
             data = self.batches.state() | {"taken": 0, "looks_ahead": False}
-        return super().get_state() | {
-            "epoch": epoch,
-            "batch": batch,
-            "data": data,
+            state |= {"epoch": self.epoch + 1, "batch": 0, "data": data}
+        return state | {
             "num_replicas": self.num_replicas,
             "sizes": [list(pair) for pair in self.sizes],
         }

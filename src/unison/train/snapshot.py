@@ -14,17 +14,19 @@ not have yet takes several times as long (measured for 1 GB: 0.35 s, and 0.05 s)
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import mmap
 import threading
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from unison.cells import Cell, Layout
+from unison.cells import Cell, Layout, own_parts
 
 logger = logging.getLogger("unison")
 
@@ -37,7 +39,52 @@ _PINNED = "pinned_host"
 _LARGE = 1 << 22
 
 
-class Snapshot:
+class _Copies:
+    """The copies of cells' values that are still to be made."""
+
+    def __init__(self) -> None:
+        self._pending: list[_Copy] = []
+
+    def _copy_later(
+        self,
+        cell: Cell,
+        source: jax.Array,
+        copy: Callable[[jax.Array], None],
+        is_sent: bool = True,
+    ) -> None:
+        """Has `copy` called with `source`; if `is_sent`, an accelerator sends it to the host."""
+        sent = _sent_to_host(source) if is_sent and not cell.placement.is_host else None
+        pending = _Copy(functools.partial(copy, source if sent is None else sent))
+        if sent is None:
+            cell.copy_later(pending)
+        self._pending.append(pending)
+
+    def finish(self) -> float:
+        """Copies what has not been copied yet.
+
+        Returns:
+            The seconds that copies have taken in other threads, before programs overwrote their
+            source.
+
+        Raises:
+            jax.errors.JaxRuntimeError: The program that computes a value has failed.
+        """
+        pending, self._pending = self._pending, []
+        for copy in pending:
+            copy()
+        for copy in pending:
+            copy.check()
+        own = threading.get_ident()
+        return sum(copy.seconds for copy in pending if copy.thread != own)
+
+    def forget(self) -> None:
+        """Drops the values that have not been copied, and are no longer needed."""
+        for copy in self._pending:
+            copy.forget()
+        self._pending.clear()
+
+
+class Snapshot(_Copies):
     """The values of cells at one instant, as seen outside the replicas.
 
     Args:
@@ -46,10 +93,10 @@ class Snapshot:
     """
 
     def __init__(self, copies: MutableMapping[Cell, np.ndarray]):
+        super().__init__()
         self._last = dict(copies)
         self._copies = copies
         self._copies.clear()
-        self._pending: list[_Copy] = []
 
     def value_of(self, cell: Cell) -> np.ndarray:
         """Returns the array that holds the value of a cell once `finish` has returned.
@@ -67,69 +114,65 @@ class Snapshot:
         if value is None or (value.shape, value.dtype) != (aval.shape, aval.dtype):
             value = _new_array(aval.shape, aval.dtype)
         self._copies[cell] = value
-        sent = _sent_to_host(cell, stored)
-        copy = _Copy(cell, stored if sent is None else sent, value)
-        if sent is None:
-            cell.copy_later(copy)
-        self._pending.append(copy)
+        is_local = cell.layout is Layout.LOCAL
+        source = stored if is_local or cell.is_divided else stored.addressable_data(0)
+        copy = functools.partial(_copy_whole, cell, value)
+        self._copy_later(cell, source, copy, is_sent=not is_local)
         return value
 
-    def finish(self) -> None:
-        """Copies what has not been copied yet.
 
-        Raises:
-            jax.errors.JaxRuntimeError: The program that computes a value has failed.
+class PartsSnapshot(_Copies):
+    """The stored arrays of cells at one instant, as they lie on this process's devices."""
+
+    def add(self, cell: Cell, parts: Sequence[np.ndarray]) -> None:
+        """Copies the parts of a cell's array into `parts` until `finish` has returned.
+
+        Args:
+            cell: The cell.
+            parts: An array for each of its `own_parts`.
         """
-        pending, self._pending = self._pending, []
-        for copy in pending:
-            copy()
-        for copy in pending:
-            copy.check()
-
-    def forget(self) -> None:
-        """Drops the values that have not been copied, and are no longer needed."""
-        for copy in self._pending:
-            copy.forget()
-        self._pending.clear()
+        self._copy_later(cell, cell.stored(), functools.partial(_copy_parts, parts))
 
 
 class _Copy:
     """The copy of one value, made once, by the first thread that needs it; others wait for it."""
 
-    def __init__(self, cell: Cell, stored: jax.Array, value: np.ndarray):
-        self._source: tuple[Cell, jax.Array] | None = (cell, stored)
-        self._value = value
+    def __init__(self, work: Callable[[], None]):
+        self._work: Callable[[], None] | None = work
         self._error: Exception | None = None
         self._lock = threading.Lock()
+        #: Its duration, and the thread in which it was made.
+        self.seconds = 0.0
+        self.thread = 0
 
     def __call__(self) -> None:
         with self._lock:
-            if self._source is None:
+            if self._work is None:
                 return
+            begun = time.perf_counter()
             try:
-                _copy(*self._source, self._value)
+                self._work()
             except Exception as error:  # of the program that computes the value; `check` raises it
                 self._error = error
-            self._source = None
+            self._work = None
+            self.seconds = time.perf_counter() - begun
+            self.thread = threading.get_ident()
 
     def forget(self) -> None:
         with self._lock:
-            self._source = None
+            self._work = None
 
     def check(self) -> None:
         if self._error is not None:
             raise self._error
 
 
-def _sent_to_host(cell: Cell, stored: jax.Array) -> jax.Array | None:
-    """Lets an accelerator copy a value to pinned host memory, and returns it there.
+def _sent_to_host(source: jax.Array) -> jax.Array | None:
+    """Lets an accelerator copy an array to pinned host memory, and returns it there.
 
     Returns:
-        The whole value or, if it is divided, its parts; None where that is not possible.
+        The array there; None where that is not possible.
     """
-    if cell.placement.is_host or cell.layout is Layout.LOCAL:
-        return None
-    source = stored if cell.is_divided else stored.addressable_data(0)
     devices: Any = source.sharding.addressable_devices  # which has no types
     device, *_ = devices
     kinds = {memory.kind for memory in device.addressable_memories()}
@@ -143,14 +186,19 @@ def _sent_to_host(cell: Cell, stored: jax.Array) -> jax.Array | None:
         return None
 
 
-def _copy(cell: Cell, stored: jax.Array, value: np.ndarray) -> None:
+def _copy_whole(cell: Cell, value: np.ndarray, source: jax.Array) -> None:
     if cell.layout is Layout.LOCAL:
-        value[...] = cell.combine(stored)
+        value[...] = cell.combine(source)
     elif cell.is_divided:
-        for shard in stored.addressable_shards:
+        for shard in source.addressable_shards:
             value[shard.index] = _host_view(shard.data)
     else:
-        value[...] = _host_view(stored.addressable_data(0))
+        value[...] = _host_view(source)
+
+
+def _copy_parts(parts: Sequence[np.ndarray], source: jax.Array) -> None:
+    for part, data in zip(parts, own_parts(source), strict=True):
+        part[...] = _host_view(data)
 
 
 def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 from unison.cells import has_cell
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_dtype
+from unison.train.record_archive import StoredParts
 from unison.variables import Variable
 
 
@@ -43,14 +44,24 @@ def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: st
         )
 
 
-def assign(variable: Any, value: np.ndarray) -> None:
+def assign(variable: Any, value: np.ndarray | StoredParts) -> None:
     """Assigns `value` from outside the replicas, also while a program is traced.
 
     A Keras variable whose initialization is deferred gets `value` as its initial value.
 
+    Args:
+        variable: The variable.
+        value: Its value, or the parts of its array on this process's devices.
+
     Raises:
         InvalidArgumentError: The value is an integer that the variable's dtype cannot hold.
     """
+    if isinstance(value, StoredParts):
+        if getattr(variable, "_initializer", None) is None:
+            with jax.ensure_compile_time_eval():
+                variable.cell.restore_parts(value.form, value.parts)
+            return
+        (value,) = value.parts  # a variable without devices has no parts yet
     dtype = jnp.dtype(variable.dtype)
     if dtype != value.dtype and np.issubdtype(dtype, np.integer):
         _check_range(variable, value, dtype)

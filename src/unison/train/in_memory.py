@@ -1,0 +1,265 @@
+"""Checkpoints in the memory of each host, from which a job that starts again resumes.
+
+Every k steps, all workers keep their state in memory that the process which has started them owns
+(`HostMemory`), while the training continues. So a checkpoint needs no disk, and a job that loses a
+worker loses k steps at most. The idea is that of GEMINI (Wang et al., SOSP 2023).
+
+The workers keep states of the same steps, and none begins a further one before all have completed
+the last. So, whenever a worker is lost, there is a step of which each has a record. What it costs
+is measured on each worker, and k is the number of steps of which that is the wanted share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from unison.runtime import liveness, process_group
+from unison.runtime.agreement import Talk
+from unison.runtime.elastic.group import Entry
+from unison.runtime.host_memory import PROCESS, WorkerMemory, about_process, worker_memory
+from unison.runtime.interrupts import signals_held
+from unison.storage.memory_slots import Record
+from unison.train.background import BackgroundWriter
+from unison.train.loop_state import LoopState
+from unison.train.memory_record import RecordWriter, size_of_record
+from unison.train.record_archive import RecordArchive, about_record
+
+logger = logging.getLogger("unison")
+
+#: The number of steps before the memory is allocated, and of those before each of the first two
+#: checkpoints, whose costs are measured.
+_BEFORE_ALLOCATION = 1
+_FIRST_INTERVAL = 8
+
+#: The number of checkpoints whose measurements are used.
+_REMEMBERED = 3
+
+_MOST_STEPS = 10**6
+
+#: Seconds within which another machine gets a copy, and between two looks.
+_SECONDS_TO_COPY = 60.0
+_SECONDS_BETWEEN_LOOKS = 0.005
+
+#: Before all steps.
+_NOTHING = -1
+
+#: An interval that differs by this factor from the one that was logged is logged.
+_NEWS = 2.5
+
+
+class InMemoryCheckpoints:
+    """The checkpoints of a worker in its host's memory.
+
+    Args:
+        memory: The memory.
+
+    Attributes:
+        steps: The number of steps that the state has taken part in, since the job's beginning.
+    """
+
+    def __init__(self, memory: WorkerMemory):
+        self._memory = memory
+        self.steps = 0
+        self._due = _BEFORE_ALLOCATION
+        self._writer = BackgroundWriter()
+        self._talk: Talk | None = None
+        self._has_allocated = False
+        self._has_looked = False
+        self._loops = 0
+        #: The time at which the last checkpoint was begun, and its step.
+        self._last = 0.0, 0
+        #: The seconds that the last checkpoints have cost on each worker, and those of a step.
+        self._measured: deque[Sequence[Sequence[float]]] = deque(maxlen=_REMEMBERED)
+        self._logged = 0
+        self._waits_for_copies = memory.is_copied
+        #: As text, which is written faster than what it says.
+        self._about_process = ""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is one before which the state is kept."""
+        return self.steps >= self._due
+
+    def enter(
+        self, state: LoopState, is_later: Callable[[Any], bool] = lambda position: False
+    ) -> Entry:
+        """Restores the state of a loop that begins, if there is one; all workers call this.
+
+        Args:
+            state: The loop's state.
+            is_later: Whether the program has restored a later state than that of a position;
+                see `keep`.
+
+        Raises:
+            DataLossError: It is corrupt.
+            ValueError: It is the state of another program.
+        """
+        self._loops += 1
+        if self._has_looked:
+            return Entry.NEW
+        about = self._common_record()
+        if about is not None and about["loop"] > self._loops:
+            return Entry.EARLY
+        self._has_looked = True
+        if about is None or is_later(about["position"]):
+            self._memory.own.discard_after(_NOTHING)
+            return Entry.NEW
+        step = about["step"]
+        self._memory.own.discard_after(step)  # those that not all workers have
+        with self._records(self._memory.place) as own, self._records(0) as of_first, signals_held:
+            state.take(RecordArchive(own[step], of_first[step]))
+        self.steps = step
+        self._due = step + _BEFORE_ALLOCATION
+        if process_group.is_first():
+            logger.info("Training resumes after step %d, from the memory of its hosts.", step)
+        return Entry.RESUMED
+
+    def keep(self, state: LoopState, position: Any = None) -> None:
+        """Begins to keep the state; all workers call this before the same step.
+
+        Args:
+            state: The state.
+            position: Its position in the loop, which JSON can express; see `enter`.
+
+        Raises:
+            UnavailableError: A worker is lost.
+            ResourceExhaustedError: The host has no more memory.
+        """
+        begun = time.perf_counter()
+        self._writer.wait()
+        if not self._has_allocated:
+            self._allocate(state)
+            return
+        if len(self._measured) < _REMEMBERED:
+            self._about_process = json.dumps(about_process())
+        about = {
+            "workers": process_group.count(),
+            "worker": process_group.index(),
+            "loop": self._loops,
+            "position": position,
+            PROCESS: self._about_process,
+        }
+        record = RecordWriter(state, self._memory.own, self._memory.place == 0)
+        last, last_step = self._last
+        pace = (begun - last) / (self.steps - last_step)
+        now = time.perf_counter()
+        self._writer.start(
+            functools.partial(self._finish, record, self.steps, about, now - begun, pace)
+        )
+        # It grows slowly: the first ones are measured while programs are still being compiled.
+        self._begin_interval(min(self._interval(), 2 * (self.steps - last_step)))
+
+    def _allocate(self, state: LoopState) -> None:
+        """Allocates the memory, in the background."""
+        self._has_allocated = True
+        size = size_of_record(state, self._memory.place == 0)
+        self._writer.start(functools.partial(self._memory.own.allocate, size))
+        self._begin_interval(_FIRST_INTERVAL)
+
+    def _begin_interval(self, steps: int) -> None:
+        self._last = time.perf_counter(), self.steps
+        self._due = self.steps + steps
+
+    def _interval(self) -> int:
+        """Returns the number of steps until the next checkpoint: the same on all workers."""
+        if not self._measured:
+            return _FIRST_INTERVAL
+        wanted = max(cost / pace for cost, pace in self._costs()) / self._memory.overhead
+        return min(max(math.ceil(wanted), 1), _MOST_STEPS)
+
+    def _costs(self) -> list[tuple[float, float]]:
+        """Returns the cost of a checkpoint on each worker, and the shortest mean time of a step.
+
+        That is the time of steps in which nothing was compiled.
+        """
+        of_workers = zip(*self._measured, strict=True)
+        return [
+            (statistics.median(cost for cost, _ in own), min(pace for _, pace in own))
+            for own in of_workers
+        ]
+
+    def _finish(
+        self, record: RecordWriter, step: int, about: dict[str, Any], stall: float, pace: float
+    ) -> None:
+        """Completes a checkpoint on all workers, and tells them what it has cost here."""
+        try:
+            cpu = time.thread_time()
+            cost = stall + record.finish(step, {**about, "step": step})
+            if record.is_on_host:
+                cost += time.thread_time() - cpu
+        except BaseException:
+            record.forget()
+            raise
+        self._await_copy(step)
+        if self._talk is None:
+            self._talk = process_group.talk_of_its_own("in-memory checkpoints")
+        self._take_in(self._talk.ask([cost, pace]))
+
+    def _await_copy(self, step: int) -> None:
+        """Waits until another machine has a copy of this worker's record, if one is to get it.
+
+        Raises:
+            UnavailableError: A worker is lost.
+        """
+        deadline = time.monotonic() + _SECONDS_TO_COPY
+        while self._waits_for_copies and self._memory.own.copied < step:
+            liveness.check()
+            if time.monotonic() > deadline:
+                self._waits_for_copies = False
+                logger.warning(
+                    "The state at step %d was not copied to another machine within %g s. Training "
+                    "continues; if this machine is lost, so may be its state.",
+                    step,
+                    _SECONDS_TO_COPY,
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _take_in(self, measured: Sequence[Sequence[float]]) -> None:
+        """Takes note of what all workers have measured."""
+        self._measured.append(measured)
+        interval = self._interval()
+        is_news = not self._logged / _NEWS <= interval <= self._logged * _NEWS
+        if is_news and len(self._measured) == _REMEMBERED and process_group.is_first():
+            self._logged = interval
+            cost, pace = max(self._costs(), key=lambda own: own[0] / own[1])
+            logger.info(
+                "In-memory checkpoints: every %d steps (%.2g s), each %.2g ms, which is %.2g %% of "
+                "the time.",
+                interval,
+                interval * pace,
+                1000 * cost,
+                100 * cost / (interval * pace),
+            )
+
+    # -- an earlier start of the job ---------------------------------------------------------
+
+    def _common_record(self) -> dict[str, Any] | None:
+        """Returns about the latest record of a step of which all workers have one, if any."""
+        with self._records(self._memory.place) as records:
+            own = {step: about_record(record) for step, record in records.items()}
+        fits = process_group.count(), process_group.index()
+        steps = [step for step, about in own.items() if (about["workers"], about["worker"]) == fits]
+        told = process_group.all_gather_json(steps, "The checkpoints in memory")
+        common = set(steps).intersection(*told)
+        return own[max(common)] if common else None
+
+    @contextlib.contextmanager
+    def _records(self, place: int) -> Iterator[dict[int, Record]]:
+        with self._memory.slots[place].records() as records:
+            yield {record.step: record for record in records}
+
+
+@functools.cache
+def in_memory_checkpoints() -> InMemoryCheckpoints | None:
+    """Returns this worker's; None if the job does not keep its state in memory."""
+    memory = worker_memory()
+    return None if memory is None else InMemoryCheckpoints(memory)

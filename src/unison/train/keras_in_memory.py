@@ -1,0 +1,142 @@
+"""Keras' `fit` in a job that keeps its state in the memory of its hosts; see `in_memory`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from unison.keras.step import CompiledStep
+from unison.keras.trainer import ReplicaTrainer, trainer_made
+from unison.runtime.elastic.group import Entry
+from unison.train.fit_position import FitPosition, catch_batches
+from unison.train.in_memory import InMemoryCheckpoints, in_memory_checkpoints
+from unison.train.keras_backup import forget_backups, restored_by_backups
+from unison.train.keras_others import others_of
+from unison.train.loop_state import LoopState
+
+
+def _attach(trainer: ReplicaTrainer) -> None:
+    checkpoints = in_memory_checkpoints()
+    if checkpoints is not None and trainer.strategy.group is None:
+        _Loops(trainer, checkpoints)
+
+
+class _Loops:
+    """Keeps the state of a model's `fit`.
+
+    Args:
+        trainer: The model's trainer.
+        checkpoints: Where it is kept.
+    """
+
+    def __init__(self, trainer: ReplicaTrainer, checkpoints: InMemoryCheckpoints):
+        self._trainer = trainer
+        self._model = trainer.model
+        self._checkpoints = checkpoints
+        self._position: FitPosition | None = None
+        self._run_step, trainer.run_step = trainer.run_step, self._run
+        trainer.callbacks.append(_Fit(self))
+        vars(self._model)["fit"] = self._following(self._model.fit)
+
+    def _following(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `model.fit`, whose position is followed."""
+
+        @functools.wraps(fit)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            before, self._position = self._position, FitPosition(self._model)
+            catch_batches(self._model, self._position.take)
+            try:
+                return fit(*args, **kwargs)
+            finally:
+                self._position = before
+
+        return wrapped
+
+    def _run(self, step: CompiledStep, batch: Any, may_wait: bool) -> int:
+        position = self._position
+        if position is not None and step.trains:
+            is_first = position.batch % self._model.steps_per_execution == 0
+            position.batch += 1
+            if is_first and self._checkpoints.is_due:
+                self._keep(position, step)
+            self._checkpoints.steps += 1
+        return self._run_step(step, batch, may_wait)
+
+    def _keep(self, position: FitPosition, step: CompiledStep) -> None:
+        """Keeps the state before the step whose batch was taken last."""
+        running = self._trainer.running
+        assert running is not None
+        step.finish(running.state)
+        position.undone = 1
+        try:
+            with self._trainer.state_at_rest():
+                self._checkpoints.keep(self._state(position), [position.epoch, position.batch - 1])
+        finally:
+            position.undone = 0
+
+    def _state(self, position: FitPosition) -> LoopState:
+        return LoopState(
+            self._trainer.strategy.placement,
+            model=self._model,
+            metrics=list(self._model.metrics),
+            others=others_of(self._trainer),
+            place=position,
+        )
+
+    # -- notifications of the callback of `fit` -------------------------------------------
+
+    def begin(self, epochs: int) -> None:
+        """Restores the state that the last start of the job has kept."""
+        position = self._position
+        if position is None:
+            return
+        position.others = self._trainer.callbacks_of_fit
+        others = position.others
+
+        def is_later(kept: Any) -> bool:
+            return [*restored_by_backups(others)] > kept
+
+        entry = self._checkpoints.enter(self._state(position), is_later)
+        if entry is Entry.EARLY:
+            self._model._initial_epoch = epochs
+        elif entry is Entry.RESUMED:
+            forget_backups(others)
+            position.hold_metrics()
+            position.resume(epochs)
+            position.give_states()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Records the epoch; one that was begun resumes where it was."""
+        if self._position is not None:
+            self._position.begin_epoch(epoch)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Records that an epoch has ended."""
+        if self._position is not None:
+            self._position.end_epoch(epoch)
+
+
+class _Fit(keras.callbacks.Callback):
+    """Reports the progress of `fit` to the loops."""
+
+    def __init__(self, loops: _Loops):
+        super().__init__()
+        self._loops = loops
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        self._loops.begin(self.params["epochs"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._loops.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._loops.end_epoch(epoch)
+
+
+trainer_made.append(_attach)

@@ -1,0 +1,256 @@
+"""Checkpoints in the memory of a worker's host: what is kept, and what is restored."""
+
+import sys
+from pathlib import Path
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+
+import unison
+from unison.runtime.elastic.group import Entry
+from unison.runtime.host_memory import HostMemory, WorkerMemory, about_process, worker_memory
+from unison.storage.memory_slots import MemorySlots
+from unison.train import in_memory
+from unison.train.in_memory import InMemoryCheckpoints
+from unison.train.loop_state import LoopState
+
+ON_READ = unison.VariableSynchronization.ON_READ
+SUM = unison.VariableAggregation.SUM
+
+
+@pytest.fixture
+def memory():
+    slots = MemorySlots.create("test")
+    yield WorkerMemory([slots], 0)
+    slots.close()
+
+
+@pytest.fixture
+def strategy():
+    return unison.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def run_steps(checkpoints, state, count, step=lambda: None, position=None):
+    """Runs steps, before each of which the state is kept if it is due."""
+    for _ in range(count):
+        if checkpoints.is_due:
+            checkpoints.keep(state, position)
+        checkpoints.steps += 1
+        step()
+    checkpoints._writer.wait()
+
+
+def kept(memory, state, count=30, **given):
+    checkpoints = InMemoryCheckpoints(memory)
+    assert checkpoints.enter(state) is Entry.NEW
+    run_steps(checkpoints, state, count, **given)
+    return checkpoints
+
+
+def test_without_the_memory_of_a_host_there_are_none():
+    assert worker_memory() is None
+    assert in_memory.in_memory_checkpoints() is None
+
+
+def test_a_state_comes_back_as_it_was_before_its_step(memory, strategy):
+    with strategy.scope():
+        count = unison.Variable(0.0, aggregation=SUM)
+    state = LoopState(strategy.placement, count=count)
+    before = kept(memory, state, step=lambda: count.assign_add(1.0))
+    (newest, *_) = memory.own.steps()
+    assert 0 < newest < 30
+    assert before.steps == 30
+    count.assign(-1.0)
+    after = InMemoryCheckpoints(memory)
+    assert after.enter(state) is Entry.RESUMED
+    assert (after.steps, float(count)) == (newest, newest)
+
+
+def test_each_replica_gets_its_own_copy_back(memory, strategy):
+    with strategy.scope():
+        seen = unison.Variable(0.0, synchronization=ON_READ, aggregation=SUM)
+        draws = unison.Variable(np.zeros(3, ml_dtypes.bfloat16))
+
+    def step():
+        place = unison.get_replica_context().replica_id_in_sync_group
+        seen.assign_add(place + 0.25)
+
+    strategy.run(step)
+    draws.assign(np.arange(3, dtype=ml_dtypes.bfloat16))
+    state = LoopState(strategy.placement, seen=seen, draws=draws)
+    kept(memory, state)
+    copies = [np.asarray(copy) for copy in seen.cell.copies()]
+    seen.assign(8.0)
+    draws.assign(np.zeros(3, ml_dtypes.bfloat16))
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    np.testing.assert_array_equal(seen.cell.copies(), copies)
+    assert copies[0] != copies[1]
+    np.testing.assert_array_equal(np.asarray(draws), [0, 1, 2])
+
+
+def test_what_programs_made_different_on_replicas_is_so_again(memory, strategy):
+    def made():
+        with strategy.scope():
+            return unison.Variable(0.0)
+
+    different = made()
+    strategy.run(
+        lambda: different.assign(unison.get_replica_context().replica_id_in_sync_group + 1.0)
+    )
+    kept(memory, LoopState(strategy.placement, value=different))
+    new = made()  # of a program that starts again: no step has made its copies differ
+    state = LoopState(strategy.placement, value=new)
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    np.testing.assert_array_equal(new.cell.copies(), [1.0, 2.0])
+
+
+def test_divided_variables_come_back_to_their_devices(memory):
+    strategy = unison.ModelParallelStrategy(["CPU:0", "CPU:1"], mesh={"batch": 2}, zero=3)
+    numbers = np.random.default_rng(1).random((64, 64), np.float32)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, use_bias=False)])
+    model.set_weights([numbers])
+    cell = model.layers[0].kernel.cell
+    assert cell.is_divided
+    state = LoopState(strategy.placement, model=model)
+    kept(memory, state)
+    (record_size, *_) = [len(record.data) for record in opened(memory)]
+    assert record_size < 1.5 * numbers.nbytes  # each part once
+    model.set_weights([numbers * 0])
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.RESUMED
+    np.testing.assert_array_equal(model.get_weights()[0], numbers)
+    assert cell.is_divided
+
+
+def opened(memory):
+    with memory.own.records() as records:
+        yield from records
+
+
+def test_objects_with_state_come_back(memory, strategy):
+    class Position:
+        def __init__(self):
+            self.value = {"epoch": 0, "order": np.arange(0), "name": None}
+
+        def get_state(self):
+            return self.value
+
+        def set_state(self, state):
+            self.value = state
+
+    position = Position()
+    state = LoopState(strategy.placement, position=position)
+    position.value = {"epoch": 3, "order": np.arange(5), "name": "train"}
+    kept(memory, state)
+    position.value = None
+    InMemoryCheckpoints(memory).enter(state)
+    assert (position.value["epoch"], position.value["name"]) == (3, "train")
+    np.testing.assert_array_equal(position.value["order"], np.arange(5))
+
+
+def test_a_loop_before_that_of_the_state_is_over(memory, strategy):
+    first, second = (LoopState(strategy.placement, value=unison.Variable(0.0)) for _ in range(2))
+    checkpoints = kept(memory, first)
+    checkpoints.enter(second)
+    run_steps(checkpoints, second, 30)
+    after = InMemoryCheckpoints(memory)
+    assert after.enter(first) is Entry.EARLY
+    assert after.enter(second) is Entry.RESUMED
+    assert after.enter(second) is Entry.NEW  # what follows begins
+
+
+@pytest.mark.parametrize("restored", [[2, 5], [2, 6], [3, 0]])
+def test_a_later_state_that_the_program_has_restored_is_kept(memory, strategy, restored):
+    variable = unison.Variable(0.0)
+    state = LoopState(strategy.placement, value=variable)
+    kept(memory, state, position=[2, 5])
+    variable.assign(7.0)
+    entry = InMemoryCheckpoints(memory).enter(state, lambda position: restored > position)
+    is_later = restored != [2, 5]
+    assert entry is (Entry.NEW if is_later else Entry.RESUMED)
+    assert float(variable) == (7.0 if is_later else 0.0)
+    assert bool(memory.own.steps()) != is_later  # an older one would come back at the next start
+
+
+def test_a_state_of_a_job_of_another_size_is_not_restored(memory, strategy, monkeypatch):
+    state = LoopState(strategy.placement, value=unison.Variable(0.0))
+    monkeypatch.setattr(in_memory.process_group, "count", lambda: 3)
+    kept(memory, state)
+    monkeypatch.undo()
+    assert InMemoryCheckpoints(memory).enter(state) is Entry.NEW
+
+
+def test_a_state_of_other_shapes_is_refused(memory, strategy):
+    kept(memory, LoopState(strategy.placement, value=unison.Variable([1.0, 2.0])))
+    other = LoopState(strategy.placement, value=unison.Variable([1.0, 2.0, 3.0]))
+    with pytest.raises(ValueError, match="has shape"):
+        InMemoryCheckpoints(memory).enter(other)
+
+
+# -- how often ---------------------------------------------------------------------------------
+
+
+def interval_after(memory, measured):
+    checkpoints = InMemoryCheckpoints(memory)
+    for each in measured:
+        checkpoints._take_in(each)
+    return checkpoints._interval()
+
+
+def test_the_interval_is_that_of_the_wanted_share(memory):
+    assert interval_after(memory, []) == in_memory._FIRST_INTERVAL
+    # 5 ms beside steps of 10 ms: 50 steps for 1 %.
+    assert interval_after(memory, [[[0.005, 0.01]]]) == 50
+    double = memory._replace(overhead=0.02)
+    assert interval_after(double, [[[0.005, 0.01]]]) == 25
+
+
+def test_the_interval_is_that_of_the_worker_which_needs_the_longest(memory):
+    assert interval_after(memory, [[[0.005, 0.01], [0.02, 0.01], [0.001, 0.01]]]) == 200
+
+
+def test_a_single_slow_checkpoint_and_steps_with_compilation_do_not_count(memory):
+    usual, disturbed, compiling = [[0.005, 0.01]], [[0.9, 0.01]], [[0.005, 8.0]]
+    assert interval_after(memory, [compiling, disturbed, usual]) == 50
+
+
+def test_there_is_a_step_between_two_checkpoints(memory):
+    assert interval_after(memory, [[[1e-6, 10.0]]]) == 1
+
+
+def test_intervals_grow_slowly(memory, strategy, monkeypatch):
+    state = LoopState(strategy.placement, value=unison.Variable(0.0))
+    monkeypatch.setattr(InMemoryCheckpoints, "_interval", lambda self: 10_000)
+    checkpoints = InMemoryCheckpoints(memory)
+    checkpoints.enter(state)
+    kept_before = []
+    for _ in range(200):
+        if checkpoints.is_due:
+            kept_before.append(checkpoints.steps)
+            checkpoints.keep(state)
+        checkpoints.steps += 1
+    checkpoints._writer.wait()
+    assert kept_before == [1, 9, 25, 57, 121]
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+def test_a_host_has_slots_for_each_worker():
+    with HostMemory(3, overhead=0.5) as host:
+        assert len(set(host.descriptors)) == 6
+        told = {worker: host.environment(worker) for worker in range(3)}
+    assert len({str(each) for each in told.values()}) == 3
+
+
+def test_a_process_tells_its_modules_and_variables(monkeypatch):
+    monkeypatch.setenv("UNISON_EXAMPLE", "set here")
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
+    told = about_process()
+    assert __name__ not in told["modules"]  # it is the program's own
+    assert told["environment"]["UNISON_EXAMPLE"] == "set here"
+    assert {"numpy", "keras", "unison"} <= set(told["modules"])
+    assert told["modules"].index("numpy") < told["modules"].index("unison.train.in_memory")
+    assert "__main__" not in told["modules"]
