@@ -39,7 +39,12 @@ os.environ.setdefault("PYTHONPATH", PYTHON_PATH)
 
 #: Programs that tests run: importing them starts a training, does without the package's own
 #: imports, or changes what is imported.
-collect_ignore = ["integration/elastic_program.py", "integration/elastic_worker.py", "startup"]
+collect_ignore = [
+    "integration/elastic_program.py",
+    "integration/elastic_worker.py",
+    "integration/in_memory_program.py",
+    "startup",
+]
 
 #: The folders of tests that start processes.
 WAITING = ("integration", "parallel")

@@ -7,6 +7,7 @@ again, with the last committed state, whenever the group of workers has changed.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
 import weakref
@@ -199,15 +200,19 @@ class State:
 
     # -- for `run` -------------------------------------------------------------------------
 
-    def begin(self) -> bool:
+    def begin(self, checkpoints: InMemoryCheckpoints | None = None) -> bool:
         """Enters the loop with the group, or restores the state kept by an earlier run of the job.
+
+        Args:
+            checkpoints: Where the state of the loop is kept in memory.
 
         Returns:
             Whether the function is to be called.
         """
         group = self._group
         if group is None:
-            return self._begin_alone()
+            self._restore_from_memory(checkpoints)
+            return True
         self._loops = group.loops
         group.settle_all()
         self._commits = group.step
@@ -219,18 +224,17 @@ class State:
         group.open(True)
         return True
 
-    def _begin_alone(self) -> bool:
+    def _restore_from_memory(self, checkpoints: InMemoryCheckpoints | None) -> None:
         """Restores the state that the last start of the job has kept in memory, if any."""
-        self._checkpoints = in_memory_checkpoints()
-        if self._checkpoints is None:
-            return True
         placements = {cell.placement for cell in self._objects.followed_cells()}
+        is_of_all = jax.process_count() == 1 or any(each.spans_processes for each in placements)
+        if checkpoints is None or not is_of_all:
+            return
+        self._checkpoints = checkpoints
         if placements:
             self._objects.include_streams_of(max(placements, key=lambda each: each.num_replicas))
-        entry = self._checkpoints.enter(self._objects)
-        if entry is Entry.RESUMED:
+        if checkpoints.enter(self._objects) is Entry.RESUMED:
             self._keep(counts=False)
-        return entry is not Entry.EARLY
 
     def go_on(self) -> None:
         """Restores the last commit in the next group."""
@@ -257,13 +261,16 @@ class State:
 
     def end(self) -> None:
         """Waits for pending programs, after which the function is not called again."""
-        self._checkpoints = None
         if self._group is not None:
             self._group.settle(0)
             self._group.open(False)
             self._group.renumber(self._commits)
             self._group.position = self._group.count
             self._group.recover = self._group.regroup_alone
+
+    def forget_memory(self) -> None:
+        """Keeps the state in memory no longer: its loop has ended."""
+        self._checkpoints = None
 
     @property
     def can_be_resumed(self) -> bool:
@@ -392,22 +399,36 @@ def run(function: Callable[Concatenate[State, P], T]) -> Callable[Concatenate[St
 
     @functools.wraps(function)
     def wrapped(state: State, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        try:
-            if not state.begin():
-                return None
-            while True:
-                try:
-                    result = function(state, *args, **kwargs)
-                    state.end()
-                    return result
-                except GroupChanged:
-                    state.go_on()
-        except BaseException as error:
-            if is_of_a_signal_handler(error):
-                state.step_aside()
-            raise
+        with _loop_in_memory() as checkpoints:
+            try:
+                if not state.begin(checkpoints):
+                    return None
+                while True:
+                    try:
+                        result = function(state, *args, **kwargs)
+                        state.end()
+                        return result
+                    except GroupChanged:
+                        state.go_on()
+            except BaseException as error:
+                if is_of_a_signal_handler(error):
+                    state.step_aside()
+                raise
+            finally:
+                state.forget_memory()
 
     return cast(Callable[Concatenate[State, P], T | None], wrapped)
+
+
+@contextlib.contextmanager
+def _loop_in_memory() -> Iterator[InMemoryCheckpoints | None]:
+    """Inside, a loop runs; yields where its state is kept in memory, if it is."""
+    checkpoints = in_memory_checkpoints()
+    if checkpoints is None:
+        yield None
+        return
+    with checkpoints.loop() as is_outermost:
+        yield checkpoints if is_outermost else None
 
 
 def _go_back() -> None:

@@ -78,10 +78,10 @@ TWO_WORKERS = ("-n", "2")
         (TWO_WORKERS, ("loop",), "25:0,40:1,50:0"),
         (TWO_WORKERS, ("fit",), "30:1"),
         (TWO_WORKERS, ("fit",), "3:1,30:1,45:0"),
-        (TWO_WORKERS, ("fit", "loops=2"), "90:1"),
+        (TWO_WORKERS, ("fit", "loops=3", "epochs=2"), "30:1,60:0,100:1"),
         (("-n", "1", "--devices-per-worker", "2"), ("fit", "zero=3"), "30:0"),
     ],
-    ids=["loop", "loop thrice", "fit", "fit thrice", "second fit", "ZeRO 3"],
+    ids=["loop", "loop thrice", "fit", "fit thrice", "several fits", "ZeRO 3"],
 )
 def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path, options, given, kills):
     output = run(*options, *KEEPING, PROGRAM, tmp_path, *given, f"kills={kills}")
@@ -107,6 +107,7 @@ def test_a_process_stands_by_and_has_imported_what_the_program_imports(tmp_path)
     given = ("loop", "slow=0.2", "epochs=4", "kills=70:0")
     output = run("-n", 1, *KEEPING, program, tmp_path, *given)
     assert re.findall(r"KNOWN (\w+)", output) == ["False", "True"]
+    assert len(steps_again(output)) == 1
 
 
 # -- several machines ---------------------------------------------------------------------------

@@ -150,15 +150,63 @@ def test_objects_with_state_come_back(memory, strategy):
     np.testing.assert_array_equal(position.value["order"], np.arange(5))
 
 
-def test_a_loop_before_that_of_the_state_is_over(memory, strategy):
+def test_a_loop_before_that_of_the_state_runs_again(memory, strategy):
     first, second = (LoopState(strategy.placement, value=unison.Variable(0.0)) for _ in range(2))
-    checkpoints = kept(memory, first)
-    checkpoints.enter(second)
-    run_steps(checkpoints, second, 30)
+    checkpoints = InMemoryCheckpoints(memory)
+    for state in (first, second):
+        with checkpoints.loop() as is_outermost:
+            assert is_outermost
+            checkpoints.enter(state)
+            run_steps(checkpoints, state, 30)
+    kept_steps = memory.own.steps()
     after = InMemoryCheckpoints(memory)
-    assert after.enter(first) is Entry.EARLY
-    assert after.enter(second) is Entry.RESUMED
-    assert after.enter(second) is Entry.NEW  # what follows begins
+    with after.loop():
+        assert after.enter(first) is Entry.NEW
+        run_steps(after, first, 30)
+        assert memory.own.steps() == kept_steps  # that of the second loop is still needed
+    with after.loop():
+        assert after.enter(second) is Entry.RESUMED
+        assert after.steps == kept_steps[0]
+    with after.loop():
+        assert after.enter(second) is Entry.NEW  # what follows begins
+
+
+def test_an_inner_loop_is_none_of_its_own(memory, strategy):
+    checkpoints = InMemoryCheckpoints(memory)
+    state = LoopState(strategy.placement, value=unison.Variable(0.0))
+    with checkpoints.loop():
+        checkpoints.enter(state)
+        with checkpoints.loop() as is_outermost:
+            assert not is_outermost
+        run_steps(checkpoints, state, 30)
+    after = InMemoryCheckpoints(memory)
+    with after.loop():
+        assert after.enter(state) is Entry.RESUMED
+
+
+def test_arrays_of_objects_are_those_of_the_moment(memory, strategy):
+    class Counter:
+        counts = np.zeros(3)
+
+        def get_state(self):
+            return {"counts": self.counts}
+
+        def set_state(self, state):
+            self.counts = state["counts"]
+
+    counter = Counter()
+    state = LoopState(strategy.placement, counter=counter)
+    checkpoints = InMemoryCheckpoints(memory)
+    checkpoints.enter(state)
+    for _ in range(40):
+        if checkpoints.is_due:
+            checkpoints.keep(state)
+        checkpoints.steps += 1
+        counter.counts += 1  # in place, while it may still be written
+    checkpoints._writer.wait()
+    after = InMemoryCheckpoints(memory)
+    assert after.enter(state) is Entry.RESUMED
+    np.testing.assert_array_equal(counter.counts, [after.steps] * 3)
 
 
 @pytest.mark.parametrize("restored", [[2, 5], [2, 6], [3, 0]])
@@ -246,11 +294,11 @@ def test_a_host_has_slots_for_each_worker():
 
 
 def test_a_process_tells_its_modules_and_variables(monkeypatch):
-    monkeypatch.setenv("UNISON_EXAMPLE", "set here")
+    monkeypatch.setenv("JAX_UNISON_EXAMPLE", "set here")
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
     told = about_process()
     assert __name__ not in told["modules"]  # it is the program's own
-    assert told["environment"]["UNISON_EXAMPLE"] == "set here"
+    assert told["environment"]["JAX_UNISON_EXAMPLE"] == "set here"
     assert {"numpy", "keras", "unison"} <= set(told["modules"])
     assert told["modules"].index("numpy") < told["modules"].index("unison.train.in_memory")
     assert "__main__" not in told["modules"]

@@ -7,6 +7,7 @@ them is kept once.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -18,6 +19,9 @@ from unison.storage.memory_slots import MemorySlots
 
 #: The variable with the file descriptors of a host's slots and the place of the worker's own.
 VARIABLE = "UNISON_HOST_MEMORY"
+
+#: The prefixes of variables that libraries read while they are imported.
+_OF_LIBRARIES = ("JAX_", "KERAS_", "MKL_", "OMP_", "OPENBLAS_", "TF_CPP_", "XLA_")
 
 #: The name of what a worker tells about its process in its records: `about_process`, as text.
 PROCESS = "process"
@@ -90,6 +94,24 @@ class WorkerMemory(NamedTuple):
         """The worker's own slots."""
         return self.slots[self.place]
 
+    def allocate_own(self, size: int) -> None:
+        """Allocates the worker's own memory, one worker of the host after the other.
+
+        Together, they could request more than there is, though each finds enough.
+
+        Args:
+            size: The bytes of the data of a record.
+
+        Raises:
+            ResourceExhaustedError: The host has no more memory.
+        """
+        shared = self.slots[0].descriptors[0]
+        fcntl.lockf(shared, fcntl.LOCK_EX)
+        try:
+            self.own.allocate(size)
+        finally:
+            fcntl.lockf(shared, fcntl.LOCK_UN)
+
 
 @functools.cache
 def worker_memory() -> WorkerMemory | None:
@@ -113,8 +135,8 @@ def about_process() -> dict[str, Any]:
     """Returns what another process needs that is to run the same program soon.
 
     Returns:
-        The `modules` that are imported, without the program's own, in order, and the `environment`
-        variables that the program has set.
+        The `modules` that are imported, without the program's own, in order, and the variables of
+        the `environment` that the program has set, of those that libraries read.
     """
     modules = [
         name
@@ -122,7 +144,11 @@ def about_process() -> dict[str, Any]:
         if not name.startswith("__") and not _is_of_program(module)
     ]
     at_start = _environment_at_start()
-    set_here = {name: value for name, value in os.environ.items() if at_start.get(name) != value}
+    set_here = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_OF_LIBRARIES) and at_start.get(name) != value
+    }
     return {"modules": modules, "environment": set_here}
 
 

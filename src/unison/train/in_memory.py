@@ -74,25 +74,41 @@ class InMemoryCheckpoints:
         self._talk: Talk | None = None
         self._has_allocated = False
         self._has_looked = False
+        #: The number of loops that have begun, without inner ones, and of those that are running.
         self._loops = 0
+        self._depth = 0
         #: The time at which the last checkpoint was begun, and its step.
         self._last = 0.0, 0
         #: The seconds that the last checkpoints have cost on each worker, and those of a step.
         self._measured: deque[Sequence[Sequence[float]]] = deque(maxlen=_REMEMBERED)
         self._logged = 0
-        self._waits_for_copies = memory.is_copied
         #: As text, which is written faster than what it says.
         self._about_process = ""
 
     @property
     def is_due(self) -> bool:
         """Whether the next step is one before which the state is kept."""
-        return self.steps >= self._due
+        return self._has_looked and self.steps >= self._due
+
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[bool]:
+        """Inside, a loop of the program runs; yields whether its state is kept.
+
+        That of an inner loop is not: it runs again with the step of the outer one.
+        """
+        self._depth += 1
+        self._loops += self._depth == 1
+        try:
+            yield self._depth == 1
+        finally:
+            self._depth -= 1
 
     def enter(
         self, state: LoopState, is_later: Callable[[Any], bool] = lambda position: False
     ) -> Entry:
-        """Restores the state of a loop that begins, if there is one; all workers call this.
+        """Restores the state of the loop that has begun, if there is one; all workers call this.
+
+        Earlier loops than that of the state run again: what they lead to is not in it.
 
         Args:
             state: The loop's state.
@@ -103,12 +119,17 @@ class InMemoryCheckpoints:
             DataLossError: It is corrupt.
             ValueError: It is the state of another program.
         """
-        self._loops += 1
         if self._has_looked:
             return Entry.NEW
         about = self._common_record()
         if about is not None and about["loop"] > self._loops:
-            return Entry.EARLY
+            if process_group.is_first():
+                logger.info(
+                    "Loop %d of the program runs again: the state in memory is that of loop %d.",
+                    self._loops,
+                    about["loop"],
+                )
+            return Entry.NEW
         self._has_looked = True
         if about is None or is_later(about["position"]):
             self._memory.own.discard_after(_NOTHING)
@@ -148,13 +169,14 @@ class InMemoryCheckpoints:
             "position": position,
             PROCESS: self._about_process,
         }
-        record = RecordWriter(state, self._memory.own, self._memory.place == 0)
         last, last_step = self._last
         pace = (begun - last) / (self.steps - last_step)
-        now = time.perf_counter()
-        self._writer.start(
-            functools.partial(self._finish, record, self.steps, about, now - begun, pace)
-        )
+        with signals_held:  # a record that was begun is finished
+            record = RecordWriter(state, self._memory.own, self._memory.place == 0)
+            stall = time.perf_counter() - begun
+            self._writer.start(
+                functools.partial(self._finish, record, self.steps, about, stall, pace)
+            )
         # It grows slowly: the first ones are measured while programs are still being compiled.
         self._begin_interval(min(self._interval(), 2 * (self.steps - last_step)))
 
@@ -162,7 +184,7 @@ class InMemoryCheckpoints:
         """Allocates the memory, in the background."""
         self._has_allocated = True
         size = size_of_record(state, self._memory.place == 0)
-        self._writer.start(functools.partial(self._memory.own.allocate, size))
+        self._writer.start(functools.partial(self._memory.allocate_own, size))
         self._begin_interval(_FIRST_INTERVAL)
 
     def _begin_interval(self, steps: int) -> None:
@@ -211,16 +233,17 @@ class InMemoryCheckpoints:
             UnavailableError: A worker is lost.
         """
         deadline = time.monotonic() + _SECONDS_TO_COPY
-        while self._waits_for_copies and self._memory.own.copied < step:
+        while self._memory.is_copied and self._memory.own.copied < step:
             liveness.check()
             if time.monotonic() > deadline:
-                self._waits_for_copies = False
                 logger.warning(
                     "The state at step %d was not copied to another machine within %g s. Training "
-                    "continues; if this machine is lost, so may be its state.",
+                    "continues: if a machine is lost before a later state is copied, so may be the "
+                    "state of the job.",
                     step,
                     _SECONDS_TO_COPY,
                 )
+                return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _take_in(self, measured: Sequence[Sequence[float]]) -> None:

@@ -10,6 +10,7 @@ import keras
 
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, trainer_made
+from unison.runtime import process_group
 from unison.runtime.elastic.group import Entry
 from unison.train.fit_position import FitPosition, catch_batches
 from unison.train.in_memory import InMemoryCheckpoints, in_memory_checkpoints
@@ -46,14 +47,22 @@ class _Loops:
 
         @functools.wraps(fit)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            before, self._position = self._position, FitPosition(self._model)
-            catch_batches(self._model, self._position.take)
-            try:
-                return fit(*args, **kwargs)
-            finally:
-                self._position = before
+            with self._checkpoints.loop() as is_outermost:
+                before, self._position = self._position, None
+                if is_outermost and self._concerns_all_workers():
+                    self._position = FitPosition(self._model)
+                    catch_batches(self._model, self._position.take)
+                try:
+                    return fit(*args, **kwargs)
+                finally:
+                    self._position = before
+                    self._model._initial_epoch = None  # of a resumed `fit`, and of no later one
 
         return wrapped
+
+    def _concerns_all_workers(self) -> bool:
+        """Whether all workers of the job run `fit` together."""
+        return self._trainer.strategy.placement.spans_processes or process_group.count() == 1
 
     def _run(self, step: CompiledStep, batch: Any, may_wait: bool) -> int:
         position = self._position
@@ -99,10 +108,7 @@ class _Loops:
         def is_later(kept: Any) -> bool:
             return [*restored_by_backups(others)] > kept
 
-        entry = self._checkpoints.enter(self._state(position), is_later)
-        if entry is Entry.EARLY:
-            self._model._initial_epoch = epochs
-        elif entry is Entry.RESUMED:
+        if self._checkpoints.enter(self._state(position), is_later) is Entry.RESUMED:
             forget_backups(others)
             position.hold_metrics()
             position.resume(epochs)

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from unison.cells import Cell, Layout, StoredForm, own_parts
+from unison.cells import Cell, StoredForm, own_parts
 from unison.storage.memory_slots import ALIGNMENT, MemorySlots
 from unison.train.archive import name_of_dtype
 from unison.train.loop_state import LoopState
 from unison.train.record_archive import Place, array_at
-from unison.train.snapshot import PartsSnapshot
-
-#: The layouts of which each process has all data.
-_WHOLE = (Layout.MIRRORED, Layout.STREAM)
+from unison.train.snapshot import WHOLE, PartsSnapshot
 
 
 class RecordWriter:
@@ -33,7 +30,12 @@ class RecordWriter:
         self._of_cells: dict[int, Cell] = {}
         #: The shapes and forms of the cells at that instant: programs may change the form.
         self._forms: dict[Cell, tuple[Any, StoredForm]] = {}
-        self._nodes, self._arrays = state.described(self._stand_in)
+        self._nodes, arrays = state.described(self._stand_in)
+        # The objects may change what is not a cell's.
+        self._arrays = {
+            key: array if id(array) in self._of_cells else np.array(array)
+            for key, array in arrays.items()
+        }
         self._places = _Places()
         self._cells = self._places.of_cells(self._forms, is_first)
         memory = slots.begin(self._places.size)
@@ -123,7 +125,7 @@ class _Places:
 
 def _is_equal_on_all(cell: Cell) -> bool:
     """Whether all workers have the same copies of a cell."""
-    return cell.placement.spans_processes and cell.layout in _WHOLE and not cell.is_divided
+    return cell.placement.spans_processes and cell.layout in WHOLE and not cell.is_divided
 
 
 def _described(

@@ -31,7 +31,7 @@ from unison.cells import Cell, Layout, own_parts
 logger = logging.getLogger("unison")
 
 #: The layouts of which each process has all data.
-_WHOLE = (Layout.MIRRORED, Layout.STREAM)
+WHOLE = (Layout.MIRRORED, Layout.STREAM)
 
 _PINNED = "pinned_host"
 
@@ -54,7 +54,8 @@ class _Copies:
     ) -> None:
         """Has `copy` called with `source`; if `is_sent`, an accelerator sends it to the host."""
         sent = _sent_to_host(source) if is_sent and not cell.placement.is_host else None
-        pending = _Copy(functools.partial(copy, source if sent is None else sent))
+        source = source if sent is None else sent
+        pending = _Copy(source, functools.partial(copy, source))
         if sent is None:
             cell.copy_later(pending)
         self._pending.append(pending)
@@ -105,7 +106,7 @@ class Snapshot(_Copies):
             ValueError: The copies are `ON_READ` and have no aggregation.
             RuntimeError: A program that failed, or is still running, took the value.
         """
-        is_gathered = cell.placement.spans_processes and cell.layout not in _WHOLE
+        is_gathered = cell.placement.spans_processes and cell.layout not in WHOLE
         if is_gathered or type(cell) is not Cell:
             return cell.numpy()  # which needs the other processes, which all take part now
         cell.require_common_value()
@@ -137,8 +138,8 @@ class PartsSnapshot(_Copies):
 class _Copy:
     """The copy of one value, made once, by the first thread that needs it; others wait for it."""
 
-    def __init__(self, work: Callable[[], None]):
-        self._work: Callable[[], None] | None = work
+    def __init__(self, source: jax.Array, work: Callable[[], None]):
+        self._pending: tuple[jax.Array, Callable[[], None]] | None = (source, work)
         self._error: Exception | None = None
         self._lock = threading.Lock()
         #: Its duration, and the thread in which it was made.
@@ -147,20 +148,23 @@ class _Copy:
 
     def __call__(self) -> None:
         with self._lock:
-            if self._work is None:
+            if self._pending is None:
                 return
+            source, work = self._pending
             begun = time.perf_counter()
             try:
-                self._work()
-            except Exception as error:  # of the program that computes the value; `check` raises it
+                source.block_until_ready()
+                begun = time.perf_counter()  # without what the program takes that computes it
+                work()
+            except Exception as error:  # of that program; `check` raises it
                 self._error = error
-            self._work = None
+            self._pending = None
             self.seconds = time.perf_counter() - begun
             self.thread = threading.get_ident()
 
     def forget(self) -> None:
         with self._lock:
-            self._work = None
+            self._pending = None
 
     def check(self) -> None:
         if self._error is not None:

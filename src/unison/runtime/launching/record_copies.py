@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from unison.net.secret import key
 from unison.runtime.launching.held_slots import HeldSlots
 from unison.runtime.launching.holdings import Meeting
 from unison.runtime.launching.record_transfer import CHANNEL, OVERWRITTEN, RecordConnection
+
+logger = logging.getLogger("unison")
 
 #: Errors of a connection, or of what the other end has sent.
 FAILURES = (OSError, OpError, ValueError)
@@ -91,7 +94,9 @@ class CopySender:
             try:
                 self._copy_new_records(met, copied)
                 failures = 0
-            except FAILURES as error:
+            except Exception as error:  # the thread goes on: workers wait for it
+                if not isinstance(error, FAILURES):
+                    logger.exception("Copying the workers' state has failed.")
                 failures += 1
                 if failures == _FAILURES_TO_SAY and self._is_in(met):
                     self._say(f"the workers' state is not copied to the next machine: {error}")

@@ -19,6 +19,9 @@ _TRIAL = "trial"
 _SHOWN = 87
 
 
+#: The variables of the job that runs now: this process is to be of the next one.
+_WITHHELD = {"TF_CONFIG", "UNISON_KEY"}
+
 #: The variables that imports have written, given a default, or removed.
 _written: set[str] = set()
 
@@ -56,10 +59,12 @@ def _stand_by(said: str) -> Exception:
     os.close(nothing)
     with open(pipe, "rb") as told:
         begin, own, modules = marshal.load(told)
-        _set_environment(begin)
+        _set_environment({name: begin[name] for name in begin.keys() - _WITHHELD})
         error = _import_the_next()
         os.environ.update(own)
         _import(modules)
+        if _has_started_jax():
+            os._exit(1)  # a program joins its job before
         final, unused = marshal.load(told)
     for name in _written:  # as if the program had imported them
         if final.get(name) == begin.get(name):
@@ -109,6 +114,12 @@ def _import(modules: list[str]) -> None:
         sys.path_importer_cache.pop(folder, None)  # files may be added while it waits
 
 
+def _has_started_jax() -> bool:
+    """Whether a module has computed something with JAX, which has started its backend."""
+    private_jax = sys.modules.get("unison.runtime.private_jax")
+    return private_jax is not None and bool(private_jax.backend_is_started())
+
+
 def _path_of_program() -> list[str]:
     """Returns the entry of `sys.path` that Python is about to add, if any."""
     program = sys.argv[0]
@@ -146,5 +157,5 @@ def _error() -> Exception:
         os._exit(1)
 
 
-if not isinstance(_it := _error(), _NoError):
+if _VARIABLE in os.environ and not isinstance(_it := _error(), _NoError):
     raise _it
