@@ -84,6 +84,14 @@ def test_workers_that_are_lost_come_back_and_take_part_in_a_later_fit(form):
     assert outcome.exit_codes[1] == ["SIGKILL", "SIGKILL", "exit code 0"]
 
 
+def test_a_worker_that_joins_in_a_later_epoch_trains_all_epochs_of_the_next_fit():
+    given = ("fit", "epochs=3", "loops=2")
+    fault = Fault("kill", 1, 18)  # in the second epoch, of 12 steps
+    outcome = train(2, [fault], *given, "slow=0.02", "full=2")
+    outcome.assert_fired()
+    assert len(require_the_same_training(outcome, alone(*given))) == 2
+
+
 @pytest.mark.soak  # its restarts take minutes where cores are few
 def test_workers_are_killed_when_they_start_and_when_they_compile():
     faults = [

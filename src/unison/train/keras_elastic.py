@@ -86,6 +86,7 @@ class ElasticLoops:
                 raise
             finally:
                 self._place = before
+                self._model._initial_epoch = None  # of a `fit` that was joined, and of no later one
 
         return wrapped
 
