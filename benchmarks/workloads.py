@@ -60,8 +60,8 @@ WORKERS_SCALED = (1, 2, 4, 8)
 _SCALED_LOAD = ("mlp", 64, 200)
 _LOADS_BESIDE = (("mlp", 256, 60), ("narrow_mlp", 64, 300), ("wide_mlp", 64, 50))
 
-#: How long a job trains before one of its workers is killed.
-_SECONDS_BEFORE_LOSS = 20.0
+#: The seconds that a job trains before one of its workers is killed. Standbys are ready then.
+_SECONDS_BEFORE_LOSS = 40.0
 
 #: How long a round of reading a dataset begins passes.
 _SECONDS = 0.3

@@ -35,20 +35,24 @@ _LINES_OF_ERRORS = 15
 _Start = Callable[[pathlib.Path, RecoveryWork, Any], Sequence[subprocess.Popen]]
 
 
+#: The options of a job whose workers all start again, from the state in memory.
+_FROM_MEMORY = ("--restarts", "1", "--in-memory-checkpoints")
+
+
 def unison_loop(work: RecoveryWork) -> Contestant:
-    return _Recovery(work, _start_unison("loop"), ["unison", "jax", "keras"])
+    return _Recovery(work, _start_unison("loop", *_elastic(work)), ["unison", "jax", "keras"])
 
 
 def unison_fit(work: RecoveryWork) -> Contestant:
-    return _Recovery(work, _start_unison("fit"), ["unison", "jax", "keras"])
+    return _Recovery(work, _start_unison("fit", *_elastic(work)), ["unison", "jax", "keras"])
 
 
 def restarts_loop(work: RecoveryWork) -> Contestant:
-    return _Recovery(work, _start_unison_again("loop"), ["unison", "jax", "keras"])
+    return _Recovery(work, _start_unison("loop", *_FROM_MEMORY), ["unison", "jax", "keras"])
 
 
 def restarts_fit(work: RecoveryWork) -> Contestant:
-    return _Recovery(work, _start_unison_again("fit"), ["unison", "jax", "keras"])
+    return _Recovery(work, _start_unison("fit", *_FROM_MEMORY), ["unison", "jax", "keras"])
 
 
 def torch(work: RecoveryWork) -> Contestant:
@@ -172,24 +176,18 @@ def outcome(
     return 1e3 * seconds_to(after), facts
 
 
-def _start_unison(kind: str) -> _Start:
-    def start(folder: pathlib.Path, work: RecoveryWork, output: Any) -> list[subprocess.Popen]:
-        command = [sys.executable, "-m", "unison", "run", "--no-color"]
-        command += ["--min-workers", str(work.workers - 1), "--max-workers", str(work.workers)]
-        program = [*_program("recovery_unison", folder, work), kind]
-        return [subprocess.Popen([*command, *program], stdout=output, stderr=output)]
-
-    return start
+def _elastic(work: RecoveryWork) -> tuple[str, ...]:
+    """Returns the options of a job whose other workers continue."""
+    return ("--min-workers", str(work.workers - 1))
 
 
-def _start_unison_again(kind: str) -> _Start:
-    """Returns the start of a job whose workers all start again, from the state in memory."""
+def _start_unison(kind: str, *options: str) -> _Start:
+    """Returns the start of a job with the options of `unison run`, for as many workers."""
 
     def start(folder: pathlib.Path, work: RecoveryWork, output: Any) -> list[subprocess.Popen]:
         command = [sys.executable, "-m", "unison", "run", "--no-color", "-n", str(work.workers)]
-        command += ["--restarts", "1", "--in-memory-checkpoints"]
         program = [*_program("recovery_unison", folder, work), kind]
-        return [subprocess.Popen([*command, *program], stdout=output, stderr=output)]
+        return [subprocess.Popen([*command, *options, *program], stdout=output, stderr=output)]
 
     return start
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from parameter_server_threads import free_addresses
 from subprocess_program import environment_of_program, kill_group
 
 LIMIT = 200
@@ -138,18 +139,10 @@ class Machine:
         kill_group(self.process.pid)
 
 
-def free_address():
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 @pytest.mark.parametrize("lost", [1, 2], ids=["that of the rendezvous", "another"])
 def test_a_whole_machine_is_lost_and_its_state_comes_from_another(tmp_path, lost):
     given = ("loop", "slow=0.05", "epochs=6")
-    rendezvous = free_address()
+    rendezvous = free_addresses(1)[0]
     with contextlib.ExitStack() as ending:
 
         def start(place):

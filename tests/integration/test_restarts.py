@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parameter_server_threads import free_addresses
 from subprocess_program import environment_of_program, kill_group
 
 #: Each worker notes its starts. The second one ends so often as it is told to, while others wait.
@@ -139,7 +139,7 @@ def test_a_signal_ends_a_job_that_is_about_to_start_again(program, tmp_path, num
 
 
 def test_metrics_are_served_over_all_starts(program, tmp_path):
-    address, token = free_address(), "the-token-of-this-test"
+    address, token = free_addresses(1)[0], "the-token-of-this-test"
     program.write_text(PROGRAM.replace('print("done"', 'time.sleep(20); print("done"'))
     options = ["-n", 2, "--restarts", 1, "--metrics-address", address]
     with contextlib.ExitStack() as ending:
@@ -180,16 +180,10 @@ def test_restarts_on_error_needs_a_number(program):
 # -- several machines ---------------------------------------------------------------------------
 
 
-def free_address():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def on_two_machines(*options, seconds):
     """Runs the command on each of two addresses of this machine; returns codes and outputs."""
     environment = environment_of_program({"KERAS_BACKEND": "jax"})
-    common = ["--nnodes", 2, "--rendezvous", free_address()]
+    common = ["--nnodes", 2, "--rendezvous", free_addresses(1)[0]]
     with contextlib.ExitStack() as ending:
         machines = []
         for place in (1, 2):
@@ -304,7 +298,7 @@ def test_a_machine_whose_command_is_lost_is_started_again_by_ssh(program, tmp_pa
     ssh.chmod(0o755)
     path = f"{ssh.parent}{os.pathsep}{os.environ['PATH']}"
     environment = environment_of_program({"KERAS_BACKEND": "jax", "PATH": path})
-    options = ["--hosts", "127.0.0.1,other-machine", "--rendezvous", free_address()]
+    options = ["--hosts", "127.0.0.1,other-machine", "--rendezvous", free_addresses(1)[0]]
     job = [*options, "-n", 1, "--restarts", 1, program, tmp_path, "killed", 1]
     done = run(*job, seconds=100, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ import random
 import re
 import sys
 
-from unison.cli.errors import CommandError
+from unison.cli.errors import CommandError, require_alone
 from unison.cli.programs import program_of
 from unison.monitoring.metrics_endpoint import TOKEN_VARIABLE
 from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
@@ -50,9 +50,7 @@ def check(options: argparse.Namespace, others: dict[str, bool]) -> None:
     Raises:
         CommandError: The message states what is wrong, and the remedy.
     """
-    for name, is_given in others.items():
-        if is_given:
-            raise CommandError(f"--hosts and {name} are for different jobs: leave one out.")
+    require_alone("--hosts", others)
     hosts = [host for host, _ in _hosts(options)]
     plain = [host.rpartition("@")[2] for host in hosts]
     if len(set(plain)) < len(plain):

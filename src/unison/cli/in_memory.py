@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from unison.cli import nodes
-from unison.cli.errors import CommandError
+from unison.cli.errors import CommandError, require_alone
 from unison.cli.numbers import percentage
 from unison.runtime.host_memory import DEFAULT_OVERHEAD, PROCESS, HostMemory
 from unison.runtime.launching import Program, Start
@@ -78,11 +78,7 @@ def check(options: argparse.Namespace, others: dict[str, bool]) -> None:
             "Checkpoints in memory are for workers that are started again. Give --restarts, or "
             "leave --in-memory-checkpoints out."
         )
-    for name, is_given in others.items():
-        if is_given:
-            raise CommandError(
-                f"--in-memory-checkpoints and {name} are for different jobs: leave one out."
-            )
+    require_alone("--in-memory-checkpoints", others)
 
 
 class Memory:

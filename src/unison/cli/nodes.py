@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from unison.cli.errors import CommandError
+from unison.cli.errors import CommandError, require_alone
 from unison.cli.numbers import seconds
 from unison.errors import OpError
 from unison.net.secret import KEY_VARIABLE
@@ -70,9 +70,7 @@ def check(options: argparse.Namespace, others: dict[str, bool]) -> None:
             "--nnodes needs --rendezvous HOST:PORT, an address and a free port of one of the "
             "machines, the same on all."
         )
-    for name, is_given in others.items():
-        if is_given:
-            raise CommandError(f"--nnodes and {name} are for different jobs: leave one out.")
+    require_alone("--nnodes", others)
 
 
 def environments(

@@ -31,10 +31,7 @@ def seconds(text: str) -> float:
         >>> seconds("1.5")
         1.5
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
     return value
@@ -50,10 +47,15 @@ def percentage(text: str) -> float:
         >>> percentage("0.5")
         0.5
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value <= 100:
         raise argparse.ArgumentTypeError(f"expected a percentage, received {text!r}")
     return value
+
+
+def _number(text: str) -> float:
+    """Returns the number that a text states; NaN if it states none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from unison.cells import has_cell
 from unison.data import Dataset, DistributedDataset
@@ -12,6 +12,8 @@ from unison.data.state import decode, encode
 from unison.keras.feeding import track_position
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.random_state import numpy_and_python, set_numpy_and_python
+
+import keras  # isort: skip
 
 
 def catch_batches(model: Any, take: Callable[[Any], None]) -> None:
@@ -28,6 +30,43 @@ def catch_batches(model: Any, take: Callable[[Any], None]) -> None:
         return build(iterator=iterator, **kwargs)
 
     vars(model)["_symbolic_build"] = building
+
+
+class FollowsFit(Protocol):
+    """An object that is told of the progress of `fit`."""
+
+    def begin(self, epochs: int) -> None:
+        """Notes that `fit` begins, with this number of epochs."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes that an epoch begins."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Notes that an epoch has ended."""
+
+
+class FitReporter(keras.callbacks.Callback):
+    """Tells an object of the progress of `fit`.
+
+    Args:
+        follower: The object.
+    """
+
+    def __init__(self, follower: FollowsFit):
+        super().__init__()
+        self._follower = follower
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        self._follower.begin(self.params["epochs"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._follower.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._follower.end_epoch(epoch)
 
 
 class FitPosition:
@@ -103,6 +142,10 @@ class FitPosition:
         self.batch = 0
         if self.batches is not None:
             self.batches.forget()
+
+    def leave(self) -> None:
+        """Makes the model's next `fit` begin with its first epoch."""
+        self._model._initial_epoch = None
 
     def get_state(self) -> dict[str, Any]:
         data = None if self.batches is None else self.batches.state()

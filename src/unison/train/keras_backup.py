@@ -209,7 +209,7 @@ class _Backup:
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
-        self._model._initial_epoch = None
+        self.position.leave()
         if not self._callback.delete_checkpoint:
             return
         if self._strategy.placement.spans_processes:

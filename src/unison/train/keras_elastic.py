@@ -28,7 +28,7 @@ from unison.keras.trainer import ReplicaTrainer, Running, trainer_made
 from unison.runtime.elastic import ElasticGroup, Entry, GroupChanged
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.runtime.interrupts import is_of_a_signal_handler, without_signals
-from unison.train.fit_position import FitPosition, catch_batches
+from unison.train.fit_position import FitPosition, FitReporter, catch_batches
 from unison.train.handover import Handover
 from unison.train.keras_backup import forget_backups
 from unison.train.keras_others import others_of
@@ -66,7 +66,7 @@ class ElasticLoops:
         self._prepared: set[tuple[CompiledStep, int, bool]] = set()
         trainer.run_step = self._run
         trainer.settle = self._settle
-        trainer.callbacks.append(_Fit(self))
+        trainer.callbacks.append(FitReporter(self))
         vars(self._model)["fit"] = self._in_place(self._model.fit)
 
     def _in_place(self, fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,8 +85,8 @@ class ElasticLoops:
                     self._step_aside(loops)
                 raise
             finally:
+                self._place.leave()
                 self._place = before
-                self._model._initial_epoch = None  # of a `fit` that was joined, and of no later one
 
         return wrapped
 
@@ -455,26 +455,6 @@ class _Place(FitPosition):
         self.num_replicas = state["num_replicas"]
         self.sizes[:] = [(int(start), float(factor)) for start, factor in state["sizes"]]
         self.resumes_sizes = bool(self.sizes)
-
-
-class _Fit(keras.callbacks.Callback):
-    """Reports the progress of `fit` to the loops."""
-
-    def __init__(self, loops: ElasticLoops):
-        super().__init__()
-        self._loops = loops
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        del logs
-        self._loops.begin(self.params["epochs"])
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        del logs
-        self._loops.begin_epoch(epoch)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del logs
-        self._loops.end_epoch(epoch)
 
 
 def _digest(arrays: Sequence[jax.Array]) -> str:

@@ -6,13 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from unison.keras.step import CompiledStep
 from unison.keras.trainer import ReplicaTrainer, trainer_made
 from unison.runtime import process_group
 from unison.runtime.elastic.group import Entry
-from unison.train.fit_position import FitPosition, catch_batches
+from unison.train.fit_position import FitPosition, FitReporter, catch_batches
 from unison.train.in_memory import InMemoryCheckpoints, in_memory_checkpoints
 from unison.train.keras_backup import forget_backups, restored_by_backups
 from unison.train.keras_others import others_of
@@ -39,7 +37,7 @@ class _Loops:
         self._checkpoints = checkpoints
         self._position: FitPosition | None = None
         self._run_step, trainer.run_step = trainer.run_step, self._run
-        trainer.callbacks.append(_Fit(self))
+        trainer.callbacks.append(FitReporter(self))
         vars(self._model)["fit"] = self._following(self._model.fit)
 
     def _following(self, fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,8 +53,9 @@ class _Loops:
                 try:
                     return fit(*args, **kwargs)
                 finally:
+                    if self._position is not None:
+                        self._position.leave()
                     self._position = before
-                    self._model._initial_epoch = None  # of a resumed `fit`, and of no later one
 
         return wrapped
 
@@ -123,26 +122,6 @@ class _Loops:
         """Records that an epoch has ended."""
         if self._position is not None:
             self._position.end_epoch(epoch)
-
-
-class _Fit(keras.callbacks.Callback):
-    """Reports the progress of `fit` to the loops."""
-
-    def __init__(self, loops: _Loops):
-        super().__init__()
-        self._loops = loops
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        del logs
-        self._loops.begin(self.params["epochs"])
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        del logs
-        self._loops.begin_epoch(epoch)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del logs
-        self._loops.end_epoch(epoch)
 
 
 trainer_made.append(_attach)

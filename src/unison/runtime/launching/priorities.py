@@ -85,9 +85,8 @@ class LowPriority:
 
     def _set_autogroup(self, nice: int) -> None:
         with open(f"/proc/{self._process}/autogroup", "wb", buffering=0) as autogroup:
-            os.write(
-                autogroup.fileno(), str(nice).encode()
-            )  # the file's own hides that it must wait
+            # The file's own `write` hides that it must wait.
+            os.write(autogroup.fileno(), str(nice).encode())
 
 
 @functools.cache

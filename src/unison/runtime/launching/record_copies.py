@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from unison.errors import OpError
@@ -55,7 +54,6 @@ class CopySender:
         self._restored: int | None = None
         self._connection: RecordConnection | None = None
         self._thread: threading.Thread | None = None
-        self._has_complained = False
 
     def begin(self, met: Meeting, restored: int | None) -> None:
         """Copies new records from now on.
@@ -129,7 +127,6 @@ class CopySender:
         missing = [step for step in steps if (met.run, step) not in copied]
         if len(met.workers) < 2 or not missing:
             return
-        begun = time.monotonic()
         with self._connected(met) as connection:
             connection.send({"is": "copy", "run": met.run, "workers": [own.start, len(own)]})
             held = _parsed_held(connection.receive())
@@ -140,8 +137,6 @@ class CopySender:
                     break
                 copied.add((met.run, step))
             self._mark_copied(met, [step for step in steps if (met.run, step) in copied])
-        if steps[0] not in self._held.common_steps(own) and self._is_in(met):
-            self._complain_of_haste(time.monotonic() - begun)
 
     def _mark_copied(self, met: Meeting, steps: Sequence[int]) -> None:
         """Tells the own workers, which wait for it, the newest step that the next machine has."""
@@ -192,16 +187,6 @@ class CopySender:
                 raise ConnectionError(f"the record of worker {worker} at step {step}: {reason}")
             theirs.append(step)
         return True
-
-    def _complain_of_haste(self, seconds: float) -> None:
-        """Says once that records are overwritten before they are copied."""
-        if not self._has_complained:
-            self._has_complained = True
-            self._say(
-                f"the workers write their state more often than it can be copied ({seconds:.1f} s) "
-                "to the next machine: if a machine is lost, there may be no step of which every "
-                "worker's state is in memory. Let them write it less often"
-            )
 
 
 def connected(at: str, look: Callable[[], None] | None = None) -> RecordConnection:
