@@ -9,7 +9,6 @@ measured beside it.
 import contextlib
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ import pytest
 
 import unison
 from parameter_server_threads import free_addresses, until
+from peak_memory import most_bytes
 from subprocess_program import SOURCE
 from unison.errors import ResourceExhaustedError
 from unison.parameter_server import (
@@ -101,14 +101,6 @@ def end(process):
     process.kill()
     process.wait(SECONDS)
     process.stdout.close()
-
-
-def most_bytes(process):
-    """Returns how many bytes a process had in memory at most."""
-    for line in pathlib.Path(f"/proc/{process.pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1])
-    raise AssertionError("no VmHWM")
 
 
 #: Calls before those that are counted. Numbers of calls are a part of messages: those that are
