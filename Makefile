@@ -34,7 +34,8 @@ help:
 	@echo "make test    install, lint, check types, run the tests that take no longer than a moment"
 	@echo "make check   the same, then all other tests, and the documentation's examples"
 	@echo "make changed the tests that a change can reach: make changed BASE=origin/main"
-	@echo "make matrix  demo and tests with every JAX in constraints/ whose Python is there"
+	@echo "make matrix  demo and all tests with every JAX in constraints/ whose Python is there;"
+	@echo "             make matrix ARGS='--jax 0.12 --quick': with one, those of make test"
 	@echo "make canary  a few tests with the newest of these, if its Python is there"
 	@echo "make soak    the tests that take minutes or hours"
 	@echo "make docs    build the documentation into site/"
@@ -98,7 +99,7 @@ changed: $(VENV)/.installed-dev
 	$(PYTEST) $$files; fi
 
 matrix: $(VENV)/.installed-release
-	$(BIN)/python -m release.matrix
+	$(BIN)/python -m release.matrix $(ARGS)
 
 # With a newer Python than that of the newest JAX's set: `make canary NEWER=3.14`.
 canary: $(VENV)/.installed-release

@@ -39,9 +39,12 @@ class TestedSet:
     constraints: pathlib.Path | None = None
 
     @property
+    def minor(self) -> str:
+        return ".".join(self.jax.split(".")[:2])
+
+    @property
     def name(self) -> str:
-        minor = ".".join(self.jax.split(".")[:2])
-        return f"jax{minor}-python{self.python}"
+        return f"jax{self.minor}-python{self.python}"
 
     @property
     def path(self) -> pathlib.Path:

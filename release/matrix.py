@@ -1,6 +1,7 @@
 """Runs the tests with each tested set whose Python this machine has.
 
     python -m release.matrix             `make demo` and `make check` with all of them
+    python -m release.matrix --jax 0.12 --quick    `make demo` and `make test` with one of them
     python -m release.matrix --canary    a few tests of everything, with the newest one
     python -m release.matrix --python 3.14    with the newest one and a newer Python than its own
 
@@ -51,10 +52,10 @@ def install(tested: TestedSet, python: str) -> pathlib.Path:
     return folder
 
 
-def run_everything(tested: TestedSet, python: str) -> bool:
-    """Whether the demo and all tests pass."""
+def run_tests(tested: TestedSet, python: str, target: str) -> bool:
+    """Whether the demo and the tests of a target of make pass."""
     folder = install(tested, python).relative_to(ROOT)
-    return _succeeds("make", f"VENV={folder}", f"CONSTRAINTS={tested.path}", "demo", "check")
+    return _succeeds("make", f"VENV={folder}", f"CONSTRAINTS={tested.path}", "demo", target)
 
 
 def run_canary(tested: TestedSet, python: str) -> bool:
@@ -67,6 +68,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--jax", choices=[each.minor for each in TESTED_SETS], help="only this one")
+    parser.add_argument("--quick", action="store_true", help="without the slow tests")
     parser.add_argument("--canary", action="store_true", help="a few tests, with the newest JAX")
     parser.add_argument("--python", metavar="3.14", help="the newest JAX, with a newer Python")
     options = parser.parse_args()
@@ -76,14 +79,18 @@ def main() -> int:
             parser.error(f"--python must be {newest.python} or newer. Received: {options.python}")
         newest = dataclasses.replace(newest, python=options.python, constraints=newest.path)
     ends = {}
-    for tested in (newest,) if options.canary or options.python else TESTED_SETS:
+    one = (newest,) if options.canary or options.python else ()
+    for tested in one or [each for each in TESTED_SETS if options.jax in (None, each.minor)]:
         name = f"JAX {tested.jax}, Python {tested.python}"
         python = interpreter(tested.python)
         if python is None:
             ends[name] = "not run: this Python was not found on the PATH, by uv, or in pyenv"
             continue
         begin = time.monotonic()
-        passes = (run_canary if options.canary else run_everything)(tested, python)
+        if options.canary:
+            passes = run_canary(tested, python)
+        else:
+            passes = run_tests(tested, python, "test" if options.quick else "check")
         ends[name] = f"{'passed' if passes else 'FAILED'} in {time.monotonic() - begin:.0f} s"
     for name, end in ends.items():
         print(f"{name}: {end}")

@@ -94,7 +94,15 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leaves out of garbage collections what stays: thousands of tests, and what they import."""
+    """Starts JAX for tests that use it, as Unison does, and leaves what stays out of collections.
+
+    A test that called JAX first would start it with one device for all tests after it. What stays
+    are thousands of tests, and what they import.
+    """
+    if "jax" in sys.modules:
+        from unison.runtime.devices import prepare_backend
+
+        prepare_backend()
     gc.collect()
     gc.freeze()
 
