@@ -20,6 +20,7 @@ import numpy as np
 import unison
 from unison.errors import OpError
 from unison.runtime import liveness, process_group
+from unison.runtime.liveness import watcher
 from unison.runtime.liveness.failure_detector import BEAT
 
 #: Seconds in which all have heard where all are.
@@ -102,6 +103,29 @@ def one_is_stopped(strategy):
 
 def the_first_is_stopped(strategy):
     steps(strategy, 0, stopped, pause=HEARD)
+
+
+def nothing_releases():
+    """Collectives go on waiting when a worker is lost, as those between GPUs do."""
+    watcher.shut_down = lambda listeners: 0
+
+
+def one_is_stopped_and_nothing_released(strategy):
+    nothing_releases()
+    steps(strategy, 1, stopped, pause=HEARD)
+
+
+def a_result_is_read_and_nothing_released(strategy):
+    nothing_releases()
+
+    def step(x):
+        return unison.get_replica_context().all_reduce("SUM", x)
+
+    strategy.run(step, (np.float32(1),))
+    if jax.process_index() == 1:
+        time.sleep(HEARD)
+        stopped()
+    float(strategy.experimental_local_results(strategy.run(step, (np.float32(1),)))[0])
 
 
 def one_loops(strategy):

@@ -133,6 +133,21 @@ def test_a_stopped_worker_is_named_when_the_limit_has_passed(program, victim):
     ), ended[1 - victim].output
 
 
+@pytest.mark.parametrize(
+    ("program", "exit_code"),
+    [
+        ("one_is_stopped_and_nothing_released", 0),  # it catches the error in its next call
+        ("a_result_is_read_and_nothing_released", LOST_ANOTHER),
+    ],
+)
+def test_a_process_whose_backend_is_stuck_in_a_collective_ends(program, exit_code):
+    survivor, _ = run(program, timeout=8.0, implementation="RING", stays=1)
+    assert survivor.exit_code == exit_code, survivor.output
+    assert re.search(
+        rf"DeadlineExceededError: {name_of(1)} has sent nothing for \d+ s", survivor.output
+    )
+
+
 def test_a_stuck_worker_is_named_and_ended():
     culprit, survivor = run("one_loops", timeout=12.0)
     assert re.match(

@@ -80,6 +80,42 @@ def test_all_workers_start_again_when_one_is_lost(program, tmp_path, how):
     assert len(clusters) == 3  # the ports of those that were killed may still be taken
 
 
+#: At the first start, the second worker stops in a step. Collectives go on waiting for it, as those
+#: between GPUs do.
+STUCK = """
+import os, pathlib, signal, sys
+import numpy as np
+import unison
+from unison.runtime.liveness import watcher
+
+watcher.shut_down = lambda listeners: 0
+options = unison.CommunicationOptions(timeout_seconds=6, implementation="RING")
+strategy = unison.MultiWorkerMirroredStrategy(communication_options=options)
+index = strategy.cluster_resolver.task_id
+note = pathlib.Path(sys.argv[1], f"started-{index}")
+is_first, _ = not note.exists(), note.touch()
+
+def step(x):
+    return unison.get_replica_context().all_reduce("SUM", x)
+
+total = 0.0
+for number in range(3):
+    if is_first and index == 1 and number == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    total += float(strategy.experimental_local_results(strategy.run(step, (np.float32(1),)))[0])
+print("the mean is", total / strategy.num_replicas_in_sync, flush=True)
+"""
+
+
+def test_workers_that_are_stuck_in_a_collective_start_again(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(STUCK)
+    done = run("-n", 2, "--restarts", 1, program, tmp_path, seconds=90)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"worker 1 .* has sent nothing for", done.stdout + done.stderr)
+    assert done.stdout.splitlines().count("[worker 0] the mean is 3.0") == 1
+
+
 def test_a_job_that_is_lost_too_often_ends_as_the_last_time(program, tmp_path):
     done = run("-n", 2, "--restarts", 1, program, tmp_path, "killed", 9)
     assert done.returncode == 128 + signal.SIGKILL

@@ -148,10 +148,15 @@ def test_a_handler_that_is_set_later_is_held_as_well(handler):
 
 
 def test_ctrl_c_is_held():
+    # A shell starts what runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     done = []
-    with pytest.raises(KeyboardInterrupt), signals_held:  # noqa: PT012
-        signal.raise_signal(signal.SIGINT)
-        done.append("all of it")
+    try:
+        with pytest.raises(KeyboardInterrupt), signals_held:  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done
 
 

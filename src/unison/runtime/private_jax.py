@@ -214,10 +214,22 @@ def forget_coordination() -> None:
     """
     state = distributed.global_state
     for ended in (state.client, state.service):
-        if ended is not None:
-            # Their destructors contact processes that may be gone, so they are never destroyed.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(ended))
+        if ended is not None:  # its destructor contacts processes that may be gone
+            _never_destroy(ended)
     state.client = state.service = None
+
+
+def never_destroy_backends() -> None:
+    """Keeps JAX's backends as they are to the end of the process, whatever they are computing.
+
+    Their destructors wait for what runs: without an end, if that waits for a lost process.
+    """
+    for client in {device.client for device in jax.local_devices()}:
+        _never_destroy(client)
+
+
+def _never_destroy(value: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def cache_programs_of_each_process() -> None:

@@ -37,6 +37,7 @@ from unison.runtime.private_jax import (
     cache_programs_of_each_process,
     forget_coordination,
     initialized_processes,
+    never_destroy_backends,
 )
 from unison.runtime.rendezvous import Place, meet
 from unison.tracebacks import show_instead
@@ -192,6 +193,8 @@ def _leave() -> None:
     _has_joined = False
     is_lost = liveness.failure() is not None
     liveness.stop()
+    if is_lost:
+        never_destroy_backends()
     if is_lost or not _is_adopted:
         forget_coordination()
     _is_adopted = False
