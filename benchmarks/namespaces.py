@@ -21,6 +21,8 @@ from collections.abc import Iterator
 #: The name of the interface that a host has to the switch.
 INTERFACE = "eth0"
 _PREFIX = "bench"
+#: Where a host's command, `ip netns exec NAMESPACE`, has its namespace.
+_NAMESPACE = 3
 _SECONDS = 20
 
 # gloo binds to the address that the host's name has.
@@ -69,6 +71,11 @@ class Host:
     def environment(self) -> dict[str, str]:
         """Returns what tells gloo in PyTorch where to listen."""
         return {"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}
+
+    def cut_off(self) -> None:
+        """Takes it from the network for good, as when its power is lost: nobody is told."""
+        assert self.interface is not None
+        _run("ip", "-n", self.command[_NAMESPACE], "link", "set", self.interface, "down")
 
 
 #: A link that limits nothing.

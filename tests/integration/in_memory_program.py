@@ -2,16 +2,19 @@
 
     python in_memory_program.py FOLDER KIND [NAME=VALUE ...]
 
-Workers are killed once for each entry of `kills`, as `STEP:WORKER`. At the end, the first worker
-prints what there is, as JSON: the weights bit by bit, and the metrics of each epoch.
+Workers are killed once for each entry of `kills`, as `STEP:WORKER`, or `STEP:WORKER:MILLISECONDS`
+after that step. At the end, the first worker prints what there is, as JSON: the weights bit by bit,
+and the metrics of each epoch.
 """
 
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -35,13 +38,17 @@ ZERO = int(GIVEN.get("zero", 0))
 MEBIBYTES = int(GIVEN.get("mebibytes", 0))
 #: Seconds that each step takes at least.
 SLOW = float(GIVEN.get("slow", 0.01))
+#: Seconds after which a worker that sends nothing is lost.
+TIMEOUT = float(GIVEN.get("timeout", 300))
 EXAMPLES, BATCH = 150, 8  # the last batch of an epoch is smaller
 
 if ZERO:
     mesh = {"batch": int(os.environ["UNISON_CPU_DEVICES"])}
     strategy = unison.ModelParallelStrategy(mesh=mesh, zero=ZERO)
 else:
-    strategy = unison.MultiWorkerMirroredStrategy()
+    strategy = unison.MultiWorkerMirroredStrategy(
+        communication_options=unison.CommunicationOptions(timeout_seconds=TIMEOUT)
+    )
 own = jax.process_index()
 keras.utils.set_random_seed(7)
 numbers = np.random.default_rng(3)
@@ -55,12 +62,16 @@ def stepped(step):
     with (FOLDER / f"steps-{own}").open("a") as file:
         file.write(f"{step} {time.time():.4f}\n")
     time.sleep(SLOW)
-    for number, (at, worker) in enumerate(KILLS):
+    for number, (at, worker, *later) in enumerate(KILLS):
         mark = FOLDER / f"kill-{number}"
         if step >= at and not mark.exists():
             if worker == own:
                 mark.write_text(f"{step} {time.time():.4f}")
-                os.kill(os.getpid(), signal.SIGKILL)
+                kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+                if later:
+                    threading.Timer(later[0] / 1000, kill).start()
+                else:
+                    kill()
             return  # one after the other
 
 

@@ -1,5 +1,6 @@
 """Workers on several hosts: network namespaces, joined by links of limited speed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import unison
+from in_memory_training import Machine, end_well, report, resumed_steps, train_until
 from parallel import programs
 from subprocess_program import environment_of_program, kill_group
+from unison.net.secret import KEY_VARIABLE, new_key
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 100
@@ -96,10 +99,10 @@ def output_on(host, *command):
 
 def test_workers_on_two_hosts_train_as_one_process_does_and_sum_over_the_network(slow_hosts):
     alone = programs.custom_loop(unison.MirroredStrategy(["CPU:0", "CPU:1"]))
-    for report in reports_of_workers(slow_hosts):
-        assert report["late"] == alone["late"]
-        assert report["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-        assert report["total"] == 2
+    for own in reports_of_workers(slow_hosts):
+        assert own["late"] == alone["late"]
+        assert own["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert own["total"] == 2
     # Each host has sent at least its half of the sum, and the sum of the other half.
     assert all(bytes_sent(host) > MEBIBYTE for host in slow_hosts)
 
@@ -144,6 +147,42 @@ def test_what_workers_say_to_the_first_one_cannot_be_read_on_the_network(slow_ho
 def test_without_encryption_it_can_be(slow_hosts, tmp_path):
     seen = seen_on_the_network(slow_hosts, tmp_path / "packets", UNISON_TLS="off")
     assert [word for word in WORDS if word in seen] == list(WORDS)
+
+
+def in_memory_job(hosts, spare, folder):
+    """Trains on hosts; if one is cut off, on the spare one in its place. Returns the output."""
+    given = ("loop", "slow=0.05", "epochs=6", "timeout=8")
+    rendezvous = f"{hosts[0].address}:29400"
+    folder.mkdir()
+    with contextlib.ExitStack() as ending:
+
+        def start(host):
+            machine = Machine(
+                host.address, len(hosts), rendezvous, folder, given, inside=host.command
+            )
+            ending.callback(machine.lose)
+            return machine
+
+        machines = [start(host) for host in hosts]
+        if spare is not None:
+            train_until(50, folder, machines)
+            hosts[-1].cut_off()
+            machines[-1].lose()
+            machines[-1] = start(spare)
+        return end_well(machines)
+
+
+def test_a_host_that_is_cut_off_is_replaced_and_its_state_is_with_its_neighbour(
+    namespaces, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(KEY_VARIABLE, new_key())
+    with namespaces.hosts(4) as [*hosts, spare]:
+        undisturbed = report(in_memory_job(hosts, None, tmp_path / "undisturbed"))
+        output = in_memory_job(hosts, spare, tmp_path / "lost")
+    assert report(output) == undisturbed
+    (resumed,) = resumed_steps(output)
+    assert resumed >= 20
+    assert "fetched the state at step" in output
 
 
 def test_hosts_have_names_memory_and_limits_of_their_own(slow_hosts):
