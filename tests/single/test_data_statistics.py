@@ -97,13 +97,13 @@ def test_a_thread_knows_how_long_it_waited_and_counts_no_second_twice():
 
 def test_the_slow_stage_of_a_pipeline_is_named():
     pairs = Dataset.from_tensor_slices((np.arange(40.0), np.arange(40)))
-    dataset = pairs.shuffle(40).map(slow(1e-3)).filter(lambda x, y: True).batch(8).prefetch(2)
+    dataset = pairs.shuffle(40).map(slow(1e-2)).filter(lambda x, y: True).batch(8).prefetch(2)
     with timing() as stages:
         consume(dataset)
     assert stages.slowest.name == "Map"
     assert stages.slowest.elements == 40
-    assert stages.slowest.seconds >= 0.04
-    assert stages.share(stages.slowest) > 0.7
+    assert stages.slowest.seconds >= 0.4
+    assert stages.share(stages.slowest) > 0.5
     assert stage_names(stages) == [
         ["Prefetch", ["Batch", ["Filter", ["Map", ["Shuffle", ["Slices"]]]]]]
     ]

@@ -6,16 +6,20 @@ the code or the documentation that the resolver's docstring names, without what 
 
 import json
 import os
+import sys
+import types
 from typing import NamedTuple
 
 import pytest
 
+import unison
 from unison.runtime.cluster import check_cluster
 from unison.runtime.cluster_resolvers import (
     AutomaticClusterResolver,
     JAXClusterResolver,
     LSFClusterResolver,
     MPIClusterResolver,
+    RayTrainClusterResolver,
     SageMakerClusterResolver,
     TorchrunClusterResolver,
     VertexClusterResolver,
@@ -306,6 +310,84 @@ def test_the_devices_of_jax_are_not_divided_again(started):
     started(TORCHRUN | {"CUDA_VISIBLE_DEVICES": "4,5", "JAX_LOCAL_DEVICE_IDS": "1"})
     TorchrunClusterResolver().cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+
+
+class WorkerOfRayTrain:
+    """Ray's modules as a worker sees them; the real ones are in `tests/soak/test_ray_train.py`."""
+
+    def __init__(self, rank, patch, told=None):
+        self.rank, self.told = rank, told
+        names = ("ray", "ray.train", "ray.train.collective")
+        ray, train, collective = (types.ModuleType(name) for name in names)
+        ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+        train.get_context = lambda: self
+        collective.broadcast_from_rank_zero = self.broadcast
+        for module in (ray, train, collective):
+            patch.setitem(sys.modules, module.__name__, module)
+
+    def get_world_rank(self):
+        return self.rank
+
+    def get_world_size(self):
+        return 2
+
+    def get_local_rank(self):
+        return 0
+
+    def get_local_world_size(self):
+        return 1
+
+    def broadcast(self, told):
+        self.told = self.told or told
+        return self.told
+
+
+def test_the_first_worker_of_ray_train_tells_the_others_where_to_meet(started, monkeypatch):
+    started({"UNISON_KEY": ""})
+    worker = WorkerOfRayTrain(0, monkeypatch)
+    first = AutomaticClusterResolver()
+    assert isinstance(first.found, RayTrainClusterResolver)
+    own_key = os.environ["UNISON_KEY"]
+    assert own_key == worker.told["key"]
+    started({"UNISON_KEY": ""})
+    WorkerOfRayTrain(1, monkeypatch, worker.told)
+    second = AutomaticClusterResolver()
+    assert (first.task_id, second.task_id) == (0, 1)
+    assert first.cluster_spec() == second.cluster_spec()
+    assert first.cluster_spec().task_address("worker", 0).startswith("127.0.0.1:")
+    assert os.environ["UNISON_KEY"] == own_key
+
+
+def test_ray_train_is_asked_before_the_variables_that_it_sets_for_torch(started, monkeypatch):
+    started(TORCHRUN)
+    WorkerOfRayTrain(1, monkeypatch, {"host": "10.0.0.1", "port": 5000, "key": "ab" * 32})
+    found = AutomaticClusterResolver()
+    assert found.environment == "ray-train"
+    assert found.cluster_spec().task_address("worker", 0) == "10.0.0.1:5000"
+
+
+def test_a_strategy_that_ignores_the_workers_of_ray_train_is_refused(started, monkeypatch):
+    started({})
+    WorkerOfRayTrain(1, monkeypatch)
+    with pytest.raises(RuntimeError, match="in process 1 of 2, according to Ray Train"):
+        unison.MirroredStrategy()
+
+
+def test_the_first_version_of_ray_train_is_refused(started, monkeypatch):
+    started({})
+    WorkerOfRayTrain(1, monkeypatch)
+    monkeypatch.delitem(sys.modules, "ray.train.collective")
+    monkeypatch.setattr(sys.modules["ray.train"], "__path__", [], raising=False)
+    with pytest.raises(RuntimeError, match=r"RAY_TRAIN_V2_ENABLED=1.*ModuleNotFoundError"):
+        AutomaticClusterResolver()
+
+
+def test_outside_of_ray_trains_workers_its_resolver_is_refused(started, monkeypatch):
+    started({})
+    monkeypatch.delitem(sys.modules, "ray.train", raising=False)
+    assert not RayTrainClusterResolver.is_here()
+    with pytest.raises(RuntimeError, match="Expected a worker of Ray Train"):
+        RayTrainClusterResolver()
 
 
 def test_the_hosts_of_sagemaker_are_in_a_file(started, monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ import jax
 
 from unison.runtime import process_group
 from unison.runtime.cluster_resolvers.launchers import Launch, launched_among_others
+from unison.runtime.cluster_resolvers.ray_train import ray_train_launch
 from unison.runtime.elastic.environment import VARIABLE as ELASTIC
 from unison.runtime.private_jax import initialized_processes
 
@@ -77,7 +78,7 @@ def _launch() -> Launch | None:
         return Launch("jax.distributed.initialize", {}, *initialized)
     if ELASTIC in os.environ:
         return Launch("unison run --min-workers", {ELASTIC: os.environ[ELASTIC]})
-    launch = launched_among_others(os.environ)
+    launch = ray_train_launch() or launched_among_others(os.environ)
     if launch is None and jax.process_count() > 1:  # the machines of a TPU slice
         launch = Launch("JAX's backend", {}, jax.process_count(), jax.process_index())
     return launch

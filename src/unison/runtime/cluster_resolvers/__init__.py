@@ -12,6 +12,7 @@ from unison.runtime.cluster_resolvers.kubernetes_job import KubernetesJobCluster
 from unison.runtime.cluster_resolvers.lsf import LSFClusterResolver
 from unison.runtime.cluster_resolvers.mpi import MPIClusterResolver
 from unison.runtime.cluster_resolvers.open_mpi import OpenMPIClusterResolver
+from unison.runtime.cluster_resolvers.ray_train import RayTrainClusterResolver
 from unison.runtime.cluster_resolvers.resolver import (
     ClusterResolver,
     SimpleClusterResolver,
@@ -36,6 +37,7 @@ __all__ = [
     "LSFClusterResolver",
     "MPIClusterResolver",
     "OpenMPIClusterResolver",
+    "RayTrainClusterResolver",
     "SageMakerClusterResolver",
     "SimpleClusterResolver",
     "SlurmClusterResolver",

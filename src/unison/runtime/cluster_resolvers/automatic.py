@@ -12,6 +12,7 @@ from unison.runtime.cluster_resolvers.kubernetes_job import KubernetesJobCluster
 from unison.runtime.cluster_resolvers.lsf import LSFClusterResolver
 from unison.runtime.cluster_resolvers.mpi import MPIClusterResolver
 from unison.runtime.cluster_resolvers.open_mpi import OpenMPIClusterResolver
+from unison.runtime.cluster_resolvers.ray_train import RayTrainClusterResolver
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 from unison.runtime.cluster_resolvers.sagemaker import SageMakerClusterResolver
 from unison.runtime.cluster_resolvers.slurm import SlurmClusterResolver
@@ -22,10 +23,12 @@ from unison.runtime.private_jax import has_tpu_chips
 
 #: Checks for where this process runs, in order, and the resolver of each. A launcher that another
 #: one may start is first: `mpirun` in a Slurm job starts processes that look like a step of one
-#: task, SageMaker runs `torchrun`, and TPUs may belong to a Kubernetes job.
+#: task, Ray Train sets torchrun's variables, SageMaker runs `torchrun`, and TPUs may belong to a
+#: Kubernetes job.
 _PLACES: tuple[tuple[Callable[[], bool], Callable[[], ClusterResolver]], ...] = (
     (lambda: bool(os.environ.get("TF_CONFIG")), TFConfigClusterResolver),
     (JAXClusterResolver.is_here, JAXClusterResolver),
+    (RayTrainClusterResolver.is_here, RayTrainClusterResolver),
     (TorchrunClusterResolver.is_here, TorchrunClusterResolver),
     (OpenMPIClusterResolver.is_here, OpenMPIClusterResolver),
     (MPIClusterResolver.is_here, MPIClusterResolver),
@@ -41,11 +44,11 @@ _PLACES: tuple[tuple[Callable[[], bool], Callable[[], ClusterResolver]], ...] = 
 class AutomaticClusterResolver(ClusterResolver):
     """The cluster of the launcher that started this process: the default of the strategies.
 
-    `TF_CONFIG` has precedence, followed by a job of `jax.distributed` or JAX's variables,
-    `torchrun`, Open MPI's `mpirun`, other MPI launchers, Horovod and Flux, LSF's `jsrun`, Slurm's
-    `srun`, SageMaker, Vertex AI, Cloud TPU slices, and an indexed Kubernetes job with a service;
-    see the resolvers of each. If none of them applies, there is no cluster: one process trains
-    alone.
+    `TF_CONFIG` has precedence, followed by a job of `jax.distributed` or JAX's variables, Ray
+    Train, `torchrun`, Open MPI's `mpirun`, other MPI launchers, Horovod and Flux, LSF's `jsrun`,
+    Slurm's `srun`, SageMaker, Vertex AI, Cloud TPU slices, and an indexed Kubernetes job with a
+    service; see the resolvers of each. If none of them applies, there is no cluster: one process
+    trains alone.
 
     Raises:
         Exception: The error of the resolver that applies.

@@ -1,0 +1,101 @@
+"""The workers of a Ray Train job, which Ray starts and numbers, but does not connect on CPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from unison.net.listening import listen
+from unison.net.secret import KEY_VARIABLE, new_key
+from unison.runtime.cluster_resolvers.launchers import Launch
+from unison.runtime.cluster_resolvers.ranks import RankedClusterResolver, Ranks
+
+_LAUNCHER = "Ray Train"
+
+
+class RayTrainClusterResolver(RankedClusterResolver):
+    """The workers of a Ray Train job; all are workers, in the order of their world ranks.
+
+    All of them must create it at the same point of the training function. The first one chooses a
+    free port of its node, and Ray tells it to the others, with a new key of the job if the first
+    has no `UNISON_KEY`. Ray has given each worker its GPUs.
+
+    `JaxTrainer` connects the workers itself on TPUs and GPUs; `JAXClusterResolver` then applies.
+
+    Args:
+        port: A free port of the first worker's node. Default: one that is free there now.
+
+    Raises:
+        RuntimeError: This process is no worker of Ray Train, or Ray Train's first version runs it,
+            in which workers cannot tell each other anything.
+
+    Source: Ray, `ray.train.get_context`, `ray.train.collective.broadcast_from_rank_zero`.
+    """
+
+    environment = "ray-train"
+
+    def __init__(self, port: int | None = None):
+        context = _context()
+        if context is None:
+            raise RuntimeError(
+                "Expected a worker of Ray Train. Received: a process in which "
+                "ray.train.get_context() knows of none."
+            )
+        ranks = Ranks(
+            context.get_world_rank(),
+            context.get_world_size(),
+            context.get_local_rank(),
+            context.get_local_world_size(),
+        )
+        told = _told_by_the_first(_meeting_point(port) if ranks.index == 0 else None)
+        if not os.environ.get(KEY_VARIABLE):
+            os.environ[KEY_VARIABLE] = told["key"]
+        super().__init__(_LAUNCHER, ranks, told["host"], told["port"], auto_set_gpu=False)
+
+    @staticmethod
+    def is_here() -> bool:
+        """Returns whether this process is one of several workers of Ray Train."""
+        return ray_train_launch() is not None
+
+
+def ray_train_launch() -> Launch | None:
+    """Returns how Ray Train has started this process as one of several; None if it has not."""
+    context = _context()
+    if context is None or context.get_world_size() < 2:
+        return None
+    return Launch(_LAUNCHER, {}, context.get_world_size(), context.get_world_rank())
+
+
+def _context() -> Any:
+    """Returns Ray Train's context of this process; None if it is no worker of Ray Train."""
+    train = sys.modules.get("ray.train")  # a worker has imported it
+    try:
+        context = None if train is None else train.get_context()
+        return context if context is not None and context.get_world_size() else None
+    except Exception:  # Ray's errors, of several kinds, for processes that are no workers
+        return None
+
+
+def _meeting_point(port: int | None) -> dict[str, Any]:
+    import ray
+
+    host = ray.util.get_node_ip_address()
+    if port is None:
+        with listen(host, 0) as trial:
+            port = trial.getsockname()[1]
+    return {"host": host, "port": port, "key": os.environ.get(KEY_VARIABLE) or new_key()}
+
+
+def _told_by_the_first(own: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns what the first worker passes; all must call this."""
+    try:
+        from ray.train.collective import broadcast_from_rank_zero
+
+        told: dict[str, Any] = broadcast_from_rank_zero(own)
+    except Exception as error:
+        raise RuntimeError(
+            "Expected Ray Train to tell this worker where the first one listens, as its second "
+            f"version does (RAY_TRAIN_V2_ENABLED=1). Received: {type(error).__name__}: {error}"
+        ) from error
+    return told
