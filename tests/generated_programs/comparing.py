@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import tempfile
 import traceback
@@ -54,7 +55,7 @@ def compare(program: Program, run: Callable[[pathlib.Path], Seen]) -> Complaint 
     compared with a second run on as many replicas, which draws the same.
     """
     try:
-        expected = in_folder(lambda folder: reference(program, folder))
+        expected = _expected(program, False)
     except Exception:
         return Complaint("invalid", traceback.format_exc())
     try:
@@ -66,7 +67,7 @@ def compare(program: Program, run: Callable[[pathlib.Path], Seen]) -> Complaint 
         return None
     if program.policy == "float32":
         with in_double_precision():
-            expected = in_folder(lambda folder: reference(program, folder))
+            expected = _expected(program, True)
             seen = in_folder(run)
         in_double = difference(seen, expected, IN_DOUBLE_PRECISION, program)
         return None if in_double is None else Complaint("different", in_double)
@@ -82,6 +83,12 @@ def in_folder(run: Callable[[pathlib.Path], Seen]) -> Seen:
 def is_random(program: Program) -> bool:
     """Whether a program draws random numbers while it trains."""
     return program.has_layer(*RANDOM)
+
+
+@functools.lru_cache(maxsize=2)  # each of two workers is compared with it
+def _expected(program: Program, is_double: bool) -> Seen:
+    """Returns what is to be seen of a program; the precision is what is set."""
+    return in_folder(lambda folder: reference(program, folder))
 
 
 def reference(program: Program, folder: pathlib.Path) -> Seen:
