@@ -28,6 +28,8 @@ def told(worker="worker 0", **about):
         "loss": None,
         "memory": 2**20,
         "device_memory": None,
+        "utilization": None,
+        "checkpoint": None,
         "sent": 0,
         "operations": 0,
         "peak_operations": None,

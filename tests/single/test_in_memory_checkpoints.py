@@ -242,8 +242,8 @@ def test_a_state_of_other_shapes_is_refused(memory, strategy):
 
 def interval_after(memory, measured):
     checkpoints = InMemoryCheckpoints(memory)
-    for each in measured:
-        checkpoints._take_in(each)
+    for step, each in enumerate(measured):
+        checkpoints._take_in(step, each)
     return checkpoints._interval()
 
 
@@ -256,7 +256,11 @@ def test_the_interval_is_that_of_the_wanted_share(memory):
 
 
 def test_the_interval_is_that_of_the_worker_which_needs_the_longest(memory):
-    assert interval_after(memory, [[[0.005, 0.01], [0.02, 0.01], [0.001, 0.01]]]) == 200
+    measured = [[0.005, 0.01], [0.02, 0.01], [0.001, 0.01]]
+    assert interval_after(memory, [measured]) == 200
+    checkpoints = InMemoryCheckpoints(memory)
+    checkpoints._take_in(7, measured)
+    assert checkpoints.latest == pytest.approx((7, 200, 0.01))
 
 
 def test_a_single_slow_checkpoint_and_steps_with_compilation_do_not_count(memory):

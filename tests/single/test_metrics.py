@@ -227,12 +227,13 @@ def test_utilization_is_the_part_of_what_the_devices_could_compute():
     assert of_worker not in metrics_of(exposition(watched(told(), told(now=1001.0)).as_dict()))
 
 
+@pytest.mark.parametrize("asked", ["--metrics-address=127.0.0.1:9400", "--opentelemetry"])
 @pytest.mark.parametrize("option", ["--hosts=a,b", "--env=slurm"])
-def test_metrics_are_of_workers_that_this_command_starts(option, tmp_path, capsys):
+def test_metrics_are_of_workers_that_this_command_starts(option, asked, tmp_path, capsys):
     program = tmp_path / "train.py"
     program.touch()
-    assert main(["run", option, "--metrics-address", "127.0.0.1:9400", str(program)]) == 2
-    assert "--metrics-address" in capsys.readouterr().err
+    assert main(["run", option, asked, str(program)]) == 2
+    assert asked.partition("=")[0] in capsys.readouterr().err
 
 
 def test_the_token_is_on_no_command_line(monkeypatch, tmp_path):
@@ -265,6 +266,7 @@ def names_in(text):
 def known():
     """The names of all metrics."""
     about = {"loss": [1, 0.5], "memory": 1, "device_memory": 1, "sent": 1, "peak_operations": 1}
+    about |= {"utilization": 0.5, "checkpoint": [6, 3, 0.01]}
     job = watched(told(steps=9, now=10.0, **about), told(steps=19, now=11.0, **about))
     state = job.as_dict()
     state["examples_per_second"] = state["last_recovery_seconds"] = 1.0

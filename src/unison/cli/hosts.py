@@ -12,6 +12,7 @@ from unison.cli.errors import CommandError, require_alone
 from unison.cli.programs import program_of
 from unison.monitoring.metrics_endpoint import TOKEN_VARIABLE
 from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
+from unison.monitoring.otlp import VARIABLE as OPENTELEMETRY_VARIABLE
 from unison.net.addresses import own_address
 from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.cluster_resolvers.ranks import PORTS
@@ -22,7 +23,10 @@ _HOST = re.compile(r"(?P<host>[^\s,:]+)(?::(?P<workers>\d+))?")
 
 #: The prefixes of environment variables that the other machines get, and those that they do not.
 _FORWARDED = ("JAX_", "KERAS_", "NCCL_", "PYTHONPATH", "UNISON_", "XLA_")
-_SECRET = (KEY_VARIABLE, "UNISON_ELASTIC_TOKEN", TOKEN_VARIABLE, METRICS_VARIABLE)
+_NOT_FORWARDED = (
+    *(KEY_VARIABLE, "UNISON_ELASTIC_TOKEN", TOKEN_VARIABLE),
+    *(METRICS_VARIABLE, OPENTELEMETRY_VARIABLE),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +76,7 @@ def programs(options: argparse.Namespace) -> tuple[list[Program], list[str]]:
     environment = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_FORWARDED) and name not in _SECRET
+        if name.startswith(_FORWARDED) and name not in _NOT_FORWARDED
     }
     common = ["--nnodes", str(len(hosts)), "--rendezvous", rendezvous, "--no-color"]
     for name in ("rendezvous_timeout", "devices_per_worker"):

@@ -31,6 +31,7 @@ from unison.cli.terminal import Terminal
 from unison.errors import UnavailableError
 from unison.monitoring.launcher import Monitored
 from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
+from unison.monitoring.otlp import VARIABLE as OPENTELEMETRY_VARIABLE
 from unison.net.addresses import LOOPBACK
 from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.launching import (
@@ -142,11 +143,15 @@ def _check(options: argparse.Namespace) -> None:
             raise CommandError(f"{option} is for other places. Give --env, or leave it out.")
         if number is not None and number < 1:
             raise CommandError(f"Expected at least 1 for {option}. Received: {number}")
-    if options.env is not None and options.metrics_address is not None:
-        raise CommandError(
-            "--metrics-address is for workers that this command starts. With --env, set "
-            f"{METRICS_VARIABLE} for those workers."
-        )
+    for option, is_given, variable in (
+        ("--metrics-address", options.metrics_address is not None, METRICS_VARIABLE),
+        ("--opentelemetry", options.opentelemetry, OPENTELEMETRY_VARIABLE),
+    ):
+        if options.env is not None and is_given:
+            raise CommandError(
+                f"{option} is for workers that this command starts. With --env, set {variable} for "
+                "those workers."
+            )
     if options.env == "tf-config" and options.nodes is not None:
         raise CommandError("--nodes is for other machines: give -n for the workers of this one.")
     if options.nodes is not None and options.workers is not None:
@@ -170,6 +175,7 @@ def _check(options: argparse.Namespace) -> None:
             "--nnodes": options.nnodes is not None,
             "--host": options.host is not None,
             "--metrics-address": options.metrics_address is not None,
+            "--opentelemetry": options.opentelemetry,
         }
         hosts.check(options, others | several)
     else:

@@ -19,11 +19,12 @@ from rich.text import Text
 
 from unison.cli.errors import CommandError
 from unison.cli.programs import program_of
-from unison.monitoring import grafana
+from unison.monitoring import grafana, otlp
 from unison.monitoring.first_worker import VARIABLE
 from unison.monitoring.launcher import Monitored
 from unison.monitoring.metrics_endpoint import TOKEN_VARIABLE, place_of
 from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
+from unison.monitoring.otlp import VARIABLE as OPENTELEMETRY_VARIABLE
 from unison.monitoring.running_jobs import RunningJob, running_jobs
 from unison.net.runtime_folder import runtime_folder
 from unison.planning.memory import in_units
@@ -86,6 +87,12 @@ def add_option(parser: argparse.ArgumentParser) -> None:
         help="serve the job's metrics there, for Prometheus on any machine; the token that it "
         f"sends is in {TOKEN_VARIABLE} (default: {METRICS_VARIABLE})",
     )
+    parser.add_argument(
+        "--opentelemetry",
+        action="store_true",
+        help="send the job's metrics to OpenTelemetry, where its variables (OTEL_*) say (default: "
+        f"{OPENTELEMETRY_VARIABLE}=1)",
+    )
 
 
 def monitored(options: argparse.Namespace, kind: str, workers: list[str]) -> Monitored:
@@ -94,11 +101,13 @@ def monitored(options: argparse.Namespace, kind: str, workers: list[str]) -> Mon
         os.environ.pop(VARIABLE, None)  # else its first worker would serve it
     try:
         metrics = place_of(options.metrics_address)
-    except ValueError as error:
+        is_exported = otlp.is_asked(options.opentelemetry)
+        for variable in (METRICS_VARIABLE, OPENTELEMETRY_VARIABLE):
+            os.environ.pop(variable, None)  # else the first worker would serve them, too
+        program = shlex.join(program_of(options))
+        return Monitored(program, kind, workers, not options.no_monitor, metrics, is_exported)
+    except (ImportError, ValueError) as error:
         raise CommandError(str(error)) from error
-    os.environ.pop(METRICS_VARIABLE, None)  # else the first worker would serve them, too
-    program = shlex.join(program_of(options))
-    return Monitored(program, kind, workers, not options.no_monitor, metrics)
 
 
 def _run(options: argparse.Namespace) -> int:

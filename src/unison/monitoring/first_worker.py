@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from unison.errors import UnavailableError
+from unison.monitoring import otlp
 from unison.monitoring.metrics_endpoint import place_of
 from unison.runtime import liveness
 from unison.runtime.cluster import ClusterSpec
@@ -122,9 +123,11 @@ def _serve(names: list[str], kind: str) -> bool:
 
     global _served
     try:
-        job = Monitored(shlex.join(sys.argv), kind, names, metrics=place_of(None))
+        job = Monitored(
+            shlex.join(sys.argv), kind, names, metrics=place_of(None), is_exported=otlp.is_asked()
+        )
         job.__enter__()
-    except (UnavailableError, ValueError) as error:  # monitoring must not end a job
+    except (ImportError, UnavailableError, ValueError) as error:  # monitoring must not end a job
         logger.warning("This job's metrics are not served: %s", error)
         job = Monitored(shlex.join(sys.argv), kind, names)
         job.__enter__()

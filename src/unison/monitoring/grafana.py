@@ -67,6 +67,33 @@ _PANELS = (
         (_Query("unison_worker_mfu{}", "{{worker}}"),),
     ),
     _Panel(
+        "Utilization of devices",
+        "percentunit",
+        "timeseries",
+        12,
+        (_Query("unison_worker_device_utilization{}", "{{worker}}"),),
+    ),
+    _Panel(
+        "Time for in-memory checkpoints",
+        "percentunit",
+        "timeseries",
+        12,
+        (_Query("unison_worker_checkpoint_share{}", "{{worker}}"),),
+    ),
+    _Panel(
+        "Steps since the latest in-memory checkpoint",
+        "none",
+        "timeseries",
+        12,
+        (
+            _Query(
+                "unison_worker_steps_total{} - on (job, instance, worker) "
+                "unison_worker_checkpoint_step{}",
+                "{{worker}}",
+            ),
+        ),
+    ),
+    _Panel(
         "Bytes sent a second",
         "Bps",
         "timeseries",

@@ -370,6 +370,7 @@ class WatchedJob:
                 "others": others,
                 "computing": 1.0 - share - (others or 0.0),
             }
+        checkpoint, interval, share = latest.get("checkpoint") or (None, None, None)
         return {
             "name": worker.name,
             "process": latest.get("process"),
@@ -381,11 +382,15 @@ class WatchedJob:
             "straggles": straggles if is_running else None,
             "memory_bytes": latest.get("memory"),
             "device_bytes": latest.get("device_memory"),
+            "utilization": latest.get("utilization") if is_running else None,
             "mfu": worker.mfu if is_running else None,
             "sent_bytes": latest.get("sent"),
             "sent_bytes_per_second": worker.rate("sent") if is_running else None,
             "loss": worker.loss,
             "loss_is_finite": worker.loss_is_finite,
+            "checkpoint_step": checkpoint,
+            "checkpoint_interval": interval,
+            "checkpoint_share": share,
             "silent_seconds": now - worker.heard_at if latest else None,
         }
 
@@ -528,6 +533,8 @@ _FIELDS: Mapping[str, tuple[type | tuple[type, ...], bool]] = {
     "sent": (int, True),
     "operations": (int, False),
     "peak_operations": ((int, float), True),
+    "utilization": ((int, float), True),
+    "checkpoint": (list, True),
 }
 
 
@@ -548,6 +555,9 @@ def checked(told: Mapping[str, Any]) -> dict[str, Any]:
         for step, at, has_paused in found["marks"][:_MOST_MARKS]
     ]
     _finite(found["now"]), _finite(found["waited"])
+    if found["checkpoint"] is not None:
+        step, interval, share = found["checkpoint"]
+        found["checkpoint"] = (int(step), int(interval), _finite(share))
     if found["loss"] is not None:
         step, loss = found["loss"]
         found["loss_is_finite"] = math.isfinite(float(loss))

@@ -19,6 +19,7 @@ from unison.errors import UnavailableError
 from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
 from unison.monitoring.metrics_endpoint import MetricsEndpoint, MetricsPlace
+from unison.monitoring.otlp import OpenTelemetryExport
 from unison.monitoring.running_jobs import RunningJob, published
 from unison.runtime.launching import Program
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
@@ -40,12 +41,14 @@ class Monitored:
         workers: The workers' names.
         is_wanted: Whether `unison top` may monitor the job.
         metrics: Where its metrics are served, too.
+        is_exported: Whether OpenTelemetry gets them, too.
 
     Attributes:
         job: The job's state.
 
     Raises:
         UnavailableError: The metrics cannot be served there.
+        ImportError: OpenTelemetry's SDK is not installed.
 
     Examples:
         >>> with Monitored("train.py", "workers", ["worker 0"]) as monitored:
@@ -60,12 +63,14 @@ class Monitored:
         workers: Sequence[str],
         is_wanted: bool = True,
         metrics: MetricsPlace | None = None,
+        is_exported: bool = False,
     ):
         self._program = program
         self._workers = list(workers)
         self.job = WatchedJob(program, kind, workers)
         self._is_wanted = is_wanted
         self._metrics = metrics
+        self._export = OpenTelemetryExport(self.job) if is_exported else None
         self._collector: Collector | None = None
         self._end = contextlib.ExitStack()
 
@@ -78,6 +83,8 @@ class Monitored:
                     message=f"Cannot serve metrics at {self._metrics.host}:{self._metrics.port}: "
                     f"{error}. Give an address of this machine and a free port"
                 ) from error
+        if self._export is not None:
+            self._end.enter_context(self._export)
         if self._is_wanted:
             try:
                 with contextlib.ExitStack() as undoing:
@@ -96,7 +103,8 @@ class Monitored:
     @property
     def is_watched(self) -> bool:
         """Whether it is being served."""
-        return self._collector is not None or self._metrics is not None
+        receivers = (self._collector, self._metrics, self._export)
+        return any(each is not None for each in receivers)
 
     def starts_again(self, workers: Sequence[str], line: str) -> None:
         """Takes note that all workers are started again; `line` says so."""

@@ -24,6 +24,8 @@ from unison.monitoring.process import (
     peak_operations,
     resident_bytes,
 )
+from unison.monitoring.utilization import Utilization
+from unison.runtime.host_memory import worker_memory
 from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.strategies import observing
 from unison.strategies.default import DefaultStrategy
@@ -155,6 +157,7 @@ class Reporter:
         self.meter = Meter()
         self._send = send
         self._sent = SentBytes()
+        self._utilization = Utilization()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unison-monitor", daemon=True)
 
@@ -199,7 +202,20 @@ class Reporter:
             "operations": meter.operations,
             "peak_operations": _times(meter.cores_per_replica, peak_operations(meter.devices)),
             "sent": self._sent.count(),
+            "utilization": self._utilization.of(meter.devices),
+            "checkpoint": _latest_checkpoint(),
         }
+
+
+def _latest_checkpoint() -> list[float] | None:
+    """Returns about the latest in-memory checkpoint; None if there is none."""
+    if worker_memory() is None:
+        return None
+    from unison.train.in_memory import in_memory_checkpoints  # not in jobs without
+
+    checkpoints = in_memory_checkpoints()
+    latest = None if checkpoints is None else checkpoints.latest
+    return None if latest is None else [*latest]
 
 
 def _times(number: int, value: float | None) -> float | None:

@@ -20,7 +20,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from unison.runtime import liveness, process_group
 from unison.runtime.agreement import Talk
@@ -56,6 +56,20 @@ _NOTHING = -1
 _NEWS = 2.5
 
 
+class Latest(NamedTuple):
+    """A checkpoint that all workers have completed.
+
+    Attributes:
+        step: Its step.
+        interval: The number of steps from one to the next.
+        share: The part of the time that checkpoints take of the worker whose cost most.
+    """
+
+    step: int
+    interval: int
+    share: float
+
+
 class InMemoryCheckpoints:
     """The checkpoints of a worker in its host's memory.
 
@@ -64,11 +78,13 @@ class InMemoryCheckpoints:
 
     Attributes:
         steps: The number of steps that the state has taken part in, since the job's beginning.
+        latest: The latest checkpoint; None if there is none yet.
     """
 
     def __init__(self, memory: WorkerMemory):
         self._memory = memory
         self.steps = 0
+        self.latest: Latest | None = None
         self._due = _BEFORE_ALLOCATION
         self._writer = BackgroundWriter()
         self._talk: Talk | None = None
@@ -224,7 +240,7 @@ class InMemoryCheckpoints:
         self._await_copy(step)
         if self._talk is None:
             self._talk = process_group.talk_of_its_own("in-memory checkpoints")
-        self._take_in(self._talk.ask([cost, pace]))
+        self._take_in(step, self._talk.ask([cost, pace]))
 
     def _await_copy(self, step: int) -> None:
         """Waits until another machine has a copy of this worker's record, if one is to get it.
@@ -246,21 +262,22 @@ class InMemoryCheckpoints:
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    def _take_in(self, measured: Sequence[Sequence[float]]) -> None:
-        """Takes note of what all workers have measured."""
+    def _take_in(self, step: int, measured: Sequence[Sequence[float]]) -> None:
+        """Takes note of what all workers have measured for a checkpoint."""
         self._measured.append(measured)
         interval = self._interval()
+        cost, pace = max(self._costs(), key=lambda own: own[0] / own[1])
+        self.latest = Latest(step, interval, cost / (interval * pace))
         is_news = not self._logged / _NEWS <= interval <= self._logged * _NEWS
         if is_news and len(self._measured) == _REMEMBERED and process_group.is_first():
             self._logged = interval
-            cost, pace = max(self._costs(), key=lambda own: own[0] / own[1])
             logger.info(
                 "In-memory checkpoints: every %d steps (%.2g s), each %.2g ms, which is %.2g %% of "
                 "the time.",
                 interval,
                 interval * pace,
                 1000 * cost,
-                100 * cost / (interval * pace),
+                100 * self.latest.share,
             )
 
     # -- an earlier start of the job ---------------------------------------------------------
