@@ -148,12 +148,38 @@ def test_the_steps_examples_and_loss_of_fit_are_counted(meter, strategy):
 
 
 def test_a_loss_is_that_of_the_examples_since_the_last_look(meter):
-    meter._loss = (4, [np.float32(12.0), np.float32(4.0)])
+    meter._loss = (4, [np.float32(12.0), np.float32(4.0)], 1)
     assert meter.loss() == (4, 3.0)
-    meter._loss = (8, [np.float32(16.0), np.float32(8.0)])
+    meter._loss = (8, [np.float32(16.0), np.float32(8.0)], 1)
     assert meter.loss() == (8, 1.0)
-    meter._loss = (9, [np.float32(0.5), np.float32(1.0)])  # the next epoch
+    meter._loss = (9, [np.float32(0.5), np.float32(1.0)], 2)  # the next epoch
     assert meter.loss() == (9, 0.5)
+
+
+def test_a_loss_is_that_of_its_epoch_if_the_one_before_was_left_earlier(meter, strategy):
+    import keras
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, trainable=False)])
+        model.compile("sgd", "mse")
+    losses = []
+
+    class Looking(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            # In the first epoch after the first step, in the second one after the third.
+            if (self.params["epoch"], batch) in [(0, 0), (1, 2)]:
+                losses.append(loss_when_ready(meter))
+            else:
+                meter._loss = None
+                meter._next_loss = 0.0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.params["epoch"] = epoch
+
+    x = np.zeros((6, 1), np.float32)
+    y = np.float32([[9], [9], [1], [1], [2], [2]])
+    model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0, callbacks=[Looking()])
+    assert losses == [(1, 81.0), (6, pytest.approx((81 + 1 + 4) / 3))]
 
 
 def test_a_loss_that_is_not_computed_or_deleted_is_not_read(meter):

@@ -109,6 +109,8 @@ class ReplicaTrainer:
         self.strategy = strategy
         if not is_filtering():  # all of it is shown
             keras.config.disable_traceback_filtering()
+        #: The number of times that the metrics began anew, as at the begin of each epoch.
+        self.metric_resets = 0
         #: The number of steps of the current epoch; None if it is unknown.
         self.steps_per_epoch: int | None = None
         #: The number of examples so far.
@@ -155,7 +157,9 @@ class ReplicaTrainer:
             compute_loss_and_updates=jax.named_scope(FORWARD)(with_pipelined_loss(model)),
             jax_state_sync=self._store_state,
             # They write one variable after another: all of them or none.
-            reset_metrics=without_signals(model.reset_metrics),
+            reset_metrics=functools.partial(
+                self._reset_metrics, without_signals(model.reset_metrics)
+            ),
             set_weights=without_signals(model.set_weights),
             _aggregate_additional_loss=aggregating_scaled(model._aggregate_additional_loss),
             _get_metrics_result_or_logs=_on_the_host(model._get_metrics_result_or_logs),
@@ -165,6 +169,10 @@ class ReplicaTrainer:
         )
         for made in trainer_made:
             made(self)
+
+    def _reset_metrics(self, reset: Callable[[], None]) -> None:
+        reset()
+        self.metric_resets += 1
 
     # -- the model's state -----------------------------------------------------------------
 

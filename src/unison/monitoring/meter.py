@@ -70,8 +70,10 @@ class Meter:
         self._step_name: str | None = None
         self._counted_steps = 0
         self._next_loss = 0.0
-        self._loss: tuple[int, list[Any]] | None = None
-        self._sums = (0.0, 0.0)
+        #: A loss that is being computed: its step, its parts, and their number of resets.
+        self._loss: tuple[int, list[Any], int] | None = None
+        #: The total and the count at the last look, and their number of resets.
+        self._sums = (0.0, 0.0, 0)
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class Meter:
         if taken is None or not all(map(_is_ready, taken[1])):
             return None
         self._loss = None
-        step, arrays = taken
+        step, arrays, resets = taken
         try:
             values = [float(np.sum(np.asarray(array))) for array in arrays]
         except (RuntimeError, TypeError, ValueError):  # deleted in the meantime, or not a number
@@ -183,8 +185,8 @@ class Meter:
             return step, values[0]
         half = len(values) // 2
         total, count = sum(values[:half]), sum(values[half:])
-        before, self._sums = self._sums, (total, count)
-        if count > before[1]:  # same epoch: only the values since the last call
+        before, self._sums = self._sums, (total, count, resets)
+        if resets == before[2]:  # the same epoch: only the values since the last call
             total, count = total - before[0], count - before[1]
         return None if not count else (step, total / count)
 
@@ -196,7 +198,7 @@ class Meter:
 
     def note_loss(self, value: Any) -> None:
         """Sets a loss that the program reports."""
-        self._loss = (self.steps, [value])
+        self._loss = (self.steps, [value], 0)
 
     def _take_loss(self, trainer: Any) -> None:
         """Starts a copy of Keras' mean of the loss, for this process's replicas."""
@@ -212,7 +214,7 @@ class Meter:
             place = next(i for i, known in enumerate(variables) if known is variable)
             shards = running.state[start + place].addressable_shards
             arrays += [jnp.copy(shard.data) for shard in shards]
-        self._loss = (self.steps, arrays)
+        self._loss = (self.steps, arrays, trainer.metric_resets)
 
 
 def _is_ready(value: Any) -> bool:
