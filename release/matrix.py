@@ -74,6 +74,8 @@ def main() -> int:
     parser.add_argument("--python", metavar="3.14", help="the newest JAX, with a newer Python")
     options = parser.parse_args()
     newest = TESTED_SETS[-1]
+    if (options.canary and (options.jax or options.quick)) or (options.python and options.jax):
+        parser.error("--canary and --python say which tested set: --jax and --quick choose others")
     if options.python:
         if version_of(options.python) < version_of(newest.python):
             parser.error(f"--python must be {newest.python} or newer. Received: {options.python}")

@@ -151,7 +151,7 @@ def test_without_encryption_it_can_be(slow_hosts, tmp_path):
 
 def in_memory_job(hosts, spare, folder):
     """Trains on hosts; if one is cut off, on the spare one in its place. Returns the output."""
-    given = ("loop", "slow=0.05", "epochs=6", "timeout=8")
+    given = ("loop", "slow=0.05", "epochs=6", "timeout=20")
     rendezvous = f"{hosts[0].address}:29400"
     folder.mkdir()
     with contextlib.ExitStack() as ending:

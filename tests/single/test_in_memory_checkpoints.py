@@ -258,9 +258,16 @@ def test_the_interval_is_that_of_the_wanted_share(memory):
 def test_the_interval_is_that_of_the_worker_which_needs_the_longest(memory):
     measured = [[0.005, 0.01], [0.02, 0.01], [0.001, 0.01]]
     assert interval_after(memory, [measured]) == 200
+
+
+def test_the_cost_is_that_of_this_worker_at_the_interval_that_is_kept(memory):
     checkpoints = InMemoryCheckpoints(memory)
-    checkpoints._take_in(7, measured)
-    assert checkpoints.latest == pytest.approx((7, 200, 0.01))
+    assert checkpoints.cost() is None
+    checkpoints.steps = 40
+    checkpoints._begin_interval(20)  # it grows to 200
+    checkpoints._take_in(40, [[0.005, 0.01], [0.02, 0.01]])
+    checkpoints.steps = 50
+    assert checkpoints.cost() == pytest.approx((10, 20, 0.025))
 
 
 def test_a_single_slow_checkpoint_and_steps_with_compilation_do_not_count(memory):

@@ -7,12 +7,14 @@ the code or the documentation that the resolver's docstring names, without what 
 import json
 import os
 import sys
+import threading
 import types
 from typing import NamedTuple
 
 import pytest
 
 import unison
+from unison.errors import DeadlineExceededError
 from unison.runtime.cluster import check_cluster
 from unison.runtime.cluster_resolvers import (
     AutomaticClusterResolver,
@@ -23,6 +25,7 @@ from unison.runtime.cluster_resolvers import (
     SageMakerClusterResolver,
     TorchrunClusterResolver,
     VertexClusterResolver,
+    ray_train,
     sagemaker,
 )
 from unison.runtime.cluster_resolvers.ranks import derived_port
@@ -315,11 +318,12 @@ def test_the_devices_of_jax_are_not_divided_again(started):
 class WorkerOfRayTrain:
     """Ray's modules as a worker sees them; the real ones are in `tests/soak/test_ray_train.py`."""
 
-    def __init__(self, rank, patch, told=None):
-        self.rank, self.told = rank, told
+    def __init__(self, rank, patch, told=None, gpus=()):
+        self.rank, self.told, self.gpus = rank, told, gpus
         names = ("ray", "ray.train", "ray.train.collective")
         ray, train, collective = (types.ModuleType(name) for name in names)
         ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+        ray.get_gpu_ids = lambda: self.gpus
         train.get_context = lambda: self
         collective.broadcast_from_rank_zero = self.broadcast
         for module in (ray, train, collective):
@@ -364,6 +368,35 @@ def test_ray_train_is_asked_before_the_variables_that_it_sets_for_torch(started,
     found = AutomaticClusterResolver()
     assert found.environment == "ray-train"
     assert found.cluster_spec().task_address("worker", 0) == "10.0.0.1:5000"
+
+
+def test_a_worker_of_ray_train_takes_the_gpus_that_ray_has_given_to_it(started, monkeypatch):
+    started({"CUDA_VISIBLE_DEVICES": "0,1"})  # TorchTrainer's, for both workers of a node
+    WorkerOfRayTrain(1, monkeypatch, {"host": "10.0.0.1", "port": 5000, "key": None}, [1])
+    AutomaticClusterResolver().cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_the_users_key_is_not_told_to_ray(started, monkeypatch):
+    started({"UNISON_KEY": "cd" * 32})
+    worker = WorkerOfRayTrain(0, monkeypatch)
+    RayTrainClusterResolver()
+    assert worker.told["key"] is None
+    assert os.environ["UNISON_KEY"] == "cd" * 32
+
+
+def test_a_worker_of_ray_train_does_not_wait_for_ever(started, monkeypatch):
+    started({})
+    worker = WorkerOfRayTrain(1, monkeypatch)
+    ended = threading.Event()
+    worker.broadcast = lambda told: ended.wait(60)
+    sys.modules["ray.train.collective"].broadcast_from_rank_zero = worker.broadcast
+    monkeypatch.setattr(ray_train, "_TIMEOUT", 0.1)
+    try:
+        with pytest.raises(DeadlineExceededError, match=r"Not all workers .* within 0\.1 s"):
+            AutomaticClusterResolver()
+    finally:
+        ended.set()
 
 
 def test_a_strategy_that_ignores_the_workers_of_ray_train_is_refused(started, monkeypatch):

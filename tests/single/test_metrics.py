@@ -266,7 +266,7 @@ def names_in(text):
 def known():
     """The names of all metrics."""
     about = {"loss": [1, 0.5], "memory": 1, "device_memory": 1, "sent": 1, "peak_operations": 1}
-    about |= {"utilization": 0.5, "checkpoint": [6, 3, 0.01]}
+    about |= {"utilization": 0.5, "checkpoint": [1, 3, 0.01]}
     job = watched(told(steps=9, now=10.0, **about), told(steps=19, now=11.0, **about))
     state = job.as_dict()
     state["examples_per_second"] = state["last_recovery_seconds"] = 1.0

@@ -148,11 +148,11 @@ def test_the_steps_examples_and_loss_of_fit_are_counted(meter, strategy):
 
 
 def test_a_loss_is_that_of_the_examples_since_the_last_look(meter):
-    meter._loss = (4, [np.float32(12.0), np.float32(4.0)], 1)
+    meter._loss = (4, [np.float32(12.0), np.float32(4.0)], "first")
     assert meter.loss() == (4, 3.0)
-    meter._loss = (8, [np.float32(16.0), np.float32(8.0)], 1)
+    meter._loss = (8, [np.float32(16.0), np.float32(8.0)], "first")
     assert meter.loss() == (8, 1.0)
-    meter._loss = (9, [np.float32(0.5), np.float32(1.0)], 2)  # the next epoch
+    meter._loss = (9, [np.float32(0.5), np.float32(1.0)], "next")
     assert meter.loss() == (9, 0.5)
 
 
@@ -180,6 +180,31 @@ def test_a_loss_is_that_of_its_epoch_if_the_one_before_was_left_earlier(meter, s
     y = np.float32([[9], [9], [1], [1], [2], [2]])
     model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0, callbacks=[Looking()])
     assert losses == [(1, 81.0), (6, pytest.approx((81 + 1 + 4) / 3))]
+
+
+def test_a_report_of_an_older_version_lacks_what_may_be_unknown():
+    report = told(steps=3)
+    for name in ("utilization", "checkpoint", "peak_operations"):
+        del report[name]
+    worker = watched(report).as_dict()["workers"][0]
+    assert worker["step"] == 3
+    assert worker["utilization"] is worker["checkpoint_age"] is None
+
+
+def test_a_loss_is_that_of_its_model(meter, strategy):
+    import keras
+
+    losses = []
+    looking = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(loss_when_ready(meter))
+    )
+    x = np.zeros((4, 1), np.float32)
+    for target in (10.0, 1.0):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        model.fit(x, x + target, batch_size=2, shuffle=False, verbose=0, callbacks=[looking])
+    assert [loss for _, loss in losses] == [100.0, 100.0, 1.0, 1.0]
 
 
 def test_a_loss_that_is_not_computed_or_deleted_is_not_read(meter):

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import os
 import sys
 import threading
 import time
@@ -13,9 +14,17 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from monitoring_reports import told, watched
 from unison.cli import main
-from unison.monitoring import otlp
+from unison.monitoring import first_worker, otlp
 from unison.monitoring.launcher import Monitored
 from unison.monitoring.otlp import OpenTelemetryExport
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_said(monkeypatch):
+    """Removes what the developer's environment says."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -60,14 +69,13 @@ def values_in(request):
     return values, counters
 
 
-def service(request):
+def about(request):
     (of_resource,) = request.resource_metrics
-    about = {each.key: each.value.string_value for each in of_resource.resource.attributes}
-    return about["service.name"]
+    return {each.key: each.value.string_value for each in of_resource.resource.attributes}
 
 
 def test_a_collector_gets_metrics_while_a_job_runs_and_at_its_end(collector):
-    job = watched(told(steps=7, memory=1000, checkpoint=[6, 3, 0.01], utilization=0.5))
+    job = watched(told(steps=7, memory=1000, checkpoint=[1, 3, 0.01], utilization=0.5))
     with OpenTelemetryExport(job):
         deadline = time.monotonic() + 20
         while len(collector) < 2:
@@ -76,7 +84,8 @@ def test_a_collector_gets_metrics_while_a_job_runs_and_at_its_end(collector):
         job.hear(told(steps=9))
     path, request = collector[0]
     assert path == "/v1/metrics"
-    assert service(request) == "unison"
+    assert about(request)["service.name"] == "unison"
+    assert about(request)["service.instance.id"].endswith(f"-{os.getpid()}")
     values, counters = values_in(request)
     of_worker = ("worker", "worker 0")
     assert values["unison_steps",] == 7
@@ -92,17 +101,57 @@ def test_a_collector_gets_metrics_while_a_job_runs_and_at_its_end(collector):
 
 def test_the_name_of_the_service_is_the_users(collector, monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "training")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=7,team=vision")
     with OpenTelemetryExport(watched(told())):
         pass
-    assert service(collector[-1][1]) == "training"
+    found = about(collector[-1][1])
+    assert found["service.name"] == "training"
+    assert found["service.instance.id"] == "7"
+    assert found["team"] == "vision"
+
+
+def test_a_forked_child_sends_nothing(collector):
+    with OpenTelemetryExport(watched(told())):
+        child = os.fork()
+        if not child:
+            time.sleep(0.5)
+            os._exit(threading.active_count() - 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "a minute"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+    ],
+)
+def test_a_malformed_variable_ends_the_command(name, value, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(name, value)
+    program = tmp_path / "train.py"
+    program.write_text("")
+    assert main(["run", "--opentelemetry", str(program)]) == 2
+    assert value in capsys.readouterr().err
+
+
+def test_the_first_worker_sends_what_it_can(collector, monkeypatch, caplog):
+    monkeypatch.setenv("UNISON_OPENTELEMETRY", "1")
+    monkeypatch.setenv("UNISON_METRICS_ADDRESS", "nowhere")
+    job = first_worker._entered(["worker 0"], "workers")
+    job.hear("worker 0", told(steps=3))
+    job.__exit__()
+    assert values_in(collector[-1][1])[0]["unison_steps",] == 3
+    assert caplog.text.count("Expected HOST:PORT") == 1
 
 
 def test_where_nobody_listens_the_job_goes_on(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    begun = time.monotonic()
-    with OpenTelemetryExport(watched(told())):
+    monkeypatch.setattr(otlp, "_LAST_WORD", 0.2)
+    with OpenTelemetryExport(watched(told())) as export:
         pass
-    assert time.monotonic() < begun + 20
+    export._thread.join(20)
+    assert not export._thread.is_alive()
     assert "metrics" in caplog.text
 
 

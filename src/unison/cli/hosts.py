@@ -73,6 +73,8 @@ def programs(options: argparse.Namespace) -> tuple[list[Program], list[str]]:
     first = hosts[0][0].rpartition("@")[2]
     rendezvous = options.rendezvous or f"{first}:{random.SystemRandom().choice(PORTS)}"
     key = new_key()
+    for variable in (METRICS_VARIABLE, OPENTELEMETRY_VARIABLE):
+        os.environ.pop(variable, None)  # else this machine's part would have its metrics
     environment = {
         name: value
         for name, value in sorted(os.environ.items())

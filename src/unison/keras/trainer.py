@@ -109,8 +109,8 @@ class ReplicaTrainer:
         self.strategy = strategy
         if not is_filtering():  # all of it is shown
             keras.config.disable_traceback_filtering()
-        #: The number of times that the metrics began anew, as at the begin of each epoch.
-        self.metric_resets = 0
+        #: Another object whenever the metrics have begun anew, as at the begin of each epoch.
+        self.epoch_of_metrics = object()
         #: The number of steps of the current epoch; None if it is unknown.
         self.steps_per_epoch: int | None = None
         #: The number of examples so far.
@@ -172,7 +172,7 @@ class ReplicaTrainer:
 
     def _reset_metrics(self, reset: Callable[[], None]) -> None:
         reset()
-        self.metric_resets += 1
+        self.epoch_of_metrics = object()
 
     # -- the model's state -----------------------------------------------------------------
 

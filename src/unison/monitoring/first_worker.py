@@ -119,24 +119,39 @@ def _served_with(resolver: Any) -> tuple[list[str], str]:
 
 def _serve(names: list[str], kind: str) -> bool:
     """Starts serving the workers with these names, the first of which is this process."""
-    from unison.monitoring.launcher import Monitored
-
     global _served
-    try:
-        job = Monitored(
-            shlex.join(sys.argv), kind, names, metrics=place_of(None), is_exported=otlp.is_asked()
-        )
-        job.__enter__()
-    except (ImportError, UnavailableError, ValueError) as error:  # monitoring must not end a job
-        logger.warning("This job's metrics are not served: %s", error)
-        job = Monitored(shlex.join(sys.argv), kind, names)
-        job.__enter__()
+    job = _entered(names, kind)
     if not job.is_watched:
         return False
     _served = _Served(job, names)
     atexit.register(close)
     logger.info("On %s, `unison top %d` shows this job.", socket.gethostname(), os.getpid())
     return True
+
+
+def _entered(names: list[str], kind: str) -> Any:
+    """Returns the monitoring of a job, which runs, without the receivers that are impossible."""
+    from unison.monitoring.launcher import Monitored
+
+    receivers: dict[str, Callable[[], Any]] = {
+        "metrics": lambda: place_of(None),
+        "is_exported": otlp.is_asked,
+    }
+    complaints = set()
+    for left_out in ((), ("is_exported",), ("metrics",)):
+        try:
+            given = {name: ask() for name, ask in receivers.items() if name not in left_out}
+            job = Monitored(shlex.join(sys.argv), kind, names, **given)
+            job.__enter__()
+        except (ImportError, UnavailableError, ValueError) as error:  # they must not end a job
+            if str(error) not in complaints:
+                logger.warning("This job's metrics are not served: %s", error)
+            complaints.add(str(error))
+        else:
+            return job
+    job = Monitored(shlex.join(sys.argv), kind, names)
+    job.__enter__()
+    return job
 
 
 class _Clock:

@@ -85,13 +85,7 @@ _PANELS = (
         "none",
         "timeseries",
         12,
-        (
-            _Query(
-                "unison_worker_steps_total{} - on (job, instance, worker) "
-                "unison_worker_checkpoint_step{}",
-                "{{worker}}",
-            ),
-        ),
+        (_Query("unison_worker_checkpoint_age_steps{}", "{{worker}}"),),
     ),
     _Panel(
         "Bytes sent a second",

@@ -370,7 +370,7 @@ class WatchedJob:
                 "others": others,
                 "computing": 1.0 - share - (others or 0.0),
             }
-        checkpoint, interval, share = latest.get("checkpoint") or (None, None, None)
+        age, interval, share = latest.get("checkpoint") or (None, None, None)
         return {
             "name": worker.name,
             "process": latest.get("process"),
@@ -388,7 +388,7 @@ class WatchedJob:
             "sent_bytes_per_second": worker.rate("sent") if is_running else None,
             "loss": worker.loss,
             "loss_is_finite": worker.loss_is_finite,
-            "checkpoint_step": checkpoint,
+            "checkpoint_age": age,
             "checkpoint_interval": interval,
             "checkpoint_share": share,
             "silent_seconds": now - worker.heard_at if latest else None,
@@ -544,9 +544,9 @@ def checked(told: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError, TypeError, ValueError: The report is invalid.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for name, (kind, may_be_none) in _FIELDS.items():
-        value = found[name] = told[name]
+        value = found[name] = told.get(name) if may_be_none else told[name]
         if not (isinstance(value, kind) or (value is None and may_be_none)):
             raise TypeError(f"Expected {name} to be {kind}. Received: {value!r}")
     found["worker"] = found["worker"][:_MOST_TEXT]
@@ -555,9 +555,9 @@ def checked(told: Mapping[str, Any]) -> dict[str, Any]:
         for step, at, has_paused in found["marks"][:_MOST_MARKS]
     ]
     _finite(found["now"]), _finite(found["waited"])
-    if found["checkpoint"] is not None:
-        step, interval, share = found["checkpoint"]
-        found["checkpoint"] = (int(step), int(interval), _finite(share))
+    if (checkpoint := found["checkpoint"]) is not None:
+        age, interval, share = checkpoint
+        found["checkpoint"] = (int(age), int(interval), _finite(share))
     if found["loss"] is not None:
         step, loss = found["loss"]
         found["loss_is_finite"] = math.isfinite(float(loss))

@@ -49,6 +49,7 @@ class Monitored:
     Raises:
         UnavailableError: The metrics cannot be served there.
         ImportError: OpenTelemetry's SDK is not installed.
+        ValueError: One of its variables is malformed.
 
     Examples:
         >>> with Monitored("train.py", "workers", ["worker 0"]) as monitored:
@@ -83,7 +84,7 @@ class Monitored:
                     message=f"Cannot serve metrics at {self._metrics.host}:{self._metrics.port}: "
                     f"{error}. Give an address of this machine and a free port"
                 ) from error
-        if self._export is not None:
+        if self._export is not None:  # nothing below raises
             self._end.enter_context(self._export)
         if self._is_wanted:
             try:

@@ -70,10 +70,10 @@ class Meter:
         self._step_name: str | None = None
         self._counted_steps = 0
         self._next_loss = 0.0
-        #: A loss that is being computed: its step, its parts, and their number of resets.
-        self._loss: tuple[int, list[Any], int] | None = None
-        #: The total and the count at the last look, and their number of resets.
-        self._sums = (0.0, 0.0, 0)
+        #: A loss that is being computed: its step, its parts, and the epoch over which they go.
+        self._loss: tuple[int, list[Any], object] | None = None
+        #: The total and the count at the last look, and their epoch.
+        self._sums: tuple[float, float, object] = (0.0, 0.0, None)
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Meter:
         if taken is None or not all(map(_is_ready, taken[1])):
             return None
         self._loss = None
-        step, arrays, resets = taken
+        step, arrays, epoch = taken
         try:
             values = [float(np.sum(np.asarray(array))) for array in arrays]
         except (RuntimeError, TypeError, ValueError):  # deleted in the meantime, or not a number
@@ -185,8 +185,8 @@ class Meter:
             return step, values[0]
         half = len(values) // 2
         total, count = sum(values[:half]), sum(values[half:])
-        before, self._sums = self._sums, (total, count, resets)
-        if resets == before[2]:  # the same epoch: only the values since the last call
+        before, self._sums = self._sums, (total, count, epoch)
+        if epoch is before[2]:  # only the values since the last call
             total, count = total - before[0], count - before[1]
         return None if not count else (step, total / count)
 
@@ -198,7 +198,7 @@ class Meter:
 
     def note_loss(self, value: Any) -> None:
         """Sets a loss that the program reports."""
-        self._loss = (self.steps, [value], 0)
+        self._loss = (self.steps, [value], None)
 
     def _take_loss(self, trainer: Any) -> None:
         """Starts a copy of Keras' mean of the loss, for this process's replicas."""
@@ -214,7 +214,7 @@ class Meter:
             place = next(i for i, known in enumerate(variables) if known is variable)
             shards = running.state[start + place].addressable_shards
             arrays += [jnp.copy(shard.data) for shard in shards]
-        self._loss = (self.steps, arrays, trainer.metric_resets)
+        self._loss = (self.steps, arrays, trainer.epoch_of_metrics)
 
 
 def _is_ready(value: Any) -> bool:

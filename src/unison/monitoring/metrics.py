@@ -42,7 +42,7 @@ _OF_WORKERS = (
     (
         "unison_worker_device_utilization",
         "gauge",
-        "The part of the time in which its GPUs compute, as NVIDIA's driver measures it.",
+        "The part of the time in which its replicas' GPUs compute, as NVIDIA's driver measures it.",
         "utilization",
     ),
     (
@@ -60,10 +60,10 @@ _OF_WORKERS = (
         "loss_is_finite",
     ),
     (
-        "unison_worker_checkpoint_step",
+        "unison_worker_checkpoint_age_steps",
         "gauge",
-        "The step of the latest in-memory checkpoint.",
-        "checkpoint_step",
+        "Steps since the latest in-memory checkpoint.",
+        "checkpoint_age",
     ),
     (
         "unison_worker_checkpoint_interval_steps",
@@ -74,7 +74,7 @@ _OF_WORKERS = (
     (
         "unison_worker_checkpoint_share",
         "gauge",
-        "The part of the time that in-memory checkpoints cost.",
+        "The part of the time that this worker's in-memory checkpoints take.",
         "checkpoint_share",
     ),
 )

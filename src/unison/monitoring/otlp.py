@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+import logging
+import math
 import os
+import platform
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
@@ -12,14 +17,20 @@ from typing import Any, Final, Self
 from unison.monitoring.job import WatchedJob
 from unison.monitoring.metrics import Metric, metrics
 
+logger = logging.getLogger("unison")
+
 #: The variable by which it is asked for: 0 or 1.
 VARIABLE: Final = "UNISON_OPENTELEMETRY"
+
+#: The SDK's own variable for the milliseconds between two exports, and its default.
+_INTERVAL: Final = "OTEL_METRIC_EXPORT_INTERVAL"
+_DEFAULT_INTERVAL = 60_000.0
 
 #: Seconds for which a state answers the SDK, which asks for one metric after the other.
 _FRESH = 0.5
 
-#: Milliseconds for the last metrics, at the end of a job.
-_LAST = 5_000
+#: Seconds that the last export may delay the end of a job.
+_LAST_WORD = 5.0
 
 
 def is_asked(option: bool = False) -> bool:
@@ -46,12 +57,15 @@ class OpenTelemetryExport:
 
     Raises:
         ImportError: The SDK is not installed.
+        ValueError: One of its variables is malformed.
     """
 
     def __init__(self, job: WatchedJob):
         try:
-            import opentelemetry.exporter.otlp.proto.http.metric_exporter
-            import opentelemetry.sdk.metrics.export  # noqa: F401
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+            from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise ImportError(
                 f"OpenTelemetry's SDK is needed to send metrics. Received: {error}. Install it: "
@@ -60,36 +74,42 @@ class OpenTelemetryExport:
         self._job = job
         self._metrics: Mapping[str, Metric] = {}
         self._until = 0.0
-        self._provider: Any = None
+        self._interval = _interval()
+        # A thread of the SDK's would start again in every child that is forked.
+        self._reader = PeriodicExportingMetricReader(OTLPMetricExporter(), math.inf)
+        resource = Resource.create(_about_this_process())
+        self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unison-otlp", daemon=True)
 
     def __enter__(self) -> Self:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
-
-        self._provider = MeterProvider(
-            [PeriodicExportingMetricReader(OTLPMetricExporter())],
-            Resource.create({} if _has_name() else {"service.name": "unison"}),
-            shutdown_on_exit=False,
-        )
         meter = self._provider.get_meter("unison", importlib.metadata.version("unison"))
         for metric in metrics(self._job.as_dict()):
             is_counter = metric.kind == "counter"
-            create = (
-                meter.create_observable_counter if is_counter else meter.create_observable_gauge
-            )
-            # Collectors add the suffix of counters where their names get it.
-            create(
-                metric.name.removesuffix("_total"),
+            make = meter.create_observable_counter if is_counter else meter.create_observable_gauge
+            make(
+                metric.name.removesuffix("_total"),  # collectors for Prometheus add it
                 callbacks=[functools.partial(self._observed, metric.name)],
                 description=metric.help,
             )
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._until = 0.0
-        self._provider.shutdown(timeout_millis=_LAST)
+        self._ends.set()
+        self._thread.join(_LAST_WORD)
+        with contextlib.suppress(Exception):  # an export that it ends was being tried again
+            self._provider.shutdown(timeout_millis=1000 * _LAST_WORD)
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._ends.wait(self._interval)
+            self._until = 0.0
+            try:
+                self._reader.collect()
+            except Exception as error:  # the job goes on
+                logger.warning("OpenTelemetry's SDK could not send metrics: %s", error)
 
     def _observed(self, name: str, options: Any) -> Iterable[Any]:
         from opentelemetry.metrics import Observation
@@ -102,7 +122,31 @@ class OpenTelemetryExport:
         ]
 
 
-def _has_name() -> bool:
-    """Returns whether the user has named the service, which a given name would replace."""
-    attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    return "OTEL_SERVICE_NAME" in os.environ or "service.name=" in attributes
+def _interval() -> float:
+    """Returns the seconds between two exports.
+
+    Raises:
+        ValueError: The variable is no positive number.
+    """
+    said = os.environ.get(_INTERVAL) or _DEFAULT_INTERVAL
+    try:
+        milliseconds = float(said)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        raise ValueError(f"Expected milliseconds in {_INTERVAL}. Received: {said!r}")
+    return milliseconds / 1000
+
+
+def _about_this_process() -> dict[str, Any]:
+    """Returns what tells this job from others, without what the user's variables say."""
+    about = {
+        "service.name": "unison",
+        "service.instance.id": f"{platform.node()}-{os.getpid()}",
+        "host.name": platform.node(),
+    }
+    given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    names = {pair.partition("=")[0].strip() for pair in given}
+    if os.environ.get("OTEL_SERVICE_NAME"):
+        names.add("service.name")
+    return {name: value for name, value in about.items() if name not in names}

@@ -25,10 +25,10 @@ from unison.monitoring.process import (
     resident_bytes,
 )
 from unison.monitoring.utilization import Utilization
-from unison.runtime.host_memory import worker_memory
 from unison.runtime.launching.workers import REPORTS_VARIABLE
 from unison.strategies import observing
 from unison.strategies.default import DefaultStrategy
+from unison.train.in_memory import cost_of_checkpoints
 
 #: The variable that makes a worker of an elastic job report.
 ELASTIC_VARIABLE: Final = "UNISON_ELASTIC_REPORTS"
@@ -203,19 +203,8 @@ class Reporter:
             "peak_operations": _times(meter.cores_per_replica, peak_operations(meter.devices)),
             "sent": self._sent.count(),
             "utilization": self._utilization.of(meter.devices),
-            "checkpoint": _latest_checkpoint(),
+            "checkpoint": cost_of_checkpoints(),
         }
-
-
-def _latest_checkpoint() -> list[float] | None:
-    """Returns about the latest in-memory checkpoint; None if there is none."""
-    if worker_memory() is None:
-        return None
-    from unison.train.in_memory import in_memory_checkpoints  # not in jobs without
-
-    checkpoints = in_memory_checkpoints()
-    latest = None if checkpoints is None else checkpoints.latest
-    return None if latest is None else [*latest]
 
 
 def _times(number: int, value: float | None) -> float | None:

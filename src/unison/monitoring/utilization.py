@@ -15,6 +15,8 @@ class Utilization:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._is_missing = False
+        #: NVML's handles of devices.
+        self._handles: dict[Any, Any] = {}
 
     def of(self, devices: Sequence[Any]) -> float | None:
         """Returns the part of the time in which GPUs compute, from 0 to 1: the mean over them.
@@ -25,34 +27,43 @@ class Utilization:
             devices: This process's devices.
 
         Returns:
-            None if these are no GPUs of NVIDIA's, or their driver does not provide it.
+            None if these are no GPUs of NVIDIA's, or their driver does not provide it now.
         """
         if self._is_missing or not devices or devices[0].platform not in ("cuda", "gpu"):
             return None
         try:
-            nvml = self._started()
-            rates = [
-                nvml.nvmlDeviceGetUtilizationRates(_handle(nvml, device)).gpu for device in devices
-            ]
-        except Exception:  # no package, no driver, or one that does not measure it, as for a part
+            if self._nvml is None:
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+            for device in devices:
+                if device not in self._handles:
+                    self._handles[device] = _handle(self._nvml, device)
+        except Exception:  # no package, no driver, or which GPU it is cannot be said
             self._is_missing = True
+            return None
+        measure = self._nvml.nvmlDeviceGetUtilizationRates
+        try:
+            rates = [measure(self._handles[device]).gpu for device in devices]
+        except self._nvml.NVMLError:  # a part of a GPU (MIG) has none
             return None
         return sum(rates) / len(rates) / 100
 
-    def _started(self) -> Any:
-        if self._nvml is None:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-        return self._nvml
-
 
 def _handle(nvml: Any, device: Any) -> Any:
-    """Returns NVML's handle of a device of JAX, which counts those that are visible only."""
+    """Returns NVML's handle of a device of JAX, which counts those that are visible only.
+
+    Raises:
+        LookupError: Numbers mean other GPUs for CUDA, which begins with the fastest, than for NVML.
+    """
     index = device.local_hardware_id
     visible = os.environ.get(VISIBLE_GPUS)
     name = str(index) if visible is None else visible.split(",")[index].strip()
-    if name.isdecimal():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)
+    if not name.isdecimal():
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if not is_ordered and len({nvml.nvmlDeviceGetName(handle) for handle in handles}) > 1:
+        raise LookupError(name)
+    return handles[int(name)]

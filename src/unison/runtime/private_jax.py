@@ -224,8 +224,9 @@ def never_destroy_backends() -> None:
 
     Their destructors wait for what runs: without an end, if that waits for a lost process.
     """
-    for client in {device.client for device in jax.local_devices()}:
-        _never_destroy(client)
+    if backend_is_started():
+        for client in xla_bridge.backends().values():
+            _never_destroy(client)
 
 
 def _never_destroy(value: object) -> None:

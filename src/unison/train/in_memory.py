@@ -56,16 +56,16 @@ _NOTHING = -1
 _NEWS = 2.5
 
 
-class Latest(NamedTuple):
-    """A checkpoint that all workers have completed.
+class Cost(NamedTuple):
+    """What this worker's checkpoints cost.
 
     Attributes:
-        step: Its step.
+        age: The number of steps since the latest one that all workers have completed.
         interval: The number of steps from one to the next.
-        share: The part of the time that checkpoints take of the worker whose cost most.
+        share: The part of the time that they take.
     """
 
-    step: int
+    age: int
     interval: int
     share: float
 
@@ -78,13 +78,15 @@ class InMemoryCheckpoints:
 
     Attributes:
         steps: The number of steps that the state has taken part in, since the job's beginning.
-        latest: The latest checkpoint; None if there is none yet.
     """
 
     def __init__(self, memory: WorkerMemory):
         self._memory = memory
         self.steps = 0
-        self.latest: Latest | None = None
+        #: The step of the latest checkpoint, its cost and the time of a step, in seconds.
+        self._latest: tuple[int, float, float] | None = None
+        #: The number of steps from the last checkpoint that was begun to the next.
+        self._every = _BEFORE_ALLOCATION
         self._due = _BEFORE_ALLOCATION
         self._writer = BackgroundWriter()
         self._talk: Talk | None = None
@@ -203,8 +205,16 @@ class InMemoryCheckpoints:
         self._writer.start(functools.partial(self._memory.allocate_own, size))
         self._begin_interval(_FIRST_INTERVAL)
 
+    def cost(self) -> Cost | None:
+        """Returns what they cost now; None if there is none yet. Any thread may call this."""
+        if self._latest is None:
+            return None
+        step, cost, pace = self._latest
+        return Cost(self.steps - step, self._every, cost / (self._every * pace))
+
     def _begin_interval(self, steps: int) -> None:
         self._last = time.perf_counter(), self.steps
+        self._every = steps
         self._due = self.steps + steps
 
     def _interval(self) -> int:
@@ -266,18 +276,19 @@ class InMemoryCheckpoints:
         """Takes note of what all workers have measured for a checkpoint."""
         self._measured.append(measured)
         interval = self._interval()
-        cost, pace = max(self._costs(), key=lambda own: own[0] / own[1])
-        self.latest = Latest(step, interval, cost / (interval * pace))
+        costs = self._costs()
+        self._latest = step, *costs[process_group.index()]
         is_news = not self._logged / _NEWS <= interval <= self._logged * _NEWS
         if is_news and len(self._measured) == _REMEMBERED and process_group.is_first():
             self._logged = interval
+            cost, pace = max(costs, key=lambda own: own[0] / own[1])
             logger.info(
                 "In-memory checkpoints: every %d steps (%.2g s), each %.2g ms, which is %.2g %% of "
                 "the time.",
                 interval,
                 interval * pace,
                 1000 * cost,
-                100 * self.latest.share,
+                100 * cost / (interval * pace),
             )
 
     # -- an earlier start of the job ---------------------------------------------------------
@@ -298,8 +309,20 @@ class InMemoryCheckpoints:
             yield {record.step: record for record in records}
 
 
-@functools.cache
+_own: InMemoryCheckpoints | None = None
+
+
 def in_memory_checkpoints() -> InMemoryCheckpoints | None:
-    """Returns this worker's; None if the job does not keep its state in memory."""
-    memory = worker_memory()
-    return None if memory is None else InMemoryCheckpoints(memory)
+    """Returns this worker's; None if the job does not keep its state in memory.
+
+    The thread that trains calls this; others look at what there is, by `cost_of_checkpoints`.
+    """
+    global _own
+    if _own is None and (memory := worker_memory()) is not None:
+        _own = InMemoryCheckpoints(memory)
+    return _own
+
+
+def cost_of_checkpoints() -> Cost | None:
+    """Returns what this worker's checkpoints cost; None if there are none. For any thread."""
+    return None if _own is None else _own.cost()
