@@ -57,7 +57,7 @@ _NEWS = 2.5
 
 
 class Cost(NamedTuple):
-    """What this worker's checkpoints cost.
+    """The cost of this worker's checkpoints.
 
     Attributes:
         age: The number of steps since the latest one that all workers have completed.
