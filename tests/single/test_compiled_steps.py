@@ -7,6 +7,7 @@ import collections
 import functools
 import re
 
+import jax
 import pytest
 from benchmarks import by_hand
 from benchmarks.compiled_steps import STEPS
@@ -18,6 +19,10 @@ pytestmark = [pytest.mark.slow, needs_gpu_compiler, pytest.mark.usefixtures("com
 
 #: Those that take minutes to compile: `make check` does so for one target, `make soak` for all.
 LARGE = ("resnet50", "gpt")
+
+
+#: Steps of which XLA in JAX 0.12 puts a part of the sums at the end: for a tenth less memory.
+MEMORY_FIRST = (("fit", "lstm", "h100:4x8"),)
 
 
 def marks(name, target):
@@ -70,7 +75,12 @@ def test_a_step_takes_what_one_by_hand_takes(whose, name, target):
 @pytest.mark.parametrize("whose", ["fit", "run"])
 @GPUS
 def test_gradients_are_summed_behind_the_backward_pass(whose, name, target):
-    assert compiled(whose, name, target).hidden >= 0.8
+    step = compiled(whose, name, target)
+    if (whose, name, target) in MEMORY_FIRST and jax.__version_info__ >= (0, 12):
+        assert step.hidden >= 0.55
+        assert step.temporaries <= 0.9 * compiled("by hand", name, target).temporaries
+    else:
+        assert step.hidden >= 0.8
 
 
 @pytest.mark.parametrize("whose", ["fit", "run"])
