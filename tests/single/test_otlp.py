@@ -119,16 +119,9 @@ def test_a_forked_child_sends_nothing(collector):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
-        ("OTEL_METRIC_EXPORT_INTERVAL", "a minute"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
-    ],
-)
-def test_a_malformed_variable_ends_the_command(name, value, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv(name, value)
+@pytest.mark.parametrize("value", ["0", "a minute"])
+def test_a_malformed_interval_ends_the_command(value, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", value)
     program = tmp_path / "train.py"
     program.write_text("")
     assert main(["run", "--opentelemetry", str(program)]) == 2
