@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
@@ -25,9 +24,6 @@ VARIABLE: Final = "UNISON_OPENTELEMETRY"
 #: The SDK's own variable for the milliseconds between two exports, and its default.
 _INTERVAL: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 _DEFAULT_INTERVAL = 60_000.0
-
-#: Seconds for which a state answers the SDK, which asks for one metric after the other.
-_FRESH = 0.5
 
 #: Seconds that the last export may delay the end of a job.
 _LAST_WORD = 5.0
@@ -72,8 +68,8 @@ class OpenTelemetryExport:
                 "pip install 'unison[otel]'"
             ) from error
         self._job = job
+        #: Those of the state that is being sent, by name: the SDK asks for one after the other.
         self._metrics: Mapping[str, Metric] = {}
-        self._until = 0.0
         self._interval = _interval()
         # A thread of the SDK's would start again in every child that is forked.
         self._reader = PeriodicExportingMetricReader(OTLPMetricExporter(), math.inf)
@@ -105,8 +101,8 @@ class OpenTelemetryExport:
         is_last = False
         while not is_last:
             is_last = self._ends.wait(self._interval)
-            self._until = 0.0
             try:
+                self._metrics = {metric.name: metric for metric in metrics(self._job.as_dict())}
                 self._reader.collect()
             except Exception as error:  # the job goes on
                 logger.warning("OpenTelemetry's SDK could not send metrics: %s", error)
@@ -114,9 +110,6 @@ class OpenTelemetryExport:
     def _observed(self, name: str, options: Any) -> Iterable[Any]:
         from opentelemetry.metrics import Observation
 
-        if time.monotonic() > self._until:
-            self._metrics = {metric.name: metric for metric in metrics(self._job.as_dict())}
-            self._until = time.monotonic() + _FRESH
         return [
             Observation(sample.value, dict(sample.labels)) for sample in self._metrics[name].samples
         ]
