@@ -6,23 +6,18 @@ import functools
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from subprocess_program import environment_of_program, kill_group
+from subprocess_program import environment_of_program, kill_group, unison_run
 
 PROGRAM = Path(__file__).parent / "integration" / "in_memory_program.py"
 
 #: Seconds that a job may take; the machine may be busy.
 LIMIT = 200
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "unison", "run", "--no-color", *map(str, arguments)]
 
 
 def keeping(restarts: int = 4, overhead: int = 100) -> tuple[str, ...]:
@@ -44,7 +39,7 @@ def environment() -> dict[str, str]:
 def run(*arguments: object) -> str:
     """Returns the output of a job that ends well."""
     done = subprocess.run(
-        command(*arguments),
+        unison_run(*arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -98,7 +93,7 @@ class Machine:
         self.output = folder / f"machine-{address}-{time.monotonic_ns()}"
         with self.output.open("w") as file:
             self.process = subprocess.Popen(
-                [*inside, *command(*options, *keeping(), PROGRAM, folder, *given)],
+                [*inside, *unison_run(*options, *keeping(), PROGRAM, folder, *given)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -145,6 +146,11 @@ def imported_by(source: str) -> tuple[str, ...]:
     if re.search(r"^import .*\bkeras\b", before_scopes, re.MULTILINE):
         return ("jax", "keras", "unison")
     return ("jax", "unison") if "jax" in source or "unison" in source else ()
+
+
+def unison_run(*arguments: object) -> list[str]:
+    """Returns the command that runs `unison run` with arguments."""
+    return [sys.executable, "-m", "unison", "run", "--no-color", *map(str, arguments)]
 
 
 def environment_of_program(env: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,6 @@ from in_memory_training import (
     LIMIT,
     PROGRAM,
     Machine,
-    command,
     end_well,
     environment,
     keeping,
@@ -26,7 +25,7 @@ from in_memory_training import (
     undisturbed,
 )
 from parameter_server_threads import free_addresses
-from subprocess_program import kill_group
+from subprocess_program import kill_group, unison_run
 
 pytestmark = pytest.mark.timeout(2 * LIMIT)
 
@@ -128,7 +127,7 @@ def test_wrong_options_are_refused(arguments, complaint, capsys):
 
 def test_ctrl_c_leaves_no_process(tmp_path):
     job = subprocess.Popen(
-        command("-n", 2, *KEEPING, PROGRAM, tmp_path, "loop", "slow=0.1", "epochs=50"),
+        unison_run("-n", 2, *KEEPING, PROGRAM, tmp_path, "loop", "slow=0.1", "epochs=50"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment(),

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from parameter_server_threads import free_addresses
-from subprocess_program import environment_of_program, kill_group
+from subprocess_program import environment_of_program, kill_group, unison_run
 
 #: Each worker notes its starts. The second one ends so often as it is told to, while others wait.
 PROGRAM = """
@@ -45,13 +44,9 @@ def program(tmp_path):
     return path
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "unison", "run", "--no-color", *map(str, arguments)]
-
-
 def run(*arguments, seconds=60, **options):
     return subprocess.run(
-        command(*arguments),
+        unison_run(*arguments),
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -161,7 +156,7 @@ def test_a_signal_ends_a_job_that_is_about_to_start_again(program, tmp_path, num
     runtime.mkdir(mode=0o700)
     environment = environment_of_program({"XDG_RUNTIME_DIR": str(runtime)})
     options = ["-n", 2, "--restarts", 99, program, tmp_path, "killed", 99]
-    job = subprocess.Popen(command(*options), stderr=subprocess.PIPE, text=True, env=environment)
+    job = subprocess.Popen(unison_run(*options), stderr=subprocess.PIPE, text=True, env=environment)
     with contextlib.ExitStack() as ending:
         ending.callback(job.wait)
         ending.callback(job.kill)
@@ -180,7 +175,7 @@ def test_metrics_are_served_over_all_starts(program, tmp_path):
     options = ["-n", 2, "--restarts", 1, "--metrics-address", address]
     with contextlib.ExitStack() as ending:
         job = subprocess.Popen(
-            command(*options, program, tmp_path, "killed", 1),
+            unison_run(*options, program, tmp_path, "killed", 1),
             env=environment_of_program({"UNISON_METRICS_TOKEN": token}),
             start_new_session=True,
         )
@@ -224,7 +219,7 @@ def on_two_machines(*options, seconds):
         machines = []
         for place in (1, 2):
             machine = subprocess.Popen(
-                command(*common, "--host", f"127.0.0.{place}", *options),
+                unison_run(*common, "--host", f"127.0.0.{place}", *options),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
