@@ -24,7 +24,7 @@ def open_remote(system: Any, inside: str, path: str) -> IO[bytes]:
         inside: The path in the file system.
         path: The path with its protocol, for messages.
     """
-    return cast(IO[bytes], io.BufferedReader(RemoteFile(system, inside, path), _PIECE))
+    return cast(IO[bytes], io.BufferedReader(RemoteFile(_Source(system, inside, path)), _PIECE))
 
 
 class RemoteFile(io.RawIOBase):
@@ -32,10 +32,13 @@ class RemoteFile(io.RawIOBase):
 
     Transient errors are retried, from the same byte; see `attempted`. The thread
     ends when the file is closed or dropped.
+
+    Args:
+        source: What reads at any place of the file.
     """
 
-    def __init__(self, system: Any, inside: str, path: str):
-        self._source = _Source(system, inside, path)
+    def __init__(self, source: _Source):
+        self._source = source
         self._position = 0
         self._piece = memoryview(b"")
         self._ahead: ReadAhead[bytes] | None = None
