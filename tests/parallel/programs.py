@@ -5,6 +5,7 @@ Each takes a strategy and returns what JSON can say, so that the two can be comp
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
@@ -247,3 +248,201 @@ def initial_values(strategy):
     model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
     weights = [*layer.weights, *model.weights]
     return variable.numpy().tolist(), [np.asarray(weight).tolist() for weight in weights]
+
+
+def _linear_model(strategy, seed=1):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse", weighted_metrics=["mae"])
+    return model
+
+
+def _numbered(number):
+    x = np.float32(number)
+    return x[None] / 50, x[None] / 20
+
+
+def decoded_examples(strategy):
+    """Which examples this worker decodes in Keras' loops, and what the loops return."""
+    from unison.data import Dataset
+
+    decoded = []
+
+    def decode(number):
+        decoded.append(int(number))
+        return _numbered(number)
+
+    def taken():
+        numbers = sorted(decoded)
+        decoded.clear()
+        return numbers
+
+    model = _linear_model(strategy)
+    batches = Dataset.range(47).shuffle(47, seed=5).map(decode).batch(12)
+    ahead = Dataset.range(12).map(decode).batch(6).prefetch(2)
+    inputs = Dataset.range(10).map(lambda number: decode(number)[0]).batch(5)
+    history = model.fit(batches, epochs=2, validation_data=ahead, verbose=0).history
+    of_fit = taken()
+    evaluated = model.evaluate(batches, verbose=0)
+    of_evaluate = taken()
+    predicted = model.predict(inputs, verbose=0)
+    return {
+        "fit": of_fit,
+        "evaluate": of_evaluate,
+        "predict": taken(),
+        "numbers": [*history.values(), evaluated, predicted.ravel().tolist()],
+    }
+
+
+def fitted_on_own_inputs(strategy):
+    """What `fit` learns where workers read inputs of their own, and from all workers' batches."""
+    import tempfile
+    from pathlib import Path
+
+    from unison.data import Dataset, TextLineDataset
+
+    read = []
+
+    def decode(line):
+        read.append(int(line))
+        return _numbered(int(line))
+
+    def of_worker(context):
+        return Dataset.range(9 + 4 * context.input_pipeline_id).map(_numbered).batch(3)
+
+    def trained(data, whole):
+        """The weights after `fit`, those after its steps on whole batches, and other results."""
+        model, other = _linear_model(strategy), _linear_model(strategy)
+        history = model.fit(data, epochs=2, verbose=0).history
+        for batch in [*whole, *whole]:
+            other.train_on_batch(*batch)
+        evaluated = model.evaluate(data, verbose=0)
+        examples = [np.concatenate(part) for part in zip(*whole, strict=True)]
+        predictions = model.predict(data, verbose=0)
+        return {
+            "weights": [each.tolist() for each in model.get_weights()],
+            "of whole batches": [each.tolist() for each in other.get_weights()],
+            "loss": history["loss"],
+            "evaluate": evaluated,
+            "of all examples": model.evaluate(*examples, batch_size=7, verbose=0),
+            "predict": predictions.ravel().tolist(),
+            "of each": model.predict(examples[0], verbose=0).ravel().tolist(),
+        }
+
+    def gathered(distributed):
+        return [
+            tuple(np.asarray(strategy.gather(part, 0)) for part in batch) for batch in distributed
+        ]
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number, count in enumerate([3, 17, 8, 1, 2]):
+            lines = [f"{100 * number + line}" for line in range(count)]
+            Path(folder, f"{number}.txt").write_text("\n".join(lines))
+        names = sorted(map(str, Path(folder).glob("*.txt")))
+        lines = TextLineDataset(names).map(decode).batch(6)
+        whole = gathered(strategy.experimental_distribute_dataset(lines))
+        read.clear()
+        of_files = trained(lines, whole)
+    function = strategy.distribute_datasets_from_function(of_worker)
+    of_function = trained(function, gathered(function))
+    return {"files": of_files, "function": of_function, "read": sorted(read)}
+
+
+def resumed_fit(strategy, folder):
+    """What `fit` learns undisturbed, and resumed within an epoch; what it decodes then."""
+    from pathlib import Path
+
+    import keras
+
+    from unison.data import Dataset, TextLineDataset
+
+    decoded = []
+
+    def decode(line):
+        decoded.append(int(line))
+        return _numbered(int(line))
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == (1, 1):
+                raise InterruptedError
+
+    def trained(data, backup=None, stop=()):
+        model = _linear_model(strategy)
+        backups = [keras.callbacks.BackupAndRestore(backup, save_freq=1)] if backup else []
+        decoded.clear()
+        with contextlib.suppress(InterruptedError):
+            model.fit(data, epochs=3, verbose=0, callbacks=[*stop, *backups])
+        return [each.tolist() for each in model.get_weights()]
+
+    names = []
+    for number, count in enumerate([5, 9, 8, 4]):
+        lines = [f"{100 * number + line}" for line in range(count)]
+        # Two workers write the same.
+        Path(folder, f"{number}.txt").write_text("\n".join(lines))
+        names.append(f"{folder}/{number}.txt")
+    inputs = {
+        "data": lambda: Dataset.range(40).shuffle(40, seed=3).map(decode).batch(8),
+        "files": lambda: TextLineDataset(names).map(decode).batch(8),
+    }
+    result = {}
+    for kind, data in inputs.items():
+        backup = f"{folder}/{kind}"
+        whole = trained(data())
+        trained(data(), backup, [Stop()])
+        result[kind] = {"whole": whole, "resumed": trained(data(), backup), "read": [*decoded]}
+    return result
+
+
+def torch_loaders(strategy):
+    """What `fit` learns from PyTorch's loaders, and which examples each worker loads."""
+    import torch
+    from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+    workers = strategy.input_workers
+    loaded = []
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            loaded.append(int(index))
+            return _numbered(index)
+
+    def trained(loader):
+        model = _linear_model(strategy)
+        loaded.clear()
+        losses = model.fit(loader, epochs=2, verbose=0).history["loss"]
+        return {
+            "loss": losses,
+            "weights": [each.tolist() for each in model.get_weights()],
+            "loaded": [*loaded],
+            "evaluate": model.evaluate(loader, verbose=0),
+        }
+
+    # A seed for each worker: they take the first one's.
+    torch.manual_seed(workers.index)
+    shuffled = trained(DataLoader(Numbers(), batch_size=8, shuffle=True))
+    own = torch.Generator().manual_seed(7 + workers.index)
+    with_processes = trained(
+        DataLoader(Numbers(), batch_size=8, shuffle=True, generator=own, num_workers=1)
+    )
+
+    def as_it_is(examples):
+        return torch.utils.data.default_collate(examples)
+
+    whole = trained(DataLoader(Numbers(), batch_size=8, collate_fn=as_it_is))
+    result = {"shuffled": shuffled, "with processes": with_processes, "whole": whole}
+    if workers.num_workers > 1:
+        sampler = DistributedSampler(
+            Numbers(), num_replicas=workers.num_workers, rank=workers.index, shuffle=False
+        )
+        result["sampled"] = trained(DataLoader(Numbers(), batch_size=3, sampler=sampler))
+    return result

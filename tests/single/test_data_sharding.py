@@ -108,6 +108,36 @@ def lines_in(*lines):
 # -- DATA ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("parallel_calls", [None, 3])
+def test_functions_before_a_shuffle_are_called_for_own_examples(parallel_calls):
+    called = {}
+
+    def dataset_of(reader):
+        called[reader] = []
+
+        def function(number):
+            called[reader].append(int(number))
+            return number, str(number).encode()
+
+        mapped = Dataset.range(22).map(function, num_parallel_calls=parallel_calls)
+        return mapped.shuffle(22, seed=2).repeat(2).map(lambda x, text: (x * 2, text)).batch(8)
+
+    def work(workers):
+        dataset = dataset_of(workers.index)
+        batches = distribute_dataset(dataset, placement_of(1), ON_HOST, workers)
+        return [[leaf.tolist() for leaf in batch] for batch in batches]
+
+    whole = [[leaf.tolist() for leaf in batch] for batch in dataset_of("whole")]
+    read = together(2, work)
+    together_again = [
+        [first + second for first, second in zip(*leaves, strict=True)]
+        for leaves in zip(*read, strict=True)
+    ]
+    assert together_again == whole
+    assert len(called[0]) == len(called[1]) == 22
+    assert sorted(called[0] + called[1]) == sorted(called["whole"])
+
+
 @pytest.mark.parametrize(("workers", "replicas"), [(2, 1), (2, 2), (3, 1), (4, 1)])
 @pytest.mark.parametrize("batch", [3, 8])
 def test_workers_share_every_global_batch_as_replicas_of_one_worker_do(workers, replicas, batch):

@@ -184,6 +184,9 @@ class Plan(NestedDataset):
 
     #: The attributes that passes change and later passes depend on: the number of passes.
     lasting: ClassVar[Sequence[str]] = ()
+    #: Whether it is one worker's, where each reads a part of its own: its files, or the elements
+    #: that it has stored.
+    lasts_on_worker: ClassVar[bool] = False
 
     _found_signature: Signature | None = None
 
@@ -408,20 +411,30 @@ def looking_at(plan: Plan) -> Iterator[None]:
         recall(plan, before)
 
 
-def memories_of(plan: Plan) -> list[State]:
+def memories_of(plan: Plan, of_all_workers: bool = False) -> list[State]:
     """Returns the state of earlier passes over a plan, and its inputs, that affects later ones.
 
     Transformations without such a state are left out, since an equal plan may lack them:
     options, batches of other sizes.
+
+    Args:
+        plan: The plan.
+        of_all_workers: Whether each worker reads a part of its own, and gets the same state.
     """
-    return [memory for each in _tree(plan) if (memory := each.memory())]
+    return [each.memory() for each in _remembering(plan, of_all_workers)]
 
 
-def recall(plan: Plan, memories: Sequence[State]) -> None:
+def recall(plan: Plan, memories: Sequence[State], of_all_workers: bool = False) -> None:
     """Restores the state of passes over an equal plan; see `memories_of`."""
-    remembering = (each for each in _tree(plan) if each.memory())
+    remembering = _remembering(plan, of_all_workers)
     for each, memory in zip(remembering, memories, strict=True):
         each.remember(memory)
+
+
+def _remembering(plan: Plan, of_all_workers: bool) -> Iterator[Plan]:
+    for each in _tree(plan):
+        if each.memory() and not (of_all_workers and each.lasts_on_worker):
+            yield each
 
 
 def _tree(plan: Plan) -> Iterator[Plan]:

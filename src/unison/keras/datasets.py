@@ -18,7 +18,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 from keras.utils import unpack_x_y_sample_weight
 
-from unison.data import INFINITE, Dataset, DistributedDataset
+from unison.data import INFINITE, Dataset, DistributedDataset, OwnRows
 from unison.data.statistics import metered
 from unison.data.structure import flatten
 
@@ -62,10 +62,20 @@ class DatasetAdapter(DataAdapter):
             ValueError: There are none.
         """
         if isinstance(self._dataset, DistributedDataset):
-            batches: Iterator[Any] = metered(self._dataset.global_batches())
+            yield from self.checked(metered(self._dataset.global_batches()))
         else:
-            batches = self._dataset.as_numpy_iterator()
-        is_empty = True
+            yield from self.checked(self._dataset.as_numpy_iterator())
+
+    def checked(self, batches: Iterator[Any], is_empty: bool = True) -> Iterator[Any]:
+        """Yields the batches, with weights if classes have any.
+
+        Args:
+            batches: Those of a pass.
+            is_empty: Whether the pass has had none before these.
+
+        Raises:
+            ValueError: There are none.
+        """
         for batch in batches:
             is_empty = False
             yield batch if self._class_weight is None else self._weighted(batch)
@@ -73,6 +83,11 @@ class DatasetAdapter(DataAdapter):
             raise ValueError("The dataset is empty: it yielded no batch.")
 
     get_jax_iterator = get_numpy_iterator
+
+    @property
+    def distributed(self) -> DistributedDataset | None:
+        """The dataset, if it is a distributed one."""
+        return self._dataset if isinstance(self._dataset, DistributedDataset) else None
 
     @property
     def num_batches(self) -> int | None:
@@ -102,7 +117,10 @@ class DatasetAdapter(DataAdapter):
                 "class_weight needs a dataset of (x, y), with one array y of classes. Received a "
                 f"batch of type {type(batch).__name__}"
             )
-        return x, y, class_weight_to_sample_weights(y, self._class_weight)
+        weights_of = functools.partial(
+            class_weight_to_sample_weights, class_weight=self._class_weight
+        )
+        return x, y, y.map(weights_of) if isinstance(y, OwnRows) else weights_of(y)
 
 
 def _check_batched(dataset: Dataset) -> None:

@@ -1,4 +1,6 @@
-"""Batches of Keras' loops that are on the devices before a step needs them.
+"""The batches of Keras' loops: a worker's own rows, on the devices before a step needs them.
+
+Each of several workers takes its own rows of every batch (see `own_rows`).
 
 For models on accelerators, a thread takes the batches of arrays and datasets from their source
 and copies them to the replicas' devices, two ahead of the steps. It replaces the look-ahead of
@@ -26,10 +28,11 @@ import numpy as np
 from keras.src.backend.jax.trainer import JAXEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from unison.data import EQUAL_SHARES
+from unison.data import EQUAL_SHARES, are_own_rows
 from unison.data.leaves import shape_of
 from unison.data.transformations.prefetching import ReadAhead
 from unison.keras.datasets import DatasetAdapter
+from unison.keras.own_rows import example_of, own_batches, skip_batches, takes_rows_alone
 from unison.keras.step import as_array
 from unison.runtime.placement import Placement
 from unison.strategies import Strategy
@@ -50,14 +53,18 @@ _END = object()
 
 
 class Feeder:
-    """Feeds the steps of a loop (`fit`, `evaluate` or `predict`) on accelerators.
+    """Feeds the steps of a loop: `fit`, `evaluate` or `predict`.
 
     Args:
         strategy: The strategy whose replicas get the batches.
+        reads_ahead: Whether a thread takes the batches, and copies them to the devices.
+        takes_own_rows: Whether this worker takes its own rows of the batches only.
     """
 
-    def __init__(self, strategy: Strategy):
+    def __init__(self, strategy: Strategy, reads_ahead: bool, takes_own_rows: bool):
         self._strategy = strategy
+        self._reads_ahead = reads_ahead
+        self._takes_own_rows = takes_own_rows
         self._feeds: weakref.WeakSet[_Feed] = weakref.WeakSet()
         #: Whether a step of this loop asks for its batch.
         self.is_asked = False
@@ -65,9 +72,11 @@ class Feeder:
     def batches_of(self, epochs: Any) -> Iterator[Any]:
         """Returns the batches of a new pass of Keras' `EpochIterator`."""
         adapter = epochs.data_adapter
-        batches: Iterator[Any] = adapter.get_jax_iterator()
-        if not _may_be_read_ahead(adapter, getattr(epochs, _IS_TRACKED, False)):
-            return batches
+        own = own_batches(epochs, self._strategy) if self._takes_own_rows else None
+        batches: Iterator[Any] = adapter.get_jax_iterator() if own is None else own
+        is_tracked = getattr(epochs, _IS_TRACKED, False)
+        if not (self._reads_ahead and _may_be_read_ahead(adapter, is_tracked)):
+            return batches if own is None else _Looked(batches, self)
         feed = _Feed(batches, self)
         self._feeds.add(feed)
         return feed
@@ -97,9 +106,14 @@ class Feeder:
         pads them, or raises the error.
         """
         leaves, structure = jax.tree.flatten(batch)
+        placement = self._strategy.placement
+        if are_own_rows(leaves):
+            if not leaves[0].shares.are_even or not all(is_numeric(leaf.dtype) for leaf in leaves):
+                return batch
+            own = [placement.join_rows(as_array(leaf).parts) for leaf in leaves]
+            return jax.tree.unflatten(structure, own)
         if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves):
             return batch
-        placement = self._strategy.placement
         sizes = {shape_of(leaf)[:1] for leaf in leaves}
         is_divisible = len(sizes) == 1 and all(
             size and size[0] and size[0] % placement.num_replicas == 0 for size in sizes
@@ -127,7 +141,7 @@ class _Feed(Iterator[Any]):
     def __next__(self) -> Any:
         if self._ahead is None:
             if not self._feeder.is_asked:
-                return next(self._batches)
+                return example_of(next(self._batches))
             # The thread must not reference this object, so that dropping it ends the thread.
             reads = functools.partial(_read, self._batches, self._feeder.placed)
             options: Any = jax.config  # whose options are untyped
@@ -141,6 +155,21 @@ class _Feed(Iterator[Any]):
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+
+
+class _Looked(Iterator[Any]):
+    """A worker's rows of batches; the loop builds the model from arrays of the whole size."""
+
+    def __init__(self, batches: Iterator[Any], feeder: Feeder):
+        self._batches = batches
+        self._feeder = feeder
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        return batch if self._feeder.is_asked else example_of(batch)
+
+    def skip(self, count: int) -> None:
+        skip_batches(self._batches, count)
 
 
 def _read(batches: Iterator[Any], placed: Callable[[Any], Any]) -> tuple[Any] | None:
@@ -178,14 +207,17 @@ def track_position(epochs: Any) -> None:
 
 
 def feeder_of(trainer: ReplicaTrainer) -> Feeder | None:
-    """Returns what feeds the loops of a model; None if each batch is taken when a step needs it."""
+    """Returns what feeds the loops of a model; None if each whole batch is taken when a step needs
+    it.
+    """
     strategy = trainer.strategy
     placement = strategy.placement
     # Other placements have no devices here, or a group of workers that may change.
     is_plain = type(placement) is Placement and strategy.replica_shares is EQUAL_SHARES
-    if placement.is_host or not is_plain or trainer.takes_text:
+    if trainer.takes_text:  # the length of encoded text may depend on the whole batch
         return None
-    return Feeder(strategy)
+    reads_ahead, takes_own_rows = is_plain and not placement.is_host, takes_rows_alone(strategy)
+    return Feeder(strategy, reads_ahead, takes_own_rows) if reads_ahead or takes_own_rows else None
 
 
 @contextlib.contextmanager

@@ -15,8 +15,9 @@ import numpy as np
 from unison.data import AutoShardPolicy, Dataset, Options
 from unison.keras.feeding import feeding
 from unison.keras.logs import StepLogs
+from unison.keras.own_rows import takes_rows_alone
+from unison.keras.torch_loaders import agree_on_order, is_loader, loads_a_part
 from unison.runtime.process_group import all_gather_json
-from unison.strategies import Strategy
 from unison.tracebacks import filter_traceback
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
                 verbose=bound.arguments.get("verbose", "auto"),
                 epochs=bound.arguments.get("epochs", 1),
             )
-        agree_on_data(trainer.strategy, bound.arguments)
+        agree_on_data(trainer, bound.arguments)
         try:
             with feeding(trainer):
                 return method(*bound.args, **bound.kwargs)
@@ -63,33 +64,53 @@ def on_agreed_data(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Calla
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        agree_on_data(trainer.strategy, bound.arguments)
+        agree_on_data(trainer, bound.arguments)
         with feeding(trainer):
             return method(*bound.args, **bound.kwargs)
 
     return wrapped
 
 
-def agree_on_data(strategy: Strategy, arguments: dict[str, Any]) -> None:
-    """Sees to it that all processes give Keras the same batches, of which each takes its part.
+def agree_on_data(trainer: ReplicaTrainer, arguments: dict[str, Any]) -> None:
+    """Sees to it that all processes give Keras batches of the same examples.
 
     Args:
-        strategy: Whose replicas get them.
+        trainer: Whose strategy's replicas get them.
         arguments: Those of a loop; its datasets are replaced.
     """
-    if not strategy.placement.spans_processes:
+    if not trainer.strategy.placement.spans_processes:
         return
     agree_on_shuffling()
-    for name in {"x", "validation_data"} & arguments.keys():
-        arguments[name] = agreed_dataset(strategy, arguments[name])
+    for name in ("x", "validation_data"):  # in the same order on all workers
+        if name in arguments:
+            arguments[name] = agreed_dataset(trainer, arguments[name])
 
 
-def agreed_dataset(strategy: Strategy, data: Any) -> Any:
-    """Returns a dataset whose elements are the same on all workers; other data as it is."""
+def agreed_dataset(trainer: ReplicaTrainer, data: Any) -> Any:
+    """Returns a dataset that is distributed to the workers; other data as it is.
+
+    Raises:
+        ValueError: A PyTorch loader leaves examples to other workers, and whole batches are needed.
+    """
+    needs_whole = trainer.takes_text or not takes_rows_alone(trainer.strategy)
+    if is_loader(data):
+        if not loads_a_part(data):
+            agree_on_order(data)
+            return data
+        if needs_whole:
+            raise ValueError(
+                "Expected a DataLoader of whole batches, the same on all workers, of which each "
+                "takes its part: workers may change, or the model takes text. Received: one with a "
+                "DistributedSampler. Leave out the sampler, or pass shuffle=True."
+            )
+        return trainer.strategy.distribute_datasets_from_function(
+            lambda context: Dataset.from_source(data)
+        )
     if not isinstance(data, Dataset):
         return data
-    options = Options(auto_shard_policy=AutoShardPolicy.DATA)
-    return strategy.experimental_distribute_dataset(Dataset.with_options(data, options))
+    if needs_whole:
+        data = Dataset.with_options(data, Options(auto_shard_policy=AutoShardPolicy.DATA))
+    return trainer.strategy.experimental_distribute_dataset(data)
 
 
 def agree_on_shuffling() -> None:

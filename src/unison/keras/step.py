@@ -20,7 +20,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from unison.cells import Cell, Layout
 from unison.compression.reporting import bytes_in
-from unison.data import Shares, count_examples
+from unison.data import OwnRows, Shares, are_own_rows, count_examples, rows_of, shares_of
 from unison.jaxprs import calls_host
 from unison.keras.grouping import Trial, group_size_of, grouped, is_measured, stacking
 from unison.keras.step_tracing import METRICS_OF_ALL, StepTrace, StepTracer, flat_logs
@@ -233,6 +233,8 @@ class CompiledStep:
     def _placed(self, shares: Shares, leaves: list[Any]) -> list[jax.Array]:
         """Returns the leaves of a batch on the replicas' devices, padded where they are uneven."""
         placement = self._strategy.placement
+        if are_own_rows(leaves):
+            return [placement.join_rows(leaf.padded()) for leaf in leaves]
         if not shares.are_even:
             local = placement.local_replicas
             leaves = [
@@ -257,10 +259,11 @@ class CompiledStep:
 
     def _key(self, structure: Any, leaves: list[Any], may_wait: bool) -> tuple[Any, ...]:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        proportions = self._strategy.replica_shares.proportions
-        num_replicas = self._strategy.placement.num_replicas
-        options = self._strategy.communication_options
-        return may_wait, structure, shapes, proportions, num_replicas, options
+        strategy = self._strategy
+        division: Any = strategy.placement.num_replicas, strategy.replica_shares.proportions
+        if are_own_rows(leaves):
+            division = leaves[0].shares
+        return may_wait, structure, shapes, division, strategy.communication_options
 
     def _made(
         self, key: tuple[Any, ...], structure: Any, leaves: list[Any], state: list[jax.Array]
@@ -477,6 +480,9 @@ class CompiledStep:
             ]
         shares = program.shares
         for buffer, leaf in zip(program.stacked, leaves, strict=True):
+            if isinstance(leaf, OwnRows):
+                buffer[:, position] = leaf.padded()
+                continue
             of_replicas = shares.pad(leaf, local).reshape(shares.num_replicas, *buffer.shape[2:])
             buffer[:, position] = of_replicas[local[0] : local[-1] + 1]
 
@@ -577,7 +583,7 @@ class CompiledStep:
         leaves as it is, and waits for it; see `unison.program.single_replica`.
         """
         leaves, structure = jax.tree.flatten(batch)
-        leaves = [as_array(leaf)[:count] for leaf in leaves]
+        leaves = [rows_of(as_array(leaf), count) for leaf in leaves]
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         key = (structure, shapes, tuple(cell.layout for cell in self._cells))
         if key not in self._alone:
@@ -611,7 +617,7 @@ class CompiledStep:
     ) -> _Program:
         placement = self._strategy.placement
         proportions = self._strategy.replica_shares.proportions
-        shares = Shares(count_examples(leaves), placement.num_replicas, proportions)
+        shares = shares_of(leaves, placement.num_replicas, proportions)
         classes = list(dict.fromkeys(shares.counts))
         diverging: set[int] = set()
 
@@ -767,7 +773,9 @@ def _padding_on_devices(shares: Shares) -> Callable[[jax.Array], jax.Array]:
 
 
 def as_array(leaf: Any) -> Any:
-    """Returns a leaf of a batch as an array of NumPy or JAX, of a dtype that devices have."""
-    array = leaf if isinstance(leaf, np.ndarray | jax.Array) else np.asarray(leaf)
+    """Returns a leaf of a batch as an array of NumPy, of JAX or of own rows, of a dtype that
+    devices have.
+    """
+    array = leaf if isinstance(leaf, np.ndarray | jax.Array | OwnRows) else np.asarray(leaf)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     return array if array.dtype == dtype else array.astype(dtype)

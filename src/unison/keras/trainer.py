@@ -23,6 +23,7 @@ import numpy as np
 
 from unison.cells import Cell
 from unison.data import Shares, count_examples
+from unison.data.leaves import shape_of
 from unison.data.statistics import metered
 from unison.keras.feeding import Feeder
 from unison.keras.host_layers import HostLayer
@@ -440,7 +441,7 @@ class ReplicaTrainer:
         running = self.running
         assert running is not None
         step.finish(running.state)
-        key = (step, tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)))
+        key = (step, tuple(shape_of(leaf) for leaf in jax.tree.leaves(batch)))
         examples = tuning.step(
             key, lambda: run_step(step, batch, False), lambda _: [*running.state]
         )

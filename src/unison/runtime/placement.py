@@ -340,12 +340,22 @@ class Placement:
         ):
             return whole
         rows = whole.shape[0] // self.num_replicas
-        parts = [
-            placed(whole[replica * rows : (replica + 1) * rows], device)
-            for replica, device in zip(self.local_replicas, self.local_devices, strict=True)
+        return self.join_rows(
+            [whole[replica * rows : (replica + 1) * rows] for replica in self.local_replicas]
+        )
+
+    def join_rows(self, parts: Sequence[Any]) -> jax.Array:
+        """Returns the array of all replicas' rows, as `divide` does.
+
+        Args:
+            parts: The rows of each of this process's replicas; all replicas have the same number.
+        """
+        rows, *others = parts[0].shape
+        pieces = [
+            placed(part, device) for part, device in zip(parts, self.local_devices, strict=True)
         ]
         return jax.make_array_from_single_device_arrays(
-            whole.shape, self.per_replica, self._on_all_cores(parts)
+            (rows * self.num_replicas, *others), self.per_replica, self._on_all_cores(pieces)
         )
 
     def slices(self, stacked: jax.Array) -> tuple[jax.Array, ...]:

@@ -10,6 +10,7 @@ from unison.data import Dataset, DistributedDataset
 from unison.data.plan import Plan, memories_of, recall
 from unison.data.state import decode, encode
 from unison.keras.feeding import track_position
+from unison.keras.own_rows import skip_batches
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.random_state import numpy_and_python, set_numpy_and_python
 
@@ -178,7 +179,9 @@ class Batches:
         self._make, self._enumerate = epochs._get_iterator, epochs._enumerate_iterator
         vars(epochs).update(_get_iterator=self._new_pass, _enumerate_iterator=self._steps)
         track_position(epochs)
-        self._plan = _plan_of(epochs.data_adapter)
+        dataset = getattr(epochs.data_adapter, "_dataset", None)
+        self._plan = _plan_of(dataset)
+        self._num_parts = dataset.num_parts if isinstance(dataset, DistributedDataset) else 1
         self._begun = self._now()
         self._taken = 0
         #: Whether a batch is fetched before it is requested, to know which one is the last.
@@ -194,6 +197,7 @@ class Batches:
             "begun": self._begun,
             "taken": self._taken,
             "looks_ahead": self._looks_ahead,
+            "num_parts": self._num_parts,
             "now": self._now(),
         }
 
@@ -202,7 +206,19 @@ class Batches:
 
         Without `now` in its data, the state that determines the batches is the one after the
         batches that were taken.
+
+        Raises:
+            ValueError: Within a pass, of which each of another number of workers has read a part.
         """
+        parts = position.data.get("num_parts", 1)
+        if position.data["taken"] and parts != self._num_parts:
+            raise ValueError(
+                f"The state was saved in the middle of an epoch, of which {parts} worker(s) read "
+                f"one part each, by AutoShardPolicy.FILE or a dataset of a function. Received: "
+                f"{self._num_parts} worker(s). Start as many workers, distribute the dataset under "
+                "AutoShardPolicy.DATA from the beginning, or go on from a state that was saved at "
+                "the end of an epoch."
+            )
         self._resumed, self._resumed_batch = position.data, position.batch
         if not position.data["taken"]:
             self._enter(position.data["now"])
@@ -249,8 +265,7 @@ class Batches:
         self._looks_ahead = self._epochs.num_batches is None
         if resumed is not None and done:
             self._looks_ahead = resumed["looks_ahead"]
-        for _ in range(done):
-            next(batches)
+        skip_batches(batches, done)
         following = next(batches, _NONE) if self._looks_ahead else _NONE
         self._taken = done
         if resumed is not None and done and resumed["now"] is not None:
@@ -271,22 +286,23 @@ class Batches:
 
     def _now(self) -> dict[str, Any]:
         """Returns the state that determines the batches."""
-        memories = None if self._plan is None else list(encode(memories_of(self._plan)))
+        memories = None
+        if self._plan is not None:
+            memories = list(encode(memories_of(self._plan, self._num_parts > 1)))
         return {**numpy_and_python(), "memories": memories}
 
     def _enter(self, then: dict[str, Any]) -> None:
         """Restores the state that determines the batches."""
         set_numpy_and_python(then)
         if self._plan is not None and then["memories"] is not None:
-            recall(self._plan, decode(*then["memories"]))
+            recall(self._plan, decode(*then["memories"]), self._num_parts > 1)
 
 
 _NONE = object()
 
 
-def _plan_of(adapter: Any) -> Plan | None:
+def _plan_of(dataset: Any) -> Plan | None:
     """Returns the plan of the dataset that Keras iterates over; None if it is not a dataset."""
-    dataset = getattr(adapter, "_dataset", None)
     if isinstance(dataset, DistributedDataset):
         return getattr(dataset._source, "_plan", None)
     return dataset.plan if isinstance(dataset, Dataset) else None

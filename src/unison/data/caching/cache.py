@@ -71,6 +71,8 @@ class Cache(KeepsElements):
         DataLossError: The files are corrupt.
     """
 
+    lasts_on_worker = True
+
     def __init__(self, source: Plan, path: str | None = None):
         super().__init__(source)
         self._path = path

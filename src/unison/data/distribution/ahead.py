@@ -53,7 +53,7 @@ class BatchesAhead(Iterator[Any]):
         #: The source of the steps, and how they are divided.
         self.description = source.description
         #: Whether positions are the same on all workers.
-        self.is_global = steps.is_global
+        self.is_global = source.is_global
         self._steps = steps
         self._position: Callable[[], Position] = lambda: Position(steps.state(), 0)
         # Sets the shares of the next batches to be read.

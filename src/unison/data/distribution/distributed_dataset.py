@@ -13,6 +13,7 @@ import numpy as np
 from unison.data.dataset import Dataset
 from unison.data.distribution.ahead import BatchesAhead
 from unison.data.distribution.input_workers import InputWorkers
+from unison.data.distribution.own_rows import BatchesOfOwnRows
 from unison.data.distribution.replica_batches import (
     BatchesInTurn,
     DividedBatches,
@@ -127,14 +128,25 @@ class DistributedDataset:
         while (step := steps.next()) is not None:
             yield step.pack([_united(parts) for parts in step.parts])
 
+    def own_batches(self) -> BatchesOfOwnRows:
+        """Returns the global batches of a pass as trees of `OwnRows`, where several workers share
+        them.
+        """
+        return BatchesOfOwnRows(self._source)
+
+    @property
+    def num_parts(self) -> int:
+        """The number of workers that read a part of their own each; 1 if they share batches."""
+        return 1 if self._source.is_global else self._workers.num_workers
+
     def memory(self) -> State:
         """Returns the state of previous passes in this process that affects later ones."""
-        return [memories_of(plan) for plan in self._source.plans]
+        return [memories_of(plan, self.num_parts > 1) for plan in self._source.plans]
 
     def recall(self, memory: State) -> None:
         """Restores this state: later passes are those that followed when `memory` was returned."""
         for plan, memories in zip(self._source.plans, memory, strict=True):
-            recall(plan, memories)
+            recall(plan, memories, self.num_parts > 1)
 
     @property
     def _is_alone(self) -> bool:

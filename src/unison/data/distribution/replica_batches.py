@@ -48,6 +48,8 @@ class ReplicaBatches(abc.ABC):
 
     #: Whether its input is datasets, which may be read before their batches are requested.
     is_of_datasets = True
+    #: Whether its batches, and the positions in it, are the same on all workers.
+    is_global = False
     #: The class of optional batches.
     optional = Optional
 
@@ -99,9 +101,10 @@ class ReplicaBatches(abc.ABC):
         if self._workers.num_workers == 1:
             return self.steps()
         raise ValueError(
-            "Keras' loops see the batches of all workers together, and each worker reads a part "
-            "of its own (AutoShardPolicy.FILE, OFF or HINT, or a dataset of a function). Pass the "
-            "dataset itself to fit, or distribute it under AutoShardPolicy.DATA."
+            "Keras' loops need whole batches, the same on all workers, where workers may change or "
+            "the model takes text. Received: a dataset of which each worker reads a part of its "
+            "own (AutoShardPolicy.FILE, OFF or HINT, or a dataset of a function). Pass the dataset "
+            "itself to fit, or distribute it under AutoShardPolicy.DATA."
         )
 
 
@@ -173,6 +176,8 @@ class DividedBatches(_FromDatasets):
     Every worker reads all of them, and takes the shares of its replicas.
     """
 
+    is_global = True
+
     def global_steps(self) -> Steps:
         return _DividedSteps(self._plan, 1, InputWorkers())
 
@@ -185,8 +190,6 @@ class DividedBatches(_FromDatasets):
 
 
 class _DividedSteps(Steps):
-    is_global = True
-
     def __init__(
         self,
         plan: Plan,
@@ -258,8 +261,6 @@ class DividedExamples(DividedBatches):
 
 
 class _OwnedSteps(Steps):
-    is_global = True
-
     def __init__(
         self,
         plans: Callable[[Proportions], BatchShares],
@@ -457,6 +458,7 @@ class IterableBatches(ReplicaBatches):
     """
 
     is_of_datasets = False
+    is_global = True
 
     def global_steps(self) -> Steps:
         return _IterableSteps(iter(self._source), 1, InputWorkers())
@@ -505,8 +507,6 @@ class IterableBatches(ReplicaBatches):
 
 
 class _IterableSteps(Steps):
-    is_global = True
-
     def __init__(
         self,
         batches: Iterator[Any],

@@ -185,6 +185,7 @@ class FileNames(SameElements):
     """
 
     lasting: ClassVar[Sequence[str]] = ("_num_shares", "_index", "_dealt")
+    lasts_on_worker = True
 
     def __init__(self, source: Plan, num_shares: int, index: int):
         super().__init__(source)
@@ -325,5 +326,4 @@ def _tree(plan: Plan) -> Iterator[Plan]:
 
 def _randomness_of(plan: Plan) -> State:
     seeds = {name: value for name, value in vars(plan).items() if name in ("_seed", "seed")}
-    # The elements that a cache has stored are stored on one worker.
-    return {"seeds": seeds, "memory": None if isinstance(plan, Cache) else plan.memory()}
+    return {"seeds": seeds, "memory": None if plan.lasts_on_worker else plan.memory()}

@@ -51,8 +51,6 @@ class Position(NamedTuple):
 class Steps(abc.ABC):
     """One pass over the parts of the replicas of a worker."""
 
-    #: Whether its positions are the same on all workers.
-    is_global = False
     #: The store through which the workers agree on them.
     talk = Talk()
 

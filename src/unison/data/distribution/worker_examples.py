@@ -1,7 +1,8 @@
 """One worker's examples of every global batch, computed without the examples of the others.
 
 If a dataset is a source, in some order, mapped example by example and batched, a worker
-determines its examples from the order, which is numbers; the others it neither reads nor maps.
+determines its examples from the order, which is numbers; the others it neither reads nor maps. A
+function that was called before the order was made is called for the worker's examples after it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from unison.data.distribution.shares import Proportions, Shares
 from unison.data.functions import BlockFunction, ElementFunction
-from unison.data.leaves import concatenate, count_rows
+from unison.data.leaves import concatenate, count_rows, stack
 from unison.data.options import WithOptions
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream, Transformation
 from unison.data.sources.in_memory import Range
@@ -156,10 +159,50 @@ def _order_of(plan: Plan) -> tuple[Plan, Rows | None]:
         # Rows that differ between passes are not a source that passes leave unchanged.
         rows = None if plan.lasting else plan.rows()
         return (plan, None) if rows is None else (Range([0, len(rows), 1], np.int64), rows)
+    if isinstance(plan, Map) and plan.is_of_single_elements:
+        order, rows = _order_of(plan.inputs[0])
+        return (plan, None) if rows is None else (order, _CalledRows(rows, plan))
     if not isinstance(plan, _BY_POSITION):
         return plan, None
     order, rows = _order_of(plan.inputs[0])
     return (plan, None) if rows is None else (plan.with_inputs([order]), rows)
+
+
+class _CalledRows(Rows):
+    """The results of a function of a source's rows, which is called when they are taken."""
+
+    def __init__(self, rows: Rows, mapped: Map):
+        self._rows = rows
+        self._function = mapped.function
+        self._structure = mapped.inputs[0].structure
+        self._num_threads = mapped.most_callers
+        self._executor: ThreadPoolExecutor | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, indices: np.ndarray) -> Leaves:
+        return self._called(self._rows.take(indices), indices)
+
+    def slice(self, start: int, stop: int) -> Leaves:
+        return self._called(self._rows.slice(start, stop), np.arange(start, stop))
+
+    def _called(self, block: Leaves, numbers: np.ndarray) -> Leaves:
+        if self._num_threads == 1:
+            return stack(self._results(block, numbers))
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._num_threads, "unison-data-map")
+        of_threads = [np.array_split(leaf, self._num_threads) for leaf in (*block, numbers)]
+        parts = [(tuple(leaves), own) for *leaves, own in zip(*of_threads, strict=True)]
+        results = self._executor.map(self._results, *zip(*parts, strict=True))
+        return stack([*itertools.chain.from_iterable(results)])
+
+    def _results(self, block: Leaves, numbers: np.ndarray) -> list[Leaves]:
+        results = []
+        for number, *row in zip(numbers.tolist(), *block, strict=True):
+            with _saying(number):
+                results.append(self._function(tuple(row), self._structure, None, number))
+        return results
 
 
 class OwnExamples(Transformation):

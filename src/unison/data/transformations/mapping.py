@@ -80,6 +80,20 @@ class Map(Transformation):
         self._pool: WorkerPool | None = None
         self._lock = threading.Lock()
 
+    @property
+    def is_of_single_elements(self) -> bool:
+        """Whether this process calls the function for any element, in any order: it gets nothing
+        but the element.
+        """
+        is_plain = type(self.function) is ElementFunction
+        return is_plain and not (self.in_processes or self._takes_blocks)
+
+    @property
+    def most_callers(self) -> int:
+        """The number of threads, or processes, that may call the function."""
+        count = self._parallel_calls or 1
+        return available_cores() if count == AUTOTUNE else count
+
     def with_function(self, function: Any) -> Map:
         """Returns the same map with another function."""
         made = copy.copy(self)
@@ -143,9 +157,7 @@ class Map(Transformation):
         """Returns the worker processes, which all passes over the dataset share."""
         with self._lock:
             if self._pool is None or self._pool.is_closed:
-                count = self._parallel_calls or 1
-                count = available_cores() if count == AUTOTUNE else count
-                self._pool = WorkerPool(self._chunk_function(), count)
+                self._pool = WorkerPool(self._chunk_function(), self.most_callers)
             return self._pool
 
 

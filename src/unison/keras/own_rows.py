@@ -1,0 +1,130 @@
+"""Keras' loops on several workers: each reads its own rows of every batch.
+
+A batch is then a tree of `OwnRows`. Datasets are distributed as in a loop of one's own, arrays are
+indexed by the rows of a worker's replicas, and a PyTorch `DataLoader` loads those examples. What
+else Keras takes (generators, a `PyDataset`) computes whole batches, of which a step takes its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from unison.data import OwnRows, Shares, rows_of
+from unison.data.distribution.own_rows import BatchesOfOwnRows
+from unison.data.distribution.replica_batches import cut
+from unison.data.statistics import metered
+from unison.keras.datasets import DatasetAdapter
+from unison.keras.torch_loaders import divisible_loader, rows_of_loader
+from unison.strategies import Strategy
+
+
+def takes_rows_alone(strategy: Strategy) -> bool:
+    """Whether a worker of this strategy takes its own rows of the batches of Keras' loops.
+
+    Where workers may change, steps may have to be divided again: each has the whole batches.
+    """
+    return strategy.input_workers.num_workers > 1 and not strategy.placement.is_elastic
+
+
+def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
+    """Returns this worker's rows of the batches of a new pass; None if it needs whole batches.
+
+    Args:
+        epochs: Keras' `EpochIterator`.
+        strategy: The strategy whose replicas get the batches.
+    """
+    adapter = epochs.data_adapter
+    if isinstance(adapter, DatasetAdapter) and adapter.distributed is not None:
+        if adapter.num_batches is None:
+            _end_with_the_data(epochs)
+        return _RowsOfDataset(adapter, adapter.distributed.own_batches())
+    if isinstance(adapter, ArrayDataAdapter) and _are_dense(adapter._inputs):
+        return _rows_of_arrays(adapter, strategy)
+    if divisible_loader(adapter) is not None:
+        proportions = strategy.replica_shares.proportions  # as they are when the pass begins
+        count = strategy.placement.num_replicas
+        return rows_of_loader(
+            adapter, lambda size: Shares(size, count, proportions), _replicas_of(strategy)
+        )
+    return None
+
+
+def _replicas_of(strategy: Strategy) -> range:
+    local = strategy.placement.local_replicas
+    return range(local[0], local[-1] + 1)
+
+
+class _RowsOfDataset(Iterator[Any]):
+    """The batches of a Keras adapter, which can be skipped without being computed."""
+
+    def __init__(self, adapter: DatasetAdapter, batches: BatchesOfOwnRows):
+        self._adapter = adapter
+        self._own = batches
+        self._batches = adapter.checked(metered(batches))
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def skip(self, count: int) -> None:
+        self._own.skip(count)
+        self._batches = self._adapter.checked(metered(self._own), is_empty=not count)
+
+
+def _end_with_the_data(epochs: Any) -> None:
+    """Lets every epoch end where its data ends, whatever the number of steps of earlier ones."""
+
+    def forget_number() -> None:
+        epochs._num_batches = None
+
+    if epochs.steps_per_epoch is None:
+        vars(epochs)["_interrupted_warning"] = forget_number  # called at the end of the data
+
+
+def _are_dense(inputs: Any) -> bool:
+    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in keras.tree.flatten(inputs))
+
+
+def _rows_of_arrays(adapter: ArrayDataAdapter, strategy: Strategy) -> Iterator[Any]:
+    """Yields this worker's rows of batches of arrays, in Keras' order."""
+    inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="jax")
+    replicas = _replicas_of(strategy)
+
+    def own_rows(sliceable: Any, indices: Any) -> OwnRows:
+        is_slice = isinstance(indices, slice)
+        examples = indices.stop - indices.start if is_slice else len(indices)
+        proportions = strategy.replica_shares.proportions
+        shares = Shares(examples, strategy.placement.num_replicas, proportions)
+        own = shares.of(replicas)
+        first = indices.start if is_slice else 0
+        where = slice(first + own.start, first + own.stop) if is_slice else indices[own]
+        rows = sliceable.convert_to_jax_compatible(sliceable[where])
+        (parts,) = cut([rows], shares.counts[replicas.start : replicas.stop])
+        return OwnRows(parts, shares)
+
+    return adapter._get_iterator(own_rows, inputs)
+
+
+def example_of(batch: Any) -> Any:
+    """Returns a batch with arrays in place of `OwnRows`, with this worker's rows repeated."""
+
+    def whole(leaf: Any) -> Any:
+        return rows_of(leaf, len(leaf)) if isinstance(leaf, OwnRows) else leaf
+
+    return jax.tree.map(whole, batch)
+
+
+def skip_batches(batches: Iterator[Any], count: int) -> None:
+    """Skips batches of a pass, which must have as many; datasets do not compute them."""
+    skip = getattr(batches, "skip", None)
+    if skip is not None:
+        skip(count)
+        return
+    for _ in range(count):
+        next(batches)

@@ -1,0 +1,92 @@
+"""Keras' loops on several workers: each reads its own rows of every batch, or its own files.
+
+The programs are in `programs.py`.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from keras_forms import IMPORTED
+from parallel import programs
+from parallel.test_multi_worker import SECONDS, expected, results_of
+from unison.data import Shares
+from warm_workers import launch
+
+#: The sizes of the batches of the loops of `decoded_examples`. `fit` takes one to build the model.
+SIZES = {
+    "fit": [12, *[12, 12, 12, 11, 6, 6] * 2],
+    "evaluate": [12, 12, 12, 11],
+    "predict": [5, 5],
+}
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (2, 2)])
+def test_each_example_is_decoded_on_one_worker(workers, devices):
+    results = results_of("decoded_examples", workers, devices)
+    alone = expected("decoded_examples", workers * devices)
+    for loop, sizes in SIZES.items():
+        of_all = sorted(itertools.chain(*(result[loop] for result in results)))
+        assert of_all == alone[loop]
+        for worker, result in enumerate(results):
+            own = slice(worker * devices, (worker + 1) * devices)
+            counts = [sum(Shares(size, workers * devices).counts[own]) for size in sizes]
+            assert len(result[loop]) == sum(counts)
+    for result in results:
+        for own, of_alone in zip(result["numbers"], alone["numbers"], strict=True):
+            np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["files", "function"])
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2)])
+def test_fit_on_inputs_of_each_workers_own_is_fit_on_all_of_them(workers, devices, source):
+    for result in results_of("fitted_on_own_inputs", workers, devices):
+        result = result[source]
+        pairs = [("weights", "of whole batches"), ("evaluate", "of all examples")]
+        for part, same in [*pairs, ("predict", "of each")]:
+            for own, of_all in zip(result[part], result[same], strict=True):
+                np.testing.assert_allclose(own, of_all, rtol=1e-5, atol=1e-6)
+
+
+def test_files_are_read_by_one_worker_each():
+    first, second = (result["read"] for result in results_of("fitted_on_own_inputs", 2, 1))
+    assert {number // 100 for number in first} == {0, 2, 4}
+    assert {number // 100 for number in second} == {1, 3}
+
+
+def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path):
+    results = launch(
+        programs.on_workers,
+        2,
+        args=("resumed_fit", str(tmp_path)),
+        imported=IMPORTED["keras"],
+        timeout=SECONDS,
+    )
+    for kind in ("data", "files"):
+        for result in results:
+            for resumed, whole in zip(result[kind]["resumed"], result[kind]["whole"], strict=True):
+                np.testing.assert_allclose(resumed, whole, rtol=1e-5)
+    # A batch builds the model. The one that was done is not decoded, four and five are.
+    assert [len(result["data"]["read"]) for result in results] == [10 * 4, 10 * 4]
+
+
+def test_pytorch_loaders_load_own_examples():
+    pytest.importorskip("torch")
+    results = results_of("torch_loaders", 2, 1)
+    alone = expected("torch_loaders", 2)
+    for kind in ("shuffled", "with processes", "whole"):
+        for result in results:
+            for part in ("loss", "weights", "evaluate"):
+                for own, of_alone in zip(result[kind][part], alone[kind][part], strict=True):
+                    np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6)
+    loaded = [result["shuffled"]["loaded"] for result in results]
+    assert sorted(loaded[0] + loaded[1]) == sorted(alone["shuffled"]["loaded"])
+    assert abs(len(loaded[0]) - len(loaded[1])) <= 1
+    # All of these examples are in a loader's own process.
+    assert all(result["with processes"]["loaded"] == [] for result in results)
+    assert [result["sampled"]["loaded"][-15:] for result in results] == [
+        list(range(0, 30, 2)),
+        list(range(1, 30, 2)),
+    ]
+    assert results[0]["sampled"]["weights"] == results[1]["sampled"]["weights"]
