@@ -66,6 +66,8 @@ numbers = np.random.default_rng(0)
 features = numbers.standard_normal((EXAMPLES, 8)).astype(np.float32)
 labels = (features @ numbers.standard_normal((8, 1)) > 0).astype(np.float32)
 ids = np.arange(EXAMPLES, dtype=np.int32)
+#: The examples that this worker has decoded.
+decoded = []
 
 
 def keras_of_the_form():
@@ -113,8 +115,14 @@ def report(weights, seen, history=None, rate=None):
         "history": history,
         "rate": rate,
         "replicas": strategy.num_replicas_in_sync,
+        "decoded": len(decoded),
     }
     print("REPORT", json.dumps(told), flush=True)
+
+
+def decode(example, label):
+    decoded.append(int(example[1]))
+    return example, label
 
 
 class AlarmError(Exception):
@@ -214,8 +222,10 @@ def fit():
         callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(FOLDER, "backup")))
         callbacks.append(keras.callbacks.ModelCheckpoint(os.path.join(FOLDER, "last.keras")))
     held_out = (features[:30], ids[:30]), labels[:30]
-    if GIVEN.get("data") == "dataset":
+    if GIVEN.get("data") in ("dataset", "decoded"):
         examples = Dataset.from_tensor_slices(((features, ids), labels))
+        if GIVEN["data"] == "decoded":
+            examples = examples.map(decode)
         data = {"x": examples.shuffle(50, seed=3).batch(BATCH)}
     else:
         data = {"x": (features, ids), "y": labels, "batch_size": BATCH}

@@ -144,6 +144,18 @@ def test_whoever_joins_between_epochs_shuffles_a_dataset_as_the_others_do(form):
     assert len(require_the_same_training(outcome, alone(*given))) == 2
 
 
+def test_workers_decode_their_own_examples_whatever_their_number():
+    given = ("fit", "epochs=3", "data=decoded")
+    faults = [Fault("kill", 0, 14, "exchange"), Fault("kill", 1, 26, "exchange")]
+    outcome = train(3, faults, *given, "slow=0.01", restarts=0)
+    outcome.assert_fired()
+    (survivor,) = require_the_same_training(outcome, alone(*given))
+    # The rows of 14 of 36 steps were divided by three, those of 12 by two. A step or two of each
+    # group are divided again; the model is built from a batch.
+    assert 14 * 10 / 3 + 12 * 10 / 2 + 10 * 10 <= survivor["decoded"] <= 240 + 4 * 10
+    assert alone(*given)["decoded"] >= 360
+
+
 @forms("tf", soaked=["keras"])
 def test_loops_of_ones_own_go_on_from_the_last_commit(form):
     given = ("loop", "epochs=2", "loops=2", f"form={form}")

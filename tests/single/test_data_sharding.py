@@ -24,7 +24,7 @@ from unison.data import (
     distribute_from_function,
 )
 from unison.data.distribution.input_workers import connected, workers_in_threads
-from unison.data.distribution.worker_examples import BatchSharding, owned
+from unison.data.distribution.worker_examples import BatchSharding, Division, owned
 from unison.data.sources.in_memory import ArrayRows
 from unison.errors import (
     AbortedError,
@@ -228,7 +228,7 @@ def test_a_worker_reads_its_own_rows_only(monkeypatch):
         ArrayRows, "take", lambda rows, where: (taken.append(len(where)), take(rows, where))[1]
     )
     rows = Dataset.from_tensor_slices(np.arange(40)).shuffle(40, seed=2).repeat(3).batch(8)
-    shares = owned(rows.plan, 2, range(1))().stream()
+    shares = owned(rows.plan)(Division(2, range(1))).stream()
     parts = [shares.next() for _ in range(6)]
     assert [int(size) for _, size in parts] == [8] * 6
     assert taken[:6] == [4] * 6
@@ -270,7 +270,9 @@ def test_the_numbers_of_a_workers_examples_are_those_in_the_whole(batch, workers
     count = 22
     numbers = []
     for first in range(workers):
-        sharding = BatchSharding(batch, -(-count // batch), count, workers, range(first, first + 1))
+        sharding = BatchSharding(
+            batch, -(-count // batch), count, Division(workers, range(first, first + 1))
+        )
         own = sum(len(sharding.own(b)) for b in range(skipped, sharding.num_batches))
         numbers += sharding.numbers_of(np.arange(own), skipped).tolist() if own else []
         assert [sharding.numbers_of(place, skipped) for place in range(own)] == numbers[

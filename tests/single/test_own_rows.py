@@ -20,7 +20,7 @@ def strategy_of(worker, workers, replicas, proportions=None):
     local = tuple(range(worker * replicas, (worker + 1) * replicas))
     placement = types.SimpleNamespace(local_replicas=local, num_replicas=workers * replicas)
     shares = types.SimpleNamespace(proportions=proportions)
-    return types.SimpleNamespace(placement=placement, replica_shares=shares)
+    return types.SimpleNamespace(placement=placement, replica_shares=shares, group=None)
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "batch"])
@@ -50,13 +50,13 @@ def test_rows_of_arrays_are_those_of_keras_batches(shuffle, proportions):
 
 
 def test_an_array_of_own_rows_is_like_the_whole():
-    own = OwnRows([np.ones((3, 2), np.float32), np.full((1, 2), 2, np.float32)], Shares(10, 4))
+    own = OwnRows([np.ones((3, 2), np.float32), np.full((1, 2), 2, np.float32)], Shares(10, 4), 2)
     assert (own.shape, own.ndim, len(own)) == ((10, 2), 2, 10)
     assert own.astype(np.int8).dtype == np.int8
     assert [part[:, 0].tolist() for part in own.padded()] == [[1, 1, 1], [2, 0, 0]]
     assert rows_of(own, 6)[:, 0].tolist() == [1, 1, 1, 2, 1, 1]
     assert example_of({"x": own})["x"].shape == (10, 2)
-    without = OwnRows([np.ones((0, 2)), np.ones((0, 2))], Shares(2, 4))
+    without = OwnRows([np.ones((0, 2)), np.ones((0, 2))], Shares(2, 4), 2)
     assert rows_of(without, 2).tolist() == [[0, 0], [0, 0]]
     with pytest.raises(TypeError, match="its own rows"):
         np.asarray(own)

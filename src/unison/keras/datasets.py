@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 from keras.src.trainers import data_adapters
@@ -120,7 +121,13 @@ class DatasetAdapter(DataAdapter):
         weights_of = functools.partial(
             class_weight_to_sample_weights, class_weight=self._class_weight
         )
-        return x, y, y.map(weights_of) if isinstance(y, OwnRows) else weights_of(y)
+        if not isinstance(y, OwnRows):
+            return x, y, weights_of(y)
+        weighted = x, y, y.map(weights_of)
+        if (again := y.again) is not None:
+            for leaf in jax.tree.leaves(weighted):
+                leaf.again = lambda: self._weighted(again())
+        return weighted
 
 
 def _check_batched(dataset: Dataset) -> None:

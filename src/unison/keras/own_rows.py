@@ -3,6 +3,9 @@
 A batch is then a tree of `OwnRows`. Datasets are distributed as in a loop of one's own, arrays are
 indexed by the rows of a worker's replicas, and a PyTorch `DataLoader` loads those examples. What
 else Keras takes (generators, a `PyDataset`) computes whole batches, of which a step takes its rows.
+
+In a group of workers that may change, that is so for datasets whose batches can be read again: a
+step that the next group repeats is divided between its workers.
 """
 
 from __future__ import annotations
@@ -22,15 +25,19 @@ from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.keras.datasets import DatasetAdapter
 from unison.keras.torch_loaders import divisible_loader, rows_of_loader
+from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.strategies import Strategy
 
 
 def takes_rows_alone(strategy: Strategy) -> bool:
     """Whether a worker of this strategy takes its own rows of the batches of Keras' loops.
 
-    Where workers may change, steps may have to be divided again: each has the whole batches.
+    Where batches grow and shrink with the number of workers, each has the whole batches.
     """
-    return strategy.input_workers.num_workers > 1 and not strategy.placement.is_elastic
+    group = strategy.group
+    if group is None:
+        return strategy.input_workers.num_workers > 1
+    return group.options.keep != PER_REPLICA_BATCH
 
 
 def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
@@ -41,10 +48,15 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
         strategy: The strategy whose replicas get the batches.
     """
     adapter = epochs.data_adapter
-    if isinstance(adapter, DatasetAdapter) and adapter.distributed is not None:
+    dataset = adapter.distributed if isinstance(adapter, DatasetAdapter) else None
+    if strategy.group is not None:  # the steps that it does not complete are divided again
+        if dataset is None or not dataset.can_be_divided_again:
+            return None
+        return _RowsOfDataset(adapter, dataset.own_batches())
+    if dataset is not None:
         if adapter.num_batches is None:
             _end_with_the_data(epochs)
-        return _RowsOfDataset(adapter, adapter.distributed.own_batches())
+        return _RowsOfDataset(adapter, dataset.own_batches())
     if isinstance(adapter, ArrayDataAdapter) and _are_dense(adapter._inputs):
         return _rows_of_arrays(adapter, strategy)
     if divisible_loader(adapter) is not None:
@@ -106,7 +118,7 @@ def _rows_of_arrays(adapter: ArrayDataAdapter, strategy: Strategy) -> Iterator[A
         where = slice(first + own.start, first + own.stop) if is_slice else indices[own]
         rows = sliceable.convert_to_jax_compatible(sliceable[where])
         (parts,) = cut([rows], shares.counts[replicas.start : replicas.stop])
-        return OwnRows(parts, shares)
+        return OwnRows(parts, shares, replicas.start)
 
     return adapter._get_iterator(own_rows, inputs)
 

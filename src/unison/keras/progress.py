@@ -78,7 +78,8 @@ def agree_on_data(trainer: ReplicaTrainer, arguments: dict[str, Any]) -> None:
         trainer: Whose strategy's replicas get them.
         arguments: Those of a loop; its datasets are replaced.
     """
-    if not trainer.strategy.placement.spans_processes:
+    placement = trainer.strategy.placement
+    if not (placement.spans_processes or placement.is_elastic):
         return
     agree_on_shuffling()
     for name in ("x", "validation_data"):  # in the same order on all workers
@@ -92,25 +93,24 @@ def agreed_dataset(trainer: ReplicaTrainer, data: Any) -> Any:
     Raises:
         ValueError: A PyTorch loader leaves examples to other workers, and whole batches are needed.
     """
-    needs_whole = trainer.takes_text or not takes_rows_alone(trainer.strategy)
+    strategy = trainer.strategy
+    needs_whole = trainer.takes_text or not takes_rows_alone(strategy)
     if is_loader(data):
         if not loads_a_part(data):
             agree_on_order(data)
             return data
-        if needs_whole:
+        if needs_whole or strategy.placement.is_elastic:
             raise ValueError(
                 "Expected a DataLoader of whole batches, the same on all workers, of which each "
                 "takes its part: workers may change, or the model takes text. Received: one with a "
                 "DistributedSampler. Leave out the sampler, or pass shuffle=True."
             )
-        return trainer.strategy.distribute_datasets_from_function(
-            lambda context: Dataset.from_source(data)
-        )
+        return strategy.distribute_datasets_from_function(lambda context: Dataset.from_source(data))
     if not isinstance(data, Dataset):
         return data
-    if needs_whole:
+    if needs_whole or strategy.placement.is_elastic:
         data = Dataset.with_options(data, Options(auto_shard_policy=AutoShardPolicy.DATA))
-    return trainer.strategy.experimental_distribute_dataset(data)
+    return strategy.experimental_distribute_dataset(data)
 
 
 def agree_on_shuffling() -> None:

@@ -20,7 +20,16 @@ from jax.extend.core import jaxpr_as_fun
 
 from unison.cells import Cell, Layout
 from unison.compression.reporting import bytes_in
-from unison.data import OwnRows, Shares, are_own_rows, count_examples, rows_of, shares_of
+from unison.data import (
+    OwnRows,
+    Shares,
+    are_own_rows,
+    count_examples,
+    is_divided_for_others,
+    rows_of,
+    shares_of,
+    whole_like,
+)
 from unison.jaxprs import calls_host
 from unison.keras.grouping import Trial, group_size_of, grouped, is_measured, stacking
 from unison.keras.step_tracing import METRICS_OF_ALL, StepTrace, StepTracer, flat_logs
@@ -210,6 +219,10 @@ class CompiledStep:
             return count_examples(leaves)
         if self._strategy.group is not None:
             self._arriving = [batch]
+            placement = self._strategy.placement
+            first = placement.local_replicas[0]
+            if is_divided_for_others(leaves, placement.num_replicas, first):
+                return self(state, leaves[0].again(), may_wait)  # the group has changed since
         # Steps that run together are one operation, in which nothing could be found.
         may_wait = may_wait and not numerics.are_checked()
         program = self._program_for(structure, leaves, state, may_wait)
@@ -260,9 +273,9 @@ class CompiledStep:
     def _key(self, structure: Any, leaves: list[Any], may_wait: bool) -> tuple[Any, ...]:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         strategy = self._strategy
-        division: Any = strategy.placement.num_replicas, strategy.replica_shares.proportions
+        division = strategy.placement.num_replicas, strategy.replica_shares.proportions
         if are_own_rows(leaves):
-            division = leaves[0].shares
+            division = leaves[0].shares.num_replicas, leaves[0].shares.proportions
         return may_wait, structure, shapes, division, strategy.communication_options
 
     def _made(
@@ -294,7 +307,7 @@ class CompiledStep:
         placement = self._strategy.placement
         assert isinstance(placement, ElasticPlacement)
         leaves, structure = jax.tree.flatten(batch)
-        leaves = [as_array(leaf) for leaf in leaves]
+        leaves = [whole_like(as_array(leaf)) for leaf in leaves]
         with placement.as_if_of(num_replicas):
             key = self._key(structure, leaves, may_wait)
             if key in self._programs:

@@ -85,7 +85,8 @@ def rows_of_loader(adapter: Any, shares_of_size: Callable[[int], Shares], replic
 
         def own_rows(tensor: Any, shares: Shares = shares, counts: Any = counts) -> OwnRows:
             rows = np.asarray(tensor.cpu())
-            return OwnRows(np.split(rows[: sum(counts)], np.cumsum(counts)[:-1]), shares)
+            parts = np.split(rows[: sum(counts)], np.cumsum(counts)[:-1])
+            return OwnRows(parts, shares, replicas.start)
 
         yield tuple(keras.tree.map_structure(own_rows, batch, none_is_leaf=False))
 

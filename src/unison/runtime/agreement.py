@@ -39,6 +39,9 @@ AS_JSON = Codec(lambda answer: json.dumps(answer).encode(), json.loads)
 class Workers:
     """A worker's position among all workers; this base class is that of a single worker."""
 
+    #: Whether the number of workers, and the index of this one, may change.
+    may_change = False
+
     def __init__(self) -> None:
         #: The number of workers.
         self.num_workers = 1

@@ -132,7 +132,12 @@ class DistributedDataset:
         """Returns the global batches of a pass as trees of `OwnRows`, where several workers share
         them.
         """
-        return BatchesOfOwnRows(self._source)
+        return BatchesOfOwnRows(self._source, self._workers)
+
+    @property
+    def can_be_divided_again(self) -> bool:
+        """Whether a worker can compute its own rows of any batch of a pass, when workers change."""
+        return isinstance(self._source, DividedExamples)
 
     @property
     def num_parts(self) -> int:
@@ -343,14 +348,13 @@ def _divided(
     size = plan.batch_size
     if policy is AutoShardPolicy.DATA or (size is None and workers.num_workers == 1):
         divided = DividedBatches(dataset, plan, num_replicas, workers, shares)
-        first = workers.index * num_replicas
-        replicas = range(first, first + num_replicas)
-        if workers.num_workers == 1:
+        is_alone = workers.num_workers == 1 and not workers.may_change
+        if is_alone:
             yield divided
-        own_plans = owned(plan, num_replicas * workers.num_workers, replicas)
+        own_plans = owned(plan)
         if own_plans is not None:
             yield DividedExamples(dataset, plan, own_plans, num_replicas, workers, shares)
-        if workers.num_workers > 1:
+        if not is_alone:
             yield divided
         return
     if size is None:

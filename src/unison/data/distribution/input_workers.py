@@ -58,6 +58,8 @@ def workers_in_threads(num_workers: int, patience: float = PATIENCE) -> list[Inp
 class _Members(Workers):
     """A worker's index among the members of a group, which may change."""
 
+    may_change = True
+
     def __init__(self, group: ElasticGroup):
         self._group = group
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ from unison.data.distribution.steps import (
     Steps,
     step_in_turn,
 )
-from unison.data.distribution.worker_examples import BatchShares
+from unison.data.distribution.worker_examples import BatchShares, Division
 from unison.data.iterators import Optional
 from unison.data.leaves import shape_of
 from unison.data.plan import INFINITE, UNKNOWN, Plan, position_of, stream_at
@@ -232,7 +233,7 @@ class DividedExamples(DividedBatches):
     Args:
         dataset: The dataset of global batches.
         plan: Their plan.
-        own_plans: Returns the plan of the worker's examples in a pass, given the proportions.
+        own_plans: Returns the plan of the worker's examples in a pass, given the division.
         num_replicas: The number of its replicas.
         workers: The worker's index.
         shares: The shares of all replicas of a global batch.
@@ -242,7 +243,7 @@ class DividedExamples(DividedBatches):
         self,
         dataset: Dataset,
         plan: Plan,
-        own_plans: Callable[[Proportions], BatchShares],
+        own_plans: Callable[[Division], BatchShares],
         num_replicas: int,
         workers: InputWorkers,
         shares: ReplicaShares = EQUAL_SHARES,
@@ -250,8 +251,8 @@ class DividedExamples(DividedBatches):
         super().__init__(dataset, plan, num_replicas, workers, shares)
         self._own_plans = own_plans
 
-    def steps(self) -> Steps:
-        return _OwnedSteps(
+    def steps(self) -> OwnedSteps:
+        return OwnedSteps(
             self._own_plans,
             lambda: self._plan.structure.pack,
             self._num_replicas,
@@ -260,32 +261,62 @@ class DividedExamples(DividedBatches):
         )
 
 
-class _OwnedSteps(Steps):
+class OwnedSteps(Steps):
+    """A worker's examples of global batches, of which any can be read.
+
+    Args:
+        plans: Returns the plan of the worker's examples, given the division.
+        pack: Returns what packs leaves into the structure.
+        num_replicas: The number of the worker's replicas.
+        workers: The worker's index.
+        proportions: Those of the replicas' shares.
+    """
+
     def __init__(
         self,
-        plans: Callable[[Proportions], BatchShares],
+        plans: Callable[[Division], BatchShares],
         pack: Callable[[], Pack],
         num_replicas: int,
         workers: InputWorkers,
         proportions: Proportions,
     ):
         self._plans = plans
-        self._plan = plans(proportions)
         self._pack = pack
         self._num_replicas = num_replicas
         self._workers = workers
-        self._proportions = proportions
+        self._division = self._divided_by(proportions)
+        self._plan = plans(self._division)
         self._stream = self._plan.stream()
         # The worker's buffers hold its own examples. The position in the global batches is that of
         # the pass's beginning, and a number of batches, which are skipped without being computed.
         self._begin = position_of(self._plan, self._stream)
         self._batches = 0
 
+    def _divided_by(self, proportions: Proportions) -> Division:
+        workers, count = self._workers, self._num_replicas
+        return Division(workers.num_workers * count, _replicas_of(workers, count), proportions)
+
     def divide_by(self, proportions: Proportions) -> None:
-        if proportions != self._proportions:
-            self._proportions = proportions
-            self._plan = self._plans(proportions)
-            self._go_to(self._begin, self._batches)
+        if proportions != self._division.proportions:
+            self._divide(self._division._replace(proportions=proportions))
+
+    def divide_among_present(self) -> None:
+        """Divides the next batches between the workers that there are now."""
+        division = self._divided_by(self._division.proportions)
+        if division != self._division:
+            self._divide(division)
+
+    def _divide(self, division: Division) -> None:
+        self._division = division
+        self._plan = self._plans(division)
+        self._go_to(self._begin, self._batches)
+
+    def at(self, batch: int) -> OwnedSteps:
+        """Returns the steps of the same pass from a batch on."""
+        made = copy.copy(self)
+        made._plan = self._plans(self._division)
+        made._go_to(self._begin, batch)
+        return made
 
     def next(self) -> Step | None:
         leaves = self._stream.next()
@@ -293,8 +324,7 @@ class _OwnedSteps(Steps):
             return None
         self._batches += 1
         *own, size = leaves
-        all_replicas = self._num_replicas * self._workers.num_workers
-        shares = Shares(int(size), all_replicas, self._proportions)
+        shares = Shares(int(size), self._division.num_replicas, self._division.proportions)
         return _step_of_shares(own, self._pack(), self._num_replicas, shares, self._workers)
 
     def skip(self, count: int) -> None:

@@ -14,7 +14,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,20 @@ from unison.data.transformations.shuffling import Shuffle
 _BY_POSITION = (Prefetch, Repeat, Shard, Shuffle, Skip, Take, WithOptions)
 
 
+class Division(NamedTuple):
+    """The division of global batches between replicas, as one worker sees it.
+
+    Attributes:
+        num_replicas: The number of replicas on all workers.
+        replicas: The replicas of the worker.
+        proportions: Their shares of a batch are proportional to these.
+    """
+
+    num_replicas: int
+    replicas: range
+    proportions: Proportions = None
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchSharding:
     """The examples of every global batch that are a worker's.
@@ -46,9 +60,7 @@ class BatchSharding:
         batch_size: The size of a global batch.
         num_batches: The number of global batches; None for no end.
         num_examples: The total number of examples; None for no end.
-        num_replicas: The number of replicas on all workers.
-        replicas: The replicas of the worker.
-        proportions: Their shares of a batch are proportional to these.
+        division: How batches are divided.
         needs_examples: Whether at least one example of every batch is read: it shows the
             signature of an empty batch.
     """
@@ -56,9 +68,7 @@ class BatchSharding:
     batch_size: int
     num_batches: int | None
     num_examples: int | None
-    num_replicas: int
-    replicas: range
-    proportions: Proportions = None
+    division: Division
     needs_examples: bool = False
 
     def size_of(self, batch: int) -> int:
@@ -70,8 +80,8 @@ class BatchSharding:
     def own(self, batch: int) -> range:
         """Returns the positions in a global batch of the worker's examples."""
         size = self.size_of(batch)
-        where = Shares(size, self.num_replicas, self.proportions).of(self.replicas)
-        return range(size)[where]
+        num_replicas, replicas, proportions = self.division
+        return range(size)[Shares(size, num_replicas, proportions).of(replicas)]
 
     def read(self, batch: int) -> range:
         """Returns the positions in a global batch of the examples that the worker reads."""
@@ -99,18 +109,14 @@ class BatchSharding:
         return batches * self.batch_size + starts + places - (batches - first_batch) * len(full)
 
 
-def owned(
-    plan: Plan, num_replicas: int, replicas: range
-) -> Callable[[Proportions], BatchShares] | None:
-    """Returns the function from proportions to the plan of a worker's examples of every batch.
+def owned(plan: Plan) -> Callable[[Division], BatchShares] | None:
+    """Returns the function from a division to the plan of a worker's examples of every batch.
 
     None if they cannot be known in advance. Each pass takes its own plan, whose functions
     contain the position at which the pass has begun.
 
     Args:
         plan: The plan of global batches.
-        num_replicas: The number of replicas on all workers.
-        replicas: The replicas of the worker.
     """
     while isinstance(plan, Prefetch | WithOptions):  # distributed batches are read ahead anyway
         plan = plan.inputs[0]
@@ -128,22 +134,21 @@ def owned(
     if length == UNKNOWN or not (maps or rows is not None):
         return None
     is_endless = length == INFINITE
-    equal_sharding = BatchSharding(
+    sharding_by = functools.partial(
+        BatchSharding,
         plan.batch_size,
         None if is_endless else plan.cardinality(),
         None if is_endless else length,
-        num_replicas,
-        replicas,
         needs_examples=elements.known_signature is None,
     )
 
-    def plan_of_pass(proportions: Proportions = None) -> BatchShares:
-        sharding = dataclasses.replace(equal_sharding, proportions=proportions)
+    def plan_of_pass(division: Division) -> BatchShares:
+        sharding = sharding_by(division=division)
         examples = OwnExamples(order, source, rows, sharding)
         made: Plan = examples
         for each in reversed(maps):
             # A process has a copy of the function, without the position at which a pass has begun.
-            if len(replicas) < num_replicas and not each.in_processes:
+            if len(division.replicas) < division.num_replicas and not each.in_processes:
                 each = each.with_function(_Renumbered(each.function, sharding, examples))
             made = each.with_inputs([made])
         return BatchShares(made, examples, elements)

@@ -130,6 +130,12 @@ class ElasticPlacement(Placement):
 
         return placed(jax.tree.map(own_rows, whole), self.per_replica)
 
+    def join_rows(self, parts: Sequence[Any]) -> jax.Array:
+        rows: jax.Array = placed(
+            np.concatenate(parts) if len(parts) > 1 else parts[0], self.per_replica
+        )
+        return rows
+
     def whole_of(self, divided: Callable[[], jax.Array]) -> np.ndarray:
         """See `Placement.whole_of`. Does not compile a program."""
         own = np.asarray(divided())
