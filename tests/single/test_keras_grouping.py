@@ -105,6 +105,22 @@ def test_large_steps_run_alone(two_replicas, executions, monkeypatch):
     assert executions == [1] * 25
 
 
+def test_steps_with_large_batches_run_alone(two_replicas, executions):
+    """A copy of the batches would take longer than the launches, and memory."""
+    images = rng.random((48, 64, 64, 3), np.float32)
+    with two_replicas.scope():
+        layers = [keras.layers.Cropping2D(28), keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((64, 64, 3)), *layers])
+        model.compile("sgd", "mse")
+    # A replica's batch has 4 x 48 KiB, or 96 x 48 KiB.
+    model.fit(images, np.ones((48, 1)), batch_size=8, verbose=0)
+    assert executions == [16]
+    executions.clear()
+    many = np.repeat(images, 4, axis=0)
+    model.fit(many, np.ones((192, 1)), batch_size=192, epochs=3, verbose=0)
+    assert executions == [1] * 3
+
+
 # -- accelerators, for which the tests' devices pass -------------------------------------------
 
 

@@ -19,6 +19,10 @@ from unison.runtime.planned import PlannedPlacement
 _WORTH_STARTING = 5e8
 _MOST_GROUPED_STEPS = 16
 
+#: The most bytes, of one replica, that are stacked for a group. To copy a megabyte takes as long as
+#: to launch a step: a larger batch is better passed on as it is.
+_MOST_STACKED_BYTES = 4 << 20
+
 #: The number of timed executions of a program on accelerators; the first one, which compiles, is
 #: not among them.
 _TIMED = 3
@@ -27,17 +31,18 @@ _TIMED = 3
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
-def group_size_of(operations: int, placement: Placement) -> int:
+def group_size_of(operations: int, batch_bytes: int, placement: Placement) -> int:
     """Returns the number of steps that run as one program on CPUs; elsewhere, one at first.
 
     Args:
         operations: The floating-point operations of a step, on one replica.
+        batch_bytes: The size of a replica's batch.
         placement: The replicas' devices.
     """
     if isinstance(placement, PlannedPlacement) or not placement.is_host:
         return 1
     steps = math.ceil(_WORTH_STARTING / max(operations, 1))
-    return min(steps, _MOST_GROUPED_STEPS)
+    return max(1, min(steps, _MOST_GROUPED_STEPS, _MOST_STACKED_BYTES // max(batch_bytes, 1)))
 
 
 def is_measured(placement: Placement) -> bool:

@@ -698,7 +698,9 @@ class CompiledStep:
         may_be_grouped = may_wait and repeats and update is None and not may_fail
         is_tried = may_be_grouped and group_size is None and is_measured(placement)
         if group_size is None:
-            group_size = group_size_of(operations, placement) if may_be_grouped else 1
+            of_example = sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)
+            batch_bytes = shares.chunk * of_example
+            group_size = group_size_of(operations, batch_bytes, placement) if may_be_grouped else 1
         if group_size > 1:
             program = grouped(program, donated, read_only, written)
             if not placement.is_host:
