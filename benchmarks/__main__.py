@@ -27,6 +27,7 @@ from benchmarks.contestants import ENTRIES, FAMILIES, PEERS, Entry
 from benchmarks.driver import Limits, Result, measure
 from benchmarks.namespaces import THIS_MACHINE, Host, Link
 from benchmarks.workloads import RecoveryWork, TrainingWork, Work
+from unison.runtime.cores import available_cores
 
 _ROUNDS = 7
 _QUICK_ROUNDS = 2
@@ -104,7 +105,16 @@ def _parser() -> argparse.ArgumentParser:
         ),
     )
     add = parser.add_argument
-    of_others = ("fit", "run", "memory", "aggregation", "data", "all_reduce", "shares")
+    of_others = (
+        "fit",
+        "run",
+        "memory",
+        "aggregation",
+        "data",
+        "image_input",
+        "all_reduce",
+        "shares",
+    )
     contests = (*of_others, "checkpoint", "recovery", "parameter_servers", *_TRAINING, "all")
     add("what", nargs="?", choices=contests, default="all")
     add("--model", choices=_models("all"), help="only this model (default: all)")
@@ -253,6 +263,8 @@ def _workloads(options: argparse.Namespace, folder: str, link: Link | None) -> l
         works += workloads.data_workloads(options.task, folder, options.quick)
     if options.what in ("workers", "all"):
         works += workloads.workers_workloads(trained, options.batch, options.quick)
+    if options.what in ("image_input", "all"):
+        works += workloads.image_input_workloads(available_cores(), options.quick)
     if options.what in ("all_reduce", "all"):
         works += workloads.all_reduce_workloads(options.quick)
     if options.what in ("shares", "all"):

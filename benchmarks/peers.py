@@ -20,8 +20,8 @@ from benchmarks.workloads import DEVICES
 #: What is measured, by the peer's name in `--contestants`.
 PACKAGES = {
     "keras": ("jax==0.10.2", "keras==3.15.1"),
-    "tf": ("tensorflow==2.21.0",),
-    "torch": ("torch==2.13.0", "numpy>=2,<3"),
+    "tf": ("tensorflow==2.21.0", "pillow>=11,<14"),
+    "torch": ("torch==2.13.0", "numpy>=2,<3", "pillow>=11,<14"),
     "grain": ("grain==0.2.18",),
     "orbax": ("jax==0.10.2", "orbax-checkpoint==0.12.8"),
 }

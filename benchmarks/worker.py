@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.machine import expect_device
 from benchmarks.protocol import Contestant, Ready, Round
-from benchmarks.workloads import from_json
+from benchmarks.workloads import ImageInputWork, from_json
 
 
 def main(builder: str, work: str, seconds: str) -> None:
@@ -35,7 +35,8 @@ def main(builder: str, work: str, seconds: str) -> None:
     faulthandler.enable()
     end_after(float(seconds))
     of_work = from_json(json.loads(work))
-    if of_work.processes > 1 and getattr(of_work, "device", "cpu") == "cpu":
+    has_own_cores = of_work.processes > 1 or isinstance(of_work, ImageInputWork)
+    if has_own_cores and getattr(of_work, "device", "cpu") == "cpu":
         _share_cores(of_work.processes)
     build = getattr(importlib.import_module(module), function)
     contestant = build(of_work)

@@ -279,6 +279,32 @@ class TrainingWork:
 
 
 @dataclasses.dataclass(frozen=True)
+class ImageInputWork:
+    """Training on JPEG images that are decoded and augmented, in processes of one core each.
+
+    A round passes over the images once, in a random order, and trains a model that is small beside
+    its input.
+
+    Attributes:
+        processes: How many there are, of one replica each.
+        batch: The global batch.
+        images: How many there are.
+    """
+
+    processes: int
+    batch: int
+    images: int
+
+    unit = "images/s"
+    higher_is_better = True
+
+    @property
+    def name(self) -> str:
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        return f"image input, {processes}, batch {self.batch}"
+
+
+@dataclasses.dataclass(frozen=True)
 class AllReduceWork:
     """The sum over several processes of an array of float32 that each has already.
 
@@ -428,6 +454,7 @@ Work = (
     | DataWork
     | InputWork
     | TrainingWork
+    | ImageInputWork
     | AllReduceWork
     | SharesWork
     | CheckpointWork
@@ -534,6 +561,13 @@ def workers_workloads(models: Iterable[str], batches: Iterable[int], quick: bool
     return [
         _training("workers", model, REPLICAS, batch, quick) for model in models for batch in batches
     ]
+
+
+def image_input_workloads(cores: int, quick: bool) -> list[Work]:
+    if quick:
+        return [ImageInputWork(count, 8, 16) for count in (1, 2)]
+    counts = [count for count in (1, 2, 4, 8) if count <= cores]
+    return [ImageInputWork(count, 64, 2048) for count in counts]
 
 
 def weak_scaling_workloads(models: Iterable[str], quick: bool) -> list[Work]:

@@ -14,6 +14,7 @@ from benchmarks.workloads import (
     CheckpointWork,
     DataWork,
     FitWork,
+    ImageInputWork,
     InputWork,
     RecoveryWork,
     RunWork,
@@ -149,6 +150,15 @@ def _training(
     return Entry(name, name.split()[0], module, (TrainingWork,), of_all, function, tasks)
 
 
+_IMAGE_INPUT_ENTRIES = [
+    Entry(library, library, f"image_input_{library}", (ImageInputWork,), of_library)
+    for library, of_library in {
+        "unison": {**_ONE_THREAD, "KERAS_BACKEND": "jax"},
+        "tf": _ONE_THREAD,
+        "torch": _ONE_THREAD,
+    }.items()
+]
+
 _EVERYWHERE = ("workers", "weak_scaling", "network", "compression")
 _TUNED = ("workers", "network", "compression")
 _COMPRESSIONS = (
@@ -274,6 +284,7 @@ ENTRIES = (
     Entry("tf function", "tf", "tensorflow_run_function", (RunWork,), {}),
     Entry("tf direct", "tf", "tensorflow_run_direct", (RunWork,), {}),
     *_DATA_ENTRIES,
+    *_IMAGE_INPUT_ENTRIES,
     Entry("unison", "unison", "input_unison", (InputWork,), {"KERAS_BACKEND": "jax"}),
     *_TRAINING_ENTRIES,
     *_ALL_REDUCE_ENTRIES,
