@@ -446,3 +446,34 @@ def torch_loaders(strategy):
         )
         result["sampled"] = trained(DataLoader(Numbers(), batch_size=3, sampler=sampler))
     return result
+
+
+def dataset_creator(strategy, form="tf"):
+    """What `fit` learns from the datasets that a `DatasetCreator` makes, and from their batches."""
+    import unison.tf as tf
+
+    made = []
+
+    def dataset_fn(context):
+        made.append([context.num_input_pipelines, context.input_pipeline_id])
+        numbers = tf.data.Dataset.range(48).shard(
+            context.num_input_pipelines, context.input_pipeline_id
+        )
+        size = context.get_per_replica_batch_size(8)
+        return numbers.map(lambda n: (tf.cast(n, "float32")[None] / 50, n % 3)).repeat().batch(size)
+
+    with scope_with_keras(strategy, form) as keras:
+        model, other = (
+            keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]) for _ in range(2)
+        )
+        other.set_weights(model.get_weights())
+        for each in (model, other):
+            each.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+    creator = tf.keras.utils.experimental.DatasetCreator(dataset_fn)
+    model.fit(creator, epochs=2, steps_per_epoch=5, verbose=0)
+    numbers = np.arange(10 * 8).reshape(10, -1, strategy.num_replicas_in_sync) % 48
+    for batch in numbers:
+        of_replicas = batch.T.ravel()
+        other.train_on_batch(np.float32(of_replicas)[:, None] / 50, of_replicas % 3)
+    weights = [[each.tolist() for each in one.get_weights()] for one in (model, other)]
+    return {"made": made, "weights": weights}

@@ -90,3 +90,10 @@ def test_pytorch_loaders_load_own_examples():
         list(range(1, 30, 2)),
     ]
     assert results[0]["sampled"]["weights"] == results[1]["sampled"]["weights"]
+
+
+def test_a_dataset_creator_makes_a_dataset_for_each_worker():
+    for worker, result in enumerate(results_of("dataset_creator", 2, 1, "tf")):
+        assert result["made"] == [[2, worker]]
+        for created, whole in zip(*result["weights"], strict=True):
+            np.testing.assert_allclose(created, whole, rtol=1e-5)

@@ -552,5 +552,5 @@ def test_a_dataset_creator_makes_a_batch_for_every_replica(two_replicas):
     history = model.fit(creator, epochs=2, steps_per_epoch=2, verbose=0).history
     assert sizes == [4]
     assert len(history["loss"]) == 2
-    together = next(creator.global_batches(two_replicas))
+    together = next(creator.batches_for(two_replicas))
     np.testing.assert_array_equal(together[0], X[:8])

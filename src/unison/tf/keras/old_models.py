@@ -138,7 +138,7 @@ def entry_point(name: str) -> Callable[..., Any]:
         trainer = trainer_of(self)
         if trainer is not None and trainer.takes_text:
             args, kwargs = with_text_as_objects((args, kwargs))
-        args, kwargs = _with_global_batches(self, args, kwargs)
+        args, kwargs = _with_created_batches(self, args, kwargs)
         for argument in _QUEUE_ARGUMENTS:
             kwargs.pop(argument, None)
         keeps_metrics = is_on_batch and not kwargs.pop("reset_metrics", True)
@@ -151,14 +151,14 @@ def entry_point(name: str) -> Callable[..., Any]:
     return wrapper
 
 
-def _with_global_batches(
+def _with_created_batches(
     model: keras.Model, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments with the batches that a `DatasetCreator` makes in its place."""
 
     def batches(value: Any) -> Any:
         if isinstance(value, DatasetCreator):
-            return value.global_batches(model.distribute_strategy)
+            return value.batches_for(model.distribute_strategy)
         return value
 
     return tuple(map(batches, args)), {name: batches(value) for name, value in kwargs.items()}

@@ -215,9 +215,17 @@ class DatasetCreator:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.dataset_fn(*args, **kwargs)
 
-    def global_batches(self, strategy: Strategy) -> Iterator[Any]:
-        """Yields the batches of all replicas of `strategy`, joined."""
-        count = strategy.num_replicas_in_sync
+    def batches_for(self, strategy: Strategy) -> Any:
+        """Returns what `fit` under a strategy takes.
+
+        These are the batches of each worker's own dataset, or those of all replicas, joined, where
+        there is one worker, or any number of them.
+        """
+        if strategy.input_workers.num_workers > 1 and strategy.group is None:
+            return strategy.distribute_datasets_from_function(self.dataset_fn)
+        return self._joined(strategy.num_replicas_in_sync)
+
+    def _joined(self, count: int) -> Iterator[Any]:
         batches = iter(self(InputContext(num_replicas_in_sync=count)))
         while parts := list(itertools.islice(batches, count)):
             yield jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
