@@ -320,6 +320,7 @@ def fitted_on_own_inputs(strategy):
         for batch in [*whole, *whole]:
             other.train_on_batch(*batch)
         evaluated = model.evaluate(data, verbose=0)
+        taken = sorted(read)
         examples = [np.concatenate(part) for part in zip(*whole, strict=True)]
         predictions = model.predict(data, verbose=0)
         return {
@@ -328,8 +329,10 @@ def fitted_on_own_inputs(strategy):
             "loss": history["loss"],
             "evaluate": evaluated,
             "of all examples": model.evaluate(*examples, batch_size=7, verbose=0),
-            "predict": predictions.ravel().tolist(),
-            "of each": model.predict(examples[0], verbose=0).ravel().tolist(),
+            # Those for files are in the order of the data, and not of the workers.
+            "predict": sorted(predictions.ravel().tolist()),
+            "of each": sorted(model.predict(examples[0], verbose=0).ravel().tolist()),
+            "read": taken,
         }
 
     def gathered(distributed):
@@ -348,7 +351,7 @@ def fitted_on_own_inputs(strategy):
         of_files = trained(lines, whole)
     function = strategy.distribute_datasets_from_function(of_worker)
     of_function = trained(function, gathered(function))
-    return {"files": of_files, "function": of_function, "read": sorted(read)}
+    return {"files": of_files, "function": of_function}
 
 
 def resumed_fit(strategy, folder):
@@ -390,6 +393,15 @@ def resumed_fit(strategy, folder):
     inputs = {
         "data": lambda: Dataset.range(40).shuffle(40, seed=3).map(decode).batch(8),
         "files": lambda: TextLineDataset(names).map(decode).batch(8),
+        "function": lambda: strategy.distribute_datasets_from_function(
+            lambda context: (
+                Dataset.range(40)
+                .shard(2, context.input_pipeline_id)
+                .shuffle(12, seed=context.input_pipeline_id)
+                .map(decode)
+                .batch(4)
+            )
+        ),
     }
     result = {}
     for kind, data in inputs.items():
@@ -402,28 +414,45 @@ def resumed_fit(strategy, folder):
 
 def torch_loaders(strategy):
     """What `fit` learns from PyTorch's loaders, and which examples each worker loads."""
+    import keras
     import torch
-    from torch.utils.data import DataLoader, Dataset, DistributedSampler
+    from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+
+    import unison
 
     workers = strategy.input_workers
     loaded = []
 
     class Numbers(Dataset):
+        def __init__(self, draws=False):
+            self._draws = draws
+
         def __len__(self):
             return 30
 
         def __getitem__(self, index):
             loaded.append(int(index))
+            if self._draws:  # as an augmentation does
+                torch.rand(int(index) % 3 + 1)
             return _numbered(index)
+
+    class Epochs(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            loaded.clear()
+
+        def on_epoch_end(self, epoch, logs=None):
+            epochs.append([*loaded])
+
+    epochs = []
 
     def trained(loader):
         model = _linear_model(strategy)
-        loaded.clear()
-        losses = model.fit(loader, epochs=2, verbose=0).history["loss"]
+        epochs.clear()
+        losses = model.fit(loader, epochs=3, verbose=0, callbacks=[Epochs()]).history["loss"]
         return {
             "loss": losses,
             "weights": [each.tolist() for each in model.get_weights()],
-            "loaded": [*loaded],
+            "loaded": [*epochs],
             "evaluate": model.evaluate(loader, verbose=0),
         }
 
@@ -439,13 +468,91 @@ def torch_loaders(strategy):
         return torch.utils.data.default_collate(examples)
 
     whole = trained(DataLoader(Numbers(), batch_size=8, collate_fn=as_it_is))
+    drawing = trained(DataLoader(Numbers(draws=True), batch_size=8, shuffle=True))
     result = {"shuffled": shuffled, "with processes": with_processes, "whole": whole}
+    result["drawing"] = drawing
     if workers.num_workers > 1:
         sampler = DistributedSampler(
             Numbers(), num_replicas=workers.num_workers, rank=workers.index, shuffle=False
         )
         result["sampled"] = trained(DataLoader(Numbers(), batch_size=3, sampler=sampler))
+        in_batches = BatchSampler(sampler, 3, drop_last=False)
+        result["in batches"] = trained(DataLoader(Numbers(), batch_sampler=in_batches))
+        other = BatchSampler(range(workers.index, 30), 8, drop_last=True)
+        try:
+            trained(DataLoader(Numbers(), batch_sampler=other))
+        except unison.errors.InvalidArgumentError as error:
+            result["refused"] = str(error)
     return result
+
+
+def loops_of_every_kind(strategy):
+    """What Keras' loops give with weights, repeats, several steps a call and steps that assign."""
+    import keras
+
+    from unison.data import Dataset
+
+    class Assigning(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def test_step(self, data):
+            x, y = data
+            return self.compute_metrics(x, y, self(x, training=False))
+
+    numbers = np.arange(23, dtype=np.float32)
+    x, y, classes = numbers[:, None] / 23, numbers[:, None] / 7, (numbers % 3).astype("int32")
+    result = {}
+
+    def classifier(**options):
+        keras.utils.set_random_seed(2)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=["accuracy"], **options)
+        return model
+
+    def fitted(name, model, *args, **kwargs):
+        history = model.fit(*args, epochs=2, verbose=0, shuffle=False, **kwargs).history
+        weights = [each.ravel().tolist() for each in model.get_weights()]
+        result[name] = [*history.values(), *weights]
+
+    weights = {0: 1.0, 1: 3.0, 2: 0.5}
+    examples = Dataset.from_tensor_slices((x, classes))
+    fitted("class weights", classifier(), examples.batch(8), class_weight=weights)
+    fitted("of arrays", classifier(), x, classes, batch_size=8, class_weight=weights)
+    weighted = Dataset.from_tensor_slices((x, classes, numbers / 9)).batch(6)
+    fitted("sample weights", classifier(), weighted, validation_data=weighted)
+    fitted("in a group", classifier(steps_per_execution=3), examples.batch(4))
+    repeated = examples.shuffle(23, seed=1).batch(8).repeat()
+    fitted("repeated", classifier(), repeated, steps_per_epoch=4)
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        unbuilt = keras.Sequential([keras.layers.Dense(2)])
+        assigning = Assigning()
+        assigning.compile("sgd", "mse", metrics=["mae"])
+    predicted = unbuilt.predict(Dataset.from_tensor_slices(x).batch(9), verbose=0)
+    result["predict"] = [predicted.ravel().tolist()]
+    pairs = Dataset.from_tensor_slices((x, y)).batch(5)
+    result["assigning"] = [assigning.evaluate(pairs, verbose=0)]
+    return result
+
+
+def predicted_from_files(strategy, folder):
+    """Predictions for the lines of files, in the order of the lines."""
+    from pathlib import Path
+
+    from unison.data import TextLineDataset
+
+    names = [str(Path(folder, f"{number}.txt")) for number in range(3)]
+    lines = TextLineDataset(names).map(lambda line: np.float32([int(line)])).batch(4)
+    model = _linear_model(strategy)
+    model.set_weights([np.ones((1, 1)), np.zeros(1)])
+    return model.predict(lines, verbose=0).ravel().tolist()
 
 
 def dataset_creator(strategy, form="tf"):

@@ -50,7 +50,7 @@ def test_fit_on_inputs_of_each_workers_own_is_fit_on_all_of_them(workers, device
 
 
 def test_files_are_read_by_one_worker_each():
-    first, second = (result["read"] for result in results_of("fitted_on_own_inputs", 2, 1))
+    first, second = (result["files"]["read"] for result in results_of("fitted_on_own_inputs", 2, 1))
     assert {number // 100 for number in first} == {0, 2, 4}
     assert {number // 100 for number in second} == {1, 3}
 
@@ -63,7 +63,7 @@ def test_a_resumed_epoch_goes_on_in_each_workers_own_rows(tmp_path):
         imported=IMPORTED["keras"],
         timeout=SECONDS,
     )
-    for kind in ("data", "files"):
+    for kind in ("data", "files", "function"):
         for result in results:
             for resumed, whole in zip(result[kind]["resumed"], result[kind]["whole"], strict=True):
                 np.testing.assert_allclose(resumed, whole, rtol=1e-5)
@@ -75,21 +75,47 @@ def test_pytorch_loaders_load_own_examples():
     pytest.importorskip("torch")
     results = results_of("torch_loaders", 2, 1)
     alone = expected("torch_loaders", 2)
-    for kind in ("shuffled", "with processes", "whole"):
+    for kind in ("shuffled", "whole"):
         for result in results:
             for part in ("loss", "weights", "evaluate"):
                 for own, of_alone in zip(result[kind][part], alone[kind][part], strict=True):
                     np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6)
-    loaded = [result["shuffled"]["loaded"] for result in results]
-    assert sorted(loaded[0] + loaded[1]) == sorted(alone["shuffled"]["loaded"])
-    assert abs(len(loaded[0]) - len(loaded[1])) <= 1
-    # All of these examples are in a loader's own process.
-    assert all(result["with processes"]["loaded"] == [] for result in results)
-    assert [result["sampled"]["loaded"][-15:] for result in results] == [
-        list(range(0, 30, 2)),
-        list(range(1, 30, 2)),
-    ]
-    assert results[0]["sampled"]["weights"] == results[1]["sampled"]["weights"]
+    for kind in ("shuffled", "drawing"):
+        for epoch in zip(*(result[kind]["loaded"] for result in results), strict=True):
+            assert [len(own) for own in epoch] == [15, 15]
+            assert sorted(epoch[0] + epoch[1]) == list(range(30))
+    # All of these examples are loaded in a loader's own process.
+    assert all(result["with processes"]["loaded"] == [[]] * 3 for result in results)
+    for worker, result in enumerate(results):
+        assert result["sampled"]["loaded"] == [list(range(worker, 30, 2))] * 3
+        assert result["in batches"] == result["sampled"]
+        assert "of workers 0 and 1 give other indices" in result["refused"]
+    for kind in ("with processes", "drawing", "sampled"):
+        assert results[0][kind]["weights"] == results[1][kind]["weights"]
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1)])
+def test_loops_of_every_kind_give_what_one_process_gives(workers, devices):
+    alone = expected("loops_of_every_kind", workers * devices)
+    for result in results_of("loops_of_every_kind", workers, devices):
+        assert result.keys() == alone.keys()
+        for kind, parts in result.items():
+            for own, of_alone in zip(parts, alone[kind], strict=True):
+                np.testing.assert_allclose(own, of_alone, rtol=1e-5, atol=1e-6, err_msg=kind)
+
+
+def test_predictions_for_files_are_in_the_order_of_the_files(tmp_path):
+    for number, count in enumerate([3, 5, 2]):
+        lines = [f"{10 * number + line}\n" for line in range(count)]
+        (tmp_path / f"{number}.txt").write_text("".join(lines))
+    results = launch(
+        programs.on_workers,
+        2,
+        args=("predicted_from_files", str(tmp_path)),
+        imported=IMPORTED["keras"],
+        timeout=SECONDS,
+    )
+    assert results == [[0.0, 1.0, 2.0, 10.0, 11.0, 12.0, 13.0, 14.0, 20.0, 21.0]] * 2
 
 
 def test_a_dataset_creator_makes_a_dataset_for_each_worker():

@@ -108,6 +108,22 @@ def lines_in(*lines):
 # -- DATA ------------------------------------------------------------------------------------
 
 
+def test_functions_before_a_shuffle_may_give_elements_of_different_shapes():
+    def dataset():
+        ragged = Dataset.range(16).map(lambda n: np.arange(n + 1)).shuffle(16, seed=1)
+        return ragged.map(lambda row: np.resize(row, 20)).batch(8)
+
+    read = read_by(2, dataset)
+    steps = [first + second for (first,), (second,) in zip(*read, strict=True)]
+    assert steps == [batch.tolist() for batch in dataset()]
+
+    def not_padded():
+        return Dataset.range(16).map(lambda n: np.arange(n + 1)).shuffle(16, seed=1).batch(8)
+
+    with pytest.raises(InvalidArgumentError, match="different shapes"):
+        read_by(2, not_padded)
+
+
 @pytest.mark.parametrize("parallel_calls", [None, 3])
 def test_functions_before_a_shuffle_are_called_for_own_examples(parallel_calls):
     called = {}

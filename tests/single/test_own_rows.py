@@ -8,6 +8,8 @@ import pytest
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from unison.data import OwnRows, Shares, TextLineDataset, distribute_dataset, rows_of
+from unison.data.plan import memories_of
+from unison.data.state import encode
 from unison.keras.datasets import DatasetAdapter
 from unison.keras.own_rows import example_of, own_batches
 from unison.runtime.devices import default_devices
@@ -62,19 +64,58 @@ def test_an_array_of_own_rows_is_like_the_whole():
         np.asarray(own)
 
 
-@pytest.mark.parametrize("num_parts", [2, 3])
-def test_a_pass_over_parts_goes_on_with_as_many_workers(tmp_path, num_parts):
-    paths = []
-    for name in ("a", "b", "c"):
-        paths.append(str(tmp_path / name))
-        (tmp_path / name).write_text("1\n2\n3\n")
-    dataset = distribute_dataset(TextLineDataset(paths).batch(2), Placement(default_devices()[:1]))
-    assert dataset.num_parts == 1
+def batches_of(dataset):
+    """The batches of a `fit` on a dataset, whose position is saved."""
+    distributed = distribute_dataset(dataset, Placement(default_devices()[:1]))
+    assert distributed.num_parts == 1
     epochs = types.SimpleNamespace(
-        data_adapter=DatasetAdapter(dataset), _get_iterator=None, _enumerate_iterator=None
+        data_adapter=DatasetAdapter(distributed), _get_iterator=None, _enumerate_iterator=None
     )
-    batches = Batches(epochs)
-    data = {**batches.state(), "taken": 2, "num_parts": num_parts}
+    return distributed, Batches(epochs)
+
+
+def state_of_workers(dataset, num_parts):
+    """The state of a dataset of which each of several workers reads a part, between two passes."""
+    _, batches = batches_of(dataset)
+    state = batches.state()
+    text, data = encode(memories_of(dataset.plan, of_all_workers=True))
+    memories = [[text, data.tobytes().hex()] for _ in range(num_parts)]
+    begun = {**state["begun"], "num_parts": num_parts, "memories": memories}
+    return {**state, "begun": begun, "now": begun}
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path in paths:
+        path.write_text("1\n2\n3\n")
+    return [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("num_parts", [2, 3])
+def test_a_pass_over_parts_goes_on_with_as_many_workers(paths, num_parts):
+    data = state_of_workers(TextLineDataset(paths).batch(2), num_parts)
+    _, batches = batches_of(TextLineDataset(paths).batch(2))
     with pytest.raises(ValueError, match=f"{num_parts} worker.*AutoShardPolicy.DATA"):
-        batches.resume(types.SimpleNamespace(data=data, batch=2))
-    batches.resume(types.SimpleNamespace(data={**data, "taken": 0}, batch=0))
+        batches.resume(types.SimpleNamespace(data={**data, "taken": 2}, batch=2))
+
+
+def test_the_next_epoch_goes_on_with_any_number_of_workers(paths):
+    def dataset():
+        return TextLineDataset(paths).cache().shuffle(9, seed=2).batch(2)
+
+    before, after = dataset(), dataset()
+    passes = [[batch.tolist() for batch in before] for _ in range(2)]
+    data = state_of_workers(before, 2)
+    passes.append([batch.tolist() for batch in before])
+    distributed, batches = batches_of(after)
+    batches.resume(types.SimpleNamespace(data=data, batch=0))
+    assert [batch.tolist() for batch in distributed.global_batches()] == passes[2]
+    assert passes[2] not in passes[:2]
+
+
+def test_passes_begin_anew_over_a_dataset_of_another_form(paths, caplog):
+    data = state_of_workers(TextLineDataset(paths).shuffle(9, seed=2).batch(2), 2)
+    _, batches = batches_of(TextLineDataset(paths).batch(2))
+    batches.resume(types.SimpleNamespace(data=data, batch=0))
+    assert "begin anew" in caplog.text

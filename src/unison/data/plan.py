@@ -425,8 +425,17 @@ def memories_of(plan: Plan, of_all_workers: bool = False) -> list[State]:
 
 
 def recall(plan: Plan, memories: Sequence[State], of_all_workers: bool = False) -> None:
-    """Restores the state of passes over an equal plan; see `memories_of`."""
-    remembering = _remembering(plan, of_all_workers)
+    """Restores the state of passes over an equal plan; see `memories_of`.
+
+    Raises:
+        ValueError: It is the state of another number of transformations. Nothing is restored.
+    """
+    remembering = list(_remembering(plan, of_all_workers))
+    if len(remembering) != len(memories):
+        raise ValueError(
+            f"Expected the states of {len(remembering)} transformations of {plan.description}. "
+            f"Received: {len(memories)}."
+        )
     for each, memory in zip(remembering, memories, strict=True):
         each.remember(memory)
 

@@ -124,10 +124,10 @@ class DatasetAdapter(DataAdapter):
         if not isinstance(y, OwnRows):
             return x, y, weights_of(y)
         weighted = x, y, y.map(weights_of)
-        if (again := y.again) is not None:
-            for leaf in jax.tree.leaves(weighted):
-                leaf.again = lambda: self._weighted(again())
-        return weighted
+        again = y.again
+        if again is None:
+            return weighted
+        return jax.tree.map(lambda leaf: leaf.with_again(lambda: self._weighted(again())), weighted)
 
 
 def _check_batched(dataset: Dataset) -> None:

@@ -76,7 +76,7 @@ class Feeder:
         batches: Iterator[Any] = adapter.get_jax_iterator() if own is None else own
         is_tracked = getattr(epochs, _IS_TRACKED, False)
         if not (self._reads_ahead and _may_be_read_ahead(adapter, is_tracked)):
-            return batches if own is None else _Looked(batches, self)
+            return batches if own is None else _UntilAsked(batches, self)
         feed = _Feed(batches, self)
         self._feeds.add(feed)
         return feed
@@ -157,8 +157,12 @@ class _Feed(Iterator[Any]):
             self._ahead.close()
 
 
-class _Looked(Iterator[Any]):
-    """A worker's rows of batches; the loop builds the model from arrays of the whole size."""
+class _UntilAsked(Iterator[Any]):
+    """A worker's rows of the batches of a pass.
+
+    Until a step asks for a batch, the loop builds the model from it: it gets arrays of the size of
+    the whole batch, with this worker's rows repeated.
+    """
 
     def __init__(self, batches: Iterator[Any], feeder: Feeder):
         self._batches = batches

@@ -10,7 +10,7 @@ step that the next group repeats is divided between its workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +23,11 @@ from unison.data import OwnRows, Shares, rows_of
 from unison.data.distribution.own_rows import BatchesOfOwnRows
 from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
+from unison.errors import InvalidArgumentError
 from unison.keras.datasets import DatasetAdapter
 from unison.keras.torch_loaders import divisible_loader, rows_of_loader
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
+from unison.runtime.process_group import all_gather_json
 from unison.strategies import Strategy
 
 
@@ -63,7 +65,10 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
         proportions = strategy.replica_shares.proportions  # as they are when the pass begins
         count = strategy.placement.num_replicas
         return rows_of_loader(
-            adapter, lambda size: Shares(size, count, proportions), _replicas_of(strategy)
+            adapter,
+            lambda size: Shares(size, count, proportions),
+            _replicas_of(strategy),
+            is_first=strategy.input_workers.index == 0,
         )
     return None
 
@@ -132,8 +137,24 @@ def example_of(batch: Any) -> Any:
     return jax.tree.map(whole, batch)
 
 
+def require_equal_shapes(leaves: Sequence[OwnRows]) -> None:
+    """Raises an InvalidArgumentError on all workers if their rows have different shapes or dtypes.
+
+    All workers call this when they meet a new shape.
+    """
+    own = [[list(leaf.shape), str(leaf.dtype)] for leaf in leaves]
+    of_all = all_gather_json(own, "The shapes of a batch")
+    for worker, said in enumerate(of_all):
+        if said != of_all[0]:
+            raise InvalidArgumentError(
+                message="The rows of a batch must have the same shapes and dtypes on all workers. "
+                f"Worker 0 has {of_all[0]}, worker {worker} has {said} (with the whole batch's "
+                "number of examples). Pad the examples to one size."
+            )
+
+
 def skip_batches(batches: Iterator[Any], count: int) -> None:
-    """Skips batches of a pass, which must have as many; datasets do not compute them."""
+    """Skips batches of a pass, which must have as many; they are not computed where that can be."""
     skip = getattr(batches, "skip", None)
     if skip is not None:
         skip(count)

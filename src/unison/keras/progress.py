@@ -57,26 +57,29 @@ def with_progress_bar(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Ca
 
 
 def on_agreed_data(trainer: ReplicaTrainer, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `model.predict`, whose batches are the same on all workers."""
+    """Returns `model.predict`, whose outputs are in the order of the data, as in TensorFlow."""
     signature = inspect.signature(method)
 
     @filter_traceback
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        agree_on_data(trainer, bound.arguments)
+        agree_on_data(trainer, bound.arguments, keeps_order=True)
         with feeding(trainer):
             return method(*bound.args, **bound.kwargs)
 
     return wrapped
 
 
-def agree_on_data(trainer: ReplicaTrainer, arguments: dict[str, Any]) -> None:
+def agree_on_data(
+    trainer: ReplicaTrainer, arguments: dict[str, Any], keeps_order: bool = False
+) -> None:
     """Sees to it that all processes give Keras batches of the same examples.
 
     Args:
         trainer: Whose strategy's replicas get them.
         arguments: Those of a loop; its datasets are replaced.
+        keeps_order: Whether the workers share every batch, whatever the policy of a dataset.
     """
     placement = trainer.strategy.placement
     if not (placement.spans_processes or placement.is_elastic):
@@ -84,10 +87,10 @@ def agree_on_data(trainer: ReplicaTrainer, arguments: dict[str, Any]) -> None:
     agree_on_shuffling()
     for name in ("x", "validation_data"):  # in the same order on all workers
         if name in arguments:
-            arguments[name] = agreed_dataset(trainer, arguments[name])
+            arguments[name] = agreed_dataset(trainer, arguments[name], keeps_order)
 
 
-def agreed_dataset(trainer: ReplicaTrainer, data: Any) -> Any:
+def agreed_dataset(trainer: ReplicaTrainer, data: Any, keeps_order: bool = False) -> Any:
     """Returns a dataset that is distributed to the workers; other data as it is.
 
     Raises:
@@ -108,7 +111,7 @@ def agreed_dataset(trainer: ReplicaTrainer, data: Any) -> Any:
         return strategy.distribute_datasets_from_function(lambda context: Dataset.from_source(data))
     if not isinstance(data, Dataset):
         return data
-    if needs_whole or strategy.placement.is_elastic:
+    if needs_whole or keeps_order or strategy.placement.is_elastic:
         data = Dataset.with_options(data, Options(auto_shard_policy=AutoShardPolicy.DATA))
     return strategy.experimental_distribute_dataset(data)
 

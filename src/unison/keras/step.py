@@ -32,6 +32,7 @@ from unison.data import (
 )
 from unison.jaxprs import calls_host
 from unison.keras.grouping import Trial, group_size_of, grouped, is_measured, stacking
+from unison.keras.own_rows import require_equal_shapes
 from unison.keras.step_tracing import METRICS_OF_ALL, StepTrace, StepTracer, flat_logs
 from unison.lifting import (
     enter_replica,
@@ -282,6 +283,8 @@ class CompiledStep:
         self, key: tuple[Any, ...], structure: Any, leaves: list[Any], state: list[jax.Array]
     ) -> _Program:
         may_wait, *others = key
+        if are_own_rows(leaves) and self._strategy.group is None:
+            require_equal_shapes(leaves)
         program = self._compile(structure, leaves, state, may_wait)
         self._programs.keep(key, program)
         if program.group_size == 1:

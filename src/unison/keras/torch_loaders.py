@@ -5,15 +5,17 @@ PyTorch is not imported: an object can be its only if the program has imported i
 
 from __future__ import annotations
 
-import collections
+import hashlib
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from unison.data import OwnRows, Shares
+from unison.errors import InvalidArgumentError
 from unison.runtime.process_group import all_gather_json
 
 #: The attribute of a Keras adapter with the loader of this worker's examples.
@@ -40,18 +42,15 @@ def is_loader(data: Any) -> bool:
 
 def loads_a_part(loader: Any) -> bool:
     """Whether a loader's `DistributedSampler` leaves examples to other workers."""
-    return isinstance(loader.sampler, _loading().distributed.DistributedSampler)
+    distributed = _loading().distributed.DistributedSampler
+    return any(isinstance(sampler, distributed) for sampler in _samplers_of(loader))
 
 
 def agree_on_order(loader: Any) -> None:
     """Gives all processes the first one's random state of PyTorch, by which loaders shuffle."""
-    torch = sys.modules["torch"]
-    held = (loader.generator, getattr(loader.sampler, "generator", None), torch.default_generator)
-    generators = [generator for generator in held if generator is not None]
-    own = [generator.get_state().numpy().tobytes().hex() for generator in generators]
-    first, *_ = all_gather_json(own, "The random state of PyTorch's shuffling")
-    for generator, state in zip(generators, first, strict=True):
-        generator.set_state(torch.as_tensor(np.frombuffer(bytes.fromhex(state), np.uint8).copy()))
+    generators = _generators_of(loader)
+    said = all_gather_json(_states_of(generators), "The random state of PyTorch's shuffling")
+    _set_states(generators, said[0])
 
 
 def divisible_loader(adapter: Any) -> Any:
@@ -63,24 +62,53 @@ def divisible_loader(adapter: Any) -> Any:
     loader = getattr(adapter, "_dataloader", None)
     if loader is None or not is_loader(loader) or loader.batch_sampler is None:
         return None
+    try:
+        len(loader.batch_sampler)
+    except TypeError:  # a sampler without an end
+        return None
     is_by_index = not isinstance(loader.dataset, _loading().IterableDataset)
     return loader if is_by_index and loader.collate_fn is _loading().default_collate else None
 
 
-def rows_of_loader(adapter: Any, shares_of_size: Callable[[int], Shares], replicas: range) -> Any:
+def rows_of_loader(
+    adapter: Any, shares_of_size: Callable[[int], Shares], replicas: range, is_first: bool
+) -> Iterator[Any]:
     """Yields this worker's rows of the batches of a loader.
 
     Args:
         adapter: Keras' adapter of a `divisible_loader`.
         shares_of_size: Returns the shares of a batch of a size.
         replicas: The worker's replicas.
+        is_first: Whether this is the first worker, whose order the others take.
+
+    Raises:
+        InvalidArgumentError: The workers' samplers do not give the same batches.
     """
+    loader: Any = adapter._dataloader
     if not hasattr(adapter, _OWN_LOADER):
-        setattr(adapter, _OWN_LOADER, _own_loader(adapter._dataloader))
-    loader, indices = getattr(adapter, _OWN_LOADER)
-    indices.divide_by(shares_of_size, replicas)
-    for batch in loader:
-        shares = indices.shares.popleft()
+        own: list[list[int]] = []
+        options = {name: getattr(loader, name) for name in _OPTIONS}
+        made = _loading().DataLoader(loader.dataset, batch_sampler=own, **options)
+        setattr(adapter, _OWN_LOADER, (made, own))
+    made, own = getattr(adapter, _OWN_LOADER)
+    generators = _generators_of(loader)
+    before = _states_of(generators)
+    agree_on_order(loader)
+    torch = sys.modules["torch"]
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as iterators begin
+    batches = [list(batch) for batch in loader.batch_sampler]
+    after = _states_of(generators)
+    _require_the_same(batches)
+    of_batches = [shares_of_size(len(batch)) for batch in batches]
+    # A batch without examples cannot be made: one shows what it would be.
+    pairs = zip(batches, of_batches, strict=True)
+    own[:] = [batch[shares.of(replicas)] or batch[:1] for batch, shares in pairs]
+    # What the dataset draws is this worker's own. The first one's goes on as without the others.
+    _set_states(generators, before)
+    loaded = iter(made)
+    if is_first:
+        _set_states(generators, after)
+    for batch, shares in zip(loaded, of_batches, strict=True):
         counts = shares.counts[replicas.start : replicas.stop]
 
         def own_rows(tensor: Any, shares: Shares = shares, counts: Any = counts) -> OwnRows:
@@ -91,42 +119,44 @@ def rows_of_loader(adapter: Any, shares_of_size: Callable[[int], Shares], replic
         yield tuple(keras.tree.map_structure(own_rows, batch, none_is_leaf=False))
 
 
-def _own_loader(loader: Any) -> tuple[Any, _OwnIndices]:
-    """Returns a loader like another one, for some of the examples, and their indices."""
-    indices = _OwnIndices(loader.batch_sampler)
-    options = {name: getattr(loader, name) for name in _OPTIONS}
-    return _loading().DataLoader(loader.dataset, batch_sampler=indices, **options), indices
+def _require_the_same(batches: Sequence[Sequence[int]]) -> None:
+    """Raises an InvalidArgumentError on all workers unless they have the same batches."""
+    digest = hashlib.sha256(json.dumps(batches, default=repr).encode()).hexdigest()
+    of_all = all_gather_json([len(batches), digest], "The order of PyTorch's samplers")
+    for worker, said in enumerate(of_all):
+        if said != of_all[0]:
+            raise InvalidArgumentError(
+                message="All workers must be given DataLoaders of the same batches, of which each "
+                f"loads its part. The samplers of workers 0 and {worker} give other indices "
+                f"({of_all[0][0]} and {said[0]} batches). Seed them alike, or pass "
+                "strategy.distribute_datasets_from_function(lambda context: "
+                "Dataset.from_source(loader)) for loaders of each worker's own."
+            )
 
 
-class _OwnIndices:
-    """The indices of a worker's examples of every batch of a sampler.
+def _samplers_of(loader: Any) -> list[Any]:
+    batches = loader.batch_sampler
+    found = [loader.sampler, batches, getattr(batches, "sampler", None)]
+    return [sampler for sampler in found if sampler is not None]
 
-    Args:
-        batches: A sampler of batches, the same on all workers.
 
-    Attributes:
-        shares: Those of the batches whose indices have been taken; the loader takes them ahead.
-    """
+def _generators_of(loader: Any) -> list[Any]:
+    """Returns the generators by which a loader shuffles, each once."""
+    held = [loader, *_samplers_of(loader)]
+    found = [getattr(each, "generator", None) for each in held]
+    found.append(sys.modules["torch"].default_generator)
+    generators = [generator for generator in found if generator is not None]
+    return list({id(generator): generator for generator in generators}.values())
 
-    def __init__(self, batches: Iterable[list[int]]):
-        self._batches = batches
-        self.shares: collections.deque[Shares] = collections.deque()
 
-    def divide_by(self, shares_of_size: Callable[[int], Shares], replicas: range) -> None:
-        """Divides the batches of the next pass."""
-        self._shares_of_size, self._replicas = shares_of_size, replicas
-        self.shares.clear()
+def _states_of(generators: Sequence[Any]) -> list[str]:
+    return [generator.get_state().numpy().tobytes().hex() for generator in generators]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for batch in self._batches:
-            indices = list(batch)
-            shares = self._shares_of_size(len(indices))
-            self.shares.append(shares)
-            # A batch without examples cannot be made: one shows what it would be.
-            yield indices[shares.of(self._replicas)] or indices[:1]
 
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # samplers of a known length have it
+def _set_states(generators: Sequence[Any], states: Sequence[str]) -> None:
+    torch = sys.modules["torch"]
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(torch.as_tensor(np.frombuffer(bytes.fromhex(state), np.uint8).copy()))
 
 
 def _loading() -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+
+import numpy as np
 
 from unison.cells import has_cell
 from unison.data import Dataset, DistributedDataset
@@ -11,10 +14,14 @@ from unison.data.plan import Plan, memories_of, recall
 from unison.data.state import decode, encode
 from unison.keras.feeding import track_position
 from unison.keras.own_rows import skip_batches
+from unison.runtime import process_group
+from unison.runtime.process_group import all_gather_json
 from unison.train.keras_callbacks import give_states, states_of
 from unison.train.random_state import numpy_and_python, set_numpy_and_python
 
 import keras  # isort: skip
+
+logger = logging.getLogger("unison")
 
 
 def catch_batches(model: Any, take: Callable[[Any], None]) -> None:
@@ -182,6 +189,9 @@ class Batches:
         dataset = getattr(epochs.data_adapter, "_dataset", None)
         self._plan = _plan_of(dataset)
         self._num_parts = dataset.num_parts if isinstance(dataset, DistributedDataset) else 1
+        #: The state of each worker's passes, where each reads a part of its own.
+        self._of_workers: list[Any] | None = None
+        self._gather_memories()
         self._begun = self._now()
         self._taken = 0
         #: Whether a batch is fetched before it is requested, to know which one is the last.
@@ -197,8 +207,7 @@ class Batches:
             "begun": self._begun,
             "taken": self._taken,
             "looks_ahead": self._looks_ahead,
-            "num_parts": self._num_parts,
-            "now": self._now(),
+            "now": self._now(in_a_pass=self._taken > 0),
         }
 
     def resume(self, position: FitPosition) -> None:
@@ -210,7 +219,7 @@ class Batches:
         Raises:
             ValueError: Within a pass, of which each of another number of workers has read a part.
         """
-        parts = position.data.get("num_parts", 1)
+        parts = position.data["begun"].get("num_parts", 1)
         if position.data["taken"] and parts != self._num_parts:
             raise ValueError(
                 f"The state was saved in the middle of an epoch, of which {parts} worker(s) read "
@@ -236,6 +245,7 @@ class Batches:
         """Records that an epoch has ended: the next one begins a pass, or continues this one."""
         if self._epochs.steps_per_epoch is None:
             self._begin_pass()
+        self._gather_memories()
 
     def _begin_pass(self) -> None:
         self._taken = 0
@@ -261,6 +271,7 @@ class Batches:
         done = 0 if resumed is None else resumed["taken"]
         if resumed is not None and done:
             self._enter(resumed["begun"])
+        self._gather_memories()
         self._begun = self._now()
         self._looks_ahead = self._epochs.num_batches is None
         if resumed is not None and done:
@@ -284,18 +295,51 @@ class Batches:
             self._taken += 1
             yield batch
 
-    def _now(self) -> dict[str, Any]:
-        """Returns the state that determines the batches."""
-        memories = None
-        if self._plan is not None:
-            memories = list(encode(memories_of(self._plan, self._num_parts > 1)))
-        return {**numpy_and_python(), "memories": memories}
+    def _now(self, in_a_pass: bool = False) -> dict[str, Any]:
+        """Returns the state that determines the batches.
+
+        Args:
+            in_a_pass: Whether it is that of a pass that has begun. Each worker that reads a part of
+                its own then comes to it by skipping batches.
+        """
+        memories: Any = None
+        if self._of_workers is not None:
+            memories = None if in_a_pass else self._of_workers
+        elif self._plan is not None:
+            memories = list(encode(memories_of(self._plan)))
+        return {**numpy_and_python(), "memories": memories, "num_parts": self._num_parts}
+
+    def _gather_memories(self) -> None:
+        """Takes note of the state of each worker's plan, which may have seeds of its own.
+
+        All workers call this, when a pass begins and when an epoch has ended.
+        """
+        if self._plan is not None and self._num_parts > 1:
+            text, data = encode(memories_of(self._plan, of_all_workers=True))
+            own = [text, data.tobytes().hex()]
+            self._of_workers = all_gather_json(own, "The state of the passes over a dataset")
 
     def _enter(self, then: dict[str, Any]) -> None:
         """Restores the state that determines the batches."""
         set_numpy_and_python(then)
-        if self._plan is not None and then["memories"] is not None:
-            recall(self._plan, decode(*then["memories"]), self._num_parts > 1)
+        memories, parts = then["memories"], then.get("num_parts", 1)
+        if self._plan is None or memories is None:
+            return
+        if parts > 1:
+            text, data = memories[process_group.index() % parts]
+            memories = text, np.frombuffer(bytes.fromhex(data), np.uint8)
+        try:
+            recall(self._plan, decode(*memories), of_all_workers=max(parts, self._num_parts) > 1)
+        except ValueError as error:
+            if parts == self._num_parts:
+                raise
+            logger.warning(
+                "The passes over the dataset begin anew: their state was saved for %d part(s) of "
+                "it, of which there are now %d. %s",
+                parts,
+                self._num_parts,
+                error,
+            )
 
 
 _NONE = object()

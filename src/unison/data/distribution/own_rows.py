@@ -84,6 +84,10 @@ class OwnRows:
         parts = [function(part) for part in self.parts]
         return OwnRows(parts, self.shares, self.first, self.again)
 
+    def with_again(self, again: Callable[[], Any]) -> OwnRows:
+        """Returns the same rows of a batch that `again` reads again."""
+        return OwnRows(self.parts, self.shares, self.first, again)
+
     def astype(self, dtype: Any) -> OwnRows:
         """Returns the array converted to `dtype`."""
         return self.map(lambda part: part.astype(dtype))
@@ -136,7 +140,7 @@ class BatchesOfOwnRows(Iterator[Any]):
         return batch
 
     def skip(self, count: int) -> None:
-        """Skips the next batches, without computing what only they need."""
+        """Skips the next batches; see `Steps.skip`."""
         self._steps().skip(count)
         self._count += count
 

@@ -32,15 +32,16 @@ def sizes_of_worker(
     total = num_replicas * workers.num_workers
     if proportions is not None:
         counts = Shares(batch_size, total, proportions).counts
-        own = counts[workers.index * num_replicas :][:num_replicas]
-        if not any(own):
-            raise ValueError(
-                "Where each worker reads examples of its own (AutoShardPolicy.FILE, OFF or HINT), "
-                f"it must get a share of them. Received: batch_shares={proportions}, of which "
-                f"worker {workers.index} gets none of {batch_size} examples. Use "
-                "AutoShardPolicy.DATA."
-            )
-        return [*own]
+        of_workers = [counts[first:][:num_replicas] for first in range(0, total, num_replicas)]
+        for worker, of_worker in enumerate(of_workers):  # all workers raise the same error
+            if not any(of_worker):
+                raise ValueError(
+                    "Where each worker reads examples of its own (AutoShardPolicy.FILE, OFF or "
+                    "HINT), it must get a share of them. Received: "
+                    f"batch_shares={proportions}, of which worker {worker} gets none of "
+                    f"{batch_size} examples. Use AutoShardPolicy.DATA."
+                )
+        return [*of_workers[workers.index]]
     small, larger = divmod(batch_size, total)
     sizes = [small + (replica < larger) for replica in range(total)]
     first = workers.index * num_replicas

@@ -312,10 +312,10 @@ class OwnedSteps(Steps):
         self._go_to(self._begin, self._batches)
 
     def at(self, batch: int) -> OwnedSteps:
-        """Returns the steps of the same pass from a batch on."""
+        """Returns the steps of the same pass from a batch on, for the present workers."""
         made = copy.copy(self)
-        made._plan = self._plans(self._division)
-        made._go_to(self._begin, batch)
+        made._batches = batch
+        made._divide(self._divided_by(self._division.proportions))
         return made
 
     def next(self) -> Step | None:

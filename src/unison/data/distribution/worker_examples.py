@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unison.data.chunks import Chunk
 from unison.data.distribution.shares import Proportions, Shares
 from unison.data.functions import BlockFunction, ElementFunction
-from unison.data.leaves import concatenate, count_rows, stack
+from unison.data.leaves import concatenate, stack
 from unison.data.options import WithOptions
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream, Transformation
 from unison.data.sources.in_memory import Range
@@ -173,6 +174,14 @@ def _order_of(plan: Plan) -> tuple[Plan, Rows | None]:
     return (plan, None) if rows is None else (plan.with_inputs([order]), rows)
 
 
+def _rows_at(rows: Rows, numbers: np.ndarray) -> Leaves:
+    """Returns rows by their numbers; consecutive ones without a copy, where that is possible."""
+    first = int(numbers[0])
+    if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+        return rows.slice(first, first + len(numbers))
+    return rows.take(numbers)
+
+
 class _CalledRows(Rows):
     """The results of a function of a source's rows, which is called when they are taken."""
 
@@ -187,25 +196,24 @@ class _CalledRows(Rows):
         return len(self._rows)
 
     def take(self, indices: np.ndarray) -> Leaves:
-        return self._called(self._rows.take(indices), indices)
+        return stack(self.elements(indices))
 
-    def slice(self, start: int, stop: int) -> Leaves:
-        return self._called(self._rows.slice(start, stop), np.arange(start, stop))
-
-    def _called(self, block: Leaves, numbers: np.ndarray) -> Leaves:
+    def elements(self, indices: np.ndarray) -> list[Leaves]:
+        """Returns the elements at `indices`, which may have different shapes."""
+        block, numbers = _rows_at(self._rows, indices), indices
         if self._num_threads == 1:
-            return stack(self._results(block, numbers))
+            return self._results(block, numbers)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._num_threads, "unison-data-map")
         of_threads = [np.array_split(leaf, self._num_threads) for leaf in (*block, numbers)]
         parts = [(tuple(leaves), own) for *leaves, own in zip(*of_threads, strict=True)]
         results = self._executor.map(self._results, *zip(*parts, strict=True))
-        return stack([*itertools.chain.from_iterable(results)])
+        return [*itertools.chain.from_iterable(results)]
 
     def _results(self, block: Leaves, numbers: np.ndarray) -> list[Leaves]:
         results = []
         for number, *row in zip(numbers.tolist(), *block, strict=True):
-            with _saying(number):
+            with _saying(number, "the source's"):
                 results.append(self._function(tuple(row), self._structure, None, number))
         return results
 
@@ -261,7 +269,7 @@ class _OwnStream(Stream):
         self._batch = 0
         #: The first batch that was read.
         self.first_batch = 0
-        self._block: Leaves | None = None
+        self._block: Chunk | None = None
         self._position = 0
 
     def next(self) -> Leaves | None:
@@ -269,13 +277,13 @@ class _OwnStream(Stream):
         if block is None:
             return None
         self._position += 1
-        return tuple(leaf[self._position - 1] for leaf in block)
+        return block[self._position - 1]
 
     def next_block(self, count: int) -> Leaves | None:
         blocks: list[Leaves] = []
         while count and (block := self._open()) is not None:
-            stop = min(self._position + count, count_rows(block))
-            blocks.append(tuple(leaf[self._position : stop] for leaf in block))
+            stop = min(self._position + count, len(block))
+            blocks.append(block.part(self._position, stop).stacked())
             count -= stop - self._position
             self._position = stop
         return concatenate(blocks) if blocks else None
@@ -285,10 +293,10 @@ class _OwnStream(Stream):
         self._stream.skip(count * self._plan.sharding.batch_size)
         self._batch = self.first_batch = count
 
-    def _open(self) -> Leaves | None:
+    def _open(self) -> Chunk | None:
         """Returns the examples of the next batch with one to be read; None at the end."""
         sharding = self._plan.sharding
-        while self._block is None or self._position >= count_rows(self._block):
+        while self._block is None or self._position >= len(self._block):
             if self._batch == sharding.num_batches:
                 return None
             block = self._stream.next_block(sharding.batch_size)
@@ -300,16 +308,15 @@ class _OwnStream(Stream):
             self._position = 0
         return self._block
 
-    def _taken(self, block: Leaves, where: range) -> Leaves:
+    def _taken(self, block: Leaves, where: range) -> Chunk:
         rows = self._plan.rows_of_source
         part = tuple(leaf[where.start : where.stop] for leaf in block)
         if rows is None:
-            return part
+            return Chunk(0, part)
         (numbers,) = part
-        first = int(numbers[0])
-        if np.array_equal(numbers, np.arange(first, first + len(numbers))):
-            return rows.slice(first, first + len(numbers))
-        return rows.take(numbers)
+        if isinstance(rows, _CalledRows):
+            return Chunk(0, elements=rows.elements(numbers))
+        return Chunk(0, _rows_at(rows, numbers))
 
 
 class BatchShares(Transformation):
@@ -376,12 +383,12 @@ class _SharesStream(Stream):
 
 
 @contextlib.contextmanager
-def _saying(number: int) -> Iterator[None]:
+def _saying(number: int, whose: str = "those that all workers read together") -> Iterator[None]:
     """Inside, an error gets a note with an element's number among all workers' elements."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"It is element {number} of those that all workers read together.")
+        error.add_note(f"It is element {number} of {whose}.")
         raise
 
 
