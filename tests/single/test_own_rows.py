@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from unison.data import OwnRows, Shares, TextLineDataset, distribute_dataset, rows_of
+from unison.data import Shares, TextLineDataset, distribute_dataset
+from unison.data.distribution.own_rows import OwnRows, rows_of
 from unison.data.plan import memories_of
 from unison.data.state import encode
 from unison.keras.datasets import DatasetAdapter

@@ -9,12 +9,6 @@ from unison.data.distribution.distributed_dataset import (
 from unison.data.distribution.input_workers import InputWorkers as InputWorkers
 from unison.data.distribution.input_workers import workers_in_threads as workers_in_threads
 from unison.data.distribution.input_workers import workers_of_cluster as workers_of_cluster
-from unison.data.distribution.own_rows import OwnRows as OwnRows
-from unison.data.distribution.own_rows import are_own_rows as are_own_rows
-from unison.data.distribution.own_rows import is_divided_for_others as is_divided_for_others
-from unison.data.distribution.own_rows import rows_of as rows_of
-from unison.data.distribution.own_rows import shares_of as shares_of
-from unison.data.distribution.own_rows import whole_like as whole_like
 from unison.data.distribution.replica_batches import count_examples as count_examples
 from unison.data.distribution.shares import EQUAL_SHARES as EQUAL_SHARES
 from unison.data.distribution.shares import ReplicaShares as ReplicaShares

@@ -19,7 +19,8 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 from keras.utils import unpack_x_y_sample_weight
 
-from unison.data import INFINITE, Dataset, DistributedDataset, OwnRows
+from unison.data import INFINITE, Dataset, DistributedDataset
+from unison.data.distribution.own_rows import OwnRows
 from unison.data.statistics import metered
 from unison.data.structure import flatten
 

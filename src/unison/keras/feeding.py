@@ -28,7 +28,8 @@ import numpy as np
 from keras.src.backend.jax.trainer import JAXEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from unison.data import EQUAL_SHARES, are_own_rows
+from unison.data import EQUAL_SHARES
+from unison.data.distribution.own_rows import are_own_rows
 from unison.data.leaves import shape_of
 from unison.data.transformations.prefetching import ReadAhead
 from unison.keras.datasets import DatasetAdapter

@@ -19,8 +19,8 @@ import numpy as np
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from unison.data import OwnRows, Shares, rows_of
-from unison.data.distribution.own_rows import BatchesOfOwnRows
+from unison.data import Shares
+from unison.data.distribution.own_rows import BatchesOfOwnRows, OwnRows, rows_of
 from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.errors import InvalidArgumentError

@@ -20,11 +20,10 @@ from jax.extend.core import jaxpr_as_fun
 
 from unison.cells import Cell, Layout
 from unison.compression.reporting import bytes_in
-from unison.data import (
+from unison.data import Shares, count_examples
+from unison.data.distribution.own_rows import (
     OwnRows,
-    Shares,
     are_own_rows,
-    count_examples,
     is_divided_for_others,
     rows_of,
     shares_of,

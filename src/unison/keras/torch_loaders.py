@@ -14,7 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from unison.data import OwnRows, Shares
+from unison.data import Shares
+from unison.data.distribution.own_rows import OwnRows
 from unison.errors import InvalidArgumentError
 from unison.runtime.process_group import all_gather_json
 

@@ -38,7 +38,7 @@ class OwnRows:
 
     Examples:
         >>> import numpy as np
-        >>> from unison.data import OwnRows, Shares
+        >>> from unison.data import Shares
         >>> rows = OwnRows([np.zeros((3, 28)), np.zeros((3, 28))], Shares(10, 4), 0)
         >>> rows.shape, rows.shares.counts
         ((10, 28), (3, 3, 3, 1))
@@ -75,8 +75,8 @@ class OwnRows:
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
-            f"A worker has its own rows of a global batch only. Received: {self!r}. Look at "
-            "`parts`, or pass whole batches: AutoShardPolicy.OFF and a batch of each worker's own."
+            f"A worker has its own rows of a global batch only. Received: {self!r}. Its rows are "
+            "in `parts`, one array for each of its replicas."
         )
 
     def map(self, function: Callable[[Any], Any]) -> OwnRows:
