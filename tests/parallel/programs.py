@@ -433,22 +433,32 @@ def torch_loaders(strategy):
         def __getitem__(self, index):
             loaded.append(int(index))
             if self._draws:  # as an augmentation does
-                torch.rand(int(index) % 3 + 1)
+                drawn.append(torch.rand(int(index) % 3 + 1).tolist()[0])
             return _numbered(index)
 
     class Epochs(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             loaded.clear()
 
+        def on_train_batch_end(self, batch, logs=None):
+            self._trained = [*loaded]  # without those of the validation
+
         def on_epoch_end(self, epoch, logs=None):
-            epochs.append([*loaded])
+            epochs.append(self._trained)
 
-    epochs = []
+    class Doubled(DataLoader):
+        def __iter__(self):
+            for x, y in super().__iter__():
+                yield 2 * x, y
 
-    def trained(loader):
+    epochs, drawn = [], []
+
+    def trained(loader, **kwargs):
         model = _linear_model(strategy)
         epochs.clear()
-        losses = model.fit(loader, epochs=3, verbose=0, callbacks=[Epochs()]).history["loss"]
+        losses = model.fit(loader, epochs=3, verbose=0, callbacks=[Epochs()], **kwargs).history[
+            "loss"
+        ]
         return {
             "loss": losses,
             "weights": [each.tolist() for each in model.get_weights()],
@@ -461,16 +471,25 @@ def torch_loaders(strategy):
     shuffled = trained(DataLoader(Numbers(), batch_size=8, shuffle=True))
     own = torch.Generator().manual_seed(7 + workers.index)
     with_processes = trained(
-        DataLoader(Numbers(), batch_size=8, shuffle=True, generator=own, num_workers=1)
+        DataLoader(
+            Numbers(),
+            batch_size=8,
+            shuffle=True,
+            generator=own,
+            num_workers=1,
+            persistent_workers=True,
+        )
     )
 
     def as_it_is(examples):
         return torch.utils.data.default_collate(examples)
 
     whole = trained(DataLoader(Numbers(), batch_size=8, collate_fn=as_it_is))
-    drawing = trained(DataLoader(Numbers(draws=True), batch_size=8, shuffle=True))
+    doubled = trained(Doubled(Numbers(), batch_size=8))
+    augmented = DataLoader(Numbers(draws=True), batch_size=8, shuffle=True)
+    drawing = trained(augmented, validation_data=augmented)
     result = {"shuffled": shuffled, "with processes": with_processes, "whole": whole}
-    result["drawing"] = drawing
+    result |= {"drawing": drawing, "drawn": drawn, "doubled": doubled}
     if workers.num_workers > 1:
         sampler = DistributedSampler(
             Numbers(), num_replicas=workers.num_workers, rank=workers.index, shuffle=False

@@ -75,7 +75,7 @@ def test_pytorch_loaders_load_own_examples():
     pytest.importorskip("torch")
     results = results_of("torch_loaders", 2, 1)
     alone = expected("torch_loaders", 2)
-    for kind in ("shuffled", "whole"):
+    for kind in ("shuffled", "whole", "doubled"):
         for result in results:
             for part in ("loss", "weights", "evaluate"):
                 for own, of_alone in zip(result[kind][part], alone[kind][part], strict=True):
@@ -84,6 +84,8 @@ def test_pytorch_loaders_load_own_examples():
         for epoch in zip(*(result[kind]["loaded"] for result in results), strict=True):
             assert [len(own) for own in epoch] == [15, 15]
             assert sorted(epoch[0] + epoch[1]) == list(range(30))
+    # Augmentations differ between the workers.
+    assert not set(results[0]["drawn"]) & set(results[1]["drawn"])
     # All of these examples are loaded in a loader's own process.
     assert all(result["with processes"]["loaded"] == [[]] * 3 for result in results)
     for worker, result in enumerate(results):

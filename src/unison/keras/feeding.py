@@ -156,6 +156,9 @@ class _Feed(Iterator[Any]):
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+            leave = getattr(self._batches, "leave", None)
+            if leave is not None:  # its thread may wait for other workers
+                leave()
 
 
 class _UntilAsked(Iterator[Any]):

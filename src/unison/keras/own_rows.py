@@ -25,7 +25,7 @@ from unison.data.distribution.replica_batches import cut
 from unison.data.statistics import metered
 from unison.errors import InvalidArgumentError
 from unison.keras.datasets import DatasetAdapter
-from unison.keras.torch_loaders import divisible_loader, rows_of_loader
+from unison.keras.torch_loaders import is_divisible, rows_of_loader
 from unison.runtime.elastic.options import PER_REPLICA_BATCH
 from unison.runtime.process_group import all_gather_json
 from unison.strategies import Strategy
@@ -61,14 +61,14 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
         return _RowsOfDataset(adapter, dataset.own_batches())
     if isinstance(adapter, ArrayDataAdapter) and _are_dense(adapter._inputs):
         return _rows_of_arrays(adapter, strategy)
-    if divisible_loader(adapter) is not None:
+    if is_divisible(getattr(adapter, "_dataloader", None)):
         proportions = strategy.replica_shares.proportions  # as they are when the pass begins
         count = strategy.placement.num_replicas
         return rows_of_loader(
             adapter,
             lambda size: Shares(size, count, proportions),
             _replicas_of(strategy),
-            is_first=strategy.input_workers.index == 0,
+            strategy.input_workers.index,
         )
     return None
 
@@ -88,6 +88,10 @@ class _RowsOfDataset(Iterator[Any]):
 
     def __next__(self) -> Any:
         return next(self._batches)
+
+    def leave(self) -> None:
+        """Ends the wait for other workers, in any thread."""
+        self._own.leave()
 
     def skip(self, count: int) -> None:
         self._own.skip(count)
@@ -140,7 +144,8 @@ def example_of(batch: Any) -> Any:
 def require_equal_shapes(leaves: Sequence[OwnRows]) -> None:
     """Raises an InvalidArgumentError on all workers if their rows have different shapes or dtypes.
 
-    All workers call this when they meet a new shape.
+    All workers call this when they meet a new shape. One that meets it alone waits for the others
+    until the timeout.
     """
     own = [[list(leaf.shape), str(leaf.dtype)] for leaf in leaves]
     of_all = all_gather_json(own, "The shapes of a batch")

@@ -16,7 +16,7 @@ from unison.data import AutoShardPolicy, Dataset, Options
 from unison.keras.feeding import feeding
 from unison.keras.logs import StepLogs
 from unison.keras.own_rows import takes_rows_alone
-from unison.keras.torch_loaders import agree_on_order, is_loader, loads_a_part
+from unison.keras.torch_loaders import agree_on_order, is_divisible, is_loader, loads_a_part
 from unison.runtime.process_group import all_gather_json
 from unison.tracebacks import filter_traceback
 
@@ -99,14 +99,17 @@ def agreed_dataset(trainer: ReplicaTrainer, data: Any, keeps_order: bool = False
     strategy = trainer.strategy
     needs_whole = trainer.takes_text or not takes_rows_alone(strategy)
     if is_loader(data):
+        needs_whole = needs_whole or strategy.placement.is_elastic
         if not loads_a_part(data):
-            agree_on_order(data)
+            if needs_whole or not is_divisible(data):  # otherwise, in every pass
+                agree_on_order(data)
             return data
-        if needs_whole or strategy.placement.is_elastic:
+        if needs_whole or keeps_order:
             raise ValueError(
                 "Expected a DataLoader of whole batches, the same on all workers, of which each "
-                "takes its part: workers may change, or the model takes text. Received: one with a "
-                "DistributedSampler. Leave out the sampler, or pass shuffle=True."
+                "takes its part: for predict, where workers may change, and for models that take "
+                "text. Received: one with a DistributedSampler. Leave out the sampler, or pass "
+                "shuffle=True."
             )
         return strategy.distribute_datasets_from_function(lambda context: Dataset.from_source(data))
     if not isinstance(data, Dataset):

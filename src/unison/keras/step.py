@@ -31,7 +31,7 @@ from unison.data.distribution.own_rows import (
 )
 from unison.jaxprs import calls_host
 from unison.keras.grouping import Trial, group_size_of, grouped, is_measured, stacking
-from unison.keras.own_rows import require_equal_shapes
+from unison.keras.own_rows import example_of, require_equal_shapes
 from unison.keras.step_tracing import METRICS_OF_ALL, StepTrace, StepTracer, flat_logs
 from unison.lifting import (
     enter_replica,
@@ -561,7 +561,8 @@ class CompiledStep:
         on_devices = self._strategy.placement.from_home(state)
         values = [x[0] if local else x for x, local in zip(on_devices, is_local, strict=True)]
         self._results, new = self._step(
-            tracer.regrouped(values), jax.tree.unflatten(structure, map(jnp.asarray, leaves))
+            tracer.regrouped(values),
+            jax.tree.unflatten(structure, [jnp.asarray(example_of(leaf)) for leaf in leaves]),
         )
         if not self._returns_examples:
             before, logs = tracer.regrouped(values)[-1], flat_logs(self._results)

@@ -44,43 +44,52 @@ def is_loader(data: Any) -> bool:
 def loads_a_part(loader: Any) -> bool:
     """Whether a loader's `DistributedSampler` leaves examples to other workers."""
     distributed = _loading().distributed.DistributedSampler
-    return any(isinstance(sampler, distributed) for sampler in _samplers_of(loader))
+    return any(
+        isinstance(sampler, distributed) and sampler.num_replicas > 1
+        for sampler in _samplers_of(loader)
+    )
 
 
-def agree_on_order(loader: Any) -> None:
-    """Gives all processes the first one's random state of PyTorch, by which loaders shuffle."""
+def agree_on_order(loader: Any) -> list[str]:
+    """Gives all processes the first one's random state of PyTorch, by which loaders shuffle.
+
+    Returns:
+        This state.
+    """
     generators = _generators_of(loader)
     said = all_gather_json(_states_of(generators), "The random state of PyTorch's shuffling")
-    _set_states(generators, said[0])
+    first: list[str] = said[0]
+    _set_states(generators, first)
+    return first
 
 
-def divisible_loader(adapter: Any) -> Any:
-    """Returns the loader of a Keras adapter if a worker can load its own examples of every batch.
+def is_divisible(loader: Any) -> bool:
+    """Whether a worker can load its own examples of every batch of a loader.
 
-    None if not: where something else than PyTorch's own function makes batches of examples, they
-    may depend on all examples of a batch.
+    Where something else than PyTorch's own loader and function make batches of examples, they may
+    depend on all examples of a batch.
     """
-    loader = getattr(adapter, "_dataloader", None)
-    if loader is None or not is_loader(loader) or loader.batch_sampler is None:
-        return None
+    if not is_loader(loader) or loader.batch_sampler is None:
+        return False
     try:
         len(loader.batch_sampler)
     except TypeError:  # a sampler without an end
-        return None
+        return False
     is_by_index = not isinstance(loader.dataset, _loading().IterableDataset)
-    return loader if is_by_index and loader.collate_fn is _loading().default_collate else None
+    is_plain = type(loader) is _loading().DataLoader
+    return is_by_index and is_plain and loader.collate_fn is _loading().default_collate
 
 
 def rows_of_loader(
-    adapter: Any, shares_of_size: Callable[[int], Shares], replicas: range, is_first: bool
+    adapter: Any, shares_of_size: Callable[[int], Shares], replicas: range, worker: int
 ) -> Iterator[Any]:
     """Yields this worker's rows of the batches of a loader.
 
     Args:
-        adapter: Keras' adapter of a `divisible_loader`.
+        adapter: Keras' adapter of a loader that `is_divisible`.
         shares_of_size: Returns the shares of a batch of a size.
         replicas: The worker's replicas.
-        is_first: Whether this is the first worker, whose order the others take.
+        worker: The worker's index; all take the first one's order.
 
     Raises:
         InvalidArgumentError: The workers' samplers do not give the same batches.
@@ -94,7 +103,7 @@ def rows_of_loader(
     made, own = getattr(adapter, _OWN_LOADER)
     generators = _generators_of(loader)
     before = _states_of(generators)
-    agree_on_order(loader)
+    of_first = agree_on_order(loader)
     torch = sys.modules["torch"]
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as iterators begin
     batches = [list(batch) for batch in loader.batch_sampler]
@@ -105,10 +114,15 @@ def rows_of_loader(
     pairs = zip(batches, of_batches, strict=True)
     own[:] = [batch[shares.of(replicas)] or batch[:1] for batch, shares in pairs]
     # What the dataset draws is this worker's own. The first one's goes on as without the others.
-    _set_states(generators, before)
-    loaded = iter(made)
-    if is_first:
+    if worker == 0:
+        _set_states(generators, before)
+        loaded = iter(made)
         _set_states(generators, after)
+    else:
+        for place, (generator, state) in enumerate(zip(generators, of_first, strict=True)):
+            digest = hashlib.sha256(f"{worker} {place} {state}".encode()).digest()
+            generator.manual_seed(int.from_bytes(digest[:8]) >> 1)
+        loaded = iter(made)
     for batch, shares in zip(loaded, of_batches, strict=True):
         counts = shares.counts[replicas.start : replicas.stop]
 
@@ -129,7 +143,8 @@ def _require_the_same(batches: Sequence[Sequence[int]]) -> None:
             raise InvalidArgumentError(
                 message="All workers must be given DataLoaders of the same batches, of which each "
                 f"loads its part. The samplers of workers 0 and {worker} give other indices "
-                f"({of_all[0][0]} and {said[0]} batches). Seed them alike, or pass "
+                f"({of_all[0][0]} and {said[0]} batches). Let them draw from a torch.Generator "
+                "of their own, with the same seed on all workers, or pass "
                 "strategy.distribute_datasets_from_function(lambda context: "
                 "Dataset.from_source(loader)) for loaders of each worker's own."
             )
@@ -146,7 +161,7 @@ def _generators_of(loader: Any) -> list[Any]:
     held = [loader, *_samplers_of(loader)]
     found = [getattr(each, "generator", None) for each in held]
     found.append(sys.modules["torch"].default_generator)
-    generators = [generator for generator in found if generator is not None]
+    generators = [each for each in found if isinstance(each, sys.modules["torch"].Generator)]
     return list({id(generator): generator for generator in generators}.values())
 
 

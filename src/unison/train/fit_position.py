@@ -186,7 +186,7 @@ class Batches:
         self._make, self._enumerate = epochs._get_iterator, epochs._enumerate_iterator
         vars(epochs).update(_get_iterator=self._new_pass, _enumerate_iterator=self._steps)
         track_position(epochs)
-        dataset = getattr(epochs.data_adapter, "_dataset", None)
+        self._dataset = dataset = getattr(epochs.data_adapter, "_dataset", None)
         self._plan = _plan_of(dataset)
         self._num_parts = dataset.num_parts if isinstance(dataset, DistributedDataset) else 1
         #: The state of each worker's passes, where each reads a part of its own.
@@ -219,14 +219,17 @@ class Batches:
         Raises:
             ValueError: Within a pass, of which each of another number of workers has read a part.
         """
-        parts = position.data["begun"].get("num_parts", 1)
-        if position.data["taken"] and parts != self._num_parts:
+        parts, shares = (position.data["begun"].get(name) for name in ("num_parts", "shares"))
+        is_divided = max(parts or 1, self._num_parts) > 1
+        divided, now = (parts or 1, shares), (self._num_parts, self._shares())
+        if position.data["taken"] and is_divided and divided != now:
             raise ValueError(
-                f"The state was saved in the middle of an epoch, of which {parts} worker(s) read "
-                f"one part each, by AutoShardPolicy.FILE or a dataset of a function. Received: "
-                f"{self._num_parts} worker(s). Start as many workers, distribute the dataset under "
-                "AutoShardPolicy.DATA from the beginning, or go on from a state that was saved at "
-                "the end of an epoch."
+                f"The state was saved in the middle of an epoch, of which {divided[0]} worker(s) "
+                "read one part each, by AutoShardPolicy.FILE or a dataset of a function, with the "
+                f"batch shares {shares}. Received: {now[0]} worker(s), with the batch shares "
+                f"{now[1]}. Start as many workers with the same shares, distribute the dataset "
+                "under AutoShardPolicy.DATA from the beginning, or go on from a state that was "
+                "saved at the end of an epoch."
             )
         self._resumed, self._resumed_batch = position.data, position.batch
         if not position.data["taken"]:
@@ -307,7 +310,19 @@ class Batches:
             memories = None if in_a_pass else self._of_workers
         elif self._plan is not None:
             memories = list(encode(memories_of(self._plan)))
-        return {**numpy_and_python(), "memories": memories, "num_parts": self._num_parts}
+        return {
+            **numpy_and_python(),
+            "memories": memories,
+            "num_parts": self._num_parts,
+            "shares": self._shares(),
+        }
+
+    def _shares(self) -> list[float] | None:
+        """Returns the proportions by which the pass divides batches, if they are not equal."""
+        if not isinstance(self._dataset, DistributedDataset):
+            return None
+        proportions = self._dataset.shares.proportions
+        return None if proportions is None else list(proportions)
 
     def _gather_memories(self) -> None:
         """Takes note of the state of each worker's plan, which may have seeds of its own.
@@ -326,7 +341,8 @@ class Batches:
         if self._plan is None or memories is None:
             return
         if parts > 1:
-            text, data = memories[process_group.index() % parts]
+            # A dataset that the workers share now has the same state on all of them.
+            text, data = memories[process_group.index() % parts if self._num_parts > 1 else 0]
             memories = text, np.frombuffer(bytes.fromhex(data), np.uint8)
         try:
             recall(self._plan, decode(*memories), of_all_workers=max(parts, self._num_parts) > 1)

@@ -140,6 +140,11 @@ class DistributedDataset:
         return isinstance(self._source, DividedExamples)
 
     @property
+    def shares(self) -> ReplicaShares:
+        """The shares of all replicas of a global batch."""
+        return self._source.shares
+
+    @property
     def num_parts(self) -> int:
         """The number of workers that read a part of their own each; 1 if they share batches."""
         return 1 if self._source.is_global else self._workers.num_workers

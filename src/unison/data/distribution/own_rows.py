@@ -144,6 +144,11 @@ class BatchesOfOwnRows(Iterator[Any]):
         self._steps().skip(count)
         self._count += count
 
+    def leave(self) -> None:
+        """Ends the wait for other workers, in any thread: no further batch is needed."""
+        if self._opened is not None:
+            self._opened.talk.leave()
+
     def _next_of(self, steps: Steps, number: int) -> Any:
         """Returns the next batch, which has a number in its pass; None at the end."""
         proportions = self._source.shares.proportions

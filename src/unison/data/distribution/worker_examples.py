@@ -200,21 +200,25 @@ class _CalledRows(Rows):
 
     def elements(self, indices: np.ndarray) -> list[Leaves]:
         """Returns the elements at `indices`, which may have different shapes."""
-        block, numbers = _rows_at(self._rows, indices), indices
+        numbers = indices.tolist()
+        if isinstance(self._rows, _CalledRows):
+            rows = self._rows.elements(indices)
+        else:
+            rows = [*zip(*_rows_at(self._rows, indices), strict=True)]
         if self._num_threads == 1:
-            return self._results(block, numbers)
+            return self._results(rows, numbers)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._num_threads, "unison-data-map")
-        of_threads = [np.array_split(leaf, self._num_threads) for leaf in (*block, numbers)]
-        parts = [(tuple(leaves), own) for *leaves, own in zip(*of_threads, strict=True)]
-        results = self._executor.map(self._results, *zip(*parts, strict=True))
+        count = -(-len(rows) // self._num_threads)
+        parts = [slice(first, first + count) for first in range(0, len(rows), count)]
+        results = self._executor.map(lambda part: self._results(rows[part], numbers[part]), parts)
         return [*itertools.chain.from_iterable(results)]
 
-    def _results(self, block: Leaves, numbers: np.ndarray) -> list[Leaves]:
+    def _results(self, rows: Sequence[Leaves], numbers: Sequence[int]) -> list[Leaves]:
         results = []
-        for number, *row in zip(numbers.tolist(), *block, strict=True):
+        for number, row in zip(numbers, rows, strict=True):
             with _saying(number, "the source's"):
-                results.append(self._function(tuple(row), self._structure, None, number))
+                results.append(self._function(row, self._structure, None, number))
         return results
 
 
@@ -261,7 +265,7 @@ class OwnExamples(Transformation):
 class _OwnStream(Stream):
     """Reads the worker's examples of consecutive global batches."""
 
-    moving = ("_stream", "_batch", "first_batch", "_block", "_position")
+    moving = ("_stream", "_batch", "first_batch", "_position")
 
     def __init__(self, plan: OwnExamples, stream: Stream):
         self._plan = plan
@@ -287,6 +291,14 @@ class _OwnStream(Stream):
             count -= stop - self._position
             self._position = stop
         return concatenate(blocks) if blocks else None
+
+    def state(self) -> State:
+        return super().state(), None if self._block is None else self._block.state()
+
+    def restore(self, state: State) -> None:
+        moving, block = state
+        super().restore(moving)
+        self._block = None if block is None else Chunk.of_state(block)
 
     def skip_batches(self, count: int) -> None:
         """Begins at a later batch."""

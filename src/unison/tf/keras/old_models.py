@@ -158,7 +158,9 @@ def _with_created_batches(
 
     def batches(value: Any) -> Any:
         if isinstance(value, DatasetCreator):
-            return value.batches_for(model.distribute_strategy)
+            trainer = trainer_of(model)
+            takes_text = trainer is not None and trainer.takes_text
+            return value.batches_for(model.distribute_strategy, needs_whole=takes_text)
         return value
 
     return tuple(map(batches, args)), {name: batches(value) for name, value in kwargs.items()}

@@ -215,13 +215,18 @@ class DatasetCreator:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.dataset_fn(*args, **kwargs)
 
-    def batches_for(self, strategy: Strategy) -> Any:
+    def batches_for(self, strategy: Strategy, needs_whole: bool = False) -> Any:
         """Returns what `fit` under a strategy takes.
 
         These are the batches of each worker's own dataset, or those of all replicas, joined, where
         there is one worker, or any number of them.
+
+        Args:
+            strategy: The strategy.
+            needs_whole: Whether each worker needs the batches of all replicas.
         """
-        if strategy.input_workers.num_workers > 1 and strategy.group is None:
+        has_several = strategy.input_workers.num_workers > 1 and strategy.group is None
+        if has_several and not needs_whole:
             return strategy.distribute_datasets_from_function(self.dataset_fn)
         return self._joined(strategy.num_replicas_in_sync)
 
