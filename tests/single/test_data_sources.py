@@ -387,6 +387,35 @@ TABLE = pa.table(
 )
 
 
+class RaySplit:
+    """A worker's split of a Ray dataset, as far as it is read: blocks of different sizes."""
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+
+    def iter_batches(self, *, batch_size, batch_format):
+        assert (batch_size, batch_format) == (None, "numpy")
+        yield from self.blocks
+
+
+def test_rows_of_a_ray_split_are_read_block_by_block(monkeypatch):
+    module = types.ModuleType("ray.data")
+    module.DataIterator = RaySplit
+    monkeypatch.setitem(sys.modules, "ray.data", module)
+    sizes = np.split(np.arange(9), [4, 5])
+    blocks = [{"id": ids, "x": np.float32(ids)[:, None] * [1, 2]} for ids in sizes]
+
+    def dataset():
+        return Dataset.from_source(RaySplit(blocks))
+
+    rows = list(dataset())
+    assert [int(row["id"]) for row in rows] == list(range(9))
+    np.testing.assert_array_equal(rows[5]["x"], [5, 10])
+    batches = list(dataset().map(lambda row: (row["x"], row["id"])).batch(4))
+    assert [batch[1].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert_restores_everywhere(lambda: dataset().map(lambda row: row["id"]))
+
+
 def test_columns_of_a_hub_dataset_are_taken_at_once(hub):
     dataset = Dataset.from_source(HubDataset(TABLE))
     assert dataset.element_spec["x"].shape == (2,)

@@ -260,8 +260,9 @@ class Dataset:
         Args:
             source: Such an object; an iterable (a PyTorch or Grain `DataLoader`, a Grain
                 `IterDataset`, a Hugging Face `IterableDataset`), or a function that returns one;
-                an array or memory map, or tuples and dictionaries of these; a list of memory
-                maps, which are the parts of one array.
+                a Ray `Dataset`, or a worker's split of it (its rows, as dictionaries); an array or
+                memory map, or tuples and dictionaries of these; a list of memory maps, which are
+                the parts of one array.
 
         Raises:
             TypeError: It is neither of these.

@@ -1,4 +1,4 @@
-"""`from_source`: data of Python, Grain, PyTorch or Hugging Face objects, as datasets.
+"""`from_source`: data of Python, Grain, PyTorch, Hugging Face or Ray objects, as datasets.
 
 None of these packages is imported: an object can be theirs only if the program has imported it.
 """
@@ -20,6 +20,7 @@ from unison.data.sources.memory_maps import MappedRows
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import LEAF, Leaves, Structure, flatten
+from unison.data.transformations.batching import Unbatch
 from unison.errors import InvalidArgumentError
 
 
@@ -33,6 +34,8 @@ def plan_of_source(source: Any) -> Plan:
         return _hugging_face_plan(source)
     if _is(source, "datasets", "IterableDataset"):
         return Iterated(source, _signature_of_features(source.features))
+    if _is(source, "ray.data", "DataIterator") or _is(source, "ray.data", "Dataset"):
+        return Unbatch(Iterated(_RayBlocks(source), None))
     if _is(source, "grain", "MapDataset") and len(source) == sys.maxsize:
         return Iterated(source.to_iter_dataset(), _spec_of_grain(source), INFINITE)
     if arrays := _arrays_in(source):
@@ -54,8 +57,8 @@ def plan_of_source(source: Any) -> Plan:
         return Iterated(_Called(source), None)
     raise TypeError(
         "Expected a source of elements: an iterable, a function that returns one, an object with "
-        "__len__ and __getitem__, a dataset of Grain, PyTorch or Hugging Face, or a structure of "
-        f"arrays. Received: {source!r} of type {type(source).__name__}"
+        "__len__ and __getitem__, a dataset of Grain, PyTorch, Hugging Face or Ray, or a structure "
+        f"of arrays. Received: {source!r} of type {type(source).__name__}"
     )
 
 
@@ -240,6 +243,16 @@ class _IteratedStream(Stream):
             if next(self._iterator, self) is self:
                 return
             self._position += 1
+
+
+class _RayBlocks(Iterable[Any]):
+    """The blocks of a Ray dataset, or of a worker's split of it: dictionaries of columns."""
+
+    def __init__(self, source: Any):
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._source.iter_batches(batch_size=None, batch_format="numpy"))
 
 
 class _Called(Iterable[Any]):
