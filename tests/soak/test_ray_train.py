@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(LIMIT + 20)]
 
 PROGRAM = """
 import json, os, pathlib, sys
-import ray
+import ray, ray.data
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.jax import JaxConfig, JaxTrainer
 
@@ -51,6 +51,29 @@ def train(config):
                 mark.touch()
                 os.kill(os.getpid(), 9)
 
+    if config["how"] == "split":
+        from unison.data import Dataset
+
+        split = ray.train.get_dataset_shard("train")
+        seen = []
+
+        def example(row):
+            seen.append(int(row["id"]))
+            number = np.float32([row["id"]]) / 64
+            return np.tile(number, 4), number
+
+        def of_worker(context):
+            size = context.get_per_replica_batch_size(16)
+            return Dataset.from_source(split).map(example).batch(size)
+
+        data = strategies[-1].distribute_datasets_from_function(of_worker)
+        model.evaluate(data, verbose=0)  # builds the model: it takes a batch more
+        seen.clear()
+        done = model.fit(data, epochs=2, verbose=0)
+        told = {"loss": done.history["loss"], "seen": seen}
+        (folder / f"worker-{rank}").write_text(json.dumps(told))
+        return
+
     x = np.random.default_rng(0).standard_normal((64, 4)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
     done = model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False, callbacks=[Killed()])
@@ -66,13 +89,15 @@ if __name__ == "__main__":
     folder, how = sys.argv[1:]
     environment = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "UNISON_CPU_DEVICES": "1"}
     environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(num_cpus=4, include_dashboard=False)
+    rows = ray.data.range(64, override_num_blocks=8) if how == "split" else None
     # Asked for GPUs, it connects the workers itself, also where JAX_PLATFORMS has it use CPUs.
     JaxTrainer(
         train,
         train_loop_config={"folder": folder, "how": how},
         jax_config=JaxConfig(use_gpu=how == "connected by Ray"),
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
+        datasets={"train": rows} if rows is not None else None,
         run_config=RunConfig(
             storage_path=folder,
             failure_config=FailureConfig(max_failures=int(how == "killed")),
@@ -117,6 +142,14 @@ def test_the_workers_train_together(reports, how, environment):
     assert first["replicas"] == 2
     assert first["environment"] == environment
     assert first["loss"][-1] < first["loss"][0]
+
+
+def test_a_split_of_a_ray_dataset_reaches_each_worker(reports):
+    first, second = reports("split")
+    assert first["loss"] == second["loss"]
+    assert first["loss"][-1] < first["loss"][0]
+    assert set(first["seen"]).isdisjoint(second["seen"])
+    assert sorted(first["seen"] + second["seen"]) == sorted([*range(64)] * 2)
 
 
 def test_a_strategy_that_ignores_the_others_is_refused(reports):
