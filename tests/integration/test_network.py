@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import in_memory_training
 import unison
 from in_memory_training import Machine, end_well, report, resumed_steps, train_until
 from parallel import programs
@@ -172,6 +173,7 @@ def in_memory_job(hosts, spare, folder):
         return end_well(machines)
 
 
+@pytest.mark.timeout(2 * in_memory_training.LIMIT + 60)  # two jobs, each with a limit of its own
 def test_a_host_that_is_cut_off_is_replaced_and_its_state_is_with_its_neighbour(
     namespaces, tmp_path, monkeypatch
 ):

@@ -356,6 +356,10 @@ def timeout() -> float:
     return _timeout
 
 
+#: The seconds for which processes wait for an answer after the timeout of liveness checks: those
+#: say that a worker is lost, and the job can restart; here, the program would fail.
+_AFTER_LIVENESS = 10.0
+
 _timeout = TIMEOUT
 _elastic: ElasticProcesses | None = None
 _has_joined = False
@@ -400,7 +404,8 @@ def _workers() -> ConnectedWorkers | None:
     with _lock:
         if store.service not in _connected:
             count, index = jax.process_count(), jax.process_index()
-            workers = ConnectedWorkers(count, index, store, "process group", _timeout)
+            patience = _timeout + _AFTER_LIVENESS
+            workers = ConnectedWorkers(count, index, store, "process group", patience)
             _connected.clear()
             _connected[store.service] = workers
         return _connected[store.service]
