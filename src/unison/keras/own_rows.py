@@ -51,10 +51,8 @@ def own_batches(epochs: Any, strategy: Strategy) -> Iterator[Any] | None:
     """
     adapter = epochs.data_adapter
     dataset = adapter.distributed if isinstance(adapter, DatasetAdapter) else None
-    if strategy.group is not None:  # the steps that it does not complete are divided again
-        if dataset is None or not dataset.can_be_divided_again:
-            return None
-        return _RowsOfDataset(adapter, dataset.own_batches())
+    if strategy.group is not None and (dataset is None or not dataset.can_be_divided_again):
+        return None  # the steps that the group does not complete are divided again
     if dataset is not None:
         if adapter.num_batches is None:
             _end_with_the_data(epochs)

@@ -16,6 +16,7 @@ import numpy as np
 
 from unison.data import Shares
 from unison.data.distribution.own_rows import OwnRows
+from unison.data.distribution.replica_batches import cut
 from unison.errors import InvalidArgumentError
 from unison.runtime.process_group import all_gather_json
 
@@ -128,7 +129,7 @@ def rows_of_loader(
 
         def own_rows(tensor: Any, shares: Shares = shares, counts: Any = counts) -> OwnRows:
             rows = np.asarray(tensor.cpu())
-            parts = np.split(rows[: sum(counts)], np.cumsum(counts)[:-1])
+            (parts,) = cut([rows[: sum(counts)]], counts)
             return OwnRows(parts, shares, replicas.start)
 
         yield tuple(keras.tree.map_structure(own_rows, batch, none_is_leaf=False))
