@@ -238,6 +238,7 @@ def _checkpoint(name: str, family: str, function: str = "build") -> Entry:
 _CHECKPOINT_ENTRIES = [
     _checkpoint("unison", "unison", "asynchronous"),
     _checkpoint("unison at once", "unison", "at_once"),
+    _checkpoint("unison in parts", "unison", "in_parts"),
     _checkpoint("orbax", "orbax"),
     _checkpoint("tf", "tf"),
 ]

@@ -1,4 +1,4 @@
-"""Unison: `Checkpoint.write`, as it is and asynchronous."""
+"""Unison: `Checkpoint.write`, as it is, asynchronous, and in Orbax's format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ def asynchronous(work: CheckpointWork) -> Saving:
     return _build(work, CheckpointOptions(enable_async=True))
 
 
-def _build(work: CheckpointWork, options: CheckpointOptions) -> Saving:
+def in_parts(work: CheckpointWork) -> Saving:
+    return _build(work, CheckpointOptions(enable_async=True), "orbax")
+
+
+def _build(work: CheckpointWork, options: CheckpointOptions, format: str = "archive") -> Saving:
     strategy = unison.OneDeviceStrategy(f"{work.device}:0")
     with strategy.scope():
         state = [unison.Variable(array) for array in arrays(work)]
-    checkpoint = Checkpoint(state=state)
+    checkpoint = Checkpoint(format=format, state=state)
 
     def decay() -> None:
         for variable in state:
@@ -34,7 +38,7 @@ def _build(work: CheckpointWork, options: CheckpointOptions) -> Saving:
 
     return Saving(
         work,
-        f"unison {options.is_async}",
+        f"unison {options.is_async} {format}",
         step,
         save=lambda path: checkpoint.write(path, options),
         wait=checkpoint.sync,

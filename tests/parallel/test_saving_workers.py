@@ -52,7 +52,7 @@ def save_in_every_way(folder):
         write_archive(prefix, *args)
 
     import unison.saving.save
-    import unison.train.checkpoint as module
+    import unison.train.archive_content as module
 
     module.write_archive = counting
     replacing_folder = atomic.replacing_folder

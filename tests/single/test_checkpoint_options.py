@@ -19,9 +19,9 @@ from unison.train import (
     CheckpointManager,
     CheckpointOptions,
     archive,
+    archive_content,
     latest_checkpoint,
 )
-from unison.train import checkpoint as checkpoint_module
 
 ASYNC = CheckpointOptions(enable_async=True)
 
@@ -40,7 +40,7 @@ def slow_disk(monkeypatch):
         assert may_write.wait(60)
         archive.write_archive(*args)
 
-    monkeypatch.setattr(checkpoint_module, "write_archive", write_archive)
+    monkeypatch.setattr(archive_content, "write_archive", write_archive)
     yield may_write
     may_write.set()
 
@@ -78,7 +78,7 @@ def test_error_of_the_thread_is_raised_once_where_somebody_waits(prefix, monkeyp
 
     checkpoint = Checkpoint(value=unison.Variable(1.0))
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_module, "write_archive", refuse)
+        patched.setattr(archive_content, "write_archive", refuse)
         checkpoint.save(prefix, ASYNC)
         with pytest.raises(ResourceExhaustedError, match="the disk is full"):
             checkpoint.sync() if act == "sync" else checkpoint.save(prefix)

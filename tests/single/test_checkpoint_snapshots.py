@@ -184,7 +184,7 @@ def test_memory_of_the_copies_is_used_again_and_no_longer_than_the_variables(pre
     for _ in range(2):
         checkpoint.write(prefix, ASYNC)
         checkpoint.sync()
-        addresses.append([checkpoint._copies[v.cell].ctypes.data for v in (large, small)])
+        addresses.append([checkpoint._copies[v.cell][0].ctypes.data for v in (large, small)])
     assert addresses[0] == addresses[1]
     checkpoint.large = None
     del large

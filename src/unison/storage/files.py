@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from typing import IO, Any
 
@@ -65,6 +66,16 @@ def remove(path: str) -> None:
             system.rm_file(name)
         else:
             os.remove(path)
+
+
+def remove_folder(path: str) -> None:
+    """Deletes a folder with all that is in it, if it exists. Links are not followed."""
+    if is_remote(path):
+        system, name = _fresh(path)
+        with contextlib.suppress(FileNotFoundError):
+            system.rm(name, recursive=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def identity_of(path: str) -> str | None:

@@ -4,9 +4,10 @@
 each array, named by the array's path in the graph, and `checkpoint.json`. Every member has a
 CRC-32, which is verified when it is read. Nothing in it is pickled, and `numpy.load` opens it.
 
-Why not Orbax (0.12): it returns arrays whose bits were flipped on the disk without an error,
-writes NumPy arrays in process 0 only, and rejects arrays that are in one process only, while in
-TensorFlow's programs every worker may write its own checkpoint.
+State that several hosts have in parts is saved in Orbax's format (`sharded_archive`), in whose
+folder such an archive holds the graph and the checksums. Why not everything: Orbax (0.12) returns
+arrays whose bits were flipped on the disk without an error, and a folder of many files cannot
+appear atomically in an object store.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -79,10 +80,20 @@ def write_archive(prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.nd
 
 
 def write_archive_to(
-    file: IO[bytes], nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]
+    file: IO[bytes],
+    nodes: Sequence[Node],
+    arrays: Mapping[str, np.ndarray],
+    elsewhere: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint into an open file."""
-    index = {
+    """Writes a checkpoint into an open file.
+
+    Args:
+        file: The file.
+        nodes: The objects.
+        arrays: The arrays, by key.
+        elsewhere: The descriptions, for JSON, of arrays that are in other files, by key.
+    """
+    index: dict[str, Any] = {
         "format": _FORMAT,
         "version": _VERSION,
         "nodes": [dataclasses.asdict(node) for node in nodes],
@@ -91,6 +102,8 @@ def write_archive_to(
             for key, array in arrays.items()
         },
     }
+    if elsewhere is not None:
+        index["elsewhere"] = elsewhere
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(_GRAPH), json.dumps(index))
         for key, array in arrays.items():
@@ -149,6 +162,7 @@ class Archive:
                     key: _description_of(array)
                     for key, array in plain_dict(index["arrays"]).items()
                 }
+                self.arrays |= self._arrays_elsewhere(index)
                 self.nodes = [_node_of(node) for node in plain_list(index["nodes"])]
                 check_graph(self.nodes, self.arrays)
         except BaseException:
@@ -161,6 +175,12 @@ class Archive:
                 message=f"{self.prefix}{SUFFIX} is a {index['format']!r:.100} of version "
                 f"{index['version']!r:.100}; this release reads {_FORMAT!r}, version {_VERSION}."
             )
+
+    def _arrays_elsewhere(self, index: Mapping[str, Any]) -> dict[str, ArrayDescription]:
+        """Returns the description of arrays that are not in this file; see `write_archive_to`."""
+        if "elsewhere" in index:
+            raise ValueError("its arrays are in other files")
+        return {}
 
     def read(self, key: str) -> np.ndarray:
         """Returns an array.
@@ -188,13 +208,17 @@ class Archive:
         Raises:
             DataLossError: A part is corrupt or missing.
         """
-        missing = {_member(key) for key in self.arrays} - set(self._archive.namelist())
+        missing = {_member(key) for key in self._own_keys()} - set(self._archive.namelist())
         with self._decoding():
             if missing:
                 raise ValueError(f"{min(missing)} is missing")
             wrong = self._archive.testzip()
             if wrong is not None:
                 raise ValueError(f"checksum mismatch in {wrong}")
+
+    def _own_keys(self) -> Iterable[str]:
+        """Returns the keys of the arrays that are in this file."""
+        return self.arrays
 
     def _decoding(self) -> contextlib.AbstractContextManager[None]:
         return decoding(

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,22 @@ import numpy as np
 from unison.cells import Cell
 from unison.data.dataset import Dataset
 from unison.eager_fallback import needs_python
+from unison.errors import UnimplementedError
 from unison.lifting import current_lift
 from unison.module import Tracked, tell_waiting
 from unison.runtime.placement import scoped_placement
 from unison.storage import files
+from unison.storage.file_systems import is_remote
 from unison.strategies.default import default_strategy
-from unison.train.archive import SUFFIX, write_archive
+from unison.train.archive import SUFFIX
+from unison.train.archive_content import COUNTER, ArchiveContent
 from unison.train.background import BackgroundWriter
-from unison.train.checkpoint_formats import AnyArchive, open_checkpoint
+from unison.train.checkpoint_formats import (
+    AnyArchive,
+    open_checkpoint,
+    remove_archive_of,
+    remove_folder_of,
+)
 from unison.train.graph import (
     cells_of,
     describe,
@@ -31,9 +39,12 @@ from unison.train.graph import (
     parts_as_tensorflow_names,
     parts_of,
 )
+from unison.train.journal import Arrival
 from unison.train.latest import update_checkpoint_state
 from unison.train.options import CheckpointOptions
+from unison.train.orbax_format import is_orbax_installed, require_orbax
 from unison.train.restoration import Restoration
+from unison.train.sharded_archive import ShardedContent
 from unison.train.shared_path import begin_writing
 from unison.train.snapshot import Snapshot
 from unison.train.status import CheckpointLoadStatus, InitializationOnlyStatus
@@ -45,7 +56,7 @@ logger = logging.getLogger("unison")
 #: The path of the variables in the folder of a saved model; it can be restored, too.
 _OF_A_SAVED_MODEL = os.path.join("variables", "variables")
 
-_COUNTER = "save_counter"
+_ARCHIVE, _ORBAX = _FORMATS = "archive", "orbax"
 
 
 class Checkpoint(Tracked):
@@ -59,10 +70,16 @@ class Checkpoint(Tracked):
     Args:
         root: An object whose parts become the checkpoint's own: `Checkpoint(model)` can be restored
             into `Checkpoint(other_model)`, and into any object with attributes of the same names.
+        format: How it is written: as an `"archive"`, one file that `numpy.load` opens and one
+            process writes; or as `"orbax"`, a folder in Orbax's format into which each process
+            writes its part of the state. Default: `"orbax"` if the workers have variables in parts
+            and Orbax is installed, and `"archive"` otherwise. All formats can be restored,
+            whatever this says.
         objects: The objects to follow, by name.
 
     Raises:
-        ValueError: An object has no state that a checkpoint can follow.
+        ValueError: An object has no state that a checkpoint can follow, or there is no such format.
+        ImportError: Orbax is not installed, and the format is its.
 
     Examples:
         >>> import tempfile, unison
@@ -80,15 +97,27 @@ class Checkpoint(Tracked):
     TF: `tf.train.Checkpoint`.
     """
 
-    def __init__(self, root: Any = None, **objects: Any):
+    def __init__(self, root: Any = None, format: str | None = None, **objects: Any):
+        if format is not None and not isinstance(format, str):
+            objects["format"], format = format, None  # an object of that name
+        if format not in (None, *_FORMATS):
+            raise ValueError(
+                f"A checkpoint's format is one of {', '.join(map(repr, _FORMATS))}, or None. "
+                f"Received: {format!r}"
+            )
+        if format == _ORBAX:
+            require_orbax()
+        self._format = format
         #: A save counts, writes and records its path: only one at a time.
         self._saving = threading.RLock()
         self._background: BackgroundWriter | None = None
         #: The copies of the values of the last asynchronous save, which the next one reuses.
-        self._copies: weakref.WeakKeyDictionary[Cell, np.ndarray] = weakref.WeakKeyDictionary()
-        if _COUNTER in objects:
+        self._copies: weakref.WeakKeyDictionary[Cell, list[np.ndarray]] = (
+            weakref.WeakKeyDictionary()
+        )
+        if COUNTER in objects:
             raise AttributeError(
-                f"A Checkpoint has a {_COUNTER} of its own: give yours another name."
+                f"A Checkpoint has a {COUNTER} of its own: give yours another name."
             )
         named = {} if root is None else {"root": root}
         for name, value in (named | dict(sorted(objects.items()))).items():
@@ -104,12 +133,12 @@ class Checkpoint(Tracked):
     @property
     def save_counter(self) -> Variable:
         """The number of calls of `save`; it numbers the checkpoints, and is saved in them."""
-        if _COUNTER not in vars(self):
+        if COUNTER not in vars(self):
             with scoped_placement(default_strategy().placement):
-                counter = Variable(0, trainable=False, name=_COUNTER, dtype=np.int64)
-            vars(self)[_COUNTER] = counter
+                counter = Variable(0, trainable=False, name=COUNTER, dtype=np.int64)
+            vars(self)[COUNTER] = counter
             tell_waiting(self)
-        return vars(self)[_COUNTER]
+        return vars(self)[COUNTER]
 
     def save(self, file_prefix: str | os.PathLike, options: CheckpointOptions | None = None) -> str:
         """Writes a checkpoint and records it as the latest in its folder.
@@ -208,27 +237,34 @@ class Checkpoint(Tracked):
         options = options or CheckpointOptions()
         begun = time.monotonic()
         with self._saving_alone():
-            writing = begin_writing(path, path + SUFFIX, cells_of(self._root, self._parts))
+            cells = cells_of(self._root, self._parts)
+            is_sharded = self._is_sharded(path, cells)
+            writing = begin_writing(path, path + SUFFIX, cells, is_sharded)
+            if writing.arrival is Arrival.APART and self._format is None:
+                is_sharded = False  # each worker writes all, to a path of its own
             snapshot = Snapshot(self._copies if options.is_async else {})
+            content: ShardedContent | ArchiveContent = ArchiveContent(path, snapshot)
             try:
+                if is_sharded:
+                    content = ShardedContent(writing.writers, snapshot)
                 with writing.reading():
-                    nodes, arrays = describe(self._root, self._parts, snapshot.value_of)
+                    content.take(*describe(self._root, self._parts, content.value_of))
             except BaseException as error:
                 snapshot.forget()
                 writing.fail(error)
                 raise
 
-            def write() -> None:
-                snapshot.finish()
-                write_archive(path, nodes, arrays | _wide(arrays))
-
             def finish() -> None:
                 try:
-                    is_writer = writing.finish(write)
+                    if isinstance(content, ShardedContent):
+                        is_writer = writing.finish_in_parts(path, content)
+                    else:
+                        is_writer = writing.finish(content.write)
                 finally:
                     snapshot.forget()
                 if is_writer:
-                    _log_written(path, arrays, time.monotonic() - begun)
+                    (remove_archive_of if is_sharded else remove_folder_of)(path)
+                    _log_written(path, content, time.monotonic() - begun)
                 if then is not None:
                     then(path, is_writer)
                 for call in options.experimental_write_callbacks or ():
@@ -293,6 +329,20 @@ class Checkpoint(Tracked):
         _ = self.save_counter  # which is restored with the others
         return self.read(save_path, options)
 
+    def _is_sharded(self, path: str, cells: Sequence[Cell]) -> bool:
+        """Whether the workers write a checkpoint of these cells in parts."""
+        spans = [cell for cell in cells if cell.placement.spans_processes]
+        if self._format == _ORBAX:
+            if spans and is_remote(path):
+                raise UnimplementedError(
+                    message=f"Several workers write the parts of a checkpoint into a folder of the "
+                    f"file system that they share. Received: {path}. Mount it, or use "
+                    'Checkpoint(format="archive", ...), which gathers the state in each worker.'
+                )
+            return True
+        is_divided = any(cell.is_divided for cell in spans)
+        return self._format is None and is_divided and not is_remote(path) and is_orbax_installed()
+
     @property
     def _root(self) -> Any:
         """The object of the checkpoint's first node."""
@@ -305,21 +355,14 @@ class Checkpoint(Tracked):
         return own if owner is self else parts_of(owner) | own
 
 
-def _log_written(path: str, arrays: dict[str, np.ndarray], seconds: float) -> None:
-    mebibytes = sum(array.nbytes for array in arrays.values()) / 2**20
+def _log_written(path: str, content: ShardedContent | ArchiveContent, seconds: float) -> None:
     logger.info(
         "checkpoint %s is written: %d variables, %.1f MiB, %.2f s after it was asked for",
         path,
-        len(arrays),
-        mebibytes,
+        content.num_arrays,
+        content.num_bytes / 2**20,
         seconds,
     )
-
-
-def _wide(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the number of checkpoints as a 64-bit integer, also without JAX's 64-bit mode."""
-    counters = (key for key in arrays if key.startswith(f"{_COUNTER}/"))
-    return {key: arrays[key].astype(np.int64) for key in counters}
 
 
 def _require_known_values() -> None:

@@ -1,16 +1,22 @@
-"""Opening a checkpoint of Unison or TensorFlow."""
+"""Opening a checkpoint of Unison, TensorFlow or Orbax, and what they have in common."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 
 from unison.errors import NotFoundError
 from unison.storage import files
+from unison.storage.file_systems import is_remote
+from unison.storage.temporary_folders import temporary_folder
 from unison.train.archive import SUFFIX, Archive
+from unison.train.orbax_archive import OrbaxArchive, is_orbax_folder
 from unison.train.record_archive import RecordArchive
+from unison.train.sharded_archive import INDEX, ShardedArchive
 from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle
 
-AnyArchive = Archive | TensorBundle | RecordArchive
+AnyArchive = Archive | TensorBundle | RecordArchive | OrbaxArchive
 
 #: The number of bytes of a file that identify its format.
 _TAIL = 8
@@ -20,7 +26,7 @@ def open_checkpoint(prefix: str) -> AnyArchive:
     """Opens a checkpoint.
 
     Args:
-        prefix: Its path, without `.index`.
+        prefix: Its path, without `.index`: of a file, or a folder in Orbax's format.
 
     Raises:
         NotFoundError: It does not exist.
@@ -33,6 +39,39 @@ def open_checkpoint(prefix: str) -> AnyArchive:
             if is_tensor_bundle(file.read()):
                 file.seek(0)
                 return TensorBundle(prefix, file.read())
-    except NotFoundError:
-        pass  # for which an archive raises a better error
+    except NotFoundError:  # for which an archive raises a better error
+        if files.exists(os.path.join(prefix, INDEX)):
+            return _opened_folder(prefix)
+        if not is_remote(prefix) and is_orbax_folder(prefix):
+            return OrbaxArchive(prefix)
     return Archive(prefix)
+
+
+def _opened_folder(prefix: str) -> ShardedArchive:
+    if not is_remote(prefix):
+        return ShardedArchive(prefix, prefix)
+    with contextlib.ExitStack() as stack:
+        copy = stack.enter_context(temporary_folder("checkpoint"))
+        files.download(prefix, copy)
+        archive = ShardedArchive(prefix, copy)
+        weakref.finalize(archive, stack.pop_all().close)
+        return archive
+
+
+def remove_checkpoint(prefix: str) -> None:
+    """Deletes a checkpoint that Unison has written, if it exists."""
+    remove_archive_of(prefix)
+    remove_folder_of(prefix)
+
+
+def remove_archive_of(prefix: str) -> None:
+    """Deletes a checkpoint in one file, if it exists."""
+    files.remove(prefix + SUFFIX)
+
+
+def remove_folder_of(prefix: str) -> None:
+    """Deletes a checkpoint in Orbax's format that Unison has written, if it exists."""
+    index = os.path.join(prefix, INDEX)
+    if files.exists(index):
+        files.remove(index)  # first: what is left without it is no checkpoint
+        files.remove_folder(prefix)

@@ -9,6 +9,7 @@ passed it, and reports whether they write together.
 from __future__ import annotations
 
 import collections
+import enum
 import json
 import logging
 import threading
@@ -42,7 +43,21 @@ _WRITES = "unison/writes"
 _REMEMBERED = "unison/remembered writes"
 _FIRST_REMEMBERED = f"{_REMEMBERED}/first"
 
-_TOGETHER, _ALONE = b"together", b"alone"
+_SAME_PATH, _OTHER_PATH = b"same path", b"other path"
+
+
+class Arrival(enum.Enum):
+    """The participation of the processes in a write in which all should take part.
+
+    Attributes:
+        TOGETHER: All do, and name the same path.
+        APART: All do, and some name a path of their own.
+        ALONE: Some do not.
+    """
+
+    TOGETHER = "together"
+    APART = "apart"
+    ALONE = "alone"
 
 
 class Announced(NamedTuple):
@@ -163,28 +178,32 @@ class Journal:
                 announced.append(write.path)
         return announced
 
-    def wait_for_all(self, number: int) -> bool:
+    def wait_for_all(self, number: int) -> Arrival:
         """Waits, in the first process, until all others take part in a write.
 
         Returns:
-            Whether they do; not if one of them has passed it, or has not arrived in time.
+            How they do; `ALONE` if one of them has passed it, or has not arrived in time.
         """
         missing = set(range(1, jax.process_count()))
+        arrival = Arrival.TOGETHER
         begun = time.monotonic()
         with liveness.waiting("a save to which all workers come"):
             while missing:
                 other = min(missing)
-                if self._store.get(f"{_key(number)}/came/{other}", _SECONDS_BETWEEN_LOOKS):
+                came = self._store.get(f"{_key(number)}/came/{other}", _SECONDS_BETWEEN_LOOKS)
+                if came is not None:
                     missing.remove(other)
+                    arrival = Arrival.APART if came == _OTHER_PATH else arrival
                 elif (
                     liveness.passed(begun) & missing
                     or time.monotonic() > begun + process_group.timeout()
                 ):
+                    arrival = Arrival.ALONE
                     break
-        self._store.put(f"{_key(number)}/all", _ALONE if missing else _TOGETHER)
-        return not missing
+        self._store.put(f"{_key(number)}/all", arrival.value.encode())
+        return arrival
 
-    def come(self, path: str) -> tuple[int | None, bool]:
+    def come(self, path: str) -> tuple[int | None, Arrival]:
         """Takes part, in another process, in the first one's next write in which all take part.
 
         Earlier searches end first; all writes before it are skipped.
@@ -193,8 +212,8 @@ class Journal:
             path: The path that this process writes.
 
         Returns:
-            The number of that write, if the first process writes the same path; and whether all
-            have arrived.
+            The number of that write, if the first process writes the same path; and how all take
+            part.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._searches, 2 * _PATIENCE)
@@ -207,12 +226,14 @@ class Journal:
                     number = self._next
                     self._next += 1
                     self._ahead.clear()
-                    self._store.put(f"{_key(number)}/came/{jax.process_index()}", b"1")
-                    is_together = self._is_together(number)
-                    if is_together or write.path == path:
-                        return number if write.path == path else None, is_together
+                    is_same = write.path == path
+                    came = _SAME_PATH if is_same else _OTHER_PATH
+                    self._store.put(f"{_key(number)}/came/{jax.process_index()}", came)
+                    arrival = self._arrival(number)
+                    if is_same or arrival is not Arrival.ALONE:
+                        return number if is_same else None, arrival
                 elif has_passed or time.monotonic() > begun + process_group.timeout():
-                    return None, False
+                    return None, Arrival.ALONE
 
     def _next_gathering(self) -> Announced | None:
         """Advances to the first process's next write with all processes; returns it, if any."""
@@ -222,33 +243,93 @@ class Journal:
             self._next += 1
         return write
 
-    def _is_together(self, number: int) -> bool:
-        """Waits until the first process has reported whether all have arrived."""
+    def _arrival(self, number: int) -> Arrival:
+        """Waits until the first process has reported how all take part."""
         while (told := self._store.get(f"{_key(number)}/all", 0.5)) is None:
             liveness.check()
             if number < self._first_remembered():
-                return False
-        return told == _TOGETHER
+                return Arrival.ALONE
+        return Arrival(told.decode())
 
-    def outcome(self, number: int, path: str) -> dict[str, Any] | None:
+    def outcome(self, number: int, path: str, more_seconds: float = 0.0) -> dict[str, Any] | None:
         """Waits for the end of a write, and returns its outcome; None if it is forgotten.
+
+        Args:
+            number: The write.
+            path: Its path, for messages.
+            more_seconds: Seconds to wait in addition to the timeout.
 
         Raises:
             DeadlineExceededError: The timeout has expired.
         """
-        seconds = process_group.timeout()
+        return self._told(number, "outcome", 0, path, more_seconds)
+
+    def offer(self, number: int, folder: str) -> None:
+        """Tells the others, from the first process, into which folder they write their parts."""
+        self._store.put(f"{_key(number)}/folder", json.dumps({"folder": folder}).encode())
+
+    def offered(self, number: int, path: str) -> str | None:
+        """Waits for that folder, and returns it; None if the write has failed before, or ended.
+
+        Raises:
+            DeadlineExceededError: The timeout has expired.
+        """
+        told = self._told(number, "folder", 0, path)
+        return None if told is None else told["folder"]
+
+    def report_part(self, number: int, outcome: dict[str, Any]) -> None:
+        """Tells the first process how this one's part of a write has ended."""
+        key = f"{_key(number)}/part/{jax.process_index()}"
+        self._store.put(key, json.dumps(outcome).encode())
+
+    def wait_for_parts(
+        self, number: int, path: str, more_seconds: float
+    ) -> dict[int, dict[str, Any]]:
+        """Waits, in the first process, until all others have written their parts.
+
+        Args:
+            number: The write.
+            path: Its path, for messages.
+            more_seconds: Seconds to wait in addition to the timeout.
+
+        Returns:
+            How each has ended, by process.
+
+        Raises:
+            DeadlineExceededError: The timeout has expired.
+            UnavailableError: A process is lost.
+        """
+        return {
+            process: self._told(number, f"part/{process}", process, path, more_seconds) or {}
+            for process in range(1, jax.process_count())
+        }
+
+    def _told(
+        self, number: int, what: str, process: int, path: str, more_seconds: float = 0.0
+    ) -> dict[str, Any] | None:
+        """Waits for what a process tells of a write; None if the write is forgotten, or, of what
+        comes before the outcome, has ended.
+
+        Raises:
+            DeadlineExceededError: The timeout has expired.
+        """
+        seconds = process_group.timeout() + more_seconds
         deadline = time.monotonic() + seconds
-        with liveness.waiting(f"waiting for the first worker to write {path}"):
-            while (told := self._store.get(f"{_key(number)}/outcome", 0.5)) is None:
+        who = f"worker {process}" if process else "the first worker"
+        with liveness.waiting(f"waiting for {who} to write {path}"):
+            while (told := self._store.get(f"{_key(number)}/{what}", 0.5)) is None:
                 liveness.check()
                 if number < self._first_remembered():
                     return None
+                if what == "folder" and self._store.get(f"{_key(number)}/outcome", 0.05):
+                    return None
                 if time.monotonic() > deadline:
                     raise DeadlineExceededError(
-                        message=f"The first worker has begun to write {path}, and has not ended "
-                        f"within {seconds:g} s. It is stuck, or has ended."
+                        message=f"{who[0].upper()}{who[1:]} has begun to write {path}, and has not "
+                        f"ended within {seconds:g} s. It is stuck, or has ended."
                     )
-        return json.loads(told)
+        found: dict[str, Any] = json.loads(told)
+        return found
 
     def _announced_at(self, number: int) -> Announced | None:
         found = self._store.get(f"{_key(number)}/path", 0.05)

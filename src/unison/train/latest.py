@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
@@ -21,6 +21,7 @@ from unison.storage.file_systems import is_remote
 from unison.storage.names import can_be_path
 from unison.train.archive import SUFFIX
 from unison.train.checkpoint_formats import open_checkpoint
+from unison.train.sharded_archive import ShardedArchive
 
 logger = logging.getLogger("unison")
 
@@ -55,7 +56,8 @@ def latest_checkpoint(
     """Returns the path of the latest checkpoint in a folder; None if there is none.
 
     It is read completely for verification. A corrupt one is skipped with a warning, and the
-    previous one is tried.
+    previous one is tried. Of a checkpoint in parts, each process of a job verifies the index only;
+    `CheckpointManager.restore_or_initialize` has them verify a share each, and agree.
 
     Args:
         checkpoint_dir: The folder.
@@ -83,13 +85,17 @@ def agreed_checkpoint(latest: str | None) -> str | None:
         return latest  # without starting JAX
     if process_group.count() == 1:
         return latest
+    if latest is not None:
+        latest = next(_whole_ones(_from(latest), in_shares=True), None)
     name = None if latest is None else os.path.basename(latest)
     names = all_gather_json(name, "Restoring the latest checkpoint")
     if len(set(names)) == 1:
         return latest
     folder = None if latest is None else os.path.dirname(latest)
-    state = None if folder is None else get_checkpoint_state(folder)
-    seen = [] if state is None else [os.path.basename(p) for p in _whole_ones(_newest_first(state))]
+    seen = [
+        os.path.basename(path)
+        for path in _whole_ones(() if latest is None else _from(latest), in_shares=True)
+    ]
     seen_by_all = all_gather_json(seen, "Restoring a checkpoint that all see")
     common = [name for name in seen_by_all[0] if all(name in others for others in seen_by_all)]
     if not common:
@@ -104,11 +110,32 @@ def agreed_checkpoint(latest: str | None) -> str | None:
     return os.path.join(folder or "", common[0])
 
 
-def _whole_ones(paths: Iterator[str]) -> Iterator[str]:
-    """Yields the valid checkpoints; others are skipped with warnings."""
+def _from(latest: str) -> Iterator[str]:
+    """Yields a checkpoint, and the older ones in its folder."""
+    state = get_checkpoint_state(os.path.dirname(latest))
+    paths = list(_newest_first(state)) if state is not None else [latest]
+    yield from paths[paths.index(latest) :] if latest in paths else paths
+
+
+def _whole_ones(paths: Iterable[str], in_shares: bool = False) -> Iterator[str]:
+    """Yields the valid checkpoints; others are skipped with warnings.
+
+    Args:
+        paths: Their paths.
+        in_shares: Whether the processes of the job divide the verification of those that are in
+            parts, and then agree. Otherwise, the processes of a job only look whether these are
+            complete: each would read what no host can hold.
+    """
+    is_alone = not (jax.distributed.is_initialized() or process_group.is_elastic())
     for path in paths:
         try:
-            open_checkpoint(path).verify()
+            archive = open_checkpoint(path)
+            if not isinstance(archive, ShardedArchive) or is_alone:
+                archive.verify()
+            elif in_shares:
+                archive.verify(process_group.index(), process_group.count())
+            else:
+                archive.verify_index()
         except OpError as error:
             logger.warning("Skipping checkpoint %s: %s", path, error)
         else:
@@ -223,9 +250,9 @@ def _newest_first(state: CheckpointState) -> Iterator[str]:
     yield from known
     folder, name = os.path.split(latest)
     stem, _, number = name.rpartition("-")
-    pattern = re.compile(re.escape(stem) + r"-(\d+)" + re.escape(SUFFIX))
+    pattern = re.compile(re.escape(stem) + rf"-(\d+)({re.escape(SUFFIX)})?")  # a file, a folder
     found = filter(None, map(pattern.fullmatch, files.names_in(folder)))
-    numbers = sorted((int(match[1]) for match in found), reverse=True)
+    numbers = sorted({int(match[1]) for match in found}, reverse=True)
     for other in numbers:
         path = os.path.join(folder, f"{stem}-{other}")
         if path not in known and number.isdigit() and other < int(number):

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unison.storage import atomic, files
-from unison.train.archive import SUFFIX
+from unison.storage import atomic
 from unison.train.checkpoint import Checkpoint
+from unison.train.checkpoint_formats import remove_checkpoint
 from unison.train.latest import (
     agreed_checkpoint,
     get_checkpoint_state,
@@ -223,5 +223,5 @@ class CheckpointManager:
             if self._hours and written - self._hours * _SECONDS_AN_HOUR >= self._last_preserved:
                 self._last_preserved = written
             elif is_writer:
-                files.remove(path + SUFFIX)
+                remove_checkpoint(path)
         return excess > 0

@@ -16,7 +16,7 @@ from unison.storage.decoding import decoding
 from unison.train.checkpoint_formats import AnyArchive
 from unison.train.graph import Parts, announce_new_parts, has_state, is_variable, settle
 from unison.train.structures import decode_structure
-from unison.train.values import assign, check_fits
+from unison.train.values import assign, check_fits, read_for
 
 logger = logging.getLogger("unison")
 
@@ -135,7 +135,10 @@ class Restoration:
                 states[number] = owner
         if not self.bound and len(variables) + len(states) < len(self.report.unused):
             archive.verify()  # values that are restored later must not turn out to be corrupt then
-        arrays = {number: archive.read(str(nodes[number].variable)) for number in variables}
+        arrays = {
+            number: read_for(variable, archive, str(nodes[number].variable))
+            for number, variable in variables.items()
+        }
         with decoding(f"Checkpoint {archive.prefix}", "Restore another one."):
             contents = {n: decode_structure(nodes[n].state["value"], archive.read) for n in states}
         # States first: an object may reject its state, and then nothing is changed.

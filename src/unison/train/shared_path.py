@@ -6,6 +6,9 @@ outcomes, in a journal that all of them see. If values have to be gathered (`ON_
 rows of a sharded optimizer), all processes synchronize first. If the others do not arrive, as in
 `if rank == 0: model.save(path)`, a process saves its own copies.
 
+State that is not gathered is written in parts: into one folder, which the first process has made
+and publishes when all have written into it.
+
 The processes may share a file system, or have separate ones: a process that does not find the
 first one's file writes it, too.
 """
@@ -18,6 +21,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
 
@@ -26,10 +30,11 @@ from unison.cells import Cell, Layout, own_copies
 from unison.errors import FailedPreconditionError, OpError, UnknownError
 from unison.runtime import process_group
 from unison.runtime.coordination import CoordinationStore
-from unison.storage import files
+from unison.runtime.elastic.lifecycle import happened
+from unison.storage import atomic, files
 from unison.storage.file_systems import is_remote
 from unison.thread_local import ThreadLocal
-from unison.train.journal import Journal
+from unison.train.journal import Arrival, Journal
 
 logger = logging.getLogger("unison")
 
@@ -37,6 +42,10 @@ logger = logging.getLogger("unison")
 _SEEN_WITHIN = 10.0
 
 _SECONDS_BETWEEN_LOOKS = 0.02
+
+#: The multiple of the seconds that a process's own part took for which it waits for the others,
+#: after the timeout.
+_PATIENCE = 10.0
 
 #: Whether the thread is writing what the processes have agreed on.
 _is_writing = ThreadLocal(False)
@@ -48,14 +57,40 @@ _has_warned = False
 _own_folders: set[str] = set()
 
 
+class Parts(Protocol):
+    """The parts that processes write together.
+
+    Attributes:
+        last: The name of the file without which readers ignore the folder.
+    """
+
+    last: str
+
+    def write(self, folder: str) -> None:
+        """Writes this process's part into a folder."""
+
+    def complete(self, folder: str) -> None:
+        """Writes what belongs to all parts, when all are written."""
+
+
 class Writing:
     """A write of this process, whatever the others do.
 
     Attributes:
-        is_alone: Whether the others, which have their own copies, have not arrived.
+        arrival: How the processes take part, if all should.
     """
 
-    is_alone = False
+    arrival: Arrival | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the others, which have their own copies, have not arrived."""
+        return self.arrival is Arrival.ALONE
+
+    @property
+    def writers(self) -> Sequence[int]:
+        """The processes that write parts; see `finish_in_parts`."""
+        return [jax.process_index()]
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which the values to be written are read."""
@@ -68,6 +103,19 @@ class Writing:
             Whether this process wrote, and manages the other files of the folder.
         """
         write()
+        return True
+
+    def finish_in_parts(self, path: str, parts: Parts) -> bool:
+        """Writes this process's part into a folder that appears at `path` with all parts.
+
+        Returns:
+            Whether this process manages the other files of the parent folder.
+
+        Raises:
+            FailedPreconditionError: A process does not see the first process's folder.
+            UnavailableError: A process is lost.
+        """
+        _write_alone(path, parts)
         return True
 
     def fail(self, error: BaseException) -> None:
@@ -83,8 +131,13 @@ class _Passing(Writing):
     def finish(self, write: Callable[[], None]) -> bool:
         return False
 
+    def finish_in_parts(self, path: str, parts: Parts) -> bool:
+        return False
 
-def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
+
+def begin_writing(
+    path: str, visible: str, cells: Sequence[Cell], in_parts: bool = False
+) -> Writing:
     """Agrees with the other processes on who writes, as far as necessary.
 
     A write inside another write (see `finish`) needs no agreement of its own.
@@ -93,6 +146,8 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
         path: The path that the caller of this process has given.
         visible: The file whose existence shows the others that it is written.
         cells: The state to be written.
+        in_parts: Whether all processes take part, since each writes a part of what they have in
+            common.
 
     Raises:
         FailedPreconditionError: The others do not save, and each has a shard of the state.
@@ -105,26 +160,28 @@ def begin_writing(path: str, visible: str, cells: Sequence[Cell]) -> Writing:
         return Writing()
     place = _absolute(path)
     journal = _journal(CoordinationStore().service)
-    gathered = [cell for cell in spread if cell.layout in (Layout.LOCAL, Layout.SHARDED)]
+    divided = [cell for cell in spread if cell.layout in (Layout.LOCAL, Layout.SHARDED)]
+    takes_all = in_parts or bool(divided)
     # Writes are announced, and looked up, in the order of the program, in any thread.
     writing: Writing
     if jax.process_index() == 0:
-        writing = first = _First(journal, place, visible, bool(gathered))
+        writing = first = _First(journal, place, visible, takes_all)
         try:
-            if gathered and not journal.wait_for_all(first.number):
-                writing.is_alone = True
-                _check_own_parts(path, gathered)
+            if takes_all:
+                writing.arrival = journal.wait_for_all(first.number)
+            if writing.is_alone:
+                _check_own_parts(path, divided)
         except BaseException as error:
             writing.fail(error)
             raise
         return writing
-    if not gathered:
+    if not takes_all:
         return _Later(journal, place, visible)
-    number, is_together = journal.come(place)
+    number, arrival = journal.come(place)
     writing = Writing() if number is None else _Later(journal, place, visible, number)
-    if not is_together:
-        writing.is_alone = True
-        _check_own_parts(path, gathered, is_writer=number is None)
+    writing.arrival = arrival
+    if writing.is_alone:
+        _check_own_parts(path, divided, is_writer=number is None)
     return writing
 
 
@@ -142,7 +199,7 @@ def _check_own_parts(path: str, cells: Sequence[Cell], is_writer: bool = True) -
             "of which each worker has a shard. Let every worker call save, with the same path or "
             "each with its own."
         )
-    if is_writer and not _has_warned:
+    if is_writer and cells and not _has_warned:
         _has_warned = True
         logger.warning(
             "Worker %d saves %s alone, since the other workers do not save. It holds this worker's "
@@ -180,8 +237,32 @@ class _First(Writing):
         self._journal.tell(self.number, outcome)
         return True
 
+    @property
+    def writers(self) -> Sequence[int]:
+        return _writers(self.arrival)
+
+    def finish_in_parts(self, path: str, parts: Parts) -> bool:
+        self._visible = os.path.join(path, parts.last)
+        return self.finish(functools.partial(self._write_parts, path, parts))
+
+    def _write_parts(self, path: str, parts: Parts) -> None:
+        if self.arrival is not Arrival.TOGETHER:
+            _write_alone(path, parts)
+            return
+        begun = time.monotonic()
+        with atomic.replacing_folder(path, parts.last) as folder:
+            self._journal.offer(self.number, os.path.basename(folder))
+            parts.write(folder)
+            # The others may have more to write, or share a slower disk.
+            own_seconds = time.monotonic() - begun
+            told = self._journal.wait_for_parts(self.number, path, _PATIENCE * own_seconds)
+            for process, outcome in told.items():
+                _raise_failure(outcome, path, f"Worker {process}")
+            parts.complete(folder)
+            happened("checkpoint")
+
     def fail(self, error: BaseException) -> None:
-        self._journal.tell(self.number, {"error": [type(error).__name__, str(error)]})
+        self._journal.tell(self.number, _failure(error))
 
 
 class _Later(Writing):
@@ -204,17 +285,81 @@ class _Later(Writing):
             number = self._journal.find(self._path, self._search)
         if number is not None:
             outcome = self._journal.outcome(number, self._path)
-            if outcome is not None and "error" in outcome:
-                name, message = outcome["error"]
-                raise _raised_there(name, message, self._path)
+            if outcome is not None:
+                _raise_failure(outcome, self._path)
             if outcome is not None and _appears(self._visible, outcome["identity"]):
                 return False
         _write(write)
         return True
 
+    @property
+    def writers(self) -> Sequence[int]:
+        return _writers(self.arrival)
+
+    def finish_in_parts(self, path: str, parts: Parts) -> bool:
+        number = self._number
+        assert number is not None  # since all take part
+        if self.arrival is not Arrival.TOGETHER:
+            self._visible = os.path.join(path, parts.last)
+            return self.finish(functools.partial(_write_alone, path, parts))
+        begun = time.monotonic()
+        name = self._journal.offered(number, path)
+        if name is not None:
+            self._write_part(number, os.path.join(os.path.dirname(self._path), name), parts)
+        own_seconds = time.monotonic() - begun
+        outcome = self._journal.outcome(number, path, _PATIENCE * own_seconds)
+        if outcome is not None:
+            _raise_failure(outcome, path)
+            _appears(os.path.join(path, parts.last), outcome["identity"])
+        return False
+
+    def _write_part(self, number: int, folder: str, parts: Parts) -> None:
+        """Writes this process's part, and reports how that has ended."""
+        outcome = {}
+        try:
+            _await_folder(folder)
+            with _is_writing.bound_to(True):
+                parts.write(folder)
+        except BaseException as error:
+            outcome = _failure(error)
+            raise
+        finally:
+            self._journal.report_part(number, outcome)
+
     def fail(self, error: BaseException) -> None:
         if self._search is not None:
             self._journal.leave(self._search)
+        if self.arrival is Arrival.TOGETHER and self._number is not None:
+            self._journal.report_part(self._number, _failure(error))
+
+
+def _write_alone(path: str, parts: Parts) -> None:
+    with atomic.replacing_folder(path, parts.last) as folder:
+        parts.write(folder)
+        parts.complete(folder)
+        happened("checkpoint")
+
+
+def _writers(arrival: Arrival | None) -> Sequence[int]:
+    return range(jax.process_count()) if arrival is Arrival.TOGETHER else [jax.process_index()]
+
+
+def _await_folder(folder: str) -> None:
+    """Waits until this process sees the folder of the first process.
+
+    Raises:
+        FailedPreconditionError: It does not.
+    """
+    deadline = time.monotonic() + _SEEN_WITHIN
+    while not os.path.isdir(folder):
+        if time.monotonic() > deadline:
+            raise FailedPreconditionError(
+                message=f"Worker {jax.process_index()} does not see {folder}, into which the first "
+                "worker writes. State that is divided over the workers is saved into a folder that "
+                'all of them share. Use one, or Checkpoint(format="archive", ...), which gathers '
+                "the state in each worker."
+            )
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 @functools.lru_cache(maxsize=1)
@@ -251,8 +396,20 @@ def _appears(path: str, identity: str | None) -> bool:
     return True
 
 
-def _raised_there(name: str, message: str, path: str) -> OpError:
+def _failure(error: BaseException) -> dict[str, Any]:
+    """Returns the outcome of a write that failed, for `_raise_failure`."""
+    return {"error": [type(error).__name__, str(error)]}
+
+
+def _raise_failure(outcome: dict[str, Any], path: str, who: str = "The first worker") -> None:
+    """Raises the error of another process's write, if it failed."""
+    if "error" in outcome:
+        name, message = outcome["error"]
+        raise _raised_there(name, message, path, who)
+
+
+def _raised_there(name: str, message: str, path: str, who: str = "The first worker") -> OpError:
     kind = getattr(errors, name, UnknownError)
     if not (isinstance(kind, type) and issubclass(kind, OpError)):
         kind = UnknownError
-    return kind(message=f"The first worker could not write {path}: {name}: {message}")
+    return kind(message=f"{who} could not write {path}: {name}: {message}")

@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from unison.cells import Cell, Layout, own_parts
+from unison.train.chunk_plan import Region, region_of
 
 logger = logging.getLogger("unison")
 
@@ -93,7 +94,7 @@ class Snapshot(_Copies):
             cells that are not in this snapshot are removed.
     """
 
-    def __init__(self, copies: MutableMapping[Cell, np.ndarray]):
+    def __init__(self, copies: MutableMapping[Cell, list[np.ndarray]]):
         super().__init__()
         self._last = dict(copies)
         self._copies = copies
@@ -111,15 +112,39 @@ class Snapshot(_Copies):
             return cell.numpy()  # which needs the other processes, which all take part now
         cell.require_common_value()
         stored, aval = cell.stored(), cell.aval
-        value = self._last.get(cell)
-        if value is None or (value.shape, value.dtype) != (aval.shape, aval.dtype):
-            value = _new_array(aval.shape, aval.dtype)
-        self._copies[cell] = value
+        (value,) = self._memory_for(cell, [aval.shape], aval.dtype)
         is_local = cell.layout is Layout.LOCAL
         source = stored if is_local or cell.is_divided else stored.addressable_data(0)
         copy = functools.partial(_copy_whole, cell, value)
         self._copy_later(cell, source, copy, is_sent=not is_local)
         return value
+
+    def regions_of(self, cell: Cell, regions: Sequence[Region]) -> list[np.ndarray]:
+        """Returns arrays that hold regions of a cell's array once `finish` has returned.
+
+        Args:
+            cell: A cell of equal copies, or of one that is divided over the devices.
+            regions: The regions; each is inside the part of one of this process's devices.
+
+        Raises:
+            RuntimeError: A program that failed, or is still running, took the value.
+        """
+        stored = cell.stored()
+        shapes = [tuple(end - begin for begin, end in region) for region in regions]
+        copies = self._memory_for(cell, shapes, np.dtype(stored.dtype))
+        if regions:
+            self._copy_later(cell, stored, functools.partial(_copy_regions, regions, copies))
+        return copies
+
+    def _memory_for(
+        self, cell: Cell, shapes: Sequence[tuple[int, ...]], dtype: np.dtype
+    ) -> list[np.ndarray]:
+        """Returns arrays for the copies of a cell: those of the last snapshot, if they fit."""
+        copies = self._last.get(cell, [])
+        if [(copy.shape, copy.dtype) for copy in copies] != [(shape, dtype) for shape in shapes]:
+            copies = [_new_array(shape, dtype) for shape in shapes]
+        self._copies[cell] = copies
+        return copies
 
 
 class PartsSnapshot(_Copies):
@@ -198,6 +223,31 @@ def _copy_whole(cell: Cell, value: np.ndarray, source: jax.Array) -> None:
             value[shard.index] = _host_view(shard.data)
     else:
         value[...] = _host_view(source)
+
+
+def _copy_regions(
+    regions: Sequence[Region], copies: Sequence[np.ndarray], source: jax.Array
+) -> None:
+    parts = {
+        region_of(shard.index, source.shape): shard.data for shard in source.addressable_shards
+    }
+    views: dict[Region, np.ndarray] = {}
+    for region, copy in zip(regions, copies, strict=True):
+        around = next(part for part in parts if _is_inside(region, part))
+        if around not in views:
+            views[around] = _host_view(parts[around])
+        index = (
+            slice(begin - first, end - first)
+            for (begin, end), (first, _) in zip(region, around, strict=True)
+        )
+        copy[...] = views[around][tuple(index)]
+
+
+def _is_inside(region: Region, other: Region) -> bool:
+    return all(
+        first <= begin and end <= last
+        for (begin, end), (first, last) in zip(region, other, strict=True)
+    )
 
 
 def _copy_parts(parts: Sequence[np.ndarray], source: jax.Array) -> None:

@@ -9,10 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.cells import has_cell
+from unison.cells import Cell, has_cell
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_dtype
+from unison.train.checkpoint_formats import AnyArchive
+from unison.train.chunk_plan import region_of
+from unison.train.orbax_archive import OrbaxArchive
 from unison.train.record_archive import StoredParts
+from unison.train.sharded_archive import ShardedArchive
 from unison.variables import Variable
 
 
@@ -44,6 +48,35 @@ def check_fits(variable: Any, shape: tuple[int, ...], dtype: np.dtype, where: st
         )
 
 
+def read_for(variable: Any, archive: AnyArchive, key: str) -> np.ndarray | StoredParts:
+    """Returns the value of a variable in a checkpoint, for `assign`.
+
+    Of a variable that is divided over the devices, only the parts on this process's are read, if
+    the checkpoint is in parts, too.
+
+    Raises:
+        DataLossError: What is read is corrupt.
+        InvalidArgumentError: The value is an integer that the variable's dtype cannot hold.
+    """
+    is_deferred = getattr(variable, "_initializer", None) is not None
+    if not isinstance(archive, ShardedArchive | OrbaxArchive) or is_deferred:
+        return archive.read(key)
+    cell = variable.cell if has_cell(variable) else None
+    if type(cell) is not Cell or not cell.has_value or not cell.is_divided:
+        return archive.read(key)
+    stored = cell.stored()
+    regions = list(
+        dict.fromkeys(region_of(shard.index, stored.shape) for shard in stored.addressable_shards)
+    )
+    parts = archive.read_regions(key, regions)
+    dtype = np.dtype(stored.dtype)
+    if dtype != parts[0].dtype:
+        for part in parts:
+            _check_range(variable, part, dtype)
+        parts = [part.astype(dtype) for part in parts]
+    return StoredParts(cell.stored_form, parts)
+
+
 def assign(variable: Any, value: np.ndarray | StoredParts) -> None:
     """Assigns `value` from outside the replicas, also while a program is traced.
 
@@ -63,7 +96,7 @@ def assign(variable: Any, value: np.ndarray | StoredParts) -> None:
             return
         (value,) = value.parts  # a variable without devices has no parts yet
     dtype = jnp.dtype(variable.dtype)
-    if dtype != value.dtype and np.issubdtype(dtype, np.integer):
+    if dtype != value.dtype:
         _check_range(variable, value, dtype)
     with jax.ensure_compile_time_eval():
         array = jnp.asarray(value, dtype=dtype)
@@ -79,7 +112,7 @@ def assign(variable: Any, value: np.ndarray | StoredParts) -> None:
 
 
 def _check_range(variable: Any, value: np.ndarray, dtype: np.dtype) -> None:
-    if not np.array_equal(value.astype(dtype), value):
+    if np.issubdtype(dtype, np.integer) and not np.array_equal(value.astype(dtype), value):
         raise InvalidArgumentError(
             message=f"Variable {variable.name!r} of dtype {dtype} cannot hold its value in the "
             f"checkpoint, {value} of dtype {value.dtype}. Set jax_enable_x64."

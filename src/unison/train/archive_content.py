@@ -1,0 +1,61 @@
+"""The content of a checkpoint in one file, as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from unison.cells import Cell
+from unison.train.archive import Node, write_archive
+from unison.train.snapshot import Snapshot
+
+#: The name of the number of checkpoints, in a `Checkpoint`.
+COUNTER = "save_counter"
+
+
+class ArchiveContent:
+    """The graph and the arrays of a checkpoint in one file.
+
+    Its `value_of` is passed to `describe`, and `take` takes what that returns.
+
+    Args:
+        path: The checkpoint's path.
+        snapshot: Copies the values.
+    """
+
+    def __init__(self, path: str, snapshot: Snapshot):
+        self._path = path
+        self._snapshot = snapshot
+        self._nodes: Sequence[Node] = ()
+        self._arrays: Mapping[str, np.ndarray] = {}
+
+    def value_of(self, cell: Cell) -> np.ndarray:
+        """Returns the array with the value of a cell; see `Snapshot.value_of`."""
+        return self._snapshot.value_of(cell)
+
+    def take(self, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes the graph; `write` writes its arrays as they are then."""
+        self._nodes, self._arrays = nodes, arrays
+
+    def write(self) -> None:
+        """Writes the file."""
+        self._snapshot.finish()
+        write_archive(self._path, self._nodes, with_wide_counter(self._arrays))
+
+    @property
+    def num_arrays(self) -> int:
+        return len(self._arrays)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays.values())
+
+
+def with_wide_counter(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns arrays with the number of checkpoints as a 64-bit integer.
+
+    It is one also without JAX's 64-bit mode, so that a program with that can restore it.
+    """
+    counters = (key for key in arrays if key.startswith(f"{COUNTER}/"))
+    return {**arrays, **{key: arrays[key].astype(np.int64) for key in counters}}

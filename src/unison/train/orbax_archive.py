@@ -1,0 +1,107 @@
+"""Checkpoints of other programs in Orbax's format, read as checkpoints are.
+
+Every level of the tree is an object, and every array a variable: `Checkpoint(params={"w": weight})`
+restores the array at `params`, `w`. A step that Orbax's `CheckpointManager`, Flax or MaxText has
+written is a folder of such trees, one for each item; it is a tree with the items' names on top,
+unless its only item has Orbax's own name for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from unison.errors import NotFoundError
+from unison.storage.decoding import decoding
+from unison.train.archive import ArrayDescription, Node
+from unison.train.chunk_plan import Region, whole_region
+from unison.train.orbax_format import METADATA, TreeReader
+from unison.train.sharded_archive import INDEX
+
+#: The name of the only item that a program saves with Orbax's `CheckpointManager`.
+_DEFAULT_ITEM = "default"
+
+
+def is_orbax_folder(folder: str) -> bool:
+    """Whether a local folder is a tree in Orbax's format, or a step of such trees."""
+    return next(_trees_in(folder), None) is not None
+
+
+def _trees_in(folder: str) -> Iterator[str]:
+    """Yields the names of the folders with trees: the folder itself, or those in it."""
+    if os.path.isfile(os.path.join(folder, METADATA)):
+        yield ""
+    elif os.path.isdir(folder):
+        for name in sorted(os.listdir(folder)):
+            if os.path.isfile(os.path.join(folder, name, METADATA)):
+                yield name
+
+
+class OrbaxArchive:
+    """A checkpoint of another program, with the interface of `Archive`.
+
+    Its bytes have no checksums.
+
+    Args:
+        prefix: The path of its folder, which is local.
+
+    Raises:
+        DataLossError: It is corrupt.
+        ImportError: Orbax is not installed.
+    """
+
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+        self.nodes = [Node()]
+        self.arrays: dict[str, ArrayDescription] = {}
+        self._places: dict[str, tuple[TreeReader, tuple[str, ...]]] = {}
+        with self._decoding():
+            names = list(_trees_in(prefix))
+            for name in names:
+                reader = TreeReader(os.path.join(prefix, name) if name else prefix)
+                if not reader.is_foreign:
+                    raise ValueError(f"its index, {INDEX}, is missing")
+                above = () if names == [name] and name in ("", _DEFAULT_ITEM) else (name,)
+                for path, description in reader.arrays.items():
+                    key = "/".join((*above, *path))
+                    self._node_at((*above, *path)).variable = key
+                    self.arrays[key] = description
+                    self._places[key] = reader, path
+
+    def _node_at(self, path: tuple[str, ...]) -> Node:
+        """Returns the node at a path, which is created if it is not there."""
+        node = self.nodes[0]
+        for name in path:
+            if name not in node.children:
+                node.children[name] = len(self.nodes)
+                self.nodes.append(Node())
+            node = self.nodes[node.children[name]]
+        return node
+
+    def read(self, key: str) -> np.ndarray:
+        """Returns an array; see `Archive.read`."""
+        if key not in self.arrays:
+            raise NotFoundError(
+                message=f"Checkpoint {self.prefix} has no array {key!r}. It has: "
+                f"{', '.join(sorted(self.arrays))}"
+            )
+        (whole,) = self.read_regions(key, [whole_region(self.arrays[key].shape)])
+        return whole
+
+    def read_regions(self, key: str, regions: Sequence[Region]) -> list[np.ndarray]:
+        """Returns regions of an array."""
+        reader, path = self._places[key]
+        with self._decoding():
+            reading = [reader.start_reading(path, region) for region in regions]
+            return [future.result() for future in reading]
+
+    def verify(self) -> None:
+        """Reads everything, a part at a time: there are no checksums to be verified."""
+        for key in self.arrays:
+            self.read(key)
+
+    def _decoding(self) -> contextlib.AbstractContextManager[None]:
+        return decoding(f"Checkpoint {self.prefix} of Orbax", "Restore another one.")

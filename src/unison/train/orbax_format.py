@@ -1,0 +1,292 @@
+"""Orbax's checkpoint format: a tree of arrays in Zarr chunks, in an OCDBT database of TensorStore.
+
+Each process writes its chunks into a database of its own, `ocdbt.process_N`. Then one process
+has Orbax write the tree's description, `_METADATA`, and a database that refers to all of them.
+TensorStore writes the chunks: they are NumPy arrays, of which Orbax writes one process's only.
+
+Sources: `orbax.checkpoint.PyTreeCheckpointHandler`; TensorStore's drivers `zarr` and `ocdbt`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from unison.storage.decoding import dtype_named, plain_dict, plain_text, shape_of
+from unison.storage.file_systems import named_errors
+from unison.train.archive import ArrayDescription
+from unison.train.chunk_plan import ChunkGrid, Region, slices_of
+
+#: The file with the description of a tree of arrays.
+METADATA = "_METADATA"
+
+#: In the description of what Unison has written, which is no checkpoint without its index.
+_MADE_BY_UNISON = {"writer": "unison"}
+
+#: Of values that are not arrays: text, None and empty containers.
+_NO_ARRAYS = {"string", "None", "Dict", "List", "Tuple", "NamedTuple", "empty_node"}
+
+#: The settings that Orbax's databases must agree on.
+_DATABASE = {
+    "max_inline_value_bytes": 1024,
+    "max_decoded_node_bytes": 100_000_000,
+    "manifest_kind": "single",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnChunks:
+    """The chunks of an array that a process writes; to JAX and Orbax, a leaf of a tree.
+
+    Attributes:
+        grid: All chunks of the array.
+        chunks: Those of the process, by number.
+    """
+
+    grid: ChunkGrid
+    chunks: Mapping[int, np.ndarray]
+
+
+def is_orbax_installed() -> bool:
+    """Whether checkpoints can be written in this format."""
+    import importlib.util
+
+    return importlib.util.find_spec("orbax") is not None and (
+        importlib.util.find_spec("orbax.checkpoint") is not None
+    )
+
+
+def require_orbax() -> ModuleType:
+    """Returns Orbax.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        raise ImportError(
+            "Checkpoints in Orbax's format need Orbax: pip install 'unison[orbax]'. "
+            'Checkpoint(format="archive", ...) does without.'
+        ) from error
+    return orbax.checkpoint
+
+
+def can_be_written(dtype: np.dtype) -> bool:
+    """Whether arrays of a dtype can be in this format."""
+    require_orbax()
+    import tensorstore
+
+    try:
+        tensorstore.dtype(dtype.name)
+    except (TypeError, ValueError):
+        return False
+    return dtype.kind not in "OSU"
+
+
+class TreeWriter:
+    """Writes a tree of arrays into a folder.
+
+    Args:
+        folder: The folder, which all processes that write have in common.
+        process: The number of this process.
+
+    Raises:
+        ImportError: Orbax is not installed.
+    """
+
+    def __init__(self, folder: str, process: int):
+        orbax = require_orbax()
+        self._folder = os.path.abspath(folder)
+        self._database = os.path.join(self._folder, f"ocdbt.process_{process}", "")
+        self._context = orbax.type_handlers.get_ts_context(use_ocdbt=True)
+
+    def write(self, arrays: Mapping[tuple[str, ...], OwnChunks]) -> None:
+        """Writes this process's chunks.
+
+        Args:
+            arrays: The arrays' chunks, by the arrays' paths in the tree. No array is empty.
+
+        Raises:
+            OpError: They cannot be written.
+        """
+        import tensorstore
+
+        own = {".".join(path): value for path, value in arrays.items() if value.chunks}
+        with named_errors(self._folder):
+            opening = {
+                name: tensorstore.open(self._spec(name, value.grid), context=self._context)
+                for name, value in own.items()
+            }
+            writing = [
+                opening[name]
+                .result()[slices_of(value.grid.region(number))]
+                .write(chunk, can_reference_source_data_indefinitely=True)
+                for name, value in own.items()
+                for number, chunk in value.chunks.items()
+            ]
+            for written in writing:
+                written.result()
+
+    def _spec(self, name: str, grid: ChunkGrid) -> dict[str, Any]:
+        return {
+            "driver": "zarr",
+            "kvstore": {
+                "driver": "ocdbt",
+                # Nobody reads these files before they are complete, except for the manifest.
+                "base": {
+                    "driver": "file",
+                    "path": self._database,
+                    "file_io_locking": {"mode": "non_atomic"},
+                },
+                "manifest": {"driver": "file", "path": self._database},
+                "path": name,
+                "config": _DATABASE,
+                "assume_config": True,
+                "cache_pool": "cache_pool#ocdbt",
+            },
+            "metadata": {"shape": grid.shape, "chunks": grid.chunk, "compressor": None},
+            "dtype": grid.dtype.name,
+            "create": True,
+            "open": True,
+            "recheck_cached_metadata": False,
+            "recheck_cached_data": False,
+            "store_data_equal_to_fill_value": True,
+        }
+
+    def complete(self, paths: Iterable[tuple[str, ...]], process: int) -> None:
+        """Describes the tree and joins the databases, after all processes have written theirs.
+
+        Args:
+            paths: The paths of the arrays in the tree.
+            process: The number of this process among JAX's.
+        """
+        from etils import epath  # of which Orbax takes paths
+
+        orbax = require_orbax()
+        folder = epath.Path(self._folder)
+        handlers = orbax.type_handlers
+        handler = orbax.PyTreeCheckpointHandler(
+            type_handler_registry=handlers.create_type_handler_registry(
+                (_Written, _handler_of_written(orbax)),
+                # Of this one Orbax only asks which files it writes beside the arrays: none.
+                (jax.Array, handlers.ArrayHandler(array_metadata_store=None)),
+            ),
+            multiprocessing_options=orbax.options.MultiprocessingOptions(primary_host=process),
+        )
+        with named_errors(self._folder):
+            saved = orbax.args.PyTreeSave(_nested(paths), custom_metadata=_MADE_BY_UNISON)
+            handler.save(folder, args=saved)
+            handler.finalize(folder)
+
+
+class _Written:
+    """An array that is written already: a leaf of a tree."""
+
+
+def _handler_of_written(orbax: Any) -> Any:
+    """Returns Orbax's handler of such arrays, which others read as NumPy arrays by default."""
+
+    class Handler(orbax.type_handlers.TypeHandler):
+        def typestr(self) -> str:
+            return "np.ndarray"
+
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> Sequence[Any]:
+            return []
+
+        async def metadata(self, infos: Any) -> Sequence[Any]:
+            raise NotImplementedError  # Orbax calls it, and the next, to read
+
+        async def deserialize(self, infos: Any, args: Any = None) -> Sequence[Any]:
+            raise NotImplementedError
+
+    return Handler()
+
+
+def _nested(paths: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path in paths:
+        folder = tree
+        for name in path[:-1]:
+            folder = folder.setdefault(name, {})
+        folder[path[-1]] = _Written()
+    return tree
+
+
+class TreeReader:
+    """The arrays of a tree in a local folder, of Unison's or of other programs' that use Orbax.
+
+    Args:
+        folder: The folder.
+
+    Attributes:
+        arrays: The description of every array, by its path in the tree.
+        is_foreign: Whether another program has written it.
+
+    Raises:
+        ImportError: Orbax is not installed.
+        ValueError: The folder is not in this format.
+    """
+
+    def __init__(self, folder: str):
+        self._orbax = require_orbax()
+        self._folder = os.path.abspath(folder)
+        with open(os.path.join(folder, METADATA), "rb") as file:
+            metadata = plain_dict(json.load(file))
+        self.is_foreign = metadata.get("custom_metadata") != _MADE_BY_UNISON
+        self._is_database = bool(metadata.get("use_ocdbt", True))
+        self._driver = "zarr3" if metadata.get("use_zarr3", False) else "zarr"
+        self._context = self._orbax.type_handlers.get_ts_context(use_ocdbt=self._is_database)
+        paths = list(_paths_of_arrays(metadata))
+        opened = [(path, self._open(".".join(path))) for path in paths]
+        self._stores = {path: store.result() for path, store in opened}
+        self.arrays = {
+            path: ArrayDescription(
+                shape_of(list(store.shape)), dtype_named(store.dtype.numpy_dtype.name)
+            )
+            for path, store in self._stores.items()
+        }
+
+    def _open(self, name: str) -> Any:
+        """Returns the future of the array with a name in the folder."""
+        import tensorstore
+
+        base: dict[str, Any] = {"driver": "file", "path": f"{self._folder}/"}
+        if self._is_database:
+            place = {
+                "driver": "ocdbt", "base": base, "path": name, "cache_pool": "cache_pool#ocdbt"
+            }  # fmt: skip
+        elif os.sep in name or name in ("", os.curdir, os.pardir):
+            raise ValueError(f"{name!r} is not the name of an array")
+        else:
+            place = {**base, "path": f"{self._folder}/{name}/"}
+        return tensorstore.open(
+            {"driver": self._driver, "kvstore": place},
+            open=True,
+            read=True,
+            context=self._context,
+        )
+
+    def start_reading(self, path: tuple[str, ...], region: Region) -> Any:
+        """Returns the future of a region of an array."""
+        return self._stores[path][slices_of(region)].read(order="C")
+
+
+def _paths_of_arrays(metadata: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of a tree's arrays.
+
+    Raises:
+        ValueError: The description is invalid.
+    """
+    for entry in plain_dict(metadata["tree_metadata"]).values():
+        value = plain_dict(plain_dict(entry)["value_metadata"])
+        if plain_text(value["value_type"]) in _NO_ARRAYS or value.get("skip_deserialize"):
+            continue
+        yield tuple(str(plain_dict(key)["key"]) for key in entry["key_metadata"])

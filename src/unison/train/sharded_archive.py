@@ -1,0 +1,351 @@
+"""Checkpoints of state that several processes have in parts: a folder in Orbax's format.
+
+Each process writes its parts, in chunks (`chunk_plan`), and a CRC-32 of each chunk: Orbax restores
+flipped bits without an error. `unison.index` is the archive of the graph, of what is not an array
+in the tree, and of all checksums; a folder without it is not a checkpoint. Whoever reads a region
+of an array reads, and verifies, the chunks with elements of it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from unison.cells import Cell, Layout
+from unison.storage import files
+from unison.storage.decoding import (
+    bytes_of,
+    dtype_named,
+    plain_dict,
+    plain_list,
+    plain_text,
+    shape_of,
+    whole_number,
+)
+from unison.train.archive import Archive, ArrayDescription, Node, name_of_dtype, write_archive_to
+from unison.train.archive_content import with_wide_counter
+from unison.train.chunk_plan import (
+    ChunkGrid,
+    ChunkPlan,
+    Region,
+    Spread,
+    slices_of,
+    spread_of,
+    spread_on,
+    whole_region,
+)
+from unison.train.orbax_format import OwnChunks, TreeReader, TreeWriter, can_be_written
+from unison.train.snapshot import Snapshot
+
+#: The file without which a folder is not a checkpoint.
+INDEX = "unison.index"
+
+#: The chunks that are read before they are needed; they bound the memory beside the result.
+_READ_AHEAD = 8
+
+_MOST_CRC = 2**32 - 1
+
+#: The end of the keys of variables' values (see `key_of`), which the tree's names are without.
+_OF_VARIABLE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+class ShardedContent:
+    """The part of a process in a checkpoint, as it is written.
+
+    Its `value_of` is passed to `describe`, by all processes with the same objects, and `take` takes
+    what that returns.
+
+    Args:
+        writers: The processes that write; this one is among them.
+        snapshot: Copies the values.
+
+    Raises:
+        ImportError: Orbax is not installed.
+    """
+
+    last = INDEX
+
+    def __init__(self, writers: Sequence[int], snapshot: Snapshot):
+        self._writers = tuple(writers)
+        self._process = jax.process_index()
+        self._snapshot = snapshot
+        self._plan = ChunkPlan(self._writers)
+        #: The chunks of cells, by the identity of the arrays that stand for their values.
+        self._of_cells: dict[int, OwnChunks] = {}
+        self._nodes: Sequence[Node] = ()
+        self._arrays: Mapping[str, np.ndarray] = {}
+        #: The chunks of all arrays in the tree, by key, once `write` has written them.
+        self._grids: dict[str, ChunkGrid] = {}
+
+    def value_of(self, cell: Cell) -> np.ndarray:
+        """Returns the value of a cell, or an array that stands for it if it is written in parts.
+
+        Raises:
+            FailedPreconditionError: The processes that write do not have all parts of it.
+        """
+        is_array = type(cell) is Cell and cell.layout is not Layout.LOCAL and cell.aval.shape
+        if not is_array or not _is_in_tree(cell.aval):
+            return self._snapshot.value_of(cell)
+        stored = cell.stored()
+        spread = spread_of(stored)
+        if stored.is_fully_addressable:
+            # The other processes may have another value: the first one's is saved.
+            spread = spread._replace(holders=dict.fromkeys(spread.holders, self._writers[:1]))
+        grid, own = self._own_chunks(spread)
+        copies = self._snapshot.regions_of(cell, [grid.region(number) for number in own])
+        stand_in = np.empty(())
+        self._of_cells[id(stand_in)] = OwnChunks(grid, dict(zip(own, copies, strict=True)))
+        return stand_in
+
+    def _own_chunks(self, spread: Spread) -> tuple[ChunkGrid, list[int]]:
+        grid, writers = self._plan.add(spread)
+        return grid, [number for number, writer in enumerate(writers) if writer == self._process]
+
+    def take(self, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes the graph; `write` writes its arrays as they are then."""
+        self._nodes, self._arrays = nodes, arrays
+
+    def _in_tree(self) -> dict[str, OwnChunks]:
+        """Returns the chunks of the arrays that are in Orbax's tree, by key."""
+        found = {}
+        for key, array in with_wide_counter(self._arrays).items():
+            if id(array) in self._of_cells:
+                found[key] = self._of_cells[id(array)]
+            elif key.endswith(_OF_VARIABLE) and _is_in_tree(array):
+                spread = spread_on(self._writers, array.shape, array.dtype)
+                grid, own = self._own_chunks(spread)
+                regions = {number: slices_of(grid.region(number)) for number in own}
+                found[key] = OwnChunks(
+                    grid, {number: np.array(array[index]) for number, index in regions.items()}
+                )
+        return found
+
+    def write(self, folder: str) -> None:
+        """Writes this process's chunks and their checksums."""
+        self._snapshot.finish()
+        chunks_by_key = self._in_tree()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            checksums = pool.submit(_checksums, chunks_by_key)
+            TreeWriter(folder, self._process).write(
+                {_path_of(key): own for key, own in chunks_by_key.items()}
+            )
+            with open(_checksums_path(folder, self._process), "x") as file:
+                json.dump(checksums.result(), file)
+        self._grids = {key: own.grid for key, own in chunks_by_key.items()}
+
+    def complete(self, folder: str) -> None:
+        """Completes the tree, and writes the index with the checksums of all processes."""
+        checksums: dict[str, list[int]] = {
+            key: [0] * len(grid) for key, grid in self._grids.items()
+        }
+        for process in self._writers:
+            path = _checksums_path(folder, process)
+            with open(path) as file:
+                for key, of_chunks in json.load(file).items():
+                    for number, checksum in of_chunks.items():
+                        checksums[key][int(number)] = checksum
+            os.remove(path)
+        TreeWriter(folder, self._process).complete(map(_path_of, self._grids), self._process)
+        elsewhere = {
+            key: {
+                "shape": list(grid.shape),
+                "dtype": name_of_dtype(grid.dtype),
+                "chunk": list(grid.chunk),
+                "crc32": checksums[key],
+            }
+            for key, grid in self._grids.items()
+        }
+        others = {key: array for key, array in self._arrays.items() if key not in self._grids}
+        with open(os.path.join(folder, INDEX), "xb") as file:
+            write_archive_to(file, self._nodes, others, elsewhere)
+
+    @property
+    def num_arrays(self) -> int:
+        return len(self._arrays)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all arrays, those of the other processes included."""
+        return sum(self._plan.bytes_of.values())
+
+
+def _is_in_tree(array: Any) -> bool:
+    """Whether Orbax's tree can hold an array: not an empty one, and not one of text."""
+    return 0 not in array.shape and can_be_written(np.dtype(array.dtype))
+
+
+def _path_of(key: str) -> tuple[str, ...]:
+    """Returns the path in the tree of the array with a key.
+
+    Examples:
+        >>> _path_of("model/layers[0]/kernel/.ATTRIBUTES/VARIABLE_VALUE")
+        ('model', 'layers[0]', 'kernel')
+    """
+    return tuple(key.removesuffix(_OF_VARIABLE).split("/"))
+
+
+def _checksums_path(folder: str, process: int) -> str:
+    return os.path.join(folder, f"checksums.{process}.json")
+
+
+def _checksums(chunks_by_key: Mapping[str, OwnChunks]) -> dict[str, dict[int, int]]:
+    return {
+        key: {number: _crc32(chunk) for number, chunk in own.chunks.items()}
+        for key, own in chunks_by_key.items()
+    }
+
+
+def _crc32(chunk: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+
+
+class ShardedArchive(Archive):
+    """A checkpoint in parts that is open for reading; see `Archive`.
+
+    Args:
+        prefix: Its path.
+        folder: The local folder with its files.
+    """
+
+    def __init__(self, prefix: str, folder: str):
+        self._folder = folder
+        self._reader: TreeReader | None = None
+        self._grids: dict[str, ChunkGrid] = {}
+        self._checksums: dict[str, list[int]] = {}
+        super().__init__(prefix, files.open_to_read(os.path.join(folder, INDEX)))
+
+    def _arrays_elsewhere(self, index: Mapping[str, Any]) -> dict[str, ArrayDescription]:
+        for key, described in plain_dict(index["elsewhere"]).items():
+            grid = _grid_of(plain_dict(described))
+            checksums = plain_list(described["crc32"], len(grid))
+            self._checksums[key] = [whole_number(each, most=_MOST_CRC) for each in checksums]
+            self._grids[plain_text(key)] = grid
+        expected = sum(bytes_of(grid.shape, grid.dtype) for grid in self._grids.values())
+        there = _size_of_files(self._folder)
+        if expected > there:
+            raise ValueError(f"its arrays have {expected} bytes, and their files {there}")
+        return {key: ArrayDescription(grid.shape, grid.dtype) for key, grid in self._grids.items()}
+
+    def _own_keys(self) -> Iterable[str]:
+        return self.arrays.keys() - self._grids.keys()
+
+    def read(self, key: str) -> np.ndarray:
+        if key not in self._grids:
+            return super().read(key)
+        (whole,) = self.read_regions(key, [whole_region(self._grids[key].shape)])
+        return whole
+
+    def read_regions(self, key: str, regions: Sequence[Region]) -> list[np.ndarray]:
+        """Returns regions of an array.
+
+        Raises:
+            DataLossError: A chunk with elements of them is corrupt.
+        """
+        if key not in self._grids:
+            whole = self.read(key)
+            return [whole[slices_of(region)] for region in regions]
+        grid = self._grids[key]
+        found = [np.empty([end - begin for begin, end in region], grid.dtype) for region in regions]
+        wanted = [
+            (target, region, number)
+            for target, region in zip(found, regions, strict=True)
+            for number in grid.overlapping(region)
+        ]
+        chunks = self._chunks((key, number) for _, _, number in wanted)
+        for (target, region, number), chunk in zip(wanted, chunks, strict=True):
+            inside, of_chunk = _common(region, grid.region(number))
+            target[inside] = chunk[of_chunk]
+        return found
+
+    def verify_index(self) -> None:
+        """Verifies the index, and that the files are as large as their arrays."""
+        super().verify()
+
+    def verify(self, share: int = 0, count: int = 1) -> None:
+        """Verifies the checksums; see `Archive.verify`.
+
+        Args:
+            share: Which of the parts is to be verified, into which the chunks are divided.
+            count: The number of these parts.
+        """
+        self.verify_index()
+        numbered = (
+            (key, number) for key, grid in self._grids.items() for number in range(len(grid))
+        )
+        for _ in self._chunks(each for n, each in enumerate(numbered) if n % count == share):
+            pass
+
+    def _chunks(self, wanted: Iterable[tuple[str, int]]) -> Iterator[np.ndarray]:
+        """Yields verified chunks, and reads some ahead."""
+        pending: list[tuple[str, int, Any]] = []
+        for key, number in wanted:
+            region = self._grids[key].region(number)
+            with self._decoding():
+                future = self._tree().start_reading(_path_of(key), region)
+            pending.append((key, number, future))
+            if len(pending) > _READ_AHEAD:
+                yield self._verified(*pending.pop(0))
+        for each in pending:
+            yield self._verified(*each)
+
+    def _verified(self, key: str, number: int, future: Any) -> np.ndarray:
+        with self._decoding():
+            chunk: np.ndarray = future.result()
+            if _crc32(chunk) != self._checksums[key][number]:
+                raise ValueError(f"checksum mismatch in array {key!r}")
+            return chunk
+
+    def _tree(self) -> TreeReader:
+        """Returns the arrays' reader."""
+        if self._reader is None:
+            reader = TreeReader(self._folder)
+            for key, grid in self._grids.items():
+                if reader.arrays.get(_path_of(key)) != (grid.shape, grid.dtype):
+                    raise ValueError(f"array {key!r} differs from its description")
+            self._reader = reader
+        return self._reader
+
+
+def _grid_of(described: Mapping[str, Any]) -> ChunkGrid:
+    grid = ChunkGrid(
+        shape_of(described["shape"]),
+        dtype_named(described["dtype"]),
+        shape_of(described["chunk"]),
+    )
+    fits = len(grid.shape) == len(grid.chunk) and all(
+        part and size % part == 0 for size, part in zip(grid.shape, grid.chunk, strict=False)
+    )
+    if not fits:
+        raise ValueError(f"chunks of shape {grid.chunk} do not divide the shape {grid.shape}")
+    return grid
+
+
+def _size_of_files(folder: str) -> int:
+    return sum(
+        os.path.getsize(os.path.join(parent, name))
+        for parent, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+def _common(region: Region, other: Region) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Returns what two overlapping regions have in common, as an index into each."""
+    common = [
+        (max(begin, first), min(end, last))
+        for (begin, end), (first, last) in zip(region, other, strict=True)
+    ]
+    inside, of_other = (
+        tuple(
+            slice(begin - start, end - start)
+            for (begin, end), (start, _) in zip(common, each, strict=True)
+        )
+        for each in (region, other)
+    )
+    return inside, of_other

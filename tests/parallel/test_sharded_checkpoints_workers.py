@@ -1,0 +1,272 @@
+"""Checkpoints in parts: two workers write theirs, and anybody restores them."""
+
+import glob
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from unison import errors
+from unison.runtime import devices
+from unison.train import Checkpoint, CheckpointManager, latest_checkpoint, load_checkpoint
+from warm_workers import launch
+
+SECONDS = 150
+VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
+ROWS, COLUMNS = 64, 48
+
+
+@pytest.fixture(autouse=True, scope="module")
+def four_devices():
+    """Starts JAX with the four logical devices before reading a checkpoint does so with one."""
+    devices.prepare_backend()
+
+
+def on_workers(program, *args, workers=2, devices=2):
+    return launch(program, workers, args, devices, timeout=SECONDS, on_line=lambda *line: None)
+
+
+def weights_of(strategy, factor=1.0):
+    """A divided variable, one that all have, and a sum of copies."""
+    import unison
+
+    with strategy.scope():
+        return {
+            "divided": unison.Variable(
+                factor * np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS),
+                name="divided",
+            ),
+            "small": unison.Variable(np.float32(factor * 3.0), name="small"),
+            "total": unison.Variable(
+                np.float32(0.0),
+                name="total",
+                synchronization=unison.VariableSynchronization.ON_READ,
+                aggregation=unison.VariableAggregation.SUM,
+            ),
+        }
+
+
+def zero(num_replicas):
+    import unison
+
+    return unison.ModelParallelStrategy(mesh={"batch": num_replicas}, zero=3)
+
+
+def check(weights, factor=1.0):
+    expected = factor * np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+    np.testing.assert_array_equal(weights["divided"].numpy(), expected)
+    assert float(weights["small"].numpy()) == factor * 3.0
+    assert float(weights["total"].numpy()) == 8.0
+
+
+def save(folder):
+    """Saves at once and in the background; returns the bytes that this worker has written."""
+    import jax
+
+    from unison.train import CheckpointOptions
+
+    strategy = zero(4)
+    weights = weights_of(strategy)
+    assert weights["divided"].cell.is_divided
+    strategy.run(lambda: weights["total"].assign_add(2.0))
+    checkpoint = Checkpoint(**weights)
+    manager = CheckpointManager(checkpoint, f"{folder}/run", max_to_keep=2)
+    for _ in range(3):
+        manager.save()
+    path = manager.save(options=CheckpointOptions(enable_async=True))
+    weights["small"].assign(9.0)  # not in that checkpoint
+    manager.sync()
+    own = f"{path}/ocdbt.process_{jax.process_index()}"
+    written = sum(
+        os.path.getsize(found)
+        for found in glob.glob(f"{own}/**", recursive=True)
+        if os.path.isfile(found)
+    )
+    return manager.checkpoints, written
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    return folder, on_workers(save, str(folder))
+
+
+def test_each_worker_writes_its_part(saved):
+    _, results = saved
+    array = ROWS * COLUMNS * 4
+    for _, written in results:
+        assert array / 2 < written < array / 2 + 3000  # what OCDBT adds
+
+
+def test_old_checkpoints_are_deleted_with_their_folders(saved):
+    folder, results = saved
+    assert sorted(os.listdir(folder / "run")) == ["checkpoint", "ckpt-3", "ckpt-4"]
+    assert results[0][0] == results[1][0] == [f"{folder}/run/ckpt-3", f"{folder}/run/ckpt-4"]
+
+
+def restore(path, num_replicas):
+    from unison.train import sharded_archive
+
+    read = []
+    start_reading = sharded_archive.TreeReader.start_reading
+
+    def counting(self, of_array, region):
+        read.append((of_array, region))
+        return start_reading(self, of_array, region)
+
+    sharded_archive.TreeReader.start_reading = counting
+    weights = weights_of(zero(num_replicas), factor=0.0)
+    Checkpoint(**weights).restore(path).assert_consumed()
+    check(weights)
+    return [region for of_array, region in read if of_array == ("divided",)]
+
+
+def test_workers_of_the_same_number_read_their_parts(saved):
+    folder, _ = saved
+    first, second = on_workers(restore, str(folder / "run/ckpt-4"), 4)
+    rows = ROWS // 4
+    assert sorted(first) == [((row, row + rows), (0, COLUMNS)) for row in (0, rows)]
+    assert sorted(second) == [((row, row + rows), (0, COLUMNS)) for row in (2 * rows, 3 * rows)]
+
+
+def test_one_process_restores_what_two_have_saved(saved):
+    import unison
+
+    folder, _ = saved
+    path = latest_checkpoint(folder / "run")
+    assert path == f"{folder}/run/ckpt-4"
+    for strategy in (unison.OneDeviceStrategy("CPU:0"), zero(2)):
+        weights = weights_of(strategy, factor=0.0)
+        Checkpoint(**weights).restore(path).assert_consumed()
+        check(weights)
+    divided = load_checkpoint(path).get_tensor(f"divided/{VALUE}")
+    assert divided.shape == (ROWS, COLUMNS)
+
+
+def restore_another_division(path):
+    weights = weights_of(zero(3), factor=0.0)  # 64 rows on three: the columns are divided
+    assert weights["divided"].cell.is_divided
+    Checkpoint(**weights).restore(path).assert_consumed()
+    check(weights)
+
+
+def test_three_workers_restore_what_two_have_saved(saved):
+    folder, _ = saved
+    on_workers(restore_another_division, str(folder / "run/ckpt-4"), workers=3, devices=1)
+
+
+def fall_back(folder):
+    import unison  # noqa: F401
+
+    weights = weights_of(zero(4), factor=0.0)
+    manager = CheckpointManager(Checkpoint(**weights), folder, max_to_keep=2)
+    path = manager.restore_or_initialize()
+    check(weights)
+    return path
+
+
+def test_workers_agree_on_the_last_whole_one(saved, tmp_path):
+    """A flipped bit in a part of one worker's."""
+    import shutil
+
+    folder, _ = saved
+    shutil.copytree(folder / "run", tmp_path / "run")
+    flip_a_bit(tmp_path / "run/ckpt-4/ocdbt.process_1")
+    paths = on_workers(fall_back, str(tmp_path / "run"))
+    assert paths == [f"{tmp_path}/run/ckpt-3"] * 2
+
+
+def flip_a_bit(folder):
+    """Flips a bit in the largest file of a folder, where the arrays are."""
+    largest = max(folder.glob("**/*"), key=lambda path: path.stat().st_size * path.is_file())
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+def save_apart(folder):
+    import jax
+
+    import unison
+
+    strategy = zero(4)
+    weights = weights_of(strategy)
+    strategy.run(lambda: weights["total"].assign_add(2.0))
+    index = jax.process_index()
+    path = Checkpoint(**weights).write(f"{folder}/of-{index}")
+    try:
+        Checkpoint(format="orbax", **weights).write(f"{folder}/explicit-{index}")
+    except errors.FailedPreconditionError as error:
+        refused = str(error)
+    mirrored = unison.Variable(np.float32(index))
+    Checkpoint(format="orbax", mirrored=mirrored).write(f"{folder}/mirrored-{index}")
+    return path, refused
+
+
+def test_workers_with_a_path_each_write_all_to_it(tmp_path):
+    results = on_workers(save_apart, str(tmp_path))
+    for index, (path, refused) in enumerate(results):
+        assert os.path.isfile(f"{path}.index")
+        weights = weights_of(zero(2), factor=0.0)
+        Checkpoint(**weights).read(path).assert_consumed()
+        check(weights)
+        assert "Let every worker call save with the same path" in refused
+        assert (
+            load_checkpoint(f"{tmp_path}/mirrored-{index}").get_tensor(f"mirrored/{VALUE}") == index
+        )
+
+
+def fail_in_one(folder):
+    import jax
+
+    from unison.train import sharded_archive
+
+    weights = weights_of(zero(4))
+    write = sharded_archive.TreeWriter.write
+
+    def full(self, arrays):
+        if jax.process_index() == 1:
+            raise errors.ResourceExhaustedError(message="No space is left to write it.")
+        write(self, arrays)
+
+    sharded_archive.TreeWriter.write = full
+    try:
+        Checkpoint(**weights).write(f"{folder}/ckpt")
+    except errors.ResourceExhaustedError as error:
+        raised = str(error)
+    sharded_archive.TreeWriter.write = write
+    Checkpoint(**weights).write(f"{folder}/ckpt")
+    return raised
+
+
+def test_the_error_of_one_worker_is_raised_on_all_and_nothing_is_left(tmp_path):
+    first, second = on_workers(fail_in_one, str(tmp_path))
+    assert first.startswith("Worker 1 could not write")
+    assert "No space is left" in first
+    assert "No space is left" in second
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def die_while_writing(folder):
+    import jax
+
+    from unison.train import sharded_archive
+
+    weights = weights_of(zero(4))
+    checkpoint = Checkpoint(**weights)
+    checkpoint.write(f"{folder}/ckpt")
+    weights["small"].assign(-1.0)
+    if jax.process_index() == 1:
+        sharded_archive.TreeWriter.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.write(f"{folder}/ckpt")
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_the_last_one_whole(tmp_path):
+    with pytest.raises(RuntimeError, match="SIGKILL"):
+        on_workers(die_while_writing, str(tmp_path))
+    weights = weights_of(zero(2), factor=0.0)
+    Checkpoint(**weights).read(tmp_path / "ckpt").expect_partial()
+    assert float(weights["small"].numpy()) == 3.0
+    Checkpoint(**weights).write(tmp_path / "ckpt")  # removes what the killed job has left
+    assert os.listdir(tmp_path) == ["ckpt.index"]

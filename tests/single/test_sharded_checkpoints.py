@@ -1,0 +1,446 @@
+"""Checkpoints in Orbax's format, of one process: what is in them, corrupt ones, other programs'."""
+
+import itertools
+import json
+import os
+import random
+import sys
+import zipfile
+
+import jax
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import unison
+from unison.errors import DataLossError, NotFoundError
+from unison.train import (
+    Checkpoint,
+    CheckpointManager,
+    CheckpointOptions,
+    checkpoint_formats,
+    chunk_plan,
+    latest_checkpoint,
+    list_variables,
+    load_checkpoint,
+    orbax_format,
+)
+
+VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
+
+
+@pytest.fixture(autouse=True)
+def divided_though_small(monkeypatch):
+    monkeypatch.setattr("unison.runtime.placement._SMALLEST_DIVIDED", 1)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of a few numbers, so that small arrays have several."""
+    chunk_shape = chunk_plan.chunk_shape
+    monkeypatch.setattr(
+        chunk_plan, "chunk_shape", lambda part, itemsize: chunk_shape(part, itemsize, 256)
+    )
+
+
+def zero(num_replicas):
+    return unison.ModelParallelStrategy(
+        mesh={"batch": num_replicas}, devices=[f"CPU:{n}" for n in range(num_replicas)], zero=3
+    )
+
+
+class Position:
+    """An object with a state of text and an array."""
+
+    def __init__(self):
+        self.state = {"file": "a.txt", "order": np.arange(3)}
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+ROWS, COLUMNS = 24, 10
+
+
+def objects(strategy, factor=1):
+    """Variables of many dtypes, divided, whole, empty and without axes, and a state."""
+    dtypes = (np.float32, ml_dtypes.bfloat16, np.int32, bool, np.complex64, ml_dtypes.float8_e4m3fn)
+    numbers = np.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS) % 7
+    with strategy.scope():
+        variables = {
+            np.dtype(dtype).name: unison.Variable((factor * numbers).astype(dtype))
+            for dtype in dtypes
+        }
+        variables["none"] = unison.Variable(np.zeros((0, 4), np.float32))
+        variables["one"] = unison.Variable(np.float32(factor * 5))
+    return {"variables": variables, "position": Position()}
+
+
+def assert_equal(restored, saved):
+    for name, variable in saved["variables"].items():
+        value = restored["variables"][name].numpy()
+        np.testing.assert_array_equal(value, variable.numpy(), err_msg=name)
+        assert value.dtype == variable.numpy().dtype
+    np.testing.assert_equal(restored["position"].state, saved["position"].state)
+
+
+@pytest.mark.parametrize("saves", [1, 4])
+def test_any_division_restores_what_another_has_saved(tmp_path, small_chunks, saves):
+    saved = objects(zero(saves))
+    saved["position"].state["file"] = "b.txt"
+    assert saved["variables"]["float32"].cell.is_divided is (saves > 1)
+    checkpoint = Checkpoint(format="orbax", **saved)
+    path = checkpoint.save(tmp_path / "ckpt")
+    for strategy in (unison.OneDeviceStrategy("CPU:0"), zero(2), zero(3), zero(4)):
+        restored = objects(strategy, factor=0)
+        Checkpoint(**restored).restore(path).assert_consumed()
+        assert_equal(restored, saved)
+
+
+def test_an_asynchronous_one_holds_the_values_of_its_moment(tmp_path, small_chunks):
+    strategy = zero(4)
+    saved = objects(strategy)
+    checkpoint = Checkpoint(format="orbax", **saved)
+    for factor in (1, 2):  # the second one reuses the memory of the first
+        variable = saved["variables"]["float32"]
+        strategy.run(lambda: variable.assign(variable * 2))  # noqa: B023
+        expected = variable.numpy()
+        path = checkpoint.save(tmp_path / "ckpt", CheckpointOptions(enable_async=True))
+        strategy.run(lambda: variable.assign(variable * 0))  # noqa: B023
+        checkpoint.sync()
+        restored = objects(zero(2), factor=0)
+        Checkpoint(**restored).restore(path)
+        np.testing.assert_array_equal(restored["variables"]["float32"].numpy(), expected)
+        variable.assign(expected * factor)
+
+
+def test_formats_replace_each_other(tmp_path):
+    weight = unison.Variable(1.0)
+    for factor, format in enumerate(("archive", "orbax", "archive", "orbax")):
+        weight.assign(float(factor))
+        path = Checkpoint(format=format, weight=weight).write(tmp_path / "ckpt")
+        assert os.listdir(tmp_path) == ["ckpt" if format == "orbax" else "ckpt.index"]
+        assert load_checkpoint(path).get_tensor(f"weight/{VALUE}") == factor
+
+
+def test_the_format_is_checked_and_may_be_the_name_of_an_object(tmp_path):
+    weight = unison.Variable(1.0)
+    with pytest.raises(ValueError, match=r"one of 'archive', 'orbax', or None\. Received: 'zarr'"):
+        Checkpoint(format="zarr", weight=weight)
+    path = Checkpoint(format=weight).write(tmp_path / "ckpt")
+    assert list_variables(path) == [(f"format/{VALUE}", [])]
+
+
+def test_without_orbax_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match=r"pip install 'unison\[orbax\]'"):
+        Checkpoint(format="orbax", weight=unison.Variable(1.0))
+
+
+# -- corrupt files -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder with two checkpoints of a divided variable, and what the second holds."""
+    with zero(2).scope():
+        weight = unison.Variable(np.zeros((64, 32), np.float32))
+    checkpoint = Checkpoint(format="orbax", weight=weight)
+    for factor in (1, 2):
+        weight.assign(factor * np.arange(64 * 32, dtype=np.float32).reshape(64, 32))
+        checkpoint.save(tmp_path / "ckpt")
+    return tmp_path, weight.numpy()
+
+
+def largest_file(folder):
+    return max(filter(os.path.isfile, folder.glob("**/*")), key=lambda path: path.stat().st_size)
+
+
+def test_a_flipped_bit_is_an_error_and_changes_nothing(run):
+    """40 of 40 of Orbax's restores of such files return wrong numbers without a word."""
+    folder, _ = run
+    path = folder / "ckpt-2"
+    file, chance = largest_file(path), random.Random(0)
+    content = file.read_bytes()
+    start = content.index(np.arange(0, 8, 2, dtype=np.float32).tobytes())
+    for _ in range(40):
+        changed = bytearray(content)
+        changed[start + chance.randrange(64 * 32 * 4)] ^= 1 << chance.randrange(8)
+        file.write_bytes(changed)
+        restored = unison.Variable(np.ones((64, 32), np.float32))
+        with pytest.raises(DataLossError, match="checksum mismatch in array 'weight"):
+            Checkpoint(weight=restored).restore(path)
+        np.testing.assert_array_equal(restored.numpy(), np.ones((64, 32)))
+
+
+def test_a_flipped_bit_anywhere_is_an_error_or_harmless(run):
+    folder, expected = run
+    chance = random.Random(1)
+    files = [path for path in (folder / "ckpt-2").glob("**/*") if path.is_file()]
+    for file in files:
+        content = file.read_bytes()
+        for _ in range(8):
+            changed = bytearray(content)
+            changed[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            file.write_bytes(changed)
+            restored = unison.Variable(np.ones((64, 32), np.float32))
+            try:
+                Checkpoint(weight=restored).restore(folder / "ckpt-2").expect_partial()
+            except (DataLossError, NotFoundError):
+                np.testing.assert_array_equal(restored.numpy(), np.ones((64, 32)))
+            else:
+                np.testing.assert_array_equal(restored.numpy(), expected)
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("change", ["cut", "remove", "index", "metadata"])
+def test_the_latest_whole_one_is_found(run, change):
+    folder, _ = run
+    file = largest_file(folder / "ckpt-2")
+    if change == "cut":
+        file.write_bytes(file.read_bytes()[:4000])
+    elif change == "remove":
+        file.unlink()
+    else:
+        (folder / "ckpt-2" / {"index": "unison.index", "metadata": "_METADATA"}[change]).unlink()
+    assert latest_checkpoint(folder) == f"{folder}/ckpt-1"
+
+
+WRONG = {
+    "no arrays": lambda d: d.pop("elsewhere"),
+    "a list": lambda d: d.update(elsewhere=[1]),
+    "an array": lambda d: d["elsewhere"].update(other=7),
+    "a large shape": lambda d: of(d).update(shape=[2**40, 32], chunk=[2**40, 32]),
+    "many chunks": lambda d: of(d).update(chunk=[1, 1]),
+    "a chunk that does not fit": lambda d: of(d).update(chunk=[63, 32]),
+    "an empty chunk": lambda d: of(d).update(chunk=[0, 32]),
+    "a chunk of another rank": lambda d: of(d).update(chunk=[64]),
+    "a checksum of text": lambda d: of(d).update(crc32=["1"] * len(of(d)["crc32"])),
+    "a dtype": lambda d: of(d).update(dtype="<f8"),
+    "another name": lambda d: d["elsewhere"].update({"../x": d["elsewhere"].pop(WEIGHT)}),
+}
+WEIGHT = f"weight/{VALUE}"
+
+
+def of(index):
+    return index["elsewhere"][WEIGHT]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_index_that_somebody_has_changed_is_corrupt(run, wrong):
+    folder, _ = run
+    path = folder / "ckpt-2" / "unison.index"
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    index = json.loads(members["checkpoint.json"])
+    WRONG[wrong](index)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (members | {"checkpoint.json": json.dumps(index)}).items():
+            archive.writestr(name, content)
+    weight = unison.Variable(np.ones((64, 32), np.float32))
+    with pytest.raises((DataLossError, ValueError)):
+        Checkpoint(weight=weight).restore(folder / "ckpt-2")
+    np.testing.assert_array_equal(weight.numpy(), np.ones((64, 32)))
+
+
+# -- Orbax ---------------------------------------------------------------------------------------
+
+
+def test_orbax_opens_it(tmp_path):
+    layers = [{"kernel": unison.Variable(np.arange(6.0).reshape(2, 3))}, unison.Variable(4)]
+    path = Checkpoint(format="orbax", layers=layers, epoch=unison.Variable(2)).write(
+        tmp_path / "ckpt"
+    )
+    with ocp.StandardCheckpointer() as checkpointer:
+        found = checkpointer.restore(path)
+        assert (found["epoch"], found["layers"]["1"]) == (2, 4)
+        np.testing.assert_array_equal(found["layers"]["0"]["kernel"], [[0, 1, 2], [3, 4, 5]])
+        mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
+        sharding = NamedSharding(mesh, PartitionSpec("rows"))
+        target = jax.tree.map(
+            lambda each: jax.ShapeDtypeStruct(
+                each.shape,
+                each.dtype,
+                sharding=sharding if each.ndim else NamedSharding(mesh, PartitionSpec()),
+            ),
+            found,
+        )
+        kernel = checkpointer.restore(path, target)["layers"]["0"]["kernel"]
+        assert kernel.sharding == sharding
+        np.testing.assert_array_equal(kernel, [[0, 1, 2], [3, 4, 5]])
+    assert ocp.PyTreeCheckpointer().restore(path)["epoch"] == 2
+
+
+TREE = {
+    "params": {"w": np.arange(8, dtype=np.float32).reshape(4, 2), "b": np.float32(3.0)},
+    "opt_state": [np.ones(4, np.int32), (np.zeros(2, np.float32), None)],
+    "step": 7,
+    "name": "gpt",
+}
+
+
+def saved_by_pytree(folder):
+    ocp.PyTreeCheckpointer().save(folder, TREE)
+    return folder
+
+
+def saved_in_many_files(folder):
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    ocp.Checkpointer(handler).save(folder, args=ocp.args.PyTreeSave(TREE))
+    return folder
+
+
+def saved_as_zarr3(folder):
+    handler = ocp.PyTreeCheckpointHandler(use_zarr3=True)
+    ocp.Checkpointer(handler).save(folder, args=ocp.args.PyTreeSave(TREE))
+    return folder
+
+
+def saved_as_arrays(folder):
+    """As `jax.Array`s, one of them divided."""
+    mesh = jax.make_mesh((4,), ("rows",))
+    divided = jax.device_put(TREE["params"]["w"], NamedSharding(mesh, PartitionSpec("rows")))
+    others = jax.tree.map(
+        lambda each: each if isinstance(each, str) else jax.numpy.asarray(each), TREE
+    )
+    ocp.PyTreeCheckpointer().save(folder, others | {"params": {**others["params"], "w": divided}})
+    return folder
+
+
+def saved_by_manager(folder):
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(3, args=ocp.args.PyTreeSave(TREE))
+    return folder / "3"
+
+
+@pytest.mark.parametrize(
+    "save",
+    [saved_by_pytree, saved_in_many_files, saved_as_zarr3, saved_as_arrays, saved_by_manager],
+)
+def test_what_orbax_has_saved_is_restored(tmp_path, save):
+    path = save(tmp_path / "saved")
+    with zero(2).scope():
+        w = unison.Variable(np.zeros((4, 2), np.float32))
+    assert w.cell.is_divided
+    b, ones, step = unison.Variable(0.0), unison.Variable(np.zeros(4, np.int32)), unison.Variable(0)
+    checkpoint = Checkpoint(params={"w": w, "b": b}, opt_state=[ones], step=step)
+    checkpoint.read(path).expect_partial()
+    np.testing.assert_array_equal(w.numpy(), TREE["params"]["w"])
+    assert (float(b), int(step)) == (3.0, 7)
+    np.testing.assert_array_equal(ones.numpy(), np.ones(4))
+    assert ("params/w", [4, 2]) in list_variables(path)
+    np.testing.assert_array_equal(load_checkpoint(path).get_tensor("opt_state/1/0"), np.zeros(2))
+
+
+def test_items_of_a_step_are_its_upper_names(tmp_path):
+    """As MaxText saves: the items of a step in folders of their own."""
+    with ocp.CheckpointManager(tmp_path, item_names=("items", "iter")) as manager:
+        manager.save(
+            1000,
+            args=ocp.args.Composite(
+                items=ocp.args.PyTreeSave({"params": {"params": {"w": np.arange(3.0)}}}),
+                iter=ocp.args.JsonSave({"position": 3}),
+            ),
+        )
+    weight = unison.Variable(np.zeros(3))
+    Checkpoint(items={"params": {"params": {"w": weight}}}).read(tmp_path / "1000")
+    np.testing.assert_array_equal(weight.numpy(), [0, 1, 2])
+
+
+def test_the_state_of_a_flax_model_is_restored(tmp_path):
+    from flax import nnx
+
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "flax", nnx.state(model))
+    kernel, bias = (
+        unison.Variable(np.zeros((3, 2), np.float32)),
+        unison.Variable(np.ones(2, np.float32)),
+    )
+    layers = {"kernel": {"value": kernel}, "bias": {"value": bias}}
+    Checkpoint(**layers).read(tmp_path / "flax").assert_consumed()
+    np.testing.assert_array_equal(kernel.numpy(), model.kernel[...])
+    np.testing.assert_array_equal(bias.numpy(), model.bias[...])
+
+
+def test_a_corrupt_tree_of_another_program_is_an_error(tmp_path):
+    path = saved_by_pytree(tmp_path / "saved")
+    (path / "manifest.ocdbt").write_bytes(b"nonsense")
+    with pytest.raises(DataLossError, match="of Orbax is corrupt"):
+        load_checkpoint(path)
+    (path / "_METADATA").write_text('{"tree_metadata": [1]}')
+    with pytest.raises(DataLossError, match="expected a dictionary"):
+        load_checkpoint(path)
+
+
+# -- the plan ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_chunk_is_written_once_by_one_that_has_it(seed):
+    chance = random.Random(seed)
+    writers = range(chance.choice([1, 2, 5, 8]))
+    plan = chunk_plan.ChunkPlan(writers)
+    for _ in range(10):
+        counts = [chance.choice([1, 1, 2, 4]) for _ in range(chance.randrange(4))]
+        shape = tuple(count * chance.choice([1, 3, 8, 50]) for count in counts)
+        cuts = [
+            [(place * size // count, (place + 1) * size // count) for place in range(count)]
+            for size, count in zip(shape, counts, strict=True)
+        ]
+        holders = {
+            region: tuple(sorted(chance.sample(writers, chance.randint(1, len(writers)))))
+            for region in itertools.product(*cuts)
+        }
+        grid, of_chunks = plan.add(chunk_plan.Spread(shape, np.dtype(np.float32), holders))
+        written = np.zeros(shape, int)
+        for number, writer in enumerate(of_chunks):
+            region = grid.region(number)
+            written[chunk_plan.slices_of(region)] += 1
+            (around,) = (
+                each
+                for each in holders
+                if all(a <= c and d <= b for (c, d), (a, b) in zip(region, each, strict=True))
+            )
+            assert writer in holders[around]
+            assert list(grid.overlapping(region)) == [number]
+        assert (written == 1).all()
+
+
+def test_equal_copies_are_written_in_equal_shares():
+    plan = chunk_plan.ChunkPlan(range(8))
+    for _ in range(16):
+        plan.add(chunk_plan.spread_on(range(8), (4096, 4096), np.dtype(np.float32)))
+    assert set(plan.bytes_of.values()) == {16 * 4096 * 4096 * 4 // 8}
+
+
+def test_remote_checkpoints_of_one_process(tmp_path):
+    weight = unison.Variable(np.arange(3.0))
+    manager = CheckpointManager(
+        Checkpoint(format="orbax", weight=weight), "memory://parts/run", max_to_keep=1
+    )
+    for _ in range(2):
+        path = manager.save()
+    weight.assign([0, 0, 0])
+    assert manager.restore_or_initialize() == path
+    np.testing.assert_array_equal(weight.numpy(), [0, 1, 2])
+    assert latest_checkpoint("memory://parts/run") == path
+    checkpoint_formats.remove_checkpoint(path)
+    assert latest_checkpoint("memory://parts/run") is None
+    assert orbax_format.is_orbax_installed()
+
+
+@pytest.mark.slow
+def test_hosts_of_a_large_job_write_equal_shares():
+    pytest.importorskip("libtpu")
+    from benchmarks.checkpoint_plan import COPIES, bytes_of_hosts, shapes
+
+    state = COPIES * 4 * sum(int(np.prod(shape)) for shape in shapes().values())
+    of_hosts = bytes_of_hosts("v5p:4x8x8").values()
+    assert sum(of_hosts) == state
+    assert max(of_hosts) < 1.001 * state / 64
