@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_comparison import assert_close, mirrored, regression_data
+from unison import train
 
 X, Y = regression_data(35)
 FIT = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -136,3 +137,30 @@ def test_model_as_a_folder_appears_whole(trained, tmp_path, monkeypatch):
     monkeypatch.undo()
     loaded = keras.models.load_model(tmp_path / "model")
     np.testing.assert_equal(loaded.get_weights(), trained.get_weights())
+
+
+def named(strategy):
+    """A model whose variables have the same paths each time, as in processes of their own."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.BatchNormalization(name="norm")]
+            + [keras.layers.Dense(1, name="out")],
+            name="net",
+        )
+        model.compile(keras.optimizers.Adam(name="adam"), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def test_folder_of_kerass_orbax_callback_is_loaded(tmp_path, two_replicas):
+    saved = named(two_replicas)
+    callback = keras.callbacks.OrbaxCheckpoint(str(tmp_path / "orbax"))
+    saved.fit(X, Y, callbacks=[callback], **FIT)
+    loaded = named(mirrored(4))
+    loaded.load_weights(tmp_path / "orbax")
+    np.testing.assert_equal(loaded.get_weights(), saved.get_weights())
+    for own, other in zip(loaded.optimizer.variables, saved.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(own.numpy(), other.numpy(), own.path)
+    weights = train.load_checkpoint(tmp_path / "orbax" / "1")
+    kernel = weights.get_tensor("pytree/trainable_variables/net/out/kernel")
+    np.testing.assert_array_equal(kernel, saved.get_layer("out").kernel.numpy())

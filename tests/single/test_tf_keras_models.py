@@ -337,6 +337,22 @@ def test_weights_of_a_checkpoint_say_how_loading_went(tmp_path):
     compiled().load_weights(tmp_path / "weights").expect_partial()
 
 
+def test_weights_of_kerass_orbax_callback_are_loaded(tmp_path, two_replicas):
+    def named():
+        with two_replicas.scope():
+            layer = tf.keras.layers.Dense(1, name="out")
+            model = tf.keras.Sequential([tf.keras.Input((3,)), layer], name="net")
+            model.compile(tf.keras.optimizers.SGD(name="sgd"), "mse")
+        return model
+
+    saved = named()
+    callback = tf.keras.callbacks.OrbaxCheckpoint(str(tmp_path / "orbax"))
+    saved.fit(X, Y, verbose=0, callbacks=[callback])
+    loaded = named()
+    loaded.load_weights(str(tmp_path / "orbax"))
+    np.testing.assert_equal(loaded.get_weights(), saved.get_weights())
+
+
 def test_a_model_is_cloned_into_a_scope(two_replicas):
     model = compiled()
     with two_replicas.scope():

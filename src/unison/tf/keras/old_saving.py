@@ -17,6 +17,10 @@ import h5py
 import jax
 import keras
 from keras.src.legacy.saving import json_utils, legacy_h5_format, saving_utils
+from keras.src.saving.orbax_util import is_orbax_checkpoint
+
+from unison.storage import files
+from unison.train.sharded_archive import INDEX
 
 # Keras' own, whose names `SavingMethods` takes.
 _save = keras.Model.save
@@ -100,7 +104,7 @@ class SavingMethods:
         options: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Loads weights that `save_weights` saved.
+        """Loads weights that `save_weights` or the callback `OrbaxCheckpoint` saved.
 
         Returns:
             Of a checkpoint, how loading went, with `expect_partial()` and `assert_consumed()`.
@@ -116,6 +120,8 @@ class SavingMethods:
         if _is_hdf5(path):
             with h5py.File(path) as file:
                 return legacy_h5_format.load_weights_from_hdf5_group(file, self, skip_mismatch)
+        if is_orbax_checkpoint(path) and not files.exists(os.path.join(path, INDEX)):
+            return _load_weights(self, path, skip_mismatch, **kwargs)
         from unison.train import weights
 
         return weights.load_weights(self, path)
