@@ -143,8 +143,11 @@ def named(strategy):
     """A model whose variables have the same paths each time, as in processes of their own."""
     with strategy.scope():
         model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.BatchNormalization(name="norm")]
-            + [keras.layers.Dense(1, name="out")],
+            [
+                keras.Input((6,)),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.Dense(1, name="out"),
+            ],
             name="net",
         )
         model.compile(keras.optimizers.Adam(name="adam"), "mse")
