@@ -9,6 +9,7 @@ import numpy as np
 from unison.cells import Cell
 from unison.train.archive import Node, write_archive
 from unison.train.snapshot import Snapshot
+from unison.train.tensor_bundle import write_tensor_bundle
 
 #: The name of the number of checkpoints, in a `Checkpoint`.
 COUNTER = "save_counter"
@@ -22,11 +23,13 @@ class ArchiveContent:
     Args:
         path: The checkpoint's path.
         snapshot: Copies the values.
+        is_tensorflows: Whether it is to be one of TensorFlow's.
     """
 
-    def __init__(self, path: str, snapshot: Snapshot):
+    def __init__(self, path: str, snapshot: Snapshot, is_tensorflows: bool):
         self._path = path
         self._snapshot = snapshot
+        self._write_file = write_tensor_bundle if is_tensorflows else write_archive
         self._nodes: Sequence[Node] = ()
         self._arrays: Mapping[str, np.ndarray] = {}
 
@@ -41,7 +44,7 @@ class ArchiveContent:
     def write(self) -> None:
         """Writes the file."""
         self._snapshot.finish()
-        write_archive(self._path, self._nodes, with_wide_counter(self._arrays))
+        self._write_file(self._path, self._nodes, with_wide_counter(self._arrays))
 
     @property
     def num_arrays(self) -> int:

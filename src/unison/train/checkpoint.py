@@ -33,6 +33,7 @@ from unison.train.checkpoint_formats import (
     remove_folder_of,
 )
 from unison.train.graph import (
+    Parts,
     cells_of,
     describe,
     is_tracked,
@@ -56,7 +57,7 @@ logger = logging.getLogger("unison")
 #: The path of the variables in the folder of a saved model; it can be restored, too.
 _OF_A_SAVED_MODEL = os.path.join("variables", "variables")
 
-_ARCHIVE, _ORBAX = _FORMATS = "archive", "orbax"
+_ARCHIVE, _ORBAX, _TENSORFLOW = _FORMATS = "archive", "orbax", "tensorflow"
 
 
 class Checkpoint(Tracked):
@@ -70,16 +71,16 @@ class Checkpoint(Tracked):
     Args:
         root: An object whose parts become the checkpoint's own: `Checkpoint(model)` can be restored
             into `Checkpoint(other_model)`, and into any object with attributes of the same names.
-        format: How it is written: as an `"archive"`, one file that `numpy.load` opens and one
-            process writes; or as `"orbax"`, a folder in Orbax's format into which each process
-            writes its part of the state. Default: `"orbax"` if the workers have variables in parts
-            and Orbax is installed, and `"archive"` otherwise. All formats can be restored,
-            whatever this says.
+        format: The format of what is written: `"archive"`, one file that `numpy.load` opens and one
+            process writes; `"orbax"`, a folder in Orbax's format into which each process writes its
+            part of the state; or `"tensorflow"`, which TensorFlow restores and one process writes.
+            Default: `"orbax"` if the workers have variables in parts and Orbax is installed, else
+            `"archive"`. All formats can be restored, whatever this says.
         objects: The objects to follow, by name.
 
     Raises:
         ValueError: An object has no state that a checkpoint can follow, or there is no such format.
-        ImportError: Orbax is not installed, and the format is its.
+        ImportError: Orbax is not installed, and the format is its own.
 
     Examples:
         >>> import tempfile, unison
@@ -243,12 +244,17 @@ class Checkpoint(Tracked):
             if writing.arrival is Arrival.APART and self._format is None:
                 is_sharded = False  # each worker writes all, to a path of its own
             snapshot = Snapshot(self._copies if options.is_async else {})
-            content: ShardedContent | ArchiveContent = ArchiveContent(path, snapshot)
+            content: ShardedContent | ArchiveContent = ArchiveContent(
+                path, snapshot, self._format == _TENSORFLOW
+            )
             try:
                 if is_sharded:
                     content = ShardedContent(writing.writers, snapshot)
                 with writing.reading():
-                    content.take(*describe(self._root, self._parts, content.value_of))
+                    parts: Parts = self._parts
+                    if self._format == _TENSORFLOW:
+                        parts = parts_as_tensorflow_names(parts)
+                    content.take(*describe(self._root, parts, content.value_of))
             except BaseException as error:
                 snapshot.forget()
                 writing.fail(error)

@@ -14,7 +14,7 @@ from unison.train.archive import SUFFIX, Archive
 from unison.train.orbax_archive import OrbaxArchive, is_orbax_folder
 from unison.train.record_archive import RecordArchive
 from unison.train.sharded_archive import INDEX, ShardedArchive
-from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle
+from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle, remove_data_files
 
 AnyArchive = Archive | TensorBundle | RecordArchive | OrbaxArchive
 
@@ -65,8 +65,9 @@ def remove_checkpoint(prefix: str) -> None:
 
 
 def remove_archive_of(prefix: str) -> None:
-    """Deletes a checkpoint in one file, if it exists."""
+    """Deletes a checkpoint in a file, or one of TensorFlow's, if it exists."""
     files.remove(prefix + SUFFIX)
+    remove_data_files(prefix)
 
 
 def remove_folder_of(prefix: str) -> None:

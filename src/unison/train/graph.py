@@ -57,7 +57,9 @@ def parts_as_tensorflow_names(parts: Parts) -> Parts:
         keras_parts = _keras_parts()
         if keras_parts is None:
             return parts(owner)
-        return keras_parts.weights_of_optimizer(owner) | parts(owner)
+        if not keras_parts.is_keras_object(owner):
+            return parts(owner)
+        return keras_parts.parts_known_to_tensorflow(owner) | parts(owner)
 
     return named
 

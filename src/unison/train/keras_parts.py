@@ -78,14 +78,22 @@ def _unnamed(owner: Any) -> Iterator[tuple[str, Any]]:
         yield f"layers[{index}]", layer
 
 
-def weights_of_optimizer(owner: Any) -> dict[str, Any]:
-    """Returns the weights that an optimizer updates, by their index in it.
+def parts_known_to_tensorflow(owner: Any) -> dict[str, Any]:
+    """Returns the parts that TensorFlow finds in Keras' lists, by their index in them.
 
-    TensorFlow finds the weights of layers in lists, such as a `Sequential`'s, only in this way.
+    It finds the layers of a functional model or a `Sequential`, and the weights that an optimizer
+    updates, only in this way.
     """
-    is_optimizer = isinstance(owner, keras.optimizers.Optimizer)
-    weights = getattr(owner, "_trainable_variables", ()) if is_optimizer else ()
-    return {f"_trainable_variables[{place}]": weight for place, weight in enumerate(weights)}
+    if isinstance(owner, keras.optimizers.Optimizer):
+        return {
+            f"{name}[{place}]": weight
+            for name in ("_variables", "_trainable_variables")
+            for place, weight in enumerate(getattr(owner, name, ()))
+        }
+    functional = getattr(owner, "_functional", None)
+    of_sequential = {} if functional is None else {"_functional": functional}
+    operations = enumerate(getattr(owner, "_operations", ()))
+    return of_sequential | {f"_operations[{place}]": layer for place, layer in operations}
 
 
 def settle(owner: Any) -> None:

@@ -9,10 +9,10 @@ Sources: LevelDB's `doc/table_format.md`; Snappy's `format_description.txt`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from unison.data.files.checksums import crc32c, masked
-from unison.train.wire_format import cut, read_varint
+from unison.train.wire_format import cut, read_varint, varint
 
 #: The magic number at the end of a table.
 MAGIC = bytes.fromhex("57fb808b247547db")
@@ -28,6 +28,58 @@ _KEY_BYTES_A_BYTE = 16
 
 #: The most bytes that Snappy decompresses one byte to: copies of 64 bytes in 3.
 _MOST_OF_SNAPPY = 22
+
+
+#: The bytes of keys and values after which a block ends.
+_BLOCK = 4096
+
+
+def table_of(items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns the table of keys, in order, and their values.
+
+    Examples:
+        >>> list(items_of(table_of([(b"a", b"1"), (b"b", b"2")])))
+        [(b'a', b'1'), (b'b', b'2')]
+    """
+    writer = TableWriter()
+    block: list[tuple[bytes, bytes]] = []
+    handles = []
+    for item in items:
+        block.append(item)
+        if sum(len(key) + len(value) for key, value in block) > _BLOCK:
+            handles.append((block[-1][0], writer.add(block_of(block))))
+            block = []
+    if block or not handles:
+        handles.append((block[-1][0] if block else b"", writer.add(block_of(block))))
+    about = writer.add(block_of([]))
+    return writer.finished(about, writer.add(block_of(handles)))
+
+
+class TableWriter:
+    """A table that is written block by block."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def add(self, block: bytes, kind: int = 0) -> bytes:
+        """Adds a block with its trailer; returns its handle."""
+        handle = varint(len(self._content)) + varint(len(block))
+        whole = block + bytes([kind])
+        self._content += whole + struct.pack("<I", masked(crc32c()(whole)))
+        return handle
+
+    def finished(self, about: bytes, index: bytes) -> bytes:
+        """Returns the table, which ends with the handles of its last two blocks."""
+        handles = about + index
+        return bytes(self._content) + handles.ljust(_FOOTER - len(MAGIC), b"\0") + MAGIC
+
+
+def block_of(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns a block of keys, in order, and their values."""
+    content = b"".join(
+        varint(0) + varint(len(key)) + varint(len(value)) + key + value for key, value in entries
+    )
+    return content + struct.pack("<II", 0, 1)
 
 
 def items_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, read without TensorFlow.
+"""TensorFlow's checkpoints, read and written without TensorFlow.
 
 `PREFIX.index` is a table (`sorted_table`) of names, each with a message `BundleEntryProto` with the
 position of a tensor's bytes in `PREFIX.data-00000-of-00001` (or its siblings). The tensor
@@ -12,25 +12,39 @@ Sources: `tensorflow/core/protobuf/tensor_bundle.proto`, `trackable_object_graph
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
+import re
 import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from unison.data.files.checksums import crc32c, masked
-from unison.errors import NotFoundError, UnimplementedError
-from unison.storage import files
-from unison.storage.decoding import bytes_of, decoding, shape_of, whole_number
-from unison.train.archive import ArrayDescription, Node, check_graph
-from unison.train.sorted_table import MAGIC, items_of
-from unison.train.wire_format import cut, fields_of, read_varint
+from unison.errors import InvalidArgumentError, NotFoundError, UnimplementedError
+from unison.runtime.elastic.lifecycle import happened
+from unison.storage import atomic, files
+from unison.storage.decoding import (
+    bytes_of,
+    decoding,
+    parsed_json,
+    plain_dict,
+    shape_of,
+    whole_number,
+)
+from unison.train.archive import SUFFIX, ArrayDescription, Node, check_graph
+from unison.train.sorted_table import MAGIC, items_of, table_of
+from unison.train.wire_format import Fixed32, cut, fields_of, message_of, read_varint, varint
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "VARIABLE_VALUE"
 _TEXT = 7
+
+#: The attribute of an object with a state, as JSON, which TensorFlow leaves alone.
+_STATE = "UNISON_STATE"
 
 _MOST_SHARDS = 10**5 - 1
 
@@ -43,12 +57,148 @@ _DTYPES = {
 }  # fmt: skip
 
 #: Lists of Keras' that are objects in TensorFlow; here, their items are named by index.
-_KERAS_LISTS = ("_variables", "_trainable_variables", "_non_trainable_variables")
+_KERAS_LISTS = ("_variables", "_trainable_variables", "_non_trainable_variables", "_operations")
+_ITEM = re.compile(rf"({'|'.join(_KERAS_LISTS)})\[(\d+)\]")
+
+#: The name of the number of an optimizer's steps: of 64 bits in TensorFlow.
+_ITERATIONS = "_iterations"
 
 
 def is_tensor_bundle(content_end: bytes) -> bool:
     """Whether a file that ends in these bytes is the index of one of TensorFlow's checkpoints."""
     return content_end.endswith(MAGIC)
+
+
+def write_tensor_bundle(
+    prefix: str, nodes: Sequence[Node], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Writes a checkpoint that TensorFlow restores; it replaces an existing one.
+
+    The graph has the names of `parts_as_tensorflow_names`.
+
+    Raises:
+        ImportError: The package for its checksums is not installed.
+        InvalidArgumentError: TensorFlow has no such dtype.
+    """
+    crc32c()  # or the error that names the missing package
+    wide = {nodes[n].variable for node in nodes for n in _children(node, _ITERATIONS)}
+    last = _data_files(prefix)
+    # While there is another checkpoint, its index and its data stay as they are.
+    num_shards = 2 if _data_file(prefix, 0, 1) in last else 1
+    entries = {}
+    with atomic.replacing(_data_file(prefix, 0, num_shards)) as file:
+        offset = 0
+        for key, array in arrays.items():
+            array = array.astype(np.int64) if key in wide else array
+            number = _number_of(array.dtype, key)
+            content = array.tobytes()
+            checksum = masked(crc32c()(content))
+            entries[key] = place_of_tensor(number, array.shape, offset, len(content), checksum)
+            offset += file.write(content)
+        graph, states = _graph_of(nodes)
+        for key, text in {**states, _GRAPH: graph}.items():
+            content, checksum = bytes_of_texts([text])
+            entries[key] = place_of_tensor(_TEXT, (), offset, len(content), checksum)
+            offset += file.write(content)
+    header = message_of([(1, num_shards), (3, [(1, 1)])])  # version 1 of the producer
+    items = {b"": header, **{key.encode(): entry for key, entry in entries.items()}}
+    with atomic.replacing(prefix + SUFFIX) as file:
+        file.write(table_of(sorted(items.items())))
+        happened("checkpoint")
+    for name in last - {_data_file(prefix, 0, num_shards)}:
+        files.remove(name)
+
+
+def remove_data_files(prefix: str) -> None:
+    """Deletes the files beside the index of one of TensorFlow's checkpoints."""
+    for name in _data_files(prefix):
+        files.remove(name)
+
+
+def _data_file(prefix: str, shard: int, num_shards: int) -> str:
+    return f"{prefix}.data-{shard:05d}-of-{num_shards:05d}"
+
+
+def _data_files(prefix: str) -> set[str]:
+    """Returns the paths of the files beside an index."""
+    folder, name = os.path.split(prefix)
+    pattern = re.compile(re.escape(name) + r"\.data-\d{5}-of-\d{5}")
+    found = filter(pattern.fullmatch, files.names_in(folder))
+    return {f"{prefix}{each.removeprefix(name)}" for each in found}
+
+
+def _children(node: Node, name: str) -> Iterator[int]:
+    """Yields the number of a node's child, if it has one of that name."""
+    if name in node.children:
+        yield node.children[name]
+
+
+def _number_of(dtype: np.dtype, key: str) -> int:
+    """Returns TensorFlow's number of a dtype."""
+    for number, name in _DTYPES.items():
+        if number != _TEXT and dtype == jnp.dtype(name):
+            return number
+    raise InvalidArgumentError(
+        message=f"TensorFlow's checkpoints hold no array of dtype {dtype}. Received: {key}. Use "
+        'Checkpoint(format="archive", ...).'
+    )
+
+
+def place_of_tensor(
+    dtype: int, shape: Sequence[int], offset: int, size: int, checksum: int, shard: int = 0
+) -> bytes:
+    """Returns the message `BundleEntryProto` with the position of a tensor."""
+    sizes = [(2, [(1, number)]) for number in shape]
+    place = [(1, dtype), (2, sizes), (3, shard), (4, offset), (5, size), (6, Fixed32(checksum))]
+    return message_of(place)
+
+
+def bytes_of_texts(texts: Sequence[bytes]) -> tuple[bytes, int]:
+    """Returns the bytes of a tensor of strings, and their checksum; see `_texts`."""
+    lengths = b"".join(varint(len(text)) for text in texts)
+    numbers = b"".join(_length_in_checksum(len(text)) for text in texts)
+    of_lengths = struct.pack("<I", masked(crc32c()(numbers)))
+    checksum = masked(crc32c()(numbers + of_lengths + b"".join(texts)))
+    return lengths + of_lengths + b"".join(texts), checksum
+
+
+def _length_in_checksum(length: int) -> bytes:
+    """Returns a length as a number of 4 bytes, or of 8 if it is large."""
+    return struct.pack("<I" if length <= 0xFFFFFFFF else "<Q", length)
+
+
+def _graph_of(nodes: Sequence[Node]) -> tuple[bytes, dict[str, bytes]]:
+    """Returns the message `TrackableObjectGraph`, and the states of objects, by key."""
+    children = [dict(node.children) for node in nodes]
+    lists: dict[tuple[int, str], int] = {}
+    for owner, node in enumerate(nodes):
+        for name, child in node.children.items():
+            found = _ITEM.fullmatch(name)
+            if found is None:
+                continue
+            of_list, item = found.groups()
+            if (owner, of_list) not in lists:
+                lists[owner, of_list] = children[owner][of_list] = len(children)
+                children.append({})
+            children[lists[owner, of_list]][item] = child
+            del children[owner][name]
+    states = {}
+    messages = []
+    for number, own in enumerate(children):
+        fields: list[tuple[int, Any]] = [
+            (1, [(1, child), (2, name.encode())]) for name, child in own.items()
+        ]
+        node = nodes[number] if number < len(nodes) else Node()
+        if node.variable is not None:
+            key = node.variable.encode()
+            fields.append((2, [(1, _VALUE.encode()), (3, key)]))
+        if node.state is not None:
+            states[f"{_STATE}/{number}"] = json.dumps(node.state).encode()
+            fields.append((2, [(1, _STATE.encode()), (3, f"{_STATE}/{number}".encode())]))
+        if node.has_value:
+            fields.append((5, [(1, 1)]))
+        messages.append((1, fields))
+    return message_of(messages), states
 
 
 class _Entry(NamedTuple):
@@ -93,12 +243,20 @@ class TensorBundle:
             self.nodes = [Node()]
             if _GRAPH in self._entries:
                 (graph,) = self._texts(_GRAPH, self._entries.pop(_GRAPH))
-                self.nodes = _nodes(graph)
+                self.nodes = _nodes(graph, self._state)
             self.arrays = {
                 key: ArrayDescription(entry.shape, jnp.dtype(_DTYPES[entry.dtype]))
                 for key, entry in self._entries.items()
             }
             check_graph(self.nodes, self.arrays)
+
+    def _state(self, key: str) -> Any:
+        """Returns the state of an object that Unison has written."""
+        (text,) = self._texts(key, self._entries.pop(key))
+        state = plain_dict(parsed_json(text))
+        if "value" not in state:
+            raise ValueError("a state has no value")
+        return state
 
     def read(self, key: str) -> np.ndarray:
         """Returns an array; see `Archive.read`."""
@@ -127,7 +285,7 @@ class TensorBundle:
             self.read(key)
 
     def _content(self, key: str, entry: _Entry) -> bytes:
-        name = f"{self.prefix}.data-{entry.shard:05d}-of-{self._num_shards:05d}"
+        name = _data_file(self.prefix, entry.shard, self._num_shards)
         with files.open_to_read(name) as file:
             if entry.offset + entry.size > file.seek(0, os.SEEK_END):
                 raise ValueError(f"{name} ends before array {key!r}")
@@ -144,10 +302,7 @@ class TensorBundle:
         for _ in range(count):
             length, position = read_varint(content, position)
             lengths.append(length)
-        # In the checksum, lengths are numbers of 4 bytes, or of 8 if they are large.
-        as_numbers = b"".join(
-            struct.pack("<I" if length <= 0xFFFFFFFF else "<Q", length) for length in lengths
-        )
+        as_numbers = b"".join(map(_length_in_checksum, lengths))
         of_lengths = content[position : position + 4]
         texts, start = [], position + 4
         for length in lengths:
@@ -191,8 +346,13 @@ def _entry(message: bytes) -> _Entry:
     )
 
 
-def _nodes(graph: bytes) -> list[Node]:
-    """Returns the objects of a message `TrackableObjectGraph`."""
+def _nodes(graph: bytes, state: Callable[[str], Any]) -> list[Node]:
+    """Returns the objects of a message `TrackableObjectGraph`.
+
+    Args:
+        graph: The message.
+        state: Returns the state with a key.
+    """
     nodes = []
     for message in fields_of(graph).get(1, []):
         fields = fields_of(message)
@@ -200,8 +360,11 @@ def _nodes(graph: bytes) -> list[Node]:
         for child in map(fields_of, fields.get(1, [])):
             node.children[child[2][0].decode()] = child.get(1, [0])[0]
         for attribute in map(fields_of, fields.get(2, [])):
-            if attribute[1][0].decode() == _VALUE:
-                node.variable = attribute[3][0].decode()
+            name, key = attribute[1][0].decode(), attribute[3][0].decode()
+            if name == _VALUE:
+                node.variable = key
+            elif name == _STATE:
+                node.state = state(key)
         nodes.append(node)
     check_graph(nodes, {node.variable for node in nodes if node.variable is not None})
     for node in nodes:

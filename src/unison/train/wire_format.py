@@ -1,10 +1,11 @@
-"""Protocol buffers parsed without their descriptors: varints, and the fields of a message.
+"""Protocol buffers without their descriptors: varints, and the fields of a message.
 
 Source: Protocol Buffers, "Encoding".
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 #: The maximum number of bytes of a varint of 64 bits.
@@ -25,6 +26,42 @@ def read_varint(content: bytes, position: int) -> tuple[int, int]:
                 break
             return value, position + index + 1
     raise ValueError("a number ends early, or has more than 64 bits")
+
+
+def varint(number: int) -> bytes:
+    """Returns a number as it is written.
+
+    Examples:
+        >>> read_varint(varint(300), 0)
+        (300, 2)
+    """
+    content = bytearray()
+    while number > 127:
+        content.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*content, number])
+
+
+class Fixed32(int):
+    """A number that is written in 4 bytes, and not as a varint."""
+
+
+def message_of(fields: Iterable[tuple[int, Any]]) -> bytes:
+    """Returns a message of fields.
+
+    Args:
+        fields: The fields' numbers and values: numbers, bytes, and the fields of messages.
+    """
+    content = bytearray()
+    for number, value in fields:
+        if isinstance(value, Fixed32):
+            content += varint(number << 3 | 5) + value.to_bytes(4, "little")
+        elif isinstance(value, int):
+            content += varint(number << 3) + varint(value % 2**64)
+        else:
+            value = value if isinstance(value, bytes) else message_of(value)
+            content += varint(number << 3 | 2) + varint(len(value)) + value
+    return bytes(content)
 
 
 def cut(content: bytes, position: int, length: int) -> bytes:
