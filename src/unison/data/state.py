@@ -20,6 +20,8 @@ from unison.storage.decoding import (
     bytes_of,
     decoding,
     dtype_named,
+    is_jaxs_own,
+    name_of_dtype,
     parsed_json,
     plain_dict,
     plain_list,
@@ -322,9 +324,7 @@ class _Decoder:
 
 
 def _name_of(dtype: np.dtype) -> str:
-    """Returns the name of a dtype; NumPy treats JAX's additional dtypes (bfloat16) as bytes."""
-    if dtype.kind in "biufcmM":
-        return dtype.str
-    if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None:
-        return dtype.name
+    """Returns the name of a dtype of numbers or times."""
+    if dtype.kind in "biufcmM" or is_jaxs_own(dtype):
+        return name_of_dtype(dtype)
     raise cannot_keep(dtype)

@@ -208,10 +208,22 @@ def dtype_named(name: object, kinds: str = _NUMBERS) -> np.dtype:
         dtype = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
         raise ValueError(f"there is no dtype {name!r}") from None
-    is_jax = dtype.type.__module__ == ml_dtypes.__name__
-    if not is_jax and (dtype.kind not in kinds or dtype.names is not None or dtype.subdtype):
+    if not is_jaxs_own(dtype) and (
+        dtype.kind not in kinds or dtype.names is not None or dtype.subdtype
+    ):
         raise ValueError(f"expected the dtype of numbers, received {name!r}")
     return dtype
+
+
+def name_of_dtype(dtype: np.dtype) -> str:
+    """Returns a dtype's name for `dtype_named`."""
+    # In NumPy's own notation, JAX's additional dtypes are bytes without a meaning, or unknown.
+    return dtype.name if is_jaxs_own(dtype) else dtype.str
+
+
+def is_jaxs_own(dtype: np.dtype) -> bool:
+    """Whether a dtype is one of JAX's additional ones, such as bfloat16."""
+    return dtype.type.__module__ == ml_dtypes.__name__
 
 
 def _shown(value: object) -> str:

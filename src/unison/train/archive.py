@@ -29,6 +29,8 @@ from unison.storage import atomic, files
 from unison.storage.decoding import (
     decoding,
     dtype_named,
+    is_jaxs_own,
+    name_of_dtype,
     parsed_json,
     plain_dict,
     plain_list,
@@ -282,16 +284,9 @@ def _member(key: str) -> str:
     return f"{key}.npy"
 
 
-def name_of_dtype(dtype: np.dtype) -> str:
-    """Returns a dtype's name for `dtype_named`."""
-    # In NumPy's own notation, JAX's additional dtypes (bfloat16, ...) are bytes without a meaning.
-    return dtype.name if dtype.kind == "V" else dtype.str
-
-
 def _storable(array: np.ndarray) -> np.ndarray:
     if array.dtype.hasobject:
         raise TypeError(
             f"Checkpoints hold numbers and text, and nothing pickled. Received: an array of {array}"
         )
-    is_bytes_to_numpy = array.dtype.kind == "V"
-    return array.view(f"u{array.dtype.itemsize}") if is_bytes_to_numpy else array
+    return array.view(f"u{array.dtype.itemsize}") if is_jaxs_own(array.dtype) else array

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from unison.cells import Cell, StoredForm, own_parts
+from unison.storage.decoding import name_of_dtype
 from unison.storage.memory_slots import ALIGNMENT, MemorySlots
-from unison.train.archive import name_of_dtype
 from unison.train.loop_state import LoopState
 from unison.train.record_archive import Place, array_at
 from unison.train.snapshot import WHOLE, PartsSnapshot

@@ -27,6 +27,13 @@ from unison.train.chunk_plan import ChunkGrid, Region, slices_of
 #: The file with the description of a tree of arrays.
 METADATA = "_METADATA"
 
+#: The dtypes that TensorStore writes in Zarr 2. Without asking it: importing it takes long.
+DTYPES = frozenset(
+    "bool int4 int8 uint8 int16 uint16 int32 uint32 int64 uint64 float4_e2m1fn float8_e3m4 "
+    "float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2 float8_e5m2fnuz bfloat16 "
+    "float16 float32 float64 complex64 complex128".split()
+)
+
 #: In the description of what Unison has written, which is no checkpoint without its index.
 _MADE_BY_UNISON = {"writer": "unison"}
 
@@ -77,18 +84,6 @@ def require_orbax() -> ModuleType:
             'Checkpoint(format="archive", ...) does without.'
         ) from error
     return orbax.checkpoint
-
-
-def can_be_written(dtype: np.dtype) -> bool:
-    """Whether arrays of a dtype can be in this format."""
-    require_orbax()
-    import tensorstore
-
-    try:
-        tensorstore.dtype(dtype.name)
-    except (TypeError, ValueError):
-        return False
-    return dtype.kind not in "OSU"
 
 
 class TreeWriter:

@@ -23,13 +23,14 @@ from unison.storage import files
 from unison.storage.decoding import (
     bytes_of,
     dtype_named,
+    name_of_dtype,
     plain_dict,
     plain_list,
     plain_text,
     shape_of,
     whole_number,
 )
-from unison.train.archive import Archive, ArrayDescription, Node, name_of_dtype, write_archive_to
+from unison.train.archive import Archive, ArrayDescription, Node, write_archive_to
 from unison.train.archive_content import with_wide_counter
 from unison.train.chunk_plan import (
     ChunkGrid,
@@ -41,7 +42,7 @@ from unison.train.chunk_plan import (
     spread_on,
     whole_region,
 )
-from unison.train.orbax_format import OwnChunks, TreeReader, TreeWriter, can_be_written
+from unison.train.orbax_format import DTYPES, OwnChunks, TreeReader, TreeWriter
 from unison.train.snapshot import Snapshot
 
 #: The file without which a folder is not a checkpoint.
@@ -152,7 +153,8 @@ class ShardedContent:
                     for number, checksum in of_chunks.items():
                         checksums[key][int(number)] = checksum
             os.remove(path)
-        TreeWriter(folder, self._process).complete(map(_path_of, self._grids), self._process)
+        if self._grids:
+            TreeWriter(folder, self._process).complete(map(_path_of, self._grids), self._process)
         elsewhere = {
             key: {
                 "shape": list(grid.shape),
@@ -178,7 +180,7 @@ class ShardedContent:
 
 def _is_in_tree(array: Any) -> bool:
     """Whether Orbax's tree can hold an array: not an empty one, and not one of text."""
-    return 0 not in array.shape and can_be_written(np.dtype(array.dtype))
+    return 0 not in array.shape and np.dtype(array.dtype).name in DTYPES
 
 
 def _path_of(key: str) -> tuple[str, ...]:

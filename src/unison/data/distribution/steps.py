@@ -13,6 +13,7 @@ from unison.data.distribution.shares import Proportions
 from unison.data.leaves import dtype_of, shape_of
 from unison.data.state import State
 from unison.data.structure import Leaves
+from unison.storage.decoding import name_of_dtype
 
 #: The replicas' parts of one leaf, in order: a list of arrays, or a stacked array.
 Parts = Any
@@ -151,13 +152,10 @@ class AgreedSteps(Steps):
 
 def _kinds_of(step: Step) -> list[Any]:
     """Returns for every leaf its dtype, and the shapes of its parts."""
-    return [[_name_of(parts[0]), [list(shape_of(part)) for part in parts]] for parts in step.parts]
-
-
-def _name_of(leaf: Any) -> str:
-    dtype = dtype_of(leaf)
-    # NumPy treats JAX's additional dtypes (bfloat16) as bytes, but their names identify them.
-    return dtype.name if dtype.kind == "V" else dtype.str
+    return [
+        [name_of_dtype(dtype_of(parts[0])), [list(shape_of(part)) for part in parts]]
+        for parts in step.parts
+    ]
 
 
 def step_in_turn(elements: Sequence[Leaves | None], pack: Pack) -> Step | None:
