@@ -1,4 +1,4 @@
-"""Kills writers of checkpoints at random instants: `python killed_writers.py FOLDER KILLS SEED`.
+"""Kills writers of checkpoints at random instants: `killed_writers.py FOLDER KILLS SEED FORMAT`.
 
 Each writer restores the latest checkpoint, says its number, and saves the numbers that follow,
 each of which it says when it is saved. This program forks them before JAX starts, kills them, and
@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 
+import unison
 from unison.train import Checkpoint, CheckpointManager, CheckpointOptions
 
 #: Seconds that a writer has to come up.
@@ -35,26 +36,30 @@ class Values:
         self.number = state["number"]
 
 
-def write_until_killed(folder, says, is_async):
+def write_until_killed(folder, says, is_async, format):
     values = Values()
-    manager = CheckpointManager(Checkpoint(values=values), folder, max_to_keep=2)
+    variable = unison.Variable(np.zeros(250_000, np.float32))
+    checkpoint = Checkpoint(format=format, values=values, variable=variable)
+    manager = CheckpointManager(checkpoint, folder, max_to_keep=2)
     manager.restore_or_initialize()
+    assert set(variable.numpy().tolist()) == {values.number}
     os.write(says, f"{values.number}\n".encode())
     while True:
         values.number += 1
+        variable.assign(np.full(250_000, values.number, np.float32))
         manager.save(options=CheckpointOptions(enable_async=is_async))
         manager.sync()
         os.write(says, f"{values.number}\n".encode())
 
 
-def run_and_kill(folder, chance):
+def run_and_kill(folder, chance, format):
     """Returns the number that a writer has restored, and the last one that it saved."""
     hears, says = os.pipe()
     writer = os.fork()
     if not writer:
         os.close(hears)
         with contextlib.suppress(BaseException):
-            write_until_killed(folder, says, chance.random() < 0.5)
+            write_until_killed(folder, says, chance.random() < 0.5, format)
         os._exit(1)
     os.close(says)
     said = b""
@@ -76,11 +81,11 @@ def run_and_kill(folder, chance):
     return (numbers[0], numbers[-1]) if numbers else None
 
 
-def main(folder, kills, seed):
+def main(folder, kills, seed, format):
     chance = random.Random(seed)
     saved, is_known = 0, True
     for _ in range(kills):
-        numbers = run_and_kill(folder, chance)
+        numbers = run_and_kill(folder, chance, format)
         if numbers is not None:
             restored, last = numbers
             # One save may have been complete when its writer was killed before it could say so.
@@ -95,4 +100,4 @@ def main(folder, kills, seed):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

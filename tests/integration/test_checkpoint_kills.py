@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).with_name("killed_writers.py")
 
 
-def test_writer_that_is_killed_leaves_what_it_has_saved(tmp_path):
+@pytest.mark.parametrize("format", ["archive", "orbax", "tensorflow"])
+def test_writer_that_is_killed_leaves_what_it_has_saved(tmp_path, format):
     done = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path, "12", "1"],
+        [sys.executable, PROGRAM, tmp_path, "12", "1", format],
         capture_output=True,
         text=True,
         timeout=200,

@@ -1,4 +1,4 @@
-"""Writers of checkpoints killed at 200 random instants; about three minutes."""
+"""Writers of checkpoints killed at 200 random instants; about three minutes for each format."""
 
 import os
 import subprocess
@@ -14,9 +14,10 @@ LIMIT = 900  # seconds
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(LIMIT + 30)]
 
 
-def test_no_complete_checkpoint_is_lost(tmp_path):
+@pytest.mark.parametrize("format", ["archive", "orbax", "tensorflow"])
+def test_no_complete_checkpoint_is_lost(tmp_path, format):
     done = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path, KILLS, "0"],
+        [sys.executable, PROGRAM, tmp_path, KILLS, "0", format],
         capture_output=True,
         text=True,
         timeout=LIMIT,
