@@ -268,5 +268,78 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_the_last_one_whole(tmp_p
     weights = weights_of(zero(2), factor=0.0)
     Checkpoint(**weights).read(tmp_path / "ckpt").expect_partial()
     assert float(weights["small"].numpy()) == 3.0
-    Checkpoint(**weights).write(tmp_path / "ckpt")  # removes what the killed job has left
+    Checkpoint(format="orbax", **weights).write(tmp_path / "ckpt")  # removes what it has left
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def save_what_differs(folder):
+    """Values of each worker's own, of different sizes, beside those that all have."""
+    import jax
+
+    import unison
+
+    strategy = zero(4)
+    index = jax.process_index()
+    own = unison.Variable(np.full(1000 if index == 0 else 10, index, np.float32))
+    best = unison.Variable(np.float32(index))
+    weights, more = weights_of(strategy), weights_of(strategy)
+    objects = {"own": own, "best": best, "more": more, **weights}
+    path = Checkpoint(**objects).write(f"{folder}/ckpt")
+    try:
+        Checkpoint(other=weights if index else more["divided"], **weights).write(f"{folder}/other")
+    except errors.FailedPreconditionError as error:
+        return path, str(error)
+
+
+def test_of_what_differs_the_first_workers_is_saved(tmp_path):
+    (path, refused), _ = on_workers(save_what_differs, str(tmp_path))
+    reader = load_checkpoint(path)
+    assert reader.get_tensor(f"own/{VALUE}").tolist() == [0.0] * 1000
+    assert reader.get_tensor(f"best/{VALUE}") == 0.0
+    expected = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+    for name in ("divided", "more/divided"):
+        np.testing.assert_array_equal(reader.get_tensor(f"{name}/{VALUE}"), expected)
+    assert "The workers save different objects" in refused
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def save_on_separate_disks(folder):
+    import jax
+
+    from unison.train import shared_path
+
+    weights = weights_of(zero(4))
+    if jax.process_index() == 1:
+        shared_path._sees = lambda *args: False
+    path = Checkpoint(**weights).write(f"{folder}/ckpt")
+    try:
+        Checkpoint(format="orbax", **weights).write(f"{folder}/explicit")
+    except errors.FailedPreconditionError as error:
+        return path, str(error)
+
+
+def test_workers_with_separate_disks_gather(tmp_path):
+    for path, refused in on_workers(save_on_separate_disks, str(tmp_path)):
+        assert load_checkpoint(path).get_tensor(f"divided/{VALUE}").shape == (ROWS, COLUMNS)
+        assert "Let every worker call save" in refused
     assert os.listdir(tmp_path) == ["ckpt.index"]
+
+
+def read_one_of_several(path):
+    from unison.train import sharded_archive
+
+    read = []
+    start_reading = sharded_archive.TreeReader.start_reading
+
+    def counting(self, of_array, region):
+        read.append(of_array)
+        return start_reading(self, of_array, region)
+
+    sharded_archive.TreeReader.start_reading = counting
+    Checkpoint(divided=weights_of(zero(4), factor=0.0)["divided"]).read(path).expect_partial()
+    return len(read)
+
+
+def test_a_worker_that_restores_a_part_reads_that(saved):
+    folder, _ = saved
+    assert on_workers(read_one_of_several, str(folder / "run/ckpt-4")) == [2, 2]

@@ -205,8 +205,9 @@ def test_one_that_is_replaced_is_whole_until_the_new_one_is(tmp_path, monkeypatc
     weight.assign(2.0)
     with monkeypatch.context() as patched:
         patched.setattr(tensor_bundle, "table_of", lambda items: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            checkpoint.write(path)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                checkpoint.write(path)
     assert load_checkpoint(path).get_tensor(f"weight/{VALUE}") == 1.0
     for value in (2.0, 3.0, 4.0):
         weight.assign(value)

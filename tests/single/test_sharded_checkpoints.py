@@ -15,7 +15,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import unison
-from unison.errors import DataLossError, NotFoundError
+from subprocess_program import run_program
+from unison.errors import DataLossError, FailedPreconditionError, NotFoundError
 from unison.train import (
     Checkpoint,
     CheckpointManager,
@@ -467,3 +468,86 @@ def test_hosts_of_a_large_job_write_equal_shares():
     of_hosts = bytes_of_hosts("v5p:4x8x8").values()
     assert sum(of_hosts) == state
     assert max(of_hosts) < 1.001 * state / 64
+
+
+# -- what a reading found ------------------------------------------------------------------------
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all")
+    checkpoint = Checkpoint(format="orbax", weight=unison.Variable(1.0))
+    with pytest.raises(FailedPreconditionError, match=r"a folder that has 'thesis.txt'"):
+        checkpoint.write(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "all"
+    with pytest.raises(FailedPreconditionError, match="Expected no folder"):
+        checkpoint.write(saved_by_pytree(tmp_path / "saved"))
+
+
+def test_many_small_values_are_inside_of_compressed_nodes(tmp_path):
+    zeros = [unison.Variable(np.zeros(250, np.float32)) for _ in range(150)]
+    path = Checkpoint(format="orbax", zeros=zeros).save(tmp_path / "ckpt")
+    assert latest_checkpoint(tmp_path) == path
+
+
+def test_a_lost_file_of_another_programs_checkpoint_is_an_error(tmp_path):
+    path = saved_in_many_files(tmp_path / "saved")
+    (path / "params.w" / "0.0").unlink()
+    with pytest.raises(DataLossError, match="of Orbax is corrupt"):
+        load_checkpoint(path).get_tensor("params/w")
+
+
+def test_a_shape_beyond_the_files_is_corrupt(tmp_path):
+    path = saved_in_many_files(tmp_path / "saved")
+    about = path / "params.w" / ".zarray"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"shape": [2**57, 2]}))
+    with pytest.raises(DataLossError, match="and their files"):
+        load_checkpoint(path)
+
+
+def test_only_the_counter_is_made_wide(tmp_path):
+    class Counter(unison.Module):
+        def __init__(self):
+            self.w = unison.Variable(np.float32([1.5, 2.5]))
+
+    module = unison.Module()
+    module.save_counter = unison.Variable(np.float32(1.5))
+    module._iterations = unison.Variable(np.float32(0.75))
+    for format in ("archive", "orbax", "tensorflow"):
+        path = Checkpoint(module, format=format).write(tmp_path / f"{format}-a")
+        assert load_checkpoint(path).get_tensor(f"save_counter/{VALUE}") == 1.5
+        assert load_checkpoint(path).get_tensor(f"_iterations/{VALUE}") == 0.75
+        other = unison.Module()
+        other.save_counter = Counter()
+        path = Checkpoint(other, format=format).write(tmp_path / f"{format}-b")
+        assert load_checkpoint(path).get_tensor(f"save_counter/w/{VALUE}").tolist() == [1.5, 2.5]
+
+
+def test_values_that_wait_for_their_objects_say_that_the_checkpoint_was_deleted(tmp_path):
+    parts = {"a": unison.Variable(np.ones(300)), "b": unison.Variable(np.ones(300))}
+    path = Checkpoint(format="orbax", parts=unison.Module(), **parts).write(tmp_path / "ckpt")
+    restored = Checkpoint(a=unison.Variable(np.zeros(300)))
+    status = restored.read(path).expect_partial()
+    checkpoint_formats.remove_checkpoint(path)
+    with pytest.raises(NotFoundError, match="was deleted or replaced while values"):
+        restored.b = unison.Variable(np.zeros(300))
+    del status
+
+
+AT_EXIT = """
+import sys
+import numpy as np
+import unison
+from unison.train import Checkpoint, CheckpointOptions
+
+weight = unison.Variable(np.ones((4096, 1024), np.float32))
+Checkpoint(format="orbax", weight=weight).save(
+    f"{sys.argv[1]}/ckpt", CheckpointOptions(enable_async=True)
+)
+"""
+
+
+def test_an_asynchronous_one_is_written_when_the_program_ends(tmp_path):
+    run_program(AT_EXIT, str(tmp_path))
+    weight = load_checkpoint(latest_checkpoint(tmp_path)).get_tensor(f"weight/{VALUE}")
+    assert weight.sum() == 4096 * 1024

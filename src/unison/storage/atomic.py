@@ -148,10 +148,12 @@ class Aside:
 
     def publish(self) -> None:
         """Renames it atomically to its path; an existing file is replaced."""
-        if os.path.isdir(self.path) and os.path.isdir(self._target):
+        try:
+            os.replace(self.path, self._target)  # also an empty folder
+        except OSError:
+            if not (os.path.isdir(self.path) and os.path.isdir(self._target)):
+                raise
             _exchange(self.path, self._target)
-        else:
-            os.replace(self.path, self._target)
         _sync_folder(self._folder)
 
     def publish_if_absent(self) -> bool:

@@ -68,6 +68,15 @@ def remove(path: str) -> None:
             os.remove(path)
 
 
+def size_of_folder(path: str) -> int:
+    """Returns the bytes of all files in a local folder and in those inside."""
+    return sum(
+        os.path.getsize(os.path.join(parent, name))
+        for parent, _, names in os.walk(path)
+        for name in names
+    )
+
+
 def remove_folder(path: str) -> None:
     """Deletes a folder with all that is in it, if it exists. Links are not followed."""
     if is_remote(path):

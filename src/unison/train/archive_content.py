@@ -8,11 +8,10 @@ import numpy as np
 
 from unison.cells import Cell
 from unison.train.archive import Node, write_archive
+from unison.train.counter import with_wide_counter
+from unison.train.sharded_archive import remove_parts
 from unison.train.snapshot import Snapshot
-from unison.train.tensor_bundle import write_tensor_bundle
-
-#: The name of the number of checkpoints, in a `Checkpoint`.
-COUNTER = "save_counter"
+from unison.train.tensor_bundle import remove_data_files, write_tensor_bundle
 
 
 class ArchiveContent:
@@ -45,6 +44,9 @@ class ArchiveContent:
         """Writes the file."""
         self._snapshot.finish()
         self._write_file(self._path, self._nodes, with_wide_counter(self._arrays))
+        remove_parts(self._path)  # of a checkpoint in another format that this one replaces
+        if self._write_file is not write_tensor_bundle:
+            remove_data_files(self._path)
 
     @property
     def num_arrays(self) -> int:
@@ -53,12 +55,3 @@ class ArchiveContent:
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self._arrays.values())
-
-
-def with_wide_counter(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns arrays with the number of checkpoints as a 64-bit integer.
-
-    It is one also without JAX's 64-bit mode, so that a program with that can restore it.
-    """
-    counters = (key for key in arrays if key.startswith(f"{COUNTER}/"))
-    return {**arrays, **{key: arrays[key].astype(np.int64) for key in counters}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  whose exit handler runs after the later one
 import functools
 import logging
 import queue
@@ -122,10 +123,12 @@ _registered = threading.Event()
 
 
 def _wait_at_exit() -> None:
-    # Registered with the first writer: it runs before the exit handlers of JAX and of the cluster.
+    # Registered with the first writer: it runs before the exit handlers of JAX and of the cluster,
+    # and before that of the thread pools, which a write uses, too.
     if not _registered.is_set():
         _registered.set()
-        atexit.register(_wait_for_all)
+        register = getattr(threading, "_register_atexit", atexit.register)
+        register(_wait_for_all)
 
 
 def _wait_for_all() -> None:

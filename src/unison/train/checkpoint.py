@@ -24,14 +24,14 @@ from unison.storage import files
 from unison.storage.file_systems import is_remote
 from unison.strategies.default import default_strategy
 from unison.train.archive import SUFFIX
-from unison.train.archive_content import COUNTER, ArchiveContent
+from unison.train.archive_content import ArchiveContent
 from unison.train.background import BackgroundWriter
 from unison.train.checkpoint_formats import (
     AnyArchive,
     open_checkpoint,
-    remove_archive_of,
-    remove_folder_of,
+    require_replaceable,
 )
+from unison.train.counter import COUNTER
 from unison.train.graph import (
     Parts,
     cells_of,
@@ -240,6 +240,8 @@ class Checkpoint(Tracked):
         with self._saving_alone():
             cells = cells_of(self._root, self._parts)
             is_sharded = self._is_sharded(path, cells)
+            if is_sharded:
+                require_replaceable(path)
             writing = begin_writing(path, path + SUFFIX, cells, is_sharded)
             if writing.arrival is Arrival.APART and self._format is None:
                 is_sharded = False  # each worker writes all, to a path of its own
@@ -269,7 +271,6 @@ class Checkpoint(Tracked):
                 finally:
                     snapshot.forget()
                 if is_writer:
-                    (remove_archive_of if is_sharded else remove_folder_of)(path)
                     _log_written(path, content, time.monotonic() - begun)
                 if then is not None:
                     then(path, is_writer)

@@ -6,14 +6,14 @@ import contextlib
 import os
 import weakref
 
-from unison.errors import NotFoundError
+from unison.errors import FailedPreconditionError, NotFoundError
 from unison.storage import files
 from unison.storage.file_systems import is_remote
 from unison.storage.temporary_folders import temporary_folder
 from unison.train.archive import SUFFIX, Archive
 from unison.train.orbax_archive import OrbaxArchive, is_orbax_folder
 from unison.train.record_archive import RecordArchive
-from unison.train.sharded_archive import INDEX, ShardedArchive
+from unison.train.sharded_archive import INDEX, OWN_NAME, ShardedArchive, remove_parts
 from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle, remove_data_files
 
 AnyArchive = Archive | TensorBundle | RecordArchive | OrbaxArchive
@@ -59,20 +59,22 @@ def _opened_folder(prefix: str) -> ShardedArchive:
 
 
 def remove_checkpoint(prefix: str) -> None:
-    """Deletes a checkpoint that Unison has written, if it exists."""
-    remove_archive_of(prefix)
-    remove_folder_of(prefix)
-
-
-def remove_archive_of(prefix: str) -> None:
-    """Deletes a checkpoint in a file, or one of TensorFlow's, if it exists."""
+    """Deletes a checkpoint that Unison has written, in any format, if it exists."""
     files.remove(prefix + SUFFIX)
     remove_data_files(prefix)
+    remove_parts(prefix)
 
 
-def remove_folder_of(prefix: str) -> None:
-    """Deletes a checkpoint in Orbax's format that Unison has written, if it exists."""
-    index = os.path.join(prefix, INDEX)
-    if files.exists(index):
-        files.remove(index)  # first: what is left without it is no checkpoint
-        files.remove_folder(prefix)
+def require_replaceable(prefix: str) -> None:
+    """Checks that a checkpoint in parts would replace nothing but another one.
+
+    Raises:
+        FailedPreconditionError: There is a folder with other files.
+    """
+    others = [name for name in files.names_in(prefix) if not OWN_NAME.fullmatch(name)]
+    if others:
+        raise FailedPreconditionError(
+            message="A checkpoint in Orbax's format is a folder. Expected no folder, or one with a "
+            f"checkpoint of Unison, at {prefix}. Received: a folder that has {others[0]!r}. Save "
+            "to another path, such as one inside of it."
+        )

@@ -111,8 +111,7 @@ class ChunkPlan:
         Raises:
             FailedPreconditionError: None of the processes that write has some part of it.
         """
-        part = tuple(end - begin for begin, end in next(iter(spread.holders)))
-        grid = ChunkGrid(spread.shape, spread.dtype, chunk_shape(part, spread.dtype.itemsize))
+        grid = grid_of(spread)
         writers = [0] * len(grid)
         for region, holders in spread.holders.items():
             own = [process for process in holders if process in self.bytes_of]
@@ -126,6 +125,12 @@ class ChunkPlan:
                 self.bytes_of[writer] += grid.chunk_bytes
                 writers[number] = writer
         return grid, writers
+
+
+def grid_of(spread: Spread) -> ChunkGrid:
+    """Returns the chunks of an array."""
+    part = tuple(end - begin for begin, end in next(iter(spread.holders)))
+    return ChunkGrid(spread.shape, spread.dtype, chunk_shape(part, spread.dtype.itemsize))
 
 
 def whole_region(shape: Sequence[int]) -> Region:

@@ -14,6 +14,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +52,7 @@ class Arrival(enum.Enum):
 
     Attributes:
         TOGETHER: All do, and name the same path.
-        APART: All do, and some name a path of their own.
+        APART: All do, and some name a path of their own, or do not see the first one's folder.
         ALONE: Some do not.
     """
 
@@ -66,10 +67,12 @@ class Announced(NamedTuple):
     Attributes:
         path: Its path.
         gathers: Whether all processes take part.
+        mark: The name of a file beside the path, if each is to write a part of one folder.
     """
 
     path: str
     gathers: bool
+    mark: str
 
 
 class Journal:
@@ -88,15 +91,16 @@ class Journal:
         self._changed = threading.Condition()
         self._searches: list[object] = []
 
-    def announce(self, path: str, gathers: bool = False) -> int:
+    def announce(self, path: str, gathers: bool = False, mark: str = "") -> int:
         """Announces that the first process writes `path`; returns the number of the write.
 
         Args:
             path: The path.
             gathers: Whether all processes take part; see `wait_for_all`.
+            mark: The name of a file that the others have to see, if any.
         """
         with self._changed:
-            self._store.put(f"{_key(self._next)}/path", json.dumps([path, gathers]).encode())
+            self._store.put(f"{_key(self._next)}/path", json.dumps([path, gathers, mark]).encode())
             self._next += 1
             self._forget()
             return self._next - 1
@@ -203,13 +207,14 @@ class Journal:
         self._store.put(f"{_key(number)}/all", arrival.value.encode())
         return arrival
 
-    def come(self, path: str) -> tuple[int | None, Arrival]:
+    def come(self, path: str, sees: Callable[[str], bool]) -> tuple[int | None, Arrival]:
         """Takes part, in another process, in the first one's next write in which all take part.
 
         Earlier searches end first; all writes before it are skipped.
 
         Args:
             path: The path that this process writes.
+            sees: Returns whether this process sees the mark of a write of the first one.
 
         Returns:
             The number of that write, if the first process writes the same path; and how all take
@@ -227,7 +232,7 @@ class Journal:
                     self._next += 1
                     self._ahead.clear()
                     is_same = write.path == path
-                    came = _SAME_PATH if is_same else _OTHER_PATH
+                    came = _SAME_PATH if is_same and sees(write.mark) else _OTHER_PATH
                     self._store.put(f"{_key(number)}/came/{jax.process_index()}", came)
                     arrival = self._arrival(number)
                     if is_same or arrival is not Arrival.ALONE:

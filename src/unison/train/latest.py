@@ -123,19 +123,15 @@ def _whole_ones(paths: Iterable[str], in_shares: bool = False) -> Iterator[str]:
     Args:
         paths: Their paths.
         in_shares: Whether the processes of the job divide the verification of those that are in
-            parts, and then agree. Otherwise, the processes of a job only look whether these are
-            complete: each would read what no host can hold.
+            parts, and then agree.
     """
-    is_alone = not (jax.distributed.is_initialized() or process_group.is_elastic())
     for path in paths:
         try:
             archive = open_checkpoint(path)
-            if not isinstance(archive, ShardedArchive) or is_alone:
-                archive.verify()
-            elif in_shares:
-                archive.verify(process_group.index(), process_group.count())
+            if in_shares and isinstance(archive, ShardedArchive):
+                archive.verify_share(process_group.index(), process_group.count())
             else:
-                archive.verify_index()
+                archive.verify()
         except OpError as error:
             logger.warning("Skipping checkpoint %s: %s", path, error)
         else:

@@ -15,14 +15,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from unison.errors import NotFoundError
-from unison.storage.decoding import decoding
+from unison.storage import files
+from unison.storage.decoding import bytes_of, decoding
+from unison.storage.memory_left import memory_in_words, memory_left
 from unison.train.archive import ArrayDescription, Node
-from unison.train.chunk_plan import Region, whole_region
+from unison.train.chunk_plan import ChunkGrid, Region, chunk_shape, whole_region
 from unison.train.orbax_format import METADATA, TreeReader
 from unison.train.sharded_archive import INDEX
 
 #: The name of the only item that a program saves with Orbax's `CheckpointManager`.
 _DEFAULT_ITEM = "default"
+
+#: The most bytes that Zstandard decompresses one byte to: blocks of 128 KiB in 4 bytes.
+_MOST_OF_ZSTD = 2**15
 
 
 def is_orbax_folder(folder: str) -> bool:
@@ -38,6 +43,18 @@ def _trees_in(folder: str) -> Iterator[str]:
         for name in sorted(os.listdir(folder)):
             if os.path.isfile(os.path.join(folder, name, METADATA)):
                 yield name
+
+
+def _require_plausible(reader: TreeReader, folder: str) -> None:
+    """Raises a ValueError if the files cannot hold as much as their arrays."""
+    claimed = sum(bytes_of(shape, dtype) for shape, dtype in reader.arrays.values())
+    there = files.size_of_folder(folder)
+    if claimed > _MOST_OF_ZSTD * there:
+        raise ValueError(f"its arrays have {claimed} bytes, and their files {there}")
+    left = memory_left()
+    largest = max((bytes_of(*each) for each in reader.arrays.values()), default=0)
+    if left is not None and largest > left[0]:
+        raise ValueError(f"an array has {largest} bytes. {memory_in_words()}")
 
 
 class OrbaxArchive:
@@ -65,6 +82,7 @@ class OrbaxArchive:
                 if not reader.is_foreign:
                     raise ValueError(f"its index, {INDEX}, is missing")
                 above = () if names == [name] and name in ("", _DEFAULT_ITEM) else (name,)
+                _require_plausible(reader, os.path.join(prefix, name))
                 for path, description in reader.arrays.items():
                     key = "/".join((*above, *path))
                     self._node_at((*above, *path)).variable = key
@@ -100,8 +118,10 @@ class OrbaxArchive:
 
     def verify(self) -> None:
         """Reads everything, a part at a time: there are no checksums to be verified."""
-        for key in self.arrays:
-            self.read(key)
+        for key, (shape, dtype) in self.arrays.items():
+            grid = ChunkGrid(shape, dtype, chunk_shape(shape, dtype.itemsize))
+            for number in range(len(grid)):
+                self.read_regions(key, [grid.region(number)])
 
     def _decoding(self) -> contextlib.AbstractContextManager[None]:
         return decoding(f"Checkpoint {self.prefix} of Orbax", "Restore another one.")

@@ -40,9 +40,12 @@ _MADE_BY_UNISON = {"writer": "unison"}
 #: Of values that are not arrays: text, None and empty containers.
 _NO_ARRAYS = {"string", "None", "Dict", "List", "Tuple", "NamedTuple", "empty_node"}
 
+#: The bytes up to which a chunk is inside of a node of the database, which is compressed.
+INLINE_BYTES = 1024
+
 #: The settings that Orbax's databases must agree on.
 _DATABASE = {
-    "max_inline_value_bytes": 1024,
+    "max_inline_value_bytes": INLINE_BYTES,
     "max_decoded_node_bytes": 100_000_000,
     "manifest_kind": "single",
 }
@@ -238,6 +241,8 @@ class TreeReader:
         self.is_foreign = metadata.get("custom_metadata") != _MADE_BY_UNISON
         self._is_database = bool(metadata.get("use_ocdbt", True))
         self._driver = "zarr3" if metadata.get("use_zarr3", False) else "zarr"
+        # A chunk that is missing is lost, unless zeros were left out.
+        self._fills = not metadata.get("store_array_data_equal_to_fill_value", False)
         self._context = self._orbax.type_handlers.get_ts_context(use_ocdbt=self._is_database)
         paths = list(_paths_of_arrays(metadata))
         opened = [(path, self._open(".".join(path))) for path in paths]
@@ -263,7 +268,7 @@ class TreeReader:
         else:
             place = {**base, "path": f"{self._folder}/{name}/"}
         return tensorstore.open(
-            {"driver": self._driver, "kvstore": place},
+            {"driver": self._driver, "kvstore": place, "fill_missing_data_reads": self._fills},
             open=True,
             read=True,
             context=self._context,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ import jax
 import numpy as np
 
 from unison.cells import Cell, Layout
+from unison.errors import FailedPreconditionError, NotFoundError
+from unison.runtime import process_group
 from unison.storage import files
 from unison.storage.decoding import (
     bytes_of,
@@ -30,23 +33,37 @@ from unison.storage.decoding import (
     shape_of,
     whole_number,
 )
-from unison.train.archive import Archive, ArrayDescription, Node, write_archive_to
-from unison.train.archive_content import with_wide_counter
+from unison.train.archive import SUFFIX, Archive, ArrayDescription, Node, write_archive_to
 from unison.train.chunk_plan import (
     ChunkGrid,
     ChunkPlan,
     Region,
     Spread,
+    grid_of,
     slices_of,
     spread_of,
     spread_on,
     whole_region,
 )
-from unison.train.orbax_format import DTYPES, OwnChunks, TreeReader, TreeWriter
+from unison.train.counter import with_wide_counter
+from unison.train.orbax_format import (
+    DTYPES,
+    INLINE_BYTES,
+    METADATA,
+    OwnChunks,
+    TreeReader,
+    TreeWriter,
+)
 from unison.train.snapshot import Snapshot
+from unison.train.tensor_bundle import remove_data_files
 
 #: The file without which a folder is not a checkpoint.
 INDEX = "unison.index"
+
+#: The names of files and folders in the folder of a checkpoint.
+OWN_NAME = re.compile(
+    rf"d|manifest\.ocdbt|{METADATA}|ocdbt\.process_\d+|checksums\.\d+\.json|{re.escape(INDEX)}"
+)
 
 #: The chunks that are read before they are needed; they bound the memory beside the result.
 _READ_AHEAD = 8
@@ -95,17 +112,24 @@ class ShardedContent:
         if not is_array or not _is_in_tree(cell.aval):
             return self._snapshot.value_of(cell)
         stored = cell.stored()
-        spread = spread_of(stored)
-        if stored.is_fully_addressable:
-            # The other processes may have another value: the first one's is saved.
-            spread = spread._replace(holders=dict.fromkeys(spread.holders, self._writers[:1]))
-        grid, own = self._own_chunks(spread)
+        grid, own = self._own_chunks(spread_of(stored), not stored.is_fully_addressable)
         copies = self._snapshot.regions_of(cell, [grid.region(number) for number in own])
         stand_in = np.empty(())
         self._of_cells[id(stand_in)] = OwnChunks(grid, dict(zip(own, copies, strict=True)))
         return stand_in
 
-    def _own_chunks(self, spread: Spread) -> tuple[ChunkGrid, list[int]]:
+    def _own_chunks(self, spread: Spread, is_common: bool) -> tuple[ChunkGrid, list[int]]:
+        """Returns the chunks of an array, and the numbers of those that this process writes.
+
+        Args:
+            spread: The distribution of the array.
+            is_common: Whether it is one array of all processes. Otherwise each may have another
+                one, even of another shape: the first one's is saved, and the plan does not depend
+                on it.
+        """
+        if not is_common:
+            grid = grid_of(spread)
+            return grid, list(range(len(grid))) if self._process == self._writers[0] else []
         grid, writers = self._plan.add(spread)
         return grid, [number for number, writer in enumerate(writers) if writer == self._process]
 
@@ -121,7 +145,7 @@ class ShardedContent:
                 found[key] = self._of_cells[id(array)]
             elif key.endswith(_OF_VARIABLE) and _is_in_tree(array):
                 spread = spread_on(self._writers, array.shape, array.dtype)
-                grid, own = self._own_chunks(spread)
+                grid, own = self._own_chunks(spread, is_common=False)
                 regions = {number: slices_of(grid.region(number)) for number in own}
                 found[key] = OwnChunks(
                     grid, {number: np.array(array[index]) for number, index in regions.items()}
@@ -143,16 +167,20 @@ class ShardedContent:
 
     def complete(self, folder: str) -> None:
         """Completes the tree, and writes the index with the checksums of all processes."""
-        checksums: dict[str, list[int]] = {
-            key: [0] * len(grid) for key, grid in self._grids.items()
+        checksums: dict[str, list[int | None]] = {
+            key: [None] * len(grid) for key, grid in self._grids.items()
         }
         for process in self._writers:
             path = _checksums_path(folder, process)
             with open(path) as file:
                 for key, of_chunks in json.load(file).items():
                     for number, checksum in of_chunks.items():
+                        _require_equal_state(key, checksums, int(number))
                         checksums[key][int(number)] = checksum
             os.remove(path)
+        for key, of_chunks in checksums.items():
+            if None in of_chunks:
+                raise _unequal_state(key)
         if self._grids:
             TreeWriter(folder, self._process).complete(map(_path_of, self._grids), self._process)
         elsewhere = {
@@ -168,6 +196,11 @@ class ShardedContent:
         with open(os.path.join(folder, INDEX), "xb") as file:
             write_archive_to(file, self._nodes, others, elsewhere)
 
+    def published(self, path: str) -> None:
+        """Removes a checkpoint in another format that this one replaces."""
+        files.remove(path + SUFFIX)
+        remove_data_files(path)
+
     @property
     def num_arrays(self) -> int:
         return len(self._arrays)
@@ -176,6 +209,23 @@ class ShardedContent:
     def num_bytes(self) -> int:
         """The bytes of all arrays, those of the other processes included."""
         return sum(self._plan.bytes_of.values())
+
+
+def _require_equal_state(
+    key: str, checksums: Mapping[str, Sequence[int | None]], number: int
+) -> None:
+    """Checks that a chunk is one of those that are expected, and that nobody else wrote it."""
+    expected = checksums.get(key, ())
+    if number >= len(expected) or expected[number] is not None:
+        raise _unequal_state(key)
+
+
+def _unequal_state(key: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        message="The workers save different objects: expected each chunk of an array from one of "
+        f"them. Received none, or several, of {key!r}. Let all workers save a Checkpoint of the "
+        "same objects."
+    )
 
 
 def _is_in_tree(array: Any) -> bool:
@@ -229,8 +279,10 @@ class ShardedArchive(Archive):
             checksums = plain_list(described["crc32"], len(grid))
             self._checksums[key] = [whole_number(each, most=_MOST_CRC) for each in checksums]
             self._grids[plain_text(key)] = grid
-        expected = sum(bytes_of(grid.shape, grid.dtype) for grid in self._grids.values())
-        there = _size_of_files(self._folder)
+        # Smaller ones are inside of compressed nodes, and as many as there are checksums.
+        large = [grid for grid in self._grids.values() if grid.chunk_bytes > INLINE_BYTES]
+        expected = sum(bytes_of(grid.shape, grid.dtype) for grid in large)
+        there = files.size_of_folder(self._folder)
         if expected > there:
             raise ValueError(f"its arrays have {expected} bytes, and their files {there}")
         return {key: ArrayDescription(grid.shape, grid.dtype) for key, grid in self._grids.items()}
@@ -266,18 +318,26 @@ class ShardedArchive(Archive):
             target[inside] = chunk[of_chunk]
         return found
 
-    def verify_index(self) -> None:
-        """Verifies the index, and that the files are as large as their arrays."""
-        super().verify()
-
-    def verify(self, share: int = 0, count: int = 1) -> None:
+    def verify(self) -> None:
         """Verifies the checksums; see `Archive.verify`.
 
-        Args:
-            share: Which of the parts is to be verified, into which the chunks are divided.
-            count: The number of these parts.
+        In a job of several processes, only the index, and that the files are as large as their
+        arrays: each would read what no host can hold. Chunks are verified when they are read.
         """
-        self.verify_index()
+        is_job = jax.distributed.is_initialized() or process_group.is_elastic()
+        if is_job and process_group.count() > 1:
+            super().verify()
+        else:
+            self.verify_share(0, 1)
+
+    def verify_share(self, share: int, count: int) -> None:
+        """Verifies the index and a share of the chunks.
+
+        Args:
+            share: The number of the share.
+            count: The number of shares.
+        """
+        super().verify()
         numbered = (
             (key, number) for key, grid in self._grids.items() for number in range(len(grid))
         )
@@ -299,7 +359,16 @@ class ShardedArchive(Archive):
 
     def _verified(self, key: str, number: int, future: Any) -> np.ndarray:
         with self._decoding():
-            chunk: np.ndarray = future.result()
+            try:
+                chunk: np.ndarray = future.result()
+            except Exception as error:
+                if not os.path.exists(os.path.join(self._folder, INDEX)):
+                    raise NotFoundError(
+                        message=f"Checkpoint {self.prefix} was deleted or replaced while values of "
+                        "it were still to be restored, which their objects get when they are "
+                        "created. Create them before, or keep more checkpoints."
+                    ) from error
+                raise
             if _crc32(chunk) != self._checksums[key][number]:
                 raise ValueError(f"checksum mismatch in array {key!r}")
             return chunk
@@ -315,6 +384,14 @@ class ShardedArchive(Archive):
         return self._reader
 
 
+def remove_parts(prefix: str) -> None:
+    """Deletes a checkpoint in parts, if it exists."""
+    index = os.path.join(prefix, INDEX)
+    if files.exists(index):
+        files.remove(index)  # first: what is left without it is no checkpoint
+        files.remove_folder(prefix)
+
+
 def _grid_of(described: Mapping[str, Any]) -> ChunkGrid:
     grid = ChunkGrid(
         shape_of(described["shape"]),
@@ -327,14 +404,6 @@ def _grid_of(described: Mapping[str, Any]) -> ChunkGrid:
     if not fits:
         raise ValueError(f"chunks of shape {grid.chunk} do not divide the shape {grid.shape}")
     return grid
-
-
-def _size_of_files(folder: str) -> int:
-    return sum(
-        os.path.getsize(os.path.join(parent, name))
-        for parent, _, names in os.walk(folder)
-        for name in names
-    )
 
 
 def _common(region: Region, other: Region) -> tuple[tuple[slice, ...], tuple[slice, ...]]:

@@ -20,7 +20,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -71,6 +71,9 @@ class Parts(Protocol):
 
     def complete(self, folder: str) -> None:
         """Writes what belongs to all parts, when all are written."""
+
+    def published(self, path: str) -> None:
+        """Removes what the folder, which is at `path` now, replaces."""
 
 
 class Writing:
@@ -147,7 +150,7 @@ def begin_writing(
         visible: The file whose existence shows the others that it is written.
         cells: The state to be written.
         in_parts: Whether all processes take part, since each writes a part of what they have in
-            common.
+            common. They do so `TOGETHER` if all of them see the folder of the first one.
 
     Raises:
         FailedPreconditionError: The others do not save, and each has a shard of the state.
@@ -163,22 +166,20 @@ def begin_writing(
     divided = [cell for cell in spread if cell.layout in (Layout.LOCAL, Layout.SHARDED)]
     takes_all = in_parts or bool(divided)
     # Writes are announced, and looked up, in the order of the program, in any thread.
-    writing: Writing
     if jax.process_index() == 0:
-        writing = first = _First(journal, place, visible, takes_all)
-        try:
-            if takes_all:
-                writing.arrival = journal.wait_for_all(first.number)
-            if writing.is_alone:
-                _check_own_parts(path, divided)
-        except BaseException as error:
-            writing.fail(error)
-            raise
-        return writing
+        with _mark_beside(path) if in_parts else contextlib.nullcontext("") as mark:
+            first = _First(journal, place, visible, takes_all, mark)
+            with first.failing():
+                if takes_all:
+                    first.arrival = journal.wait_for_all(first.number)
+                if first.is_alone:
+                    _check_own_parts(path, divided)
+            return first
     if not takes_all:
         return _Later(journal, place, visible)
-    number, arrival = journal.come(place)
-    writing = Writing() if number is None else _Later(journal, place, visible, number)
+    sees = functools.partial(_sees, os.path.dirname(place), in_parts)
+    number, arrival = journal.come(place, sees)
+    writing: Writing = Writing() if number is None else _Later(journal, place, visible, number)
     writing.arrival = arrival
     if writing.is_alone:
         _check_own_parts(path, divided, is_writer=number is None)
@@ -222,10 +223,19 @@ class _First(Writing):
         number: Its number among the writes of the first process.
     """
 
-    def __init__(self, journal: Journal, path: str, visible: str, gathers: bool):
+    def __init__(self, journal: Journal, path: str, visible: str, gathers: bool, mark: str):
         self._journal = journal
         self._visible = visible
-        self.number = journal.announce(path, gathers)
+        self.number = journal.announce(path, gathers, mark)
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Notifies the others of an error of the block."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def finish(self, write: Callable[[], None]) -> bool:
         try:
@@ -260,6 +270,7 @@ class _First(Writing):
                 _raise_failure(outcome, path, f"Worker {process}")
             parts.complete(folder)
             happened("checkpoint")
+        parts.published(path)
 
     def fail(self, error: BaseException) -> None:
         self._journal.tell(self.number, _failure(error))
@@ -333,11 +344,34 @@ class _Later(Writing):
             self._journal.report_part(self._number, _failure(error))
 
 
+@contextlib.contextmanager
+def _mark_beside(path: str) -> Iterator[str]:
+    """Yields the name of a file beside a local path, by which others see whether they share it."""
+    with atomic.aside(path) as mark:
+        with mark.opened():
+            pass
+        yield os.path.basename(mark.path)
+
+
+def _sees(folder: str, in_parts: bool, mark: str) -> bool:
+    """Whether this process can write a part beside the first one's mark in a folder, if any."""
+    if bool(mark) != in_parts:
+        return False  # the package for that is not installed in one of them
+    deadline = time.monotonic() + (0 if folder in _own_folders else _SEEN_WITHIN)
+    while mark and not os.path.exists(os.path.join(folder, mark)):
+        if time.monotonic() > deadline:
+            _own_folders.add(folder)
+            return False
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return True
+
+
 def _write_alone(path: str, parts: Parts) -> None:
     with atomic.replacing_folder(path, parts.last) as folder:
         parts.write(folder)
         parts.complete(folder)
         happened("checkpoint")
+    parts.published(path)
 
 
 def _writers(arrival: Arrival | None) -> Sequence[int]:
@@ -355,9 +389,8 @@ def _await_folder(folder: str) -> None:
         if time.monotonic() > deadline:
             raise FailedPreconditionError(
                 message=f"Worker {jax.process_index()} does not see {folder}, into which the first "
-                "worker writes. State that is divided over the workers is saved into a folder that "
-                'all of them share. Use one, or Checkpoint(format="archive", ...), which gathers '
-                "the state in each worker."
+                "worker writes, though it saw another file beside it. Use a file system that shows "
+                'new folders to all workers, or Checkpoint(format="archive", ...).'
             )
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 

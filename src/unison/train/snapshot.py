@@ -20,7 +20,7 @@ import math
 import mmap
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -132,8 +132,20 @@ class Snapshot(_Copies):
         stored = cell.stored()
         shapes = [tuple(end - begin for begin, end in region) for region in regions]
         copies = self._memory_for(cell, shapes, np.dtype(stored.dtype))
-        if regions:
-            self._copy_later(cell, stored, functools.partial(_copy_regions, regions, copies))
+        parts = {
+            region_of(shard.index, stored.shape): shard.data for shard in stored.addressable_shards
+        }
+        wanted: dict[Region, list[tuple[Region, np.ndarray]]] = {}
+        for region, copy in zip(regions, copies, strict=True):
+            around = next(part for part in parts if _is_inside(region, part))
+            wanted.setdefault(around, []).append((region, copy))
+        if wanted and cell.placement.is_host:
+            self._copy_later(cell, stored, functools.partial(_copy_regions, wanted))
+        elif wanted:
+            # Each alone: other processes send other parts, and no copy of the same part is sent.
+            for around, pairs in wanted.items():
+                copy_pairs = functools.partial(_copy_from, around, pairs)
+                self._copy_later(cell, parts[around], copy_pairs)
         return copies
 
     def _memory_for(
@@ -226,21 +238,26 @@ def _copy_whole(cell: Cell, value: np.ndarray, source: jax.Array) -> None:
 
 
 def _copy_regions(
-    regions: Sequence[Region], copies: Sequence[np.ndarray], source: jax.Array
+    wanted: Mapping[Region, Sequence[tuple[Region, np.ndarray]]], source: jax.Array
 ) -> None:
     parts = {
         region_of(shard.index, source.shape): shard.data for shard in source.addressable_shards
     }
-    views: dict[Region, np.ndarray] = {}
-    for region, copy in zip(regions, copies, strict=True):
-        around = next(part for part in parts if _is_inside(region, part))
-        if around not in views:
-            views[around] = _host_view(parts[around])
+    for around, pairs in wanted.items():
+        _copy_from(around, pairs, parts[around])
+
+
+def _copy_from(
+    around: Region, pairs: Sequence[tuple[Region, np.ndarray]], source: jax.Array
+) -> None:
+    """Copies regions of the part of a device, which is the region `around`."""
+    view = _host_view(source)
+    for region, copy in pairs:
         index = (
             slice(begin - first, end - first)
             for (begin, end), (first, _) in zip(region, around, strict=True)
         )
-        copy[...] = views[around][tuple(index)]
+        copy[...] = view[tuple(index)]
 
 
 def _is_inside(region: Region, other: Region) -> bool:

@@ -12,6 +12,7 @@ Sources: `tensorflow/core/protobuf/tensor_bundle.proto`, `trackable_object_graph
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -84,12 +85,13 @@ def write_tensor_bundle(
     wide = {nodes[n].variable for node in nodes for n in _children(node, _ITERATIONS)}
     last = _data_files(prefix)
     # While there is another checkpoint, its index and its data stay as they are.
-    num_shards = 2 if _data_file(prefix, 0, 1) in last else 1
+    num_shards = next(n for n in itertools.count(1) if _data_file(prefix, 0, n) not in last)
     entries = {}
     with atomic.replacing(_data_file(prefix, 0, num_shards)) as file:
         offset = 0
         for key, array in arrays.items():
-            array = array.astype(np.int64) if key in wide else array
+            if key in wide and not array.shape and array.dtype.kind == "i":
+                array = array.astype(np.int64)
             number = _number_of(array.dtype, key)
             content = array.tobytes()
             checksum = masked(crc32c()(content))
