@@ -71,12 +71,8 @@ def _writing_whole_files(original: Callable[..., Any]) -> Callable[..., Any]:
         model.jax_state_sync()
         cells = [variable.cell for variable in _variables_of(model)]
         writing = begin_writing(path, os.path.join(path, _CONFIG) if is_folder else path, cells)
-        try:
-            with writing.reading():
-                held = held_values(model)
-        except BaseException as error:
-            writing.fail(error)
-            raise
+        with writing.reading():
+            held = held_values(model)
         with held():
             writing.finish(write)
 

@@ -108,13 +108,9 @@ def write_object(obj: Any, path: str, gather: Callable[[SavedObject], None]) -> 
     """
     _give_cells(obj)
     writing = begin_writing(path, os.path.join(path, folder.INDEX), cells_of(obj, parts_of))
-    try:
-        with writing.reading():
-            saved = SavedObject(obj)
-            gather(saved)
-    except BaseException as error:
-        writing.fail(error)
-        raise
+    with writing.reading():
+        saved = SavedObject(obj)
+        gather(saved)
 
     def write() -> None:
         with atomic.replacing_folder(path, last=folder.INDEX) as aside:

@@ -23,6 +23,7 @@ from unison.train.reader import CheckpointReader as CheckpointReader
 from unison.train.reader import list_variables as list_variables
 from unison.train.reader import load_checkpoint as load_checkpoint
 from unison.train.reader import load_variable as load_variable
+from unison.train.safetensors import save_safetensors as save_safetensors
 from unison.train.watching import checkpoints_iterator as checkpoints_iterator
 from unison.train.weights import load_weights as load_weights
 from unison.train.weights import save_weights as save_weights

@@ -192,10 +192,7 @@ class Archive:
             DataLossError: It is corrupt.
         """
         if key not in self.arrays:
-            raise NotFoundError(
-                message=f"Checkpoint {self.prefix} has no array {key!r}. It has: "
-                f"{', '.join(sorted(self.arrays))}"
-            )
+            raise no_such_array(self.prefix, key, self.arrays)
         shape, dtype = self.arrays[key]
         with self._decoding():
             array = read_member(self._archive, _member(key))
@@ -227,6 +224,24 @@ class Archive:
             f"Checkpoint {self.prefix}",
             "Restore another one; latest_checkpoint skips those that are.",
         )
+
+
+def no_such_array(prefix: str, key: str, keys: Iterable[str]) -> NotFoundError:
+    """Returns the error for a key that a checkpoint does not have."""
+    return NotFoundError(
+        message=f"Checkpoint {prefix} has no array {key!r}. It has: {', '.join(sorted(keys))}"
+    )
+
+
+def node_at(nodes: list[Node], path: Iterable[str]) -> Node:
+    """Returns the node at a path from the first one; nodes that are not there are added."""
+    node = nodes[0]
+    for name in path:
+        if name not in node.children:
+            node.children[name] = len(nodes)
+            nodes.append(Node())
+        node = nodes[node.children[name]]
+    return node
 
 
 def _description_of(described: Any) -> ArrayDescription:

@@ -249,18 +249,13 @@ class Checkpoint(Tracked):
             content: ShardedContent | ArchiveContent = ArchiveContent(
                 path, snapshot, self._format == _TENSORFLOW
             )
-            try:
+            parts: Parts = self._parts
+            if self._format == _TENSORFLOW:
+                parts = parts_as_tensorflow_names(parts)
+            with snapshot, writing.reading():
                 if is_sharded:
                     content = ShardedContent(writing.writers, snapshot)
-                with writing.reading():
-                    parts: Parts = self._parts
-                    if self._format == _TENSORFLOW:
-                        parts = parts_as_tensorflow_names(parts)
-                    content.take(*describe(self._root, parts, content.value_of))
-            except BaseException as error:
-                snapshot.forget()
-                writing.fail(error)
-                raise
+                content.take(*describe(self._root, parts, content.value_of))
 
             def finish() -> None:
                 try:

@@ -1,4 +1,4 @@
-"""Opening a checkpoint of Unison, TensorFlow or Orbax, and what they have in common."""
+"""Opening a checkpoint, whichever program has written it, and deleting one of Unison's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from unison.storage.temporary_folders import temporary_folder
 from unison.train.archive import SUFFIX, Archive
 from unison.train.orbax_archive import OrbaxArchive, is_orbax_folder
 from unison.train.record_archive import RecordArchive
+from unison.train.safetensors import INDEX_SUFFIX, SafetensorsArchive
+from unison.train.safetensors import SUFFIX as SAFETENSORS_SUFFIX
 from unison.train.sharded_archive import INDEX, OWN_NAME, ShardedArchive, remove_parts
 from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle, remove_data_files
 
-AnyArchive = Archive | TensorBundle | RecordArchive | OrbaxArchive
+AnyArchive = Archive | TensorBundle | RecordArchive | OrbaxArchive | SafetensorsArchive
 
 #: The number of bytes of a file that identify its format.
 _TAIL = 8
@@ -26,12 +28,15 @@ def open_checkpoint(prefix: str) -> AnyArchive:
     """Opens a checkpoint.
 
     Args:
-        prefix: Its path, without `.index`: of a file, or a folder in Orbax's format.
+        prefix: Its path, without `.index`: of a file, or a folder in Orbax's format; or that of a
+            safetensors file.
 
     Raises:
         NotFoundError: It does not exist.
         DataLossError: It is corrupt.
     """
+    if prefix.endswith((SAFETENSORS_SUFFIX, INDEX_SUFFIX)):
+        return SafetensorsArchive(prefix)
     try:
         with files.open_to_read(prefix + SUFFIX) as file:
             size = file.seek(0, os.SEEK_END)

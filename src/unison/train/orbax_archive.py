@@ -14,11 +14,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from unison.errors import NotFoundError
 from unison.storage import files
 from unison.storage.decoding import bytes_of, decoding
 from unison.storage.memory_left import memory_in_words, memory_left
-from unison.train.archive import ArrayDescription, Node
+from unison.train.archive import ArrayDescription, Node, no_such_array, node_at
 from unison.train.chunk_plan import ChunkGrid, Region, chunk_shape, whole_region
 from unison.train.orbax_format import METADATA, TreeReader
 from unison.train.sharded_archive import INDEX
@@ -85,27 +84,14 @@ class OrbaxArchive:
                 _require_plausible(reader, os.path.join(prefix, name))
                 for path, description in reader.arrays.items():
                     key = "/".join((*above, *path))
-                    self._node_at((*above, *path)).variable = key
+                    node_at(self.nodes, (*above, *path)).variable = key
                     self.arrays[key] = description
                     self._places[key] = reader, path
-
-    def _node_at(self, path: tuple[str, ...]) -> Node:
-        """Returns the node at a path, which is created if it is not there."""
-        node = self.nodes[0]
-        for name in path:
-            if name not in node.children:
-                node.children[name] = len(self.nodes)
-                self.nodes.append(Node())
-            node = self.nodes[node.children[name]]
-        return node
 
     def read(self, key: str) -> np.ndarray:
         """Returns an array; see `Archive.read`."""
         if key not in self.arrays:
-            raise NotFoundError(
-                message=f"Checkpoint {self.prefix} has no array {key!r}. It has: "
-                f"{', '.join(sorted(self.arrays))}"
-            )
+            raise no_such_array(self.prefix, key, self.arrays)
         (whole,) = self.read_regions(key, [whole_region(self.arrays[key].shape)])
         return whole
 

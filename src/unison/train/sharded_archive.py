@@ -207,8 +207,10 @@ class ShardedContent:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all arrays, those of the other processes included."""
-        return sum(self._plan.bytes_of.values())
+        """The bytes of all arrays that are written, by this process and others."""
+        in_tree = sum(len(grid) * grid.chunk_bytes for grid in self._grids.values())
+        others = (array for key, array in self._arrays.items() if key not in self._grids)
+        return in_tree + sum(array.nbytes for array in others)
 
 
 def _require_equal_state(

@@ -95,9 +95,20 @@ class Writing:
         """The processes that write parts; see `finish_in_parts`."""
         return [jax.process_index()]
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which the values to be written are read."""
-        return own_copies() if self.is_alone else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Context manager in which the values to be written are read; the others hear of errors."""
+        with self.failing(), own_copies() if self.is_alone else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Notifies the others of an error of the block."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def finish(self, write: Callable[[], None]) -> bool:
         """Calls `write`, or waits until another process has done so.
@@ -227,15 +238,6 @@ class _First(Writing):
         self._journal = journal
         self._visible = visible
         self.number = journal.announce(path, gathers, mark)
-
-    @contextlib.contextmanager
-    def failing(self) -> Iterator[None]:
-        """Notifies the others of an error of the block."""
-        try:
-            yield
-        except BaseException as error:
-            self.fail(error)
-            raise
 
     def finish(self, write: Callable[[], None]) -> bool:
         try:

@@ -21,7 +21,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -84,6 +84,14 @@ class _Copies:
         for copy in self._pending:
             copy.forget()
         self._pending.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Drops them if the block has raised an error."""
+        if kind is not None:
+            self.forget()
 
 
 class Snapshot(_Copies):

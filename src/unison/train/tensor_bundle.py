@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison.data.files.checksums import crc32c, masked
-from unison.errors import InvalidArgumentError, NotFoundError, UnimplementedError
+from unison.errors import InvalidArgumentError, UnimplementedError
 from unison.runtime.elastic.lifecycle import happened
 from unison.storage import atomic, files
 from unison.storage.decoding import (
@@ -36,7 +36,7 @@ from unison.storage.decoding import (
     shape_of,
     whole_number,
 )
-from unison.train.archive import SUFFIX, ArrayDescription, Node, check_graph
+from unison.train.archive import SUFFIX, ArrayDescription, Node, check_graph, no_such_array
 from unison.train.sorted_table import MAGIC, items_of, table_of
 from unison.train.wire_format import Fixed32, cut, fields_of, message_of, read_varint, varint
 
@@ -263,10 +263,7 @@ class TensorBundle:
     def read(self, key: str) -> np.ndarray:
         """Returns an array; see `Archive.read`."""
         if key not in self._entries:
-            raise NotFoundError(
-                message=f"Checkpoint {self.prefix} has no array {key!r}. It has: "
-                f"{', '.join(sorted(self._entries))}"
-            )
+            raise no_such_array(self.prefix, key, self._entries)
         entry = self._entries[key]
         with self._decoding():
             if entry.dtype == _TEXT:
