@@ -343,3 +343,31 @@ def read_one_of_several(path):
 def test_a_worker_that_restores_a_part_reads_that(saved):
     folder, _ = saved
     assert on_workers(read_one_of_several, str(folder / "run/ckpt-4")) == [2, 2]
+
+
+def fail_before_the_others_come(folder):
+    import jax
+
+    from unison.train import shared_path
+
+    weights = weights_of(zero(4))
+    mark_beside = shared_path._mark_beside
+
+    def full(path):
+        raise errors.ResourceExhaustedError(message="No space is left to write the mark.")
+
+    if jax.process_index() == 0:
+        shared_path._mark_beside = full
+    try:
+        Checkpoint(**weights).write(f"{folder}/ckpt")
+    except errors.ResourceExhaustedError as error:
+        raised = str(error)
+    shared_path._mark_beside = mark_beside
+    Checkpoint(**weights).write(f"{folder}/ckpt")
+    return raised
+
+
+def test_an_error_of_the_first_worker_is_raised_on_all(tmp_path):
+    for raised in on_workers(fail_before_the_others_come, str(tmp_path)):
+        assert "No space is left to write the mark" in raised
+    assert os.listdir(tmp_path) == ["ckpt"]

@@ -551,3 +551,70 @@ def test_an_asynchronous_one_is_written_when_the_program_ends(tmp_path):
     run_program(AT_EXIT, str(tmp_path))
     weight = load_checkpoint(latest_checkpoint(tmp_path)).get_tensor(f"weight/{VALUE}")
     assert weight.sum() == 4096 * 1024
+
+
+def test_values_of_a_replaced_checkpoint_are_not_called_corrupt(tmp_path):
+    parts = {"a": unison.Variable(np.ones(300)), "b": unison.Variable(np.ones(300))}
+    checkpoint = Checkpoint(format="orbax", **parts)
+    path = checkpoint.write(tmp_path / "best")
+    restored = Checkpoint(a=unison.Variable(np.zeros(300)))
+    status = restored.read(path).expect_partial()
+    parts["b"].assign(np.full(300, 2.0))
+    checkpoint.write(path)
+    with pytest.raises(NotFoundError, match="was deleted or replaced while values"):
+        restored.b = unison.Variable(np.zeros(300))
+    del status
+
+
+def test_a_chunk_is_read_once(tmp_path, monkeypatch):
+    weight = unison.Variable(np.arange(64, dtype=np.float32).reshape(16, 4))
+    path = Checkpoint(format="orbax", weight=weight).write(tmp_path / "ckpt")
+    with zero(4).scope():
+        divided = unison.Variable(np.zeros((16, 4), np.float32))
+    assert divided.cell.is_divided
+    read = []
+    start_reading = orbax_format.TreeReader.start_reading
+
+    def counting(self, *args):
+        read.append(args)
+        return start_reading(self, *args)
+
+    monkeypatch.setattr(orbax_format.TreeReader, "start_reading", counting)
+    Checkpoint(weight=divided).read(path).assert_consumed()
+    np.testing.assert_array_equal(divided.numpy(), weight.numpy())
+    assert len(read) == 1
+
+
+def test_a_tree_of_an_early_release_says_nothing_of_its_database(tmp_path):
+    for save in (saved_by_pytree, saved_in_many_files):
+        path = save(tmp_path / save.__name__)
+        metadata = json.loads((path / "_METADATA").read_text())
+        del metadata["use_ocdbt"]
+        (path / "_METADATA").write_text(json.dumps(metadata))
+        np.testing.assert_array_equal(
+            load_checkpoint(path).get_tensor("params/w"), TREE["params"]["w"]
+        )
+
+
+IN_ANOTHER_THREAD = """
+import sys, threading, time
+import numpy as np
+import unison
+from unison.train import Checkpoint, CheckpointOptions
+
+weight = unison.Variable(np.ones((2048, 1024), np.float32))
+checkpoint = Checkpoint(weight=weight)
+checkpoint.save(f"{sys.argv[1]}/ckpt", CheckpointOptions(enable_async=True))
+
+def train():
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    checkpoint.save(f"{sys.argv[1]}/ckpt", CheckpointOptions(enable_async=True))
+
+threading.Thread(target=train).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_one_saves(tmp_path):
+    run_program(IN_ANOTHER_THREAD, str(tmp_path))
+    assert latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-2"

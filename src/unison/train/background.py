@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401  whose exit handler runs after the later one
+import contextlib
 import functools
 import logging
 import queue
@@ -123,12 +124,14 @@ _registered = threading.Event()
 
 
 def _wait_at_exit() -> None:
-    # Registered with the first writer: it runs before the exit handlers of JAX and of the cluster,
-    # and before that of the thread pools, which a write uses, too.
+    # Registered with the first writer: it runs before the exit handlers of JAX and of the cluster.
     if not _registered.is_set():
+        atexit.register(_wait_for_all)
+        # Also when the main thread ends, and other threads go on: before the exit handler of the
+        # thread pools, which a write uses, too. Not if that has begun.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            threading._register_atexit(_wait_for_all)  # type: ignore[attr-defined]
         _registered.set()
-        register = getattr(threading, "_register_atexit", atexit.register)
-        register(_wait_for_all)
 
 
 def _wait_for_all() -> None:

@@ -26,11 +26,7 @@ from unison.strategies.default import default_strategy
 from unison.train.archive import SUFFIX
 from unison.train.archive_content import ArchiveContent
 from unison.train.background import BackgroundWriter
-from unison.train.checkpoint_formats import (
-    AnyArchive,
-    open_checkpoint,
-    require_replaceable,
-)
+from unison.train.checkpoint_formats import AnyArchive, open_checkpoint
 from unison.train.counter import COUNTER
 from unison.train.graph import (
     Parts,
@@ -240,8 +236,6 @@ class Checkpoint(Tracked):
         with self._saving_alone():
             cells = cells_of(self._root, self._parts)
             is_sharded = self._is_sharded(path, cells)
-            if is_sharded:
-                require_replaceable(path)
             writing = begin_writing(path, path + SUFFIX, cells, is_sharded)
             if writing.arrival is Arrival.APART and self._format is None:
                 is_sharded = False  # each worker writes all, to a path of its own

@@ -6,7 +6,7 @@ import contextlib
 import os
 import weakref
 
-from unison.errors import FailedPreconditionError, NotFoundError
+from unison.errors import NotFoundError
 from unison.storage import files
 from unison.storage.file_systems import is_remote
 from unison.storage.temporary_folders import temporary_folder
@@ -15,7 +15,7 @@ from unison.train.orbax_archive import OrbaxArchive, is_orbax_folder
 from unison.train.record_archive import RecordArchive
 from unison.train.safetensors import INDEX_SUFFIX, SafetensorsArchive
 from unison.train.safetensors import SUFFIX as SAFETENSORS_SUFFIX
-from unison.train.sharded_archive import INDEX, OWN_NAME, ShardedArchive, remove_parts
+from unison.train.sharded_archive import INDEX, ShardedArchive, remove_parts
 from unison.train.tensor_bundle import TensorBundle, is_tensor_bundle, remove_data_files
 
 AnyArchive = Archive | TensorBundle | RecordArchive | OrbaxArchive | SafetensorsArchive
@@ -68,18 +68,3 @@ def remove_checkpoint(prefix: str) -> None:
     files.remove(prefix + SUFFIX)
     remove_data_files(prefix)
     remove_parts(prefix)
-
-
-def require_replaceable(prefix: str) -> None:
-    """Checks that a checkpoint in parts would replace nothing but another one.
-
-    Raises:
-        FailedPreconditionError: There is a folder with other files.
-    """
-    others = [name for name in files.names_in(prefix) if not OWN_NAME.fullmatch(name)]
-    if others:
-        raise FailedPreconditionError(
-            message="A checkpoint in Orbax's format is a folder. Expected no folder, or one with a "
-            f"checkpoint of Unison, at {prefix}. Received: a folder that has {others[0]!r}. Save "
-            "to another path, such as one inside of it."
-        )

@@ -22,6 +22,9 @@ from unison.errors import FailedPreconditionError
 #: The maximum bytes of a chunk, if the sizes of the array have such divisors.
 CHUNK_BYTES = 16 << 20
 
+#: How many times as many chunks there may be as are needed, for want of other divisors.
+_MOST_SURPLUS = 8
+
 #: A part of an array: the first index and the one after the last, for each axis.
 Region = tuple[tuple[int, int], ...]
 
@@ -191,6 +194,8 @@ def chunk_shape(
         (512, 8192)
         >>> chunk_shape((7, 8192), 4, 65_536)
         (1, 8192)
+        >>> chunk_shape((1_000_003, 16), 4)  # the first is prime
+        (1000003, 4)
     """
     chunk = list(part)
     for axis in range(len(chunk)):
@@ -198,8 +203,9 @@ def chunk_shape(
         if size <= most_bytes:
             break
         least = -(-size // most_bytes)
-        divisors = (number for number in _divisors(chunk[axis]) if number >= least)
-        chunk[axis] //= next(divisors, chunk[axis])
+        most = _MOST_SURPLUS * least
+        divisors = (number for number in _divisors(chunk[axis]) if least <= number <= most)
+        chunk[axis] //= next(divisors, chunk[axis] if chunk[axis] < least else 1)
     return tuple(chunk)
 
 

@@ -178,6 +178,22 @@ def describe(
     return nodes, arrays
 
 
+def values_of(root: Any, parts: Parts) -> dict[tuple[str, ...], np.ndarray]:
+    """Returns the values of the variables that are reachable from `root`, by their paths.
+
+    Raises:
+        ValueError: A variable's copies have no common value.
+    """
+    found = list(reachable(root, parts))
+    with LAUNCH_LOCK:  # as in `describe`
+        _settle_all([owner for _, owner in found])
+        return {
+            path: owner.cell.numpy() if has_cell(owner) else np.asarray(owner)
+            for path, owner in found
+            if is_variable(owner)
+        }
+
+
 def key_of(path: Iterable[str], attribute: str) -> str:
     """Returns the key of an array of the object at `path`.
 

@@ -54,11 +54,13 @@ class Arrival(enum.Enum):
         TOGETHER: All do, and name the same path.
         APART: All do, and some name a path of their own, or do not see the first one's folder.
         ALONE: Some do not.
+        FAILED: The first process has failed before it knew.
     """
 
     TOGETHER = "together"
     APART = "apart"
     ALONE = "alone"
+    FAILED = "failed"
 
 
 class Announced(NamedTuple):
@@ -218,7 +220,7 @@ class Journal:
 
         Returns:
             The number of that write, if the first process writes the same path; and how all take
-            part.
+            part. `FAILED` if the first process reports an error as the outcome.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._searches, 2 * _PATIENCE)
@@ -252,6 +254,8 @@ class Journal:
         """Waits until the first process has reported how all take part."""
         while (told := self._store.get(f"{_key(number)}/all", 0.5)) is None:
             liveness.check()
+            if self._store.get(f"{_key(number)}/outcome", 0.05):
+                return Arrival.FAILED
             if number < self._first_remembered():
                 return Arrival.ALONE
         return Arrival(told.decode())

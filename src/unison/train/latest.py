@@ -86,7 +86,7 @@ def agreed_checkpoint(latest: str | None) -> str | None:
     if process_group.count() == 1:
         return latest
     if latest is not None:
-        latest = next(_whole_ones(_from(latest), in_shares=True), None)
+        latest = next(_whole_ones(_from(latest), in_shares=True, others_too=False), None)
     name = None if latest is None else os.path.basename(latest)
     names = all_gather_json(name, "Restoring the latest checkpoint")
     if len(set(names)) == 1:
@@ -117,20 +117,24 @@ def _from(latest: str) -> Iterator[str]:
     yield from paths[paths.index(latest) :] if latest in paths else paths
 
 
-def _whole_ones(paths: Iterable[str], in_shares: bool = False) -> Iterator[str]:
+def _whole_ones(
+    paths: Iterable[str], in_shares: bool = False, others_too: bool = True
+) -> Iterator[str]:
     """Yields the valid checkpoints; others are skipped with warnings.
 
     Args:
         paths: Their paths.
         in_shares: Whether the processes of the job divide the verification of those that are in
             parts, and then agree.
+        others_too: Whether those that are not in parts are read: one that has been found already
+            need not be.
     """
     for path in paths:
         try:
             archive = open_checkpoint(path)
             if in_shares and isinstance(archive, ShardedArchive):
                 archive.verify_share(process_group.index(), process_group.count())
-            else:
+            elif others_too:
                 archive.verify()
         except OpError as error:
             logger.warning("Skipping checkpoint %s: %s", path, error)

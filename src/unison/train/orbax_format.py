@@ -227,6 +227,7 @@ class TreeReader:
     Attributes:
         arrays: The description of every array, by its path in the tree.
         is_foreign: Whether another program has written it.
+        may_lack_zeros: Whether chunks of zeros may have been left out.
 
     Raises:
         ImportError: Orbax is not installed.
@@ -239,10 +240,13 @@ class TreeReader:
         with open(os.path.join(folder, METADATA), "rb") as file:
             metadata = plain_dict(json.load(file))
         self.is_foreign = metadata.get("custom_metadata") != _MADE_BY_UNISON
-        self._is_database = bool(metadata.get("use_ocdbt", True))
+        is_database = metadata.get("use_ocdbt")
+        if is_database is None:  # an early release has written it
+            is_database = os.path.exists(os.path.join(folder, "manifest.ocdbt"))
+        self._is_database = bool(is_database)
         self._driver = "zarr3" if metadata.get("use_zarr3", False) else "zarr"
         # A chunk that is missing is lost, unless zeros were left out.
-        self._fills = not metadata.get("store_array_data_equal_to_fill_value", False)
+        self.may_lack_zeros = not metadata.get("store_array_data_equal_to_fill_value", False)
         self._context = self._orbax.type_handlers.get_ts_context(use_ocdbt=self._is_database)
         paths = list(_paths_of_arrays(metadata))
         opened = [(path, self._open(".".join(path))) for path in paths]
@@ -268,7 +272,11 @@ class TreeReader:
         else:
             place = {**base, "path": f"{self._folder}/{name}/"}
         return tensorstore.open(
-            {"driver": self._driver, "kvstore": place, "fill_missing_data_reads": self._fills},
+            {
+                "driver": self._driver,
+                "kvstore": place,
+                "fill_missing_data_reads": self.may_lack_zeros,
+            },
             open=True,
             read=True,
             context=self._context,

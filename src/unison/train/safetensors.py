@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import ml_dtypes
@@ -32,7 +32,7 @@ from unison.storage.decoding import (
 )
 from unison.storage.names import path_inside
 from unison.train.archive import ArrayDescription, Node, no_such_array, node_at
-from unison.train.graph import cells_of, describe, parts_of
+from unison.train.graph import cells_of, parts_of, values_of
 from unison.train.shared_path import begin_writing
 
 SUFFIX = ".safetensors"
@@ -71,7 +71,7 @@ def save_safetensors(
         metadata: Text to be kept in the header.
 
     Raises:
-        ValueError: The path ends otherwise, or the name of a part has a dot.
+        ValueError: The path ends otherwise, or the name of a part has a dot or is empty.
         InvalidArgumentError: A variable has a dtype that the format does not have.
 
     Examples:
@@ -86,9 +86,8 @@ def save_safetensors(
         raise ValueError(f"The name of the file must end with {SUFFIX}. Received: {path}")
     writing = begin_writing(path, path, cells_of(root, parts_of))
     with writing.reading():
-        nodes, arrays = describe(root, parts_of)
-        variables = {node.variable: arrays[node.variable] for node in nodes if node.variable}
-        named = {_name_of(key): array for key, array in variables.items()}
+        values = values_of(root, parts_of)
+        named = {_name_of(names): array for names, array in values.items()}
         header, order = _header_of(named, metadata or {})
 
     def write() -> None:
@@ -100,16 +99,15 @@ def save_safetensors(
     writing.finish(write)
 
 
-def _name_of(key: str) -> str:
-    """Returns the name of the array with a key (see `key_of`)."""
-    parts = [part.replace(".S", "/") for part in key.rpartition("/.ATTRIBUTES/")[0].split("/")]
-    for part in parts:
-        if "." in part:
+def _name_of(path: Sequence[str]) -> str:
+    """Returns the name of the array of the variable at a path."""
+    for part in path or [""]:
+        if "." in part or not part:
             raise ValueError(
-                "In a safetensors file, the names of parts are joined by dots, and can have none. "
-                f"Received: {part.replace('..', '.')!r}"
+                "In a safetensors file, the names of parts are joined by dots: they can have none, "
+                f"and cannot be empty. Received: {part!r}"
             )
-    return ".".join(parts)
+    return ".".join(path)
 
 
 def _header_of(

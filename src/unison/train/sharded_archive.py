@@ -9,6 +9,7 @@ of an array reads, and verifies, the chunks with elements of it.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import jax
 import numpy as np
 
 from unison.cells import Cell, Layout
-from unison.errors import FailedPreconditionError, NotFoundError
+from unison.errors import DataLossError, FailedPreconditionError, NotFoundError
 from unison.runtime import process_group
 from unison.storage import files
 from unison.storage.decoding import (
@@ -61,7 +62,7 @@ from unison.train.tensor_bundle import remove_data_files
 INDEX = "unison.index"
 
 #: The names of files and folders in the folder of a checkpoint.
-OWN_NAME = re.compile(
+_OWN_NAME = re.compile(
     rf"d|manifest\.ocdbt|{METADATA}|ocdbt\.process_\d+|checksums\.\d+\.json|{re.escape(INDEX)}"
 )
 
@@ -196,6 +197,20 @@ class ShardedContent:
         with open(os.path.join(folder, INDEX), "xb") as file:
             write_archive_to(file, self._nodes, others, elsewhere)
 
+    def check(self, path: str) -> None:
+        """Checks that the folder would replace nothing but another checkpoint.
+
+        Raises:
+            FailedPreconditionError: There is a folder with other files.
+        """
+        others = [name for name in files.names_in(path) if not _OWN_NAME.fullmatch(name)]
+        if others:
+            raise FailedPreconditionError(
+                message="A checkpoint in Orbax's format is a folder. Expected no folder, or one "
+                f"with a checkpoint of Unison, at {path}. Received: a folder that has "
+                f"{others[0]!r}. Save to another path, such as one inside of it."
+            )
+
     def published(self, path: str) -> None:
         """Removes a checkpoint in another format that this one replaces."""
         files.remove(path + SUFFIX)
@@ -270,6 +285,7 @@ class ShardedArchive(Archive):
 
     def __init__(self, prefix: str, folder: str):
         self._folder = folder
+        self._identity = files.identity_of(os.path.join(folder, INDEX))
         self._reader: TreeReader | None = None
         self._grids: dict[str, ChunkGrid] = {}
         self._checksums: dict[str, list[int]] = {}
@@ -309,15 +325,15 @@ class ShardedArchive(Archive):
             return [whole[slices_of(region)] for region in regions]
         grid = self._grids[key]
         found = [np.empty([end - begin for begin, end in region], grid.dtype) for region in regions]
-        wanted = [
-            (target, region, number)
-            for target, region in zip(found, regions, strict=True)
-            for number in grid.overlapping(region)
-        ]
-        chunks = self._chunks((key, number) for _, _, number in wanted)
-        for (target, region, number), chunk in zip(wanted, chunks, strict=True):
-            inside, of_chunk = _common(region, grid.region(number))
-            target[inside] = chunk[of_chunk]
+        wanted: dict[int, list[tuple[np.ndarray, Region]]] = {}
+        for target, region in zip(found, regions, strict=True):
+            for number in grid.overlapping(region):
+                wanted.setdefault(number, []).append((target, region))
+        chunks = self._chunks((key, number) for number in wanted)
+        for (number, targets), chunk in zip(wanted.items(), chunks, strict=True):
+            for target, region in targets:
+                inside, of_chunk = _common(region, grid.region(number))
+                target[inside] = chunk[of_chunk]
         return found
 
     def verify(self) -> None:
@@ -351,7 +367,7 @@ class ShardedArchive(Archive):
         pending: list[tuple[str, int, Any]] = []
         for key, number in wanted:
             region = self._grids[key].region(number)
-            with self._decoding():
+            with self._reading():
                 future = self._tree().start_reading(_path_of(key), region)
             pending.append((key, number, future))
             if len(pending) > _READ_AHEAD:
@@ -360,20 +376,26 @@ class ShardedArchive(Archive):
             yield self._verified(*each)
 
     def _verified(self, key: str, number: int, future: Any) -> np.ndarray:
-        with self._decoding():
-            try:
-                chunk: np.ndarray = future.result()
-            except Exception as error:
-                if not os.path.exists(os.path.join(self._folder, INDEX)):
-                    raise NotFoundError(
-                        message=f"Checkpoint {self.prefix} was deleted or replaced while values of "
-                        "it were still to be restored, which their objects get when they are "
-                        "created. Create them before, or keep more checkpoints."
-                    ) from error
-                raise
+        with self._reading():
+            chunk: np.ndarray = future.result()
             if _crc32(chunk) != self._checksums[key][number]:
                 raise ValueError(f"checksum mismatch in array {key!r}")
             return chunk
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside, errors are those of a corrupt file, or of one that is another one by now."""
+        try:
+            with self._decoding():
+                yield
+        except DataLossError as error:
+            if files.identity_of(os.path.join(self._folder, INDEX)) == self._identity:
+                raise
+            raise NotFoundError(
+                message=f"Checkpoint {self.prefix} was deleted or replaced while values of it were "
+                "still to be restored, which their objects get when they are created. Create them "
+                "before, or keep more checkpoints."
+            ) from error
 
     def _tree(self) -> TreeReader:
         """Returns the arrays' reader."""

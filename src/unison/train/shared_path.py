@@ -32,7 +32,7 @@ from unison.runtime import process_group
 from unison.runtime.coordination import CoordinationStore
 from unison.runtime.elastic.lifecycle import happened
 from unison.storage import atomic, files
-from unison.storage.file_systems import is_remote
+from unison.storage.file_systems import is_remote, named_errors
 from unison.thread_local import ThreadLocal
 from unison.train.journal import Arrival, Journal
 
@@ -65,6 +65,9 @@ class Parts(Protocol):
     """
 
     last: str
+
+    def check(self, path: str) -> None:
+        """Raises an error if the folder cannot be at `path`."""
 
     def write(self, folder: str) -> None:
         """Writes this process's part into a folder."""
@@ -178,9 +181,16 @@ def begin_writing(
     takes_all = in_parts or bool(divided)
     # Writes are announced, and looked up, in the order of the program, in any thread.
     if jax.process_index() == 0:
-        with _mark_beside(path) if in_parts else contextlib.nullcontext("") as mark:
+        with contextlib.ExitStack() as stack:
+            mark, error = "", None
+            try:
+                mark = stack.enter_context(_mark_beside(path)) if in_parts else ""
+            except Exception as raised:
+                error = raised
             first = _First(journal, place, visible, takes_all, mark)
             with first.failing():
+                if error is not None:
+                    raise error
                 if takes_all:
                     first.arrival = journal.wait_for_all(first.number)
                 if first.is_alone:
@@ -188,8 +198,25 @@ def begin_writing(
             return first
     if not takes_all:
         return _Later(journal, place, visible)
-    sees = functools.partial(_sees, os.path.dirname(place), in_parts)
+    folder = os.path.dirname(place)
+    misses = []
+
+    def sees(mark: str) -> bool:
+        if not _sees(folder, in_parts, mark):
+            misses.append(mark)
+        return not misses
+
     number, arrival = journal.come(place, sees)
+    if arrival is Arrival.FAILED and number is not None:
+        _raise_failure(journal.outcome(number, place) or {}, place)
+    if misses and arrival is Arrival.APART:
+        _own_folders.add(folder)
+        logger.warning(
+            "Worker %d does not see the folder of the first worker, %s, or lacks Orbax: what the "
+            "workers have in parts is gathered in each of them. Let them share the folder.",
+            jax.process_index(),
+            folder,
+        )
     writing: Writing = Writing() if number is None else _Later(journal, place, visible, number)
     writing.arrival = arrival
     if writing.is_alone:
@@ -262,6 +289,7 @@ class _First(Writing):
             _write_alone(path, parts)
             return
         begun = time.monotonic()
+        parts.check(path)
         with atomic.replacing_folder(path, parts.last) as folder:
             self._journal.offer(self.number, os.path.basename(folder))
             parts.write(folder)
@@ -349,9 +377,11 @@ class _Later(Writing):
 @contextlib.contextmanager
 def _mark_beside(path: str) -> Iterator[str]:
     """Yields the name of a file beside a local path, by which others see whether they share it."""
-    with atomic.aside(path) as mark:
-        with mark.opened():
-            pass
+    with contextlib.ExitStack() as stack:
+        with named_errors(path):
+            mark = stack.enter_context(atomic.aside(path))
+            with mark.opened():
+                pass
         yield os.path.basename(mark.path)
 
 
@@ -359,16 +389,18 @@ def _sees(folder: str, in_parts: bool, mark: str) -> bool:
     """Whether this process can write a part beside the first one's mark in a folder, if any."""
     if bool(mark) != in_parts:
         return False  # the package for that is not installed in one of them
+    if mark:
+        os.makedirs(folder, exist_ok=True)  # network file systems remember that it was not there
     deadline = time.monotonic() + (0 if folder in _own_folders else _SEEN_WITHIN)
     while mark and not os.path.exists(os.path.join(folder, mark)):
         if time.monotonic() > deadline:
-            _own_folders.add(folder)
             return False
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     return True
 
 
 def _write_alone(path: str, parts: Parts) -> None:
+    parts.check(path)
     with atomic.replacing_folder(path, parts.last) as folder:
         parts.write(folder)
         parts.complete(folder)
