@@ -45,7 +45,7 @@ _VALUE = "VARIABLE_VALUE"
 _TEXT = 7
 
 #: The attribute of an object with a state, as JSON, which TensorFlow leaves alone.
-_STATE = "UNISON_STATE"
+_STATE = "STATE_OF_UNISON"
 
 _MOST_SHARDS = 10**5 - 1
 
