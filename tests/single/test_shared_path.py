@@ -223,3 +223,21 @@ def test_what_is_written_inside_of_a_write_needs_no_agreement(of_worker, write):
     assert of_worker(1, "outer").finish(refuse) is False
     of_worker(0, "next").finish(write("next"))
     assert of_worker(1, "next").finish(refuse) is False
+
+
+def test_a_failed_write_of_another_path_is_skipped(of_worker):
+    """The first worker fails before it knows who comes; the other one writes something else."""
+    first = of_worker(0, "announced")._journal
+    failed = first.announce("one", gathers=True)
+    first.tell(failed, {"error": ["ValueError", "no"]})
+    with ThreadPoolExecutor(1) as threads:
+
+        def come():
+            process.index = 1
+            return shared_path._journal(1).come("two", lambda mark: True)
+
+        came = threads.submit(come)
+        process.index = 0
+        number = first.announce("two", gathers=True)
+        assert first.wait_for_all(number) is journal.Arrival.TOGETHER
+        assert came.result(10) == (number, journal.Arrival.TOGETHER)

@@ -237,7 +237,7 @@ class Journal:
                     came = _SAME_PATH if is_same and sees(write.mark) else _OTHER_PATH
                     self._store.put(f"{_key(number)}/came/{jax.process_index()}", came)
                     arrival = self._arrival(number)
-                    if is_same or arrival is not Arrival.ALONE:
+                    if is_same or arrival in (Arrival.TOGETHER, Arrival.APART):
                         return number if is_same else None, arrival
                 elif has_passed or time.monotonic() > begun + process_group.timeout():
                     return None, Arrival.ALONE
