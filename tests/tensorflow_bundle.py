@@ -1,12 +1,11 @@
 """Checkpoints of TensorFlow's format with any content, and right checksums."""
 
-import struct
-
 from unison.data.files.checksums import crc32c, masked
-from unison.train.sorted_table import TableWriter, table_of
+from unison.train.sorted_table import TableWriter, block_of, table_of  # noqa: F401
+from unison.train.sorted_table import entry_of as entry  # noqa: F401
 from unison.train.tensor_bundle import bytes_of_texts, place_of_tensor
 from unison.train.wire_format import message_of as message
-from unison.train.wire_format import varint
+from unison.train.wire_format import varint  # noqa: F401
 
 
 class Table(TableWriter):
@@ -14,16 +13,6 @@ class Table(TableWriter):
 
     block = TableWriter.add
     ended = TableWriter.finished
-
-
-def entry(key, value, shared=0):
-    """A key and a value in a block, without what the key shares with the one before."""
-    return varint(shared) + varint(len(key)) + varint(len(value)) + key + value
-
-
-def block_of(entries):
-    """A block of entries, with the list of places that ends it."""
-    return b"".join(entries) + struct.pack("<II", 0, 1)
 
 
 def tensor(content, dtype=1, shape=(), shard=0, offset=0, size=None, checksum=None):

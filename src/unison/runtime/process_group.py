@@ -341,6 +341,11 @@ def count() -> int:
     return jax.process_count() if _elastic is None else _elastic.num_members
 
 
+def is_of_several() -> bool:
+    """Returns whether this job has several processes, without starting JAX in one that has not."""
+    return (is_elastic() or jax.distributed.is_initialized()) and count() > 1
+
+
 def index() -> int:
     """Returns this process's index in its job, from 0."""
     return jax.process_index() if _elastic is None else _elastic.index

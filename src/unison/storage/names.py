@@ -6,13 +6,12 @@ lead out of the folder that the user has given; these functions reject them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 
 from unison.errors import DataLossError
-from unison.storage.file_systems import file_system, is_remote
+from unison.storage import files
+from unison.storage.file_systems import is_remote
 
 #: The maximum length of a name in a message.
 _SHOWN = 120
@@ -76,17 +75,12 @@ def remove_folder(folder: str, name: str, pattern: re.Pattern[str]) -> None:
         DataLossError: The name does not match.
     """
     checked_name(name, pattern, folder)
-    if is_remote(folder):
-        system, path = file_system(f"{folder}/{name}")
-        with contextlib.suppress(FileNotFoundError):
-            system.rm(path, recursive=True)
-        return
-    path = os.path.join(folder, name)
+    path = f"{folder}/{name}" if is_remote(folder) else os.path.join(folder, name)
     if os.path.islink(path):
         os.remove(path)
     else:
         # It does not follow links, not even one that is created at the same time.
-        shutil.rmtree(path, ignore_errors=True)
+        files.remove_folder(path)
 
 
 def can_be_path(text: str) -> bool:

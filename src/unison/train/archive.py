@@ -253,12 +253,19 @@ def _node_of(described: Any) -> Node:
     given = plain_dict(described)
     if given.keys() != _FIELDS:
         raise ValueError(f"expected a node with {sorted(_FIELDS)}, received {sorted(given)}")
-    if given["state"] is not None and "value" not in plain_dict(given["state"]):
-        raise ValueError("a state has no value")
+    if given["state"] is not None:
+        checked_state(given["state"])
     if given["variable"] is not None:
         plain_text(given["variable"])
     plain_dict(given["children"])
     return Node(**given)
+
+
+def checked_state(state: Any) -> dict[str, Any]:
+    """Returns a decoded state of an object, if it has a value. Raises: ValueError."""
+    if "value" not in plain_dict(state):
+        raise ValueError("a state has no value")
+    return plain_dict(state)
 
 
 def check_graph(nodes: Sequence[Node], keys: Container[str]) -> None:

@@ -29,7 +29,6 @@ from unison.train.background import BackgroundWriter
 from unison.train.checkpoint_formats import AnyArchive, open_checkpoint
 from unison.train.counter import COUNTER
 from unison.train.graph import (
-    Parts,
     cells_of,
     describe,
     is_tracked,
@@ -240,15 +239,14 @@ class Checkpoint(Tracked):
             if writing.arrival is Arrival.APART and self._format is None:
                 is_sharded = False  # each worker writes all, to a path of its own
             snapshot = Snapshot(self._copies if options.is_async else {})
-            content: ShardedContent | ArchiveContent = ArchiveContent(
-                path, snapshot, self._format == _TENSORFLOW
-            )
-            parts: Parts = self._parts
-            if self._format == _TENSORFLOW:
-                parts = parts_as_tensorflow_names(parts)
+            is_tensorflows = self._format == _TENSORFLOW
+            parts = parts_as_tensorflow_names(self._parts) if is_tensorflows else self._parts
+            content: ShardedContent | ArchiveContent
+            if is_sharded:
+                content = ShardedContent(writing.writers, snapshot)
+            else:
+                content = ArchiveContent(path, snapshot, is_tensorflows)
             with snapshot, writing.reading():
-                if is_sharded:
-                    content = ShardedContent(writing.writers, snapshot)
                 content.take(*describe(self._root, parts, content.value_of))
 
             def finish() -> None:

@@ -22,7 +22,7 @@ from unison.errors import FailedPreconditionError
 #: The maximum bytes of a chunk, if the sizes of the array have such divisors.
 CHUNK_BYTES = 16 << 20
 
-#: How many times as many chunks there may be as are needed, for want of other divisors.
+#: The maximum ratio of the number of chunks to the number needed, for want of other divisors.
 _MOST_SURPLUS = 8
 
 #: A part of an array: the first index and the one after the last, for each axis.
@@ -147,6 +147,14 @@ def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
         part.indices(size)[:2]  # a part has the step 1
         for part, size in zip(index, shape, strict=True)
     )
+
+
+def own_regions(array: jax.Array) -> dict[Region, jax.Array]:
+    """Returns the parts of an array on this process's devices, in the order of the devices.
+
+    Of parts that several devices have, there is one; see `own_parts`.
+    """
+    return {region_of(shard.index, array.shape): shard.data for shard in array.addressable_shards}
 
 
 def slices_of(region: Region) -> tuple[slice, ...]:

@@ -9,8 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-import jax
-
 from unison.errors import DataLossError, FailedPreconditionError, NotFoundError, OpError
 from unison.runtime import process_group
 from unison.runtime.elastic.lifecycle import happened
@@ -81,9 +79,7 @@ def agreed_checkpoint(latest: str | None) -> str | None:
         DataLossError: Some see checkpoints, but there is none that all of them see.
         DeadlineExceededError: Timed out waiting for a process.
     """
-    if not (jax.distributed.is_initialized() or process_group.is_elastic()):
-        return latest  # without starting JAX
-    if process_group.count() == 1:
+    if not process_group.is_of_several():
         return latest
     if latest is not None:
         latest = next(_whole_ones(_from(latest), in_shares=True, others_too=False), None)

@@ -9,12 +9,12 @@ Sources: `orbax.checkpoint.PyTreeCheckpointHandler`; TensorStore's drivers `zarr
 
 from __future__ import annotations
 
-import dataclasses
+import importlib.util
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -51,9 +51,8 @@ _DATABASE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnChunks:
-    """The chunks of an array that a process writes; to JAX and Orbax, a leaf of a tree.
+class OwnChunks(NamedTuple):
+    """The chunks of an array that a process writes.
 
     Attributes:
         grid: All chunks of the array.
@@ -66,8 +65,6 @@ class OwnChunks:
 
 def is_orbax_installed() -> bool:
     """Whether checkpoints can be written in this format."""
-    import importlib.util
-
     return importlib.util.find_spec("orbax") is not None and (
         importlib.util.find_spec("orbax.checkpoint") is not None
     )
@@ -94,7 +91,7 @@ class TreeWriter:
 
     Args:
         folder: The folder, which all processes that write have in common.
-        process: The number of this process.
+        process: The number of this process among JAX's.
 
     Raises:
         ImportError: Orbax is not installed.
@@ -103,6 +100,7 @@ class TreeWriter:
     def __init__(self, folder: str, process: int):
         orbax = require_orbax()
         self._folder = os.path.abspath(folder)
+        self._process = process
         self._database = os.path.join(self._folder, f"ocdbt.process_{process}", "")
         self._context = orbax.type_handlers.get_ts_context(use_ocdbt=True)
 
@@ -159,12 +157,11 @@ class TreeWriter:
             "store_data_equal_to_fill_value": True,
         }
 
-    def complete(self, paths: Iterable[tuple[str, ...]], process: int) -> None:
+    def complete(self, paths: Iterable[tuple[str, ...]]) -> None:
         """Describes the tree and joins the databases, after all processes have written theirs.
 
         Args:
             paths: The paths of the arrays in the tree.
-            process: The number of this process among JAX's.
         """
         from etils import epath  # of which Orbax takes paths
 
@@ -177,7 +174,9 @@ class TreeWriter:
                 # Of this one Orbax only asks which files it writes beside the arrays: none.
                 (jax.Array, handlers.ArrayHandler(array_metadata_store=None)),
             ),
-            multiprocessing_options=orbax.options.MultiprocessingOptions(primary_host=process),
+            multiprocessing_options=orbax.options.MultiprocessingOptions(
+                primary_host=self._process
+            ),
         )
         with named_errors(self._folder):
             saved = orbax.args.PyTreeSave(_nested(paths), custom_metadata=_MADE_BY_UNISON)
@@ -200,7 +199,7 @@ def _handler_of_written(orbax: Any) -> Any:
             return []
 
         async def metadata(self, infos: Any) -> Sequence[Any]:
-            raise NotImplementedError  # Orbax calls it, and the next, to read
+            raise NotImplementedError  # abstract in Orbax, which calls this and the next to read
 
         async def deserialize(self, infos: Any, args: Any = None) -> Sequence[Any]:
             raise NotImplementedError
@@ -235,7 +234,7 @@ class TreeReader:
     """
 
     def __init__(self, folder: str):
-        self._orbax = require_orbax()
+        orbax = require_orbax()
         self._folder = os.path.abspath(folder)
         with open(os.path.join(folder, METADATA), "rb") as file:
             metadata = plain_dict(json.load(file))
@@ -247,7 +246,7 @@ class TreeReader:
         self._driver = "zarr3" if metadata.get("use_zarr3", False) else "zarr"
         # A chunk that is missing is lost, unless zeros were left out.
         self.may_lack_zeros = not metadata.get("store_array_data_equal_to_fill_value", False)
-        self._context = self._orbax.type_handlers.get_ts_context(use_ocdbt=self._is_database)
+        self._context = orbax.type_handlers.get_ts_context(use_ocdbt=self._is_database)
         paths = list(_paths_of_arrays(metadata))
         opened = [(path, self._open(".".join(path))) for path in paths]
         self._stores = {path: store.result() for path, store in opened}

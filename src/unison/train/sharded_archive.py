@@ -84,9 +84,6 @@ class ShardedContent:
     Args:
         writers: The processes that write; this one is among them.
         snapshot: Copies the values.
-
-    Raises:
-        ImportError: Orbax is not installed.
     """
 
     last = INDEX
@@ -154,7 +151,11 @@ class ShardedContent:
         return found
 
     def write(self, folder: str) -> None:
-        """Writes this process's chunks and their checksums."""
+        """Writes this process's chunks and their checksums.
+
+        Raises:
+            ImportError: Orbax is not installed.
+        """
         self._snapshot.finish()
         chunks_by_key = self._in_tree()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -183,7 +184,7 @@ class ShardedContent:
             if None in of_chunks:
                 raise _unequal_state(key)
         if self._grids:
-            TreeWriter(folder, self._process).complete(map(_path_of, self._grids), self._process)
+            TreeWriter(folder, self._process).complete(map(_path_of, self._grids))
         elsewhere = {
             key: {
                 "shape": list(grid.shape),
@@ -342,8 +343,7 @@ class ShardedArchive(Archive):
         In a job of several processes, only the index, and that the files are as large as their
         arrays: each would read what no host can hold. Chunks are verified when they are read.
         """
-        is_job = jax.distributed.is_initialized() or process_group.is_elastic()
-        if is_job and process_group.count() > 1:
+        if process_group.is_of_several():
             super().verify()
         else:
             self.verify_share(0, 1)

@@ -96,7 +96,8 @@ class Writing:
     @property
     def writers(self) -> Sequence[int]:
         """The processes that write parts; see `finish_in_parts`."""
-        return [jax.process_index()]
+        is_together = self.arrival is Arrival.TOGETHER
+        return range(jax.process_count()) if is_together else [jax.process_index()]
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -276,10 +277,6 @@ class _First(Writing):
         self._journal.tell(self.number, outcome)
         return True
 
-    @property
-    def writers(self) -> Sequence[int]:
-        return _writers(self.arrival)
-
     def finish_in_parts(self, path: str, parts: Parts) -> bool:
         self._visible = os.path.join(path, parts.last)
         return self.finish(functools.partial(self._write_parts, path, parts))
@@ -332,10 +329,6 @@ class _Later(Writing):
                 return False
         _write(write)
         return True
-
-    @property
-    def writers(self) -> Sequence[int]:
-        return _writers(self.arrival)
 
     def finish_in_parts(self, path: str, parts: Parts) -> bool:
         number = self._number
@@ -406,10 +399,6 @@ def _write_alone(path: str, parts: Parts) -> None:
         parts.complete(folder)
         happened("checkpoint")
     parts.published(path)
-
-
-def _writers(arrival: Arrival | None) -> Sequence[int]:
-    return range(jax.process_count()) if arrival is Arrival.TOGETHER else [jax.process_index()]
 
 
 def _await_folder(folder: str) -> None:

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from unison.cells import Cell, Layout, own_parts
-from unison.train.chunk_plan import Region, region_of
+from unison.train.chunk_plan import Region, own_regions
 
 logger = logging.getLogger("unison")
 
@@ -140,9 +140,7 @@ class Snapshot(_Copies):
         stored = cell.stored()
         shapes = [tuple(end - begin for begin, end in region) for region in regions]
         copies = self._memory_for(cell, shapes, np.dtype(stored.dtype))
-        parts = {
-            region_of(shard.index, stored.shape): shard.data for shard in stored.addressable_shards
-        }
+        parts = own_regions(stored)
         wanted: dict[Region, list[tuple[Region, np.ndarray]]] = {}
         for region, copy in zip(regions, copies, strict=True):
             around = next(part for part in parts if _is_inside(region, part))
@@ -248,9 +246,7 @@ def _copy_whole(cell: Cell, value: np.ndarray, source: jax.Array) -> None:
 def _copy_regions(
     wanted: Mapping[Region, Sequence[tuple[Region, np.ndarray]]], source: jax.Array
 ) -> None:
-    parts = {
-        region_of(shard.index, source.shape): shard.data for shard in source.addressable_shards
-    }
+    parts = own_regions(source)  # only now: who holds a part keeps programs from taking the array
     for around, pairs in wanted.items():
         _copy_from(around, pairs, parts[around])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import starmap
 
 from unison.data.files.checksums import crc32c, masked
 from unison.train.wire_format import cut, read_varint, varint
@@ -47,12 +48,13 @@ def table_of(items: Iterable[tuple[bytes, bytes]]) -> bytes:
     for item in items:
         block.append(item)
         if sum(len(key) + len(value) for key, value in block) > _BLOCK:
-            handles.append((block[-1][0], writer.add(block_of(block))))
+            handles.append((block[-1][0], writer.add(block_of(starmap(entry_of, block)))))
             block = []
     if block or not handles:
-        handles.append((block[-1][0] if block else b"", writer.add(block_of(block))))
+        last = block[-1][0] if block else b""
+        handles.append((last, writer.add(block_of(starmap(entry_of, block)))))
     about = writer.add(block_of([]))
-    return writer.finished(about, writer.add(block_of(handles)))
+    return writer.finished(about, writer.add(block_of(starmap(entry_of, handles))))
 
 
 class TableWriter:
@@ -74,12 +76,20 @@ class TableWriter:
         return bytes(self._content) + handles.ljust(_FOOTER - len(MAGIC), b"\0") + MAGIC
 
 
-def block_of(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Returns a block of keys, in order, and their values."""
-    content = b"".join(
-        varint(0) + varint(len(key)) + varint(len(value)) + key + value for key, value in entries
-    )
-    return content + struct.pack("<II", 0, 1)
+def entry_of(key: bytes, value: bytes, shared: int = 0) -> bytes:
+    """Returns a key and its value in a block.
+
+    Args:
+        key: The key, without what it shares with the one before.
+        value: The value.
+        shared: The number of bytes that it shares.
+    """
+    return varint(shared) + varint(len(key)) + varint(len(value)) + key + value
+
+
+def block_of(entries: Iterable[bytes]) -> bytes:
+    """Returns a block of entries, in the order of their keys."""
+    return b"".join(entries) + struct.pack("<II", 0, 1)
 
 
 def items_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:

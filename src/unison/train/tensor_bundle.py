@@ -18,7 +18,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,11 +32,17 @@ from unison.storage.decoding import (
     bytes_of,
     decoding,
     parsed_json,
-    plain_dict,
     shape_of,
     whole_number,
 )
-from unison.train.archive import SUFFIX, ArrayDescription, Node, check_graph, no_such_array
+from unison.train.archive import (
+    SUFFIX,
+    ArrayDescription,
+    Node,
+    check_graph,
+    checked_state,
+    no_such_array,
+)
 from unison.train.sorted_table import MAGIC, items_of, table_of
 from unison.train.wire_format import Fixed32, cut, fields_of, message_of, read_varint, varint
 
@@ -56,6 +62,8 @@ _DTYPES = {
     19: "float16", 22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn",
     29: "int4", 30: "uint4",
 }  # fmt: skip
+
+_NUMBERS = {name: number for number, name in _DTYPES.items() if number != _TEXT}
 
 #: Lists of Keras' that are objects in TensorFlow; here, their items are named by index.
 _KERAS_LISTS = ("_variables", "_trainable_variables", "_non_trainable_variables", "_operations")
@@ -82,7 +90,9 @@ def write_tensor_bundle(
         InvalidArgumentError: TensorFlow has no such dtype.
     """
     crc32c()  # or the error that names the missing package
-    wide = {nodes[n].variable for node in nodes for n in _children(node, _ITERATIONS)}
+    wide = {
+        nodes[node.children[_ITERATIONS]].variable for node in nodes if _ITERATIONS in node.children
+    }
     last = _data_files(prefix)
     # While there is another checkpoint, its index and its data stay as they are.
     num_shards = next(n for n in itertools.count(1) if _data_file(prefix, 0, n) not in last)
@@ -107,7 +117,7 @@ def write_tensor_bundle(
     with atomic.replacing(prefix + SUFFIX) as file:
         file.write(table_of(sorted(items.items())))
         happened("checkpoint")
-    for name in last - {_data_file(prefix, 0, num_shards)}:
+    for name in last:
         files.remove(name)
 
 
@@ -129,17 +139,10 @@ def _data_files(prefix: str) -> set[str]:
     return {f"{prefix}{each.removeprefix(name)}" for each in found}
 
 
-def _children(node: Node, name: str) -> Iterator[int]:
-    """Yields the number of a node's child, if it has one of that name."""
-    if name in node.children:
-        yield node.children[name]
-
-
 def _number_of(dtype: np.dtype, key: str) -> int:
     """Returns TensorFlow's number of a dtype."""
-    for number, name in _DTYPES.items():
-        if number != _TEXT and dtype == jnp.dtype(name):
-            return number
+    if dtype.name in _NUMBERS:
+        return _NUMBERS[dtype.name]
     raise InvalidArgumentError(
         message=f"TensorFlow's checkpoints hold no array of dtype {dtype}. Received: {key}. Use "
         'Checkpoint(format="archive", ...).'
@@ -255,10 +258,7 @@ class TensorBundle:
     def _state(self, key: str) -> Any:
         """Returns the state of an object that Unison has written."""
         (text,) = self._texts(key, self._entries.pop(key))
-        state = plain_dict(parsed_json(text))
-        if "value" not in state:
-            raise ValueError("a state has no value")
-        return state
+        return checked_state(parsed_json(text))
 
     def read(self, key: str) -> np.ndarray:
         """Returns an array; see `Archive.read`."""

@@ -13,7 +13,7 @@ from unison.cells import Cell, has_cell
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_dtype
 from unison.train.checkpoint_formats import AnyArchive
-from unison.train.chunk_plan import region_of
+from unison.train.chunk_plan import own_regions
 from unison.train.orbax_archive import OrbaxArchive
 from unison.train.record_archive import StoredParts
 from unison.train.sharded_archive import ShardedArchive
@@ -65,10 +65,7 @@ def read_for(variable: Any, archive: AnyArchive, key: str) -> np.ndarray | Store
     if type(cell) is not Cell or not cell.has_value or not cell.is_divided:
         return archive.read(key)
     stored = cell.stored()
-    regions = list(
-        dict.fromkeys(region_of(shard.index, stored.shape) for shard in stored.addressable_shards)
-    )
-    parts = archive.read_regions(key, regions)
+    parts = archive.read_regions(key, list(own_regions(stored)))
     dtype = np.dtype(stored.dtype)
     if dtype != parts[0].dtype:
         for part in parts:
