@@ -7,6 +7,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 
 import unison
 from keras_comparison import mirrored
@@ -54,7 +55,6 @@ def test_a_file_is_what_the_format_says(tmp_path):
 
 
 def test_hugging_faces_library_reads_it(tmp_path):
-    safetensors = pytest.importorskip("safetensors")
     weight = unison.Variable(np.arange(6, dtype=np.float32).reshape(2, 3))
     save_safetensors({"a": {"w": weight}}, tmp_path / "m.safetensors", {"key": "text"})
     with safetensors.safe_open(tmp_path / "m.safetensors", "np") as file:
