@@ -3,10 +3,10 @@
     python -m release.gpu_bundle fill gpu-bundle
     PYTHON -m release.gpu_bundle install gpu-bundle ENVIRONMENT
 
-`fill` downloads, into a folder, the wheels of Unison, of what it requires beyond JAX, and of pip:
-JAX itself, with CUDA, is on the machine already. `install` makes an environment that sees the
-packages of the interpreter that runs it, which stays as it is, and installs the wheels there; it
-needs nothing but Python.
+`fill` downloads, into a folder, the wheels of Unison, of what it requires beyond JAX (with the
+extra `records`), and of pip: JAX itself, with CUDA, is on the machine already. `install` makes an
+environment that sees the packages of the interpreter that runs it, which stays as it is, and
+installs the wheels there; it needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def fill(folder: pathlib.Path, pythons: Sequence[str], architecture: str) -> int
         subprocess.CalledProcessError: A build or a download failed, and has said why.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    # The checks also write checkpoints for TensorFlow, whose checksums need an extra.
+    requirements = project["dependencies"] + project["optional-dependencies"]["records"]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as built:
@@ -108,7 +110,7 @@ def fill(folder: pathlib.Path, pythons: Sequence[str], architecture: str) -> int
             shutil.copy(wheel, folder)
     platforms = [f"--platform={glibc}_{architecture}" for glibc in _GLIBCS]
     for python in pythons:
-        packages = required(resolved(project["dependencies"], python), resolved(["jax"], python))
+        packages = required(resolved(requirements, python), resolved(["jax"], python))
         wanted = [f"{name}=={version}" for name, version in packages.items()]
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         download += ["--only-binary=:all:", f"--python-version={python}", *platforms]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -11,15 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.gpu.findings import Finding, Note, Row, Setting, Value, Wrong, environment
 from benchmarks.processes import ROOT
+from unison.train.orbax_format import is_orbax_installed
 
-#: Steps of an epoch of a job, and epochs.
+#: Steps of an epoch of a job, and epochs; a job that is to be restarted needs time to prepare.
 STEPS, EPOCHS = 20, 4
+_EPOCHS_OF_RESTARTED = 16
 
 #: Seconds that a job may take to end once it was interrupted, or has lost a worker.
 _SECONDS_TO_END = 30.0
@@ -31,33 +35,41 @@ _INTERVAL = 0.05
 _LINES = 15
 
 
+def formats() -> list[str]:
+    """Returns the formats of checkpoints for which all packages are installed."""
+    has_checksums = importlib.util.find_spec("google_crc32c") is not None
+    has = {"archive": True, "tensorflow": has_checksums, "orbax": is_orbax_installed()}
+    return [name for name, is_there in has.items() if is_there]
+
+
 def checkpoint(setting: Setting) -> Iterator[Finding]:
-    """Training that continues from a checkpoint, on the devices, and the file read on a CPU."""
+    """Training that continues from checkpoints, on the devices, and their files read on a CPU."""
     with _folder() as folder:
         _train(setting, "save", folder, setting.seconds)
         _train(setting, "restore", folder, setting.seconds)
-        saved, restored = _weights(folder / "saved.npz"), _weights(folder / "restored.npz")
-        straight, continued = _weights(folder / "straight.npz"), _weights(folder / "continued.npz")
         on_cpu = folder / "on-cpu"
         on_cpu.mkdir()
         for file in folder.glob("checkpoint*"):
             (on_cpu / file.name).symlink_to(file)
         cpu = Setting("cpu", 1, setting.seconds)
         _train(cpu, "restore", on_cpu, setting.seconds)
-        cells: dict[str, Value] = {"": f"from {setting.device} to {setting.device}"}
-        cells["restored bit by bit"] = _largest(saved, restored) == 0
-        cells["largest difference after more steps"] = _largest(straight, continued)
-        yield Row("Checkpoint: what is restored", cells)
-        of_cpu = _largest(saved, _weights(on_cpu / "restored.npz"))
-        cells = {"": f"from {setting.device} to one cpu", "restored bit by bit": of_cpu == 0}
-        yield Row("Checkpoint: what is restored", cells)
-        if _largest(saved, restored) or of_cpu:
-            yield Wrong("A restored weight is not the saved one, bit by bit.")
-        if _largest(straight, continued) > _WEIGHTS_DIFFER:
+        saved = _weights(folder / "saved.npz")
+        table = "Checkpoint: restored bit by bit"
+        for name in formats():
+            cells: dict[str, Value] = {"": name}
+            for where, restored in ((f"to {setting.device}", folder), ("to one cpu", on_cpu)):
+                cells[where] = _largest(saved, _weights(restored / f"restored-{name}.npz")) == 0
+            yield Row(table, cells)
+            if not all(cells.values()):
+                yield Wrong(f"{name}: a restored weight is not the saved one, bit by bit.")
+        straight, continued = _weights(folder / "straight.npz"), _weights(folder / "continued.npz")
+        difference = _largest(straight, continued)
+        yield Row("Checkpoint: more steps", {"": "largest difference", "value": difference})
+        if difference > _WEIGHTS_DIFFER:
             yield Wrong(
                 "Training that continues from a checkpoint gives other weights than training that "
-                f"was not interrupted: they differ by {_largest(straight, continued):.3g}, "
-                f"expected at most {_WEIGHTS_DIFFER}."
+                f"was not interrupted: they differ by {difference:.3g}, expected at most "
+                f"{_WEIGHTS_DIFFER}."
             )
 
 
@@ -100,7 +112,7 @@ def killed_worker(setting: Setting) -> Iterator[Finding]:
             left = sum(map(_is_alive, pids))
         with _job(setting, disturbed) as job:
             job.wait_for_end(setting.seconds)
-        resumed_at = _steps_by_process(disturbed)[-1][0]
+        resumed_at = _steps_by_process(disturbed)[-1][0].number
         difference = _largest(
             _weights(undisturbed / "trained.npz"), _weights(disturbed / "trained.npz")
         )
@@ -127,6 +139,38 @@ def killed_worker(setting: Setting) -> Iterator[Finding]:
             )
 
 
+def restarted(setting: Setting) -> Iterator[Finding]:
+    """A worker is killed: all start again, from the memory of their host, and train on."""
+    program = (f"--epochs={_EPOCHS_OF_RESTARTED}", "--no-backup")
+    with _folder() as folder:
+        undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
+        with _job(setting, undisturbed, program=program) as job:
+            job.wait_for_end(setting.seconds)
+        options = ("--restarts=1", "--in-memory-checkpoints")
+        with _job(setting, disturbed, pause=0.05, options=options, program=program) as job:
+            job.wait_for_step(STEPS * _EPOCHS_OF_RESTARTED // 2, setting.seconds)
+            pids = _pids(disturbed)
+            killed_at = time.time()
+            os.kill(pids[-1], signal.SIGKILL)
+            job.wait_for_end(setting.seconds)
+        before, after = _steps_by_process(disturbed)
+        difference = _largest(
+            _weights(undisturbed / "trained.npz"), _weights(disturbed / "trained.npz")
+        )
+        cells: dict[str, Value] = {"": f"worker {len(pids) - 1} of {len(pids)} killed"}
+        cells["next step after s"] = after[0].time - killed_at
+        cells["steps again"] = before[-1].number + 1 - after[0].number
+        cells["largest difference of weights"] = difference
+        yield Row("Jobs that start again from memory", cells)
+        if after[0].number == 1:
+            yield Wrong("A job that was started again began with step 1: expected its memory.")
+        if difference > _WEIGHTS_DIFFER:
+            yield Wrong(
+                f"A job that resumed from memory has other weights than an undisturbed one: they "
+                f"differ by {difference:.3g}, expected at most {_WEIGHTS_DIFFER}."
+            )
+
+
 def determinism(setting: Setting) -> Iterator[Finding]:
     """Whether a training gives the same bits twice, and what that costs."""
     steps = 1000 if setting.on_gpus else 6
@@ -149,6 +193,13 @@ def determinism(setting: Setting) -> Iterator[Finding]:
             yield Note("The two runs without enable_op_determinism gave the same bits, too.")
 
 
+class _Step(NamedTuple):
+    """A step that the first worker has done, and when."""
+
+    number: int
+    time: float
+
+
 class _Job:
     """A job of `unison run`, which writes to a folder."""
 
@@ -167,7 +218,9 @@ class _Job:
             RuntimeError: It has ended, or it is too late.
         """
         deadline = time.monotonic() + seconds
-        while not any(steps[-1:] >= [number] for steps in _steps_by_process(self._folder)):
+        while not any(
+            steps and steps[-1].number >= number for steps in _steps_by_process(self._folder)
+        ):
             if self.process.poll() is not None:
                 raise RuntimeError(
                     f"The job ended with {self.process.returncode}:\n{self.output()}"
@@ -203,17 +256,31 @@ class _Job:
 
 
 @contextlib.contextmanager
-def _job(setting: Setting, folder: pathlib.Path, pause: float = 0.0) -> Iterator[_Job]:
-    """Starts a job of as many workers as there are devices, at most four; ends it behind."""
+def _job(
+    setting: Setting,
+    folder: pathlib.Path,
+    pause: float = 0.0,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (),
+) -> Iterator[_Job]:
+    """Starts a job of as many workers as there are devices, at most four; ends it behind.
+
+    Args:
+        setting: The check's.
+        folder: Where the job's files are.
+        pause: Seconds behind each of its steps.
+        options: More options of `unison run`.
+        program: More options of the program.
+    """
     folder.mkdir(exist_ok=True)
     workers = max(1, min(setting.devices, 4))
-    command = [sys.executable, "-m", "unison", "run", "--no-color", "-n", str(workers)]
-    program = ["benchmarks.gpu.training", "job", str(folder), f"--device={setting.device}"]
-    program += [f"--pause={pause}", "--deterministic"]
+    command = [sys.executable, "-m", "unison", "run", "--no-color", "-n", str(workers), *options]
+    command += ["-m", "benchmarks.gpu.training", "job", str(folder), f"--device={setting.device}"]
+    command += [f"--pause={pause}", "--deterministic", *program]
     path = folder / "output"
     with open(path, "ab") as output:
         process = subprocess.Popen(
-            [*command, "-m", *program],
+            command,
             cwd=ROOT,
             env=environment(setting.device, 1),
             stdin=subprocess.DEVNULL,
@@ -288,15 +355,16 @@ def _pids(folder: pathlib.Path) -> list[int]:
     return [int(line[1]) for line in _lines(folder) if line[0] == "process" and len(line) == 2]
 
 
-def _steps_by_process(folder: pathlib.Path) -> list[list[int]]:
+def _steps_by_process(folder: pathlib.Path) -> list[list[_Step]]:
     """Returns the steps of each process of the first worker, in the order of their starts."""
     path = folder / "steps-0"
-    found: list[list[int]] = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        if line.startswith("process"):
+    found: list[list[_Step]] = []
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        words = line.split()
+        if words[0] == "process":
             found.append([])
-        elif line.startswith("step ") and line[5:].isdigit():
-            found[-1].append(int(line[5:]))
+        elif words[0] == "step" and line.endswith("\n"):  # the last one may be written just now
+            found[-1].append(_Step(int(words[1]), float(words[2])))
     return found
 
 

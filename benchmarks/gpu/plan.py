@@ -38,6 +38,7 @@ CHECKS = (
     Check("checkpoint", "Checkpoints", f"{_HERE}.jobs:checkpoint", 60),
     Check("interrupt", "Ctrl-C", f"{_HERE}.jobs:interrupt", 50),
     Check("killed", "A killed worker", f"{_HERE}.jobs:killed_worker", 75),
+    Check("restarted", "A restart from memory", f"{_HERE}.jobs:restarted", 60),
     Check("fit-mlp", "fit of an MLP", f"{_HERE}.speed:mlp", 60),
     Check("run", "strategy.run", f"{_HERE}.speed:run", 45),
     Check("fit-cnn", "fit of a CNN", f"{_HERE}.speed:cnn", 60),

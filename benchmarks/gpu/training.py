@@ -1,7 +1,9 @@
 """The programs of the checks of jobs: `python -m benchmarks.gpu.training PROGRAM FOLDER`.
 
-- `job` trains with backups, and writes down the steps that it has done; started again, it resumes.
-- `save` trains, saves a checkpoint, and trains on; `restore` begins with that checkpoint.
+- `job` trains with backups, or without (`--no-backup`), and writes down the steps that it has done;
+  started again, it resumes.
+- `save` trains, saves a checkpoint in each format, and trains on; `restore` reads each, and trains
+  on.
 - `repeat` trains twice as long as it needs to be timed, and tells the bits of its weights.
 """
 
@@ -20,9 +22,9 @@ import keras
 import numpy as np
 
 import unison
-import unison.tf as tf
-from benchmarks.gpu.jobs import EPOCHS, STEPS
+from benchmarks.gpu.jobs import EPOCHS, STEPS, formats
 from benchmarks.machine import expect_device
+from unison import train
 from unison.storage.atomic import replacing
 
 #: Steps before the checkpoint of `save`, and behind it.
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds behind each step of job")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="the epochs of job")
+    parser.add_argument("--no-backup", action="store_true", help="without files of the job's state")
     parser.add_argument("--steps", type=int, default=100, help="the steps of repeat")
     parser.add_argument("--deterministic", action="store_true", help="the same bits every time")
     options = parser.parse_args(arguments)
@@ -106,14 +110,17 @@ def _job(strategy: unison.Strategy, options: argparse.Namespace) -> None:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             float(logs["loss"])  # which is there when the step has been done
-            log.write(f"step {self.epoch * STEPS + batch + 1}\n")
+            log.write(f"step {self.epoch * STEPS + batch + 1} {time.time():.3f}\n")
             time.sleep(options.pause)
 
-    backup = keras.callbacks.BackupAndRestore(
-        str(options.folder / "backup"), save_freq=5, delete_checkpoint=False
-    )
+    callbacks: list[keras.callbacks.Callback] = [Log()]
+    if not options.no_backup:
+        backup = keras.callbacks.BackupAndRestore(
+            str(options.folder / "backup"), save_freq=5, delete_checkpoint=False
+        )
+        callbacks.insert(0, backup)
     model = _model(strategy)
-    _fit(model, STEPS, epochs=EPOCHS, callbacks=[backup, Log()])
+    _fit(model, STEPS, epochs=options.epochs, callbacks=callbacks)
     if rank == 0:
         _write_weights(model, options.folder / "trained.npz")
     log.write("end\n")
@@ -122,8 +129,9 @@ def _job(strategy: unison.Strategy, options: argparse.Namespace) -> None:
 def _save(strategy: unison.Strategy, options: argparse.Namespace) -> None:
     model = _model(strategy)
     _fit(model, _SAVED_STEPS)
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    checkpoint.write(str(options.folder / "checkpoint"))
+    for name in formats():
+        checkpoint = train.Checkpoint(model=model, optimizer=model.optimizer, format=name)
+        checkpoint.write(str(options.folder / f"checkpoint-{name}"))
     _write_weights(model, options.folder / "saved.npz")
     keras.utils.set_random_seed(2)
     _fit(model, _SAVED_STEPS)
@@ -132,9 +140,12 @@ def _save(strategy: unison.Strategy, options: argparse.Namespace) -> None:
 
 def _restore(strategy: unison.Strategy, options: argparse.Namespace) -> None:
     model = _model(strategy)
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    checkpoint.read(str(options.folder / "checkpoint")).assert_existing_objects_matched()
-    _write_weights(model, options.folder / "restored.npz")
+    checkpoint = train.Checkpoint(model=model, optimizer=model.optimizer)
+    for name in formats():
+        for variable in (*model.weights, *model.optimizer.variables):
+            variable.assign(keras.ops.zeros_like(variable))
+        checkpoint.read(str(options.folder / f"checkpoint-{name}")).assert_consumed()
+        _write_weights(model, options.folder / f"restored-{name}.npz")
     keras.utils.set_random_seed(2)
     _fit(model, _SAVED_STEPS)
     _write_weights(model, options.folder / "continued.npz")

@@ -225,8 +225,9 @@ def test_a_weight_that_is_not_a_number_differs():
 
 
 def test_the_steps_of_a_job_are_told_apart_by_its_starts(tmp_path):
-    (tmp_path / "steps-0").write_text("process 7\nstep 1\nstep 2\nprocess 8\nstep 2\nend\n")
-    assert _steps_by_process(tmp_path) == [[1, 2], [2]]
+    lines = ["process 7", "step 1 0.5", "step 2 0.75", "process 8", "step 2 3.5", "end", "step 3 4"]
+    (tmp_path / "steps-0").write_text("\n".join(lines))  # the last line is not complete
+    assert _steps_by_process(tmp_path) == [[(1, 0.5), (2, 0.75)], [(2, 3.5)]]
 
 
 def test_checks_on_gpus_do_not_fall_back_to_cpus():

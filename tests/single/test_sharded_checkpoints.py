@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import unison
 from subprocess_program import run_program
+from unison.data.files import checksums
 from unison.errors import DataLossError, FailedPreconditionError, NotFoundError
 from unison.train import (
     Checkpoint,
@@ -160,10 +161,15 @@ def test_the_format_is_checked_and_may_be_the_name_of_an_object(tmp_path):
     assert list_variables(path) == [(f"format/{VALUE}", [])]
 
 
-def test_without_orbax_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ImportError, match=r"pip install 'unison\[orbax\]'"):
-        Checkpoint(format="orbax", weight=unison.Variable(1.0))
+@pytest.mark.parametrize(
+    ("format", "package", "extra"),
+    [("orbax", "orbax.checkpoint", "orbax"), ("tensorflow", "google_crc32c", "records")],
+)
+def test_without_its_package_a_format_is_refused_at_once(format, package, extra, monkeypatch):
+    checksums.crc32c.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"pip install 'unison\[{extra}\]'"):
+        Checkpoint(format=format, weight=unison.Variable(1.0))
 
 
 # -- corrupt files -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 
 from unison.cells import Cell
 from unison.data.dataset import Dataset
+from unison.data.files.checksums import crc32c
 from unison.eager_fallback import needs_python
 from unison.errors import UnimplementedError
 from unison.lifting import current_lift
@@ -75,7 +76,7 @@ class Checkpoint(Tracked):
 
     Raises:
         ValueError: An object has no state that a checkpoint can follow, or there is no such format.
-        ImportError: Orbax is not installed, and the format is its own.
+        ImportError: The format needs a package that is not installed.
 
     Examples:
         >>> import tempfile, unison
@@ -103,6 +104,8 @@ class Checkpoint(Tracked):
             )
         if format == _ORBAX:
             require_orbax()
+        if format == _TENSORFLOW:
+            crc32c()
         self._format = format
         #: A save counts, writes and records its path: only one at a time.
         self._saving = threading.RLock()

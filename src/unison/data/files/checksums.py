@@ -1,4 +1,4 @@
-"""The checksums of TFRecord files: CRC-32C, "masked" as TensorFlow stores them."""
+"""The checksums of TensorFlow's files: CRC-32C, "masked" as TensorFlow stores them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def crc32c() -> Callable[[Any], int]:
         import google_crc32c
     except ImportError as error:
         raise ImportError(
-            "TFRecord files are checked with google-crc32c, which is not installed: "
-            "pip install 'unison[records]'"
+            "TFRecord files and TensorFlow's checkpoints have checksums, which google-crc32c "
+            "computes. It is not installed: pip install 'unison[records]'"
         ) from error
     return google_crc32c.value
 
