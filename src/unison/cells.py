@@ -431,7 +431,7 @@ class Cell:
             return np.asarray(stored().addressable_data(0))
         self.require_common_value()
         if _reads_own_copies.value:
-            copies = np.stack(_copies(stored(), self.placement.cores_per_replica))
+            copies = np.stack(_copies(stored(), self.placement.local_cores_per_replica))
         else:
             copies = self.placement.whole_of(stored)
         wide = _accumulator(copies.dtype)
@@ -450,7 +450,7 @@ class Cell:
         with LAUNCH_LOCK:
             array = self.stored()
             if self.layout is Layout.LOCAL:
-                return _copies(array, self.placement.cores_per_replica)
+                return _copies(array, self.placement.local_cores_per_replica)
             return [np.array(self.combine(array)) for _ in self.placement.local_devices]
 
     def require_common_value(self) -> None:

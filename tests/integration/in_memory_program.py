@@ -34,6 +34,8 @@ KILLS = [tuple(map(int, pair.split(":"))) for pair in GIVEN.get("kills", "").spl
 EPOCHS = int(GIVEN.get("epochs", 3))
 LOOPS = int(GIVEN.get("loops", 1))
 ZERO = int(GIVEN.get("zero", 0))
+#: How many devices compute a replica.
+MODEL = int(GIVEN.get("model", 0))
 #: Further mebibytes of state.
 MEBIBYTES = int(GIVEN.get("mebibytes", 0))
 #: Seconds that each step takes at least.
@@ -42,7 +44,10 @@ SLOW = float(GIVEN.get("slow", 0.01))
 TIMEOUT = float(GIVEN.get("timeout", 300))
 EXAMPLES, BATCH = 150, 8  # the last batch of an epoch is smaller
 
-if ZERO:
+if MODEL:
+    rules = {"dense/kernel": (None, "model"), "dense_1/kernel": ("model", None)}
+    strategy = unison.ModelParallelStrategy(mesh={"batch": 1, "model": MODEL}, rules=rules)
+elif ZERO:
     mesh = {"batch": int(os.environ["UNISON_CPU_DEVICES"])}
     strategy = unison.ModelParallelStrategy(mesh=mesh, zero=ZERO)
 else:

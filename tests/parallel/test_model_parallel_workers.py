@@ -1,18 +1,22 @@
 """`ModelParallelStrategy` on several workers: what one device gives.
 
-Each of two workers has a replica of two devices.
+A worker has a replica, or several have one together.
 """
 
 import contextlib
 import os
+import random
+from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
-from unison.runtime import launch
+from unison.runtime import launch, process_group
 
 SECONDS = 200
 FEATURES, HIDDEN, CLASSES = 16, 64, 10
+FORMATS = ("archive", "orbax", "tensorflow")
 
 # Which the fixtures are.
 pytestmark = pytest.mark.slow
@@ -45,23 +49,43 @@ def trained(strategy=None):
     return model, {"loss": history["loss"], "predictions": predictions.tolist()}
 
 
-def on_a_worker(checkpoint):
+RULES = {"up/kernel": (None, "model"), "up/bias": ("model",), "down/kernel": ("model", None)}
+
+
+class Setting(NamedTuple):
+    """Workers, and how they divide a model.
+
+    Attributes:
+        workers: The number of workers.
+        devices: That of the devices of each.
+        mesh: The mesh.
+        zero: The ZeRO stage.
+        up: The shape of a device's part of the first kernel.
+    """
+
+    workers: int
+    devices: int
+    mesh: dict[str, int]
+    zero: int
+    up: list[int]
+
+
+SETTINGS = {
+    "a replica each": Setting(2, 2, {"batch": 2, "model": 2}, 3, [FEATURES // 2, HIDDEN // 2]),
+    "a replica together": Setting(2, 1, {"batch": 1, "model": 2}, 0, [FEATURES, HIDDEN // 2]),
+    "two replicas of two": Setting(4, 1, {"batch": 2, "model": 2}, 3, [FEATURES // 2, HIDDEN // 2]),
+}
+
+
+def on_a_worker(setting, folder):
     os.environ["KERAS_BACKEND"] = "jax"
     import keras  # noqa: F401  before a scope
 
     import unison
 
-    try:
-        unison.ModelParallelStrategy(mesh={"batch": 1, "model": 4})
-    except ValueError as error:
-        refused = str(error)
-    strategy = unison.ModelParallelStrategy(
-        mesh={"batch": 2, "model": 2},
-        rules={"up/kernel": (None, "model"), "up/bias": ("model",), "down/kernel": ("model", None)},
-        zero=3,
-    )
+    strategy = unison.ModelParallelStrategy(mesh=setting.mesh, rules=RULES, zero=setting.zero)
     model, result = trained(strategy)
-    unison.train.Checkpoint(model=model).write(checkpoint)
+    weights = [weight.numpy().tolist() for weight in model.trainable_variables]
     up, down = model.get_layer("up"), model.get_layer("down")
     parts = {
         "up": up.kernel.cell.array.addressable_data(0).shape,
@@ -69,22 +93,82 @@ def on_a_worker(checkpoint):
         "down": down.kernel.cell.array.addressable_data(0).shape,
         "slot": model.optimizer.variables[2].cell.array.addressable_data(0).shape,
     }
-    weights = [weight.numpy().tolist() for weight in model.trainable_variables]
-    return result | {"parts": parts, "weights": weights, "refused": refused}
+    return result | {
+        "parts": {name: list(shape) for name, shape in parts.items()},
+        "weights": weights,
+        "restored": {name: restored(model, f"{folder}/{name}", name) for name in FORMATS},
+        "shuffled": shuffled(strategy),
+        "pipelined": pipelined(),
+        "index": process_group.index(),
+        "inputs": [strategy.input_workers.index, strategy.input_workers.num_workers],
+    }
+
+
+def restored(model, path, name):
+    """The weights after they were saved in a format, lost, and restored."""
+    import unison
+
+    unison.train.Checkpoint(model=model, format=name).write(path)
+    for weight in model.weights:
+        weight.assign(np.zeros(weight.shape, weight.dtype))
+    unison.train.Checkpoint(model=model).read(path).assert_existing_objects_matched()
+    return [weight.numpy().tolist() for weight in model.trainable_variables]
+
+
+def shuffled(strategy):
+    """The examples of each step of a loop, by an order that the workers have not been given."""
+    import unison
+
+    random.seed(process_group.index())
+    np.random.seed(process_group.index())
+    numbers = unison.data.Dataset.range(40).shuffle(40).batch(12)
+
+    def step(batch):
+        return unison.get_replica_context().all_reduce("SUM", (batch.sum(), (batch**2).sum()))
+
+    sums = []
+    for batch in strategy.experimental_distribute_dataset(numbers):
+        results = strategy.run(step, args=(batch,))
+        sums.append([int(strategy.experimental_local_results(each)[0]) for each in results])
+    return sums
+
+
+def pipelined(mesh=None):
+    """The losses of a pipeline, over as many workers as there are in `mesh`; None: all."""
+    import keras
+
+    import unison
+
+    count = process_group.count() * len(jax.local_devices())
+    strategy = unison.ModelParallelStrategy(mesh=mesh or {"batch": 1, "stage": count})
+    keras.utils.set_random_seed(4)
+    with strategy.scope():
+        stages = [[keras.layers.Dense(FEATURES, "tanh")] for _ in range(4)]
+        pipeline = unison.keras.Pipeline(stages, microbatches=4)
+        model = keras.Sequential([keras.Input((FEATURES,)), pipeline, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    x = np.random.default_rng(1).normal(size=(32, FEATURES)).astype("float32")
+    history = model.fit(x, x[:, :1], batch_size=16, epochs=3, shuffle=False, verbose=0).history
+    return history["loss"]
+
+
+@pytest.fixture(scope="module", params=SETTINGS.values(), ids=list(SETTINGS))
+def setting(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tmp_path_factory.mktemp("workers") / "point"
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("workers")
 
 
 @pytest.fixture(scope="module")
-def results(checkpoint):
+def results(setting, folder):
     return launch(
         on_a_worker,
-        workers=2,
-        args=(str(checkpoint),),
-        devices_per_worker=2,
+        workers=setting.workers,
+        args=(setting, str(folder)),
+        devices_per_worker=setting.devices,
         timeout=SECONDS,
         on_line=lambda worker, line: None,
     )
@@ -103,22 +187,40 @@ def test_workers_train_as_one_device(part, results, alone):
             np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_workers_devices_divide_the_model_and_workers_their_state(results):
-    of_up, of_down = [FEATURES // 2, HIDDEN // 2], [HIDDEN // 2, FEATURES // 2]
-    for result in results:
-        parts = {name: list(shape) for name, shape in result["parts"].items()}
-        assert parts == {"up": of_up, "up/bias": [HIDDEN // 2], "down": of_down, "slot": of_up}
+def test_the_devices_of_a_replica_divide_the_model_and_replicas_their_state(results, setting):
+    rows, columns = setting.up
+    of_down = [HIDDEN // 2, FEATURES // 2 if setting.zero else FEATURES]
+    expected = {
+        "up": [rows, columns],
+        "up/bias": [HIDDEN // 2],
+        "down": of_down,
+        "slot": [rows, columns],
+    }
+    assert [result["parts"] for result in results] == [expected] * setting.workers
 
 
-def test_what_workers_have_saved_together_is_restored_on_one_device(results, checkpoint):
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_workers_save_together_they_restore_and_so_does_one_device(results, folder, format):
     import unison
 
+    for result in results:
+        assert result["restored"][format] == result["weights"]
     model = build()
-    unison.train.Checkpoint(model=model).read(checkpoint)
+    unison.train.Checkpoint(model=model).read(folder / format)
     for restored, saved in zip(model.trainable_variables, results[0]["weights"], strict=True):
         np.testing.assert_array_equal(restored.numpy(), np.array(saved, "float32"))
 
 
-def test_a_replica_of_several_workers_is_refused(results):
+def test_workers_of_a_replica_read_the_same_examples(results, setting):
+    teams = setting.mesh["batch"]
     for result in results:
-        assert "workers with 2, 2 devices. Make these axes smaller" in result["refused"]
+        assert result["inputs"] == [result["index"] * teams // setting.workers, teams]
+        assert result["shuffled"] == results[0]["shuffled"]
+        of_numbers, of_squares = zip(*result["shuffled"], strict=True)
+        assert (sum(of_numbers), sum(of_squares)) == (780, 20540)  # each once
+
+
+def test_stages_of_a_pipeline_lie_on_several_workers(results):
+    expected = pipelined({"batch": 1, "stage": 1})
+    for result in results:
+        np.testing.assert_allclose(result["pipelined"], expected, rtol=1e-5)

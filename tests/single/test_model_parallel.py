@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import unison
 from keras_comparison import ROUND_OFF, assert_same_outcome, run_training, run_training_under
 from unison.cells import Layout
 from unison.partitioning import PartitionRules, partition_specs
+from unison.strategies.model_parallel import _workers_per_replica
 
 FEATURES, HIDDEN, CLASSES = 32, 64, 10
 rng = np.random.default_rng(0)
@@ -354,6 +356,41 @@ def test_the_first_rule_that_is_found_counts():
 def test_a_mesh_that_cannot_be_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         unison.ModelParallelStrategy(**options)
+
+
+@pytest.mark.parametrize(
+    ("devices", "axes", "workers"),
+    [
+        ((2, 2), {}, 1),
+        ((4, 8), {"model": 4}, 1),
+        ((2, 2, 2, 2), {"stage": 2, "model": 2}, 2),
+        ((4, 4), {"model": 8, "stage": 1}, 2),
+        ((1, 1, 1, 1), {"model": 4}, 4),
+    ],
+)
+def test_a_replica_has_devices_of_as_few_workers_as_it_needs(devices, axes, workers):
+    assert _workers_per_replica(devices_of(devices), axes) == workers
+
+
+@pytest.mark.parametrize(
+    ("devices", "axes", "said"),
+    [
+        ((2, 2, 2), {"model": 3}, "workers with 2 devices, and replicas of 3"),
+        ((1, 3), {"model": 4}, "workers with 1 and 3 devices, and replicas of 4"),
+    ],
+)
+def test_a_replica_of_a_part_of_a_worker_is_refused(devices, axes, said):
+    with pytest.raises(ValueError, match=said):
+        _workers_per_replica(devices_of(devices), axes)
+
+
+def devices_of(workers):
+    """Devices of workers, of which each has so many."""
+    return [
+        SimpleNamespace(process_index=worker)
+        for worker, count in enumerate(workers)
+        for _ in range(count)
+    ]
 
 
 def test_a_job_whose_workers_may_change_is_refused(monkeypatch):

@@ -47,7 +47,7 @@ class Meter:
             devices.
         group: The elastic group of this worker, if any.
         devices: The devices of this process that compute, one of each replica.
-        cores_per_replica: How many devices compute a replica.
+        cores_per_replica: How many of this process's devices compute a replica.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Meter:
             self._note_devices(programs.placement)
             self._count_examples((args, kwargs), programs)
         result = programs(function, args, kwargs)
-        self.operations += programs.operations * len(programs.placement.local_replicas)
+        self.operations += _here(programs.operations, programs.placement)
         return result
 
     def training(self, trainer: Any, trains: bool) -> Callable[..., int]:
@@ -106,7 +106,7 @@ class Meter:
         is_marked = self._begin()
         examples: int = trainer.run_step(step, batch, may_wait)
         self.examples = (self.examples or 0) + examples
-        self.operations += step.operations * len(trainer.strategy.placement.local_replicas)
+        self.operations += _here(step.operations, trainer.strategy.placement)
         if is_marked:
             self.group = trainer.strategy.group
             self._note_devices(trainer.strategy.placement)
@@ -116,7 +116,8 @@ class Meter:
         return examples
 
     def _note_devices(self, placement: Placement) -> None:
-        self.devices, self.cores_per_replica = placement.local_devices, placement.cores_per_replica
+        self.devices = placement.local_devices
+        self.cores_per_replica = placement.local_cores_per_replica
 
     def _begin(self) -> bool:
         """Counts a step, and returns whether its start is recorded."""
@@ -215,6 +216,11 @@ class Meter:
             shards = running.state[start + place].addressable_shards
             arrays += [jnp.copy(shard.data) for shard in shards]
         self._loss = (self.steps, arrays, trainer.epoch_of_metrics)
+
+
+def _here(operations: int, placement: Placement) -> int:
+    """Returns the part of this process's devices, of the operations of each replica."""
+    return operations * len(placement.local_cores) // placement.cores_per_replica
 
 
 def _is_ready(value: Any) -> bool:

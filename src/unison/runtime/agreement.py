@@ -41,6 +41,8 @@ class Workers:
 
     #: Whether the number of workers, and the index of this one, may change.
     may_change = False
+    #: Whether they are several processes, even if these count as one worker.
+    are_several = False
 
     def __init__(self) -> None:
         #: The number of workers.
@@ -165,6 +167,7 @@ class ConnectedWorkers(Workers):
                 f"workers. Received: {index}"
             )
         self.num_workers = num_workers
+        self.are_several = num_workers > 1
         self.index = index
         self._store = store
         self._name = name
@@ -179,6 +182,43 @@ class ConnectedWorkers(Workers):
             self._talks[matter] = number + 1
         prefix = f"unison/{self._name}/{matter}/{number}"
         return _ConnectedTalk(self, self._store, prefix, self._patience, self._codec)
+
+
+class TeamsOfWorkers(Workers):
+    """A worker's team among those into which workers are divided: each team counts as one worker.
+
+    Its members give the same answers; that of the first one counts.
+
+    Args:
+        workers: The workers; those of a team are consecutive.
+        size: The number of workers in a team.
+    """
+
+    def __init__(self, workers: Workers, size: int):
+        super().__init__()
+        self.num_workers = workers.num_workers // size
+        self.index = workers.index // size
+        self.are_several = workers.are_several
+        self._workers = workers
+        self._size = size
+
+    def talk(self, matter: str) -> Talk:
+        return _TalkOfTeams(self._workers.talk(matter), self._size)
+
+
+class _TalkOfTeams(Talk):
+    def __init__(self, talk: Talk, size: int):
+        self._talk = talk
+        self._size = size
+
+    def ask(self, answer: Any) -> Sequence[Any]:
+        return self._talk.ask(answer)[:: self._size]
+
+    def fail(self, reason: str) -> None:
+        self._talk.fail(reason)
+
+    def leave(self) -> None:
+        self._talk.leave()
 
 
 class _ConnectedTalk(Talk):

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,9 +29,6 @@ from unison.runtime.transfers import placed
 from unison.thread_local import ThreadLocal
 
 REPLICA_AXIS = "replica"
-
-#: The prefix of the mesh axes of the cores of one replica, if they were not named.
-CORE_AXIS = "core"
 
 #: The ZeRO stages from which on the replicas divide the optimizer's state, and the weights.
 OPTIMIZER, WEIGHTS = 1, 3
@@ -73,10 +71,10 @@ class Placement:
         replica_devices: The devices in the order of the replicas, without repetition: one per
             replica, or as many as `core_axes` has. The devices of a process are contiguous.
         home: Where the single copy of a mirrored value is kept. Default: every device keeps one.
-        core_axes: The sizes, by name, of the mesh of devices that compute a replica together, all
-            of one process. XLA divides a replica's computation between them according to the
-            division of the variables (`division_of`) and the program's own constraints
-            (`lax.with_sharding_constraint`).
+        core_axes: The sizes, by name, of the mesh of devices that compute a replica together. XLA
+            divides a replica's computation between them according to the division of the variables
+            (`division_of`) and the program's own constraints (`lax.with_sharding_constraint`). If
+            they are those of several processes, each of these provides the same input.
     """
 
     #: The class of the variables' cells, if this placement needs a special one.
@@ -102,11 +100,15 @@ class Placement:
         #: All devices of the replicas; those of one replica are contiguous.
         self.cores = tuple(replica_devices)
         self._device_set = set(self.cores)
-        process = jax.process_index()
+        cores = self._cores_of_process(jax.process_index())
         #: The indices of the replicas on this process's devices.
-        self.local_replicas = tuple(
-            replica for replica, d in enumerate(self.devices) if d.process_index == process
-        )
+        self.local_replicas = tuple(cores)
+        #: This process's devices; those of one replica are contiguous.
+        self.local_cores = tuple(itertools.chain.from_iterable(cores.values()))
+        #: The number of a replica's devices that are this process's.
+        self.local_cores_per_replica = len(self.local_cores) // max(1, len(cores))
+        #: Whether the devices of a replica belong to several processes.
+        self.replicas_span_processes = 0 < self.local_cores_per_replica < cores_per_replica
         #: Whether replicas update parts of large weights, as `unison.keras.sharded_update` does;
         #: None: only where it was measured to be faster.
         self.shards_update: bool | None = None
@@ -116,17 +118,17 @@ class Placement:
         #: The sharding of a variable over the cores of a replica, by its name and shape. Default:
         #: each has a copy.
         self.rules: PartitionRules | None = None
-        #: This process's devices.
-        self.local_devices = tuple(self.devices[replica] for replica in self.local_replicas)
-        #: Whether other processes have replicas as well.
-        self.spans_processes = len(self.local_replicas) < self.num_replicas
+        #: This process's devices: for a replica of several cores, the first of its own.
+        self.local_devices = tuple(own[0] for own in cores.values())
+        #: Whether devices belong to other processes as well.
+        self.spans_processes = len(self.local_cores) < len(self.cores)
         self.mesh = _mesh_of(self.cores, core_axes)
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.per_replica = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
         self._gatherings: dict[PartitionSpec, Callable[[jax.Array], jax.Array]] = {}
         #: Whether the result of `first_copy` shares its buffer with the kept array.
         self.shares_first_copy = home is None or home == memory_of(self.devices[0])
-        needs_lock = len(self._local_cores) > 1 or self.spans_processes
+        needs_lock = len(self.local_cores) > 1 or self.spans_processes
         #: Held while a program with collectives is launched; see `unison.runtime.devices`.
         self.launch_lock: AbstractContextManager[Any] = (
             devices.LAUNCH_LOCK if needs_lock else contextlib.nullcontext()
@@ -251,24 +253,25 @@ class Placement:
             return placed(value, self.mirrored)
         if isinstance(value, jax.Array) and value.sharding == self.mirrored:
             return value
-        copies = [placed(value, core) for core in self._local_cores]
+        copies = [placed(value, core) for core in self.local_cores]
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.mirrored, copies)
 
-    @property
-    def _local_cores(self) -> list[jax.Device]:
-        """This process's devices; those of one replica are contiguous."""
-        count = self.cores_per_replica
-        starts = [replica * count for replica in self.local_replicas]
-        return [core for start in starts for core in self.cores[start : start + count]]
+    def _cores_of_process(self, process: int) -> dict[int, list[jax.Device]]:
+        """Returns the devices of a process, by replica."""
+        found: dict[int, list[jax.Device]] = {}
+        for place, core in enumerate(self.cores):
+            if core.process_index == process:
+                found.setdefault(place // self.cores_per_replica, []).append(core)
+        return found
 
     def _on_all_cores(self, pieces: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Returns the pieces of this process's replicas, each on all cores of its replica."""
-        count = self.cores_per_replica
+        """Returns the pieces of this process's replicas, each on all of its cores of a replica."""
+        count = self.local_cores_per_replica
         if count == 1:
             return pieces
         return [
             jax.device_put(pieces[place // count], core)
-            for place, core in enumerate(self._local_cores)
+            for place, core in enumerate(self.local_cores)
         ]
 
     def holds(self, array: jax.Array) -> bool:
@@ -362,7 +365,7 @@ class Placement:
         """Returns the slices of this process's replicas, each on its device, of an array placed by
         `spread`.
         """
-        return tuple(shard[0] for shard in shards_in_order(stacked, self.cores_per_replica))
+        return tuple(shard[0] for shard in shards_in_order(stacked, self.local_cores_per_replica))
 
     def whole(self, divided: jax.Array) -> np.ndarray:
         """Returns all slices, or rows, of an array placed by `spread` or `divide`.
@@ -378,18 +381,27 @@ class Placement:
             return np.asarray(array)
         assert isinstance(array.sharding, NamedSharding)
         division = array.sharding.spec
-        if REPLICA_AXIS in division:
+        if self.replicas_span_processes and not array.is_fully_replicated:
+            with jax.ensure_compile_time_eval(), self.launch_lock:
+                array = self._gathering_of_all(array)
+        elif REPLICA_AXIS in division:
             # Evaluated eagerly, also inside a function that the caller traces.
             with jax.ensure_compile_time_eval():
                 array = self._gathering(division)(array)
         return _of_local_parts(array)
+
+    @functools.cached_property
+    def _gathering_of_all(self) -> Callable[[jax.Array], jax.Array]:
+        """A program that gathers over all devices, since cores are those of several processes."""
+        gathering = jax.jit(lambda array: array, out_shardings=self.mirrored)
+        return watched(gathering, "a gathering of all devices' values")
 
     def _gathering(self, division: PartitionSpec) -> Callable[[jax.Array], jax.Array]:
         """Returns a program that gathers over the replicas, and not over their cores."""
         if division not in self._gatherings:
             axis = division.index(REPLICA_AXIS)
             whole = PartitionSpec(*(None if entry == REPLICA_AXIS else entry for entry in division))
-            self._gatherings[division] = self.program(
+            self._gatherings[division] = self._launching(
                 ReplicaFunction(
                     lambda part: jax.lax.all_gather(part, REPLICA_AXIS, axis=axis, tiled=True),
                     division,
@@ -403,6 +415,9 @@ class Placement:
         """Returns a function that computes one replica's part as one program for all replicas."""
         if self.rules is not None:
             self.rules.warn_of_unmatched()
+        return self._launching(part)
+
+    def _launching(self, part: ReplicaFunction) -> PlacedProgram:
         memory = shared_memory_of(self.devices)
         if memory is not None:
             part = with_ticket(part, memory.program(part.function))
@@ -531,34 +546,6 @@ def _of_local_parts(divided: jax.Array) -> np.ndarray:
     return whole
 
 
-def unnamed_core_axes(count: int) -> dict[str, int]:
-    """Returns the axes of `count` cores: one for each prime factor, so that any way to divide a
-    value between them has axes to name.
-
-    Examples:
-        >>> unnamed_core_axes(6)
-        {'core0': 2, 'core1': 3}
-    """
-    return {f"{CORE_AXIS}{place}": size for place, size in enumerate(prime_factors(count))}
-
-
-def prime_factors(number: int) -> list[int]:
-    """Returns the prime factors of a positive number, the smallest first.
-
-    Examples:
-        >>> prime_factors(12)
-        [2, 2, 3]
-    """
-    factors = []
-    divisor = 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors
-
-
 def memory_of(device: jax.Device) -> SingleDeviceSharding:
     """Returns the sharding of an array in the device's own memory."""
     return SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
@@ -567,7 +554,7 @@ def memory_of(device: jax.Device) -> SingleDeviceSharding:
 def shards_in_order(array: jax.Array, cores_per_replica: int = 1) -> list[jax.Array]:
     """Returns the local single-device pieces of `array`, ordered by their leading index.
 
-    Only one of the equal pieces on the cores of a replica is returned.
+    Only one of the equal pieces on this process's cores of a replica is returned.
     """
 
     def start(shard: Any) -> int:

@@ -153,6 +153,8 @@ class PlannedPlacement(Placement):
         self.local_replicas = tuple(range(self.num_replicas))
         host = jax.local_devices(backend="cpu")[0]
         self.local_devices = (host,) * self.num_replicas
+        self.local_cores_per_replica = self.cores_per_replica
+        self.replicas_span_processes = False
         self.spans_processes = len({device.process_index for device in self.devices}) > 1
         self.shares_first_copy = False
         self.shards_update = False

@@ -42,9 +42,9 @@ class ModelParallelStrategy(Strategy):
     inserts the communication (tensor parallelism).
 
     In a cluster of several workers, each of which runs the same program, the mesh uses all devices
-    of all workers, and the devices of a replica belong to one worker; see
-    `MultiWorkerMirroredStrategy`. In a cluster, create the strategy before the first JAX
-    computation.
+    of all workers; see `MultiWorkerMirroredStrategy`. The devices of a replica belong to one
+    worker, or to several, which then read the same examples. In a cluster, create the strategy
+    before the first JAX computation.
 
     Args:
         devices: All devices, which must belong to this process: strings as TensorFlow writes them
@@ -52,7 +52,7 @@ class ModelParallelStrategy(Strategy):
             accelerators if there are any; in a cluster of several workers, all of their devices.
         mesh: The sizes of the mesh axes, by name, such as `{"batch": 2, "model": 4}`. `"batch"`
             defaults to as many replicas as there are devices for. Neighbors along the last axis are
-            adjacent devices.
+            adjacent devices: those of one worker, as far as its devices go.
         rules: The mesh axes that divide variables, by name pattern: see
             `unison.partitioning.PartitionRules`; or a `keras.distribution.LayoutMap`. A variable
             that no rule matches is replicated on the devices of a replica, except that the stages
@@ -70,9 +70,9 @@ class ModelParallelStrategy(Strategy):
             way in the first steps (`auto_tune`).
 
     Raises:
-        ValueError: The mesh needs more devices than there are, or does not use all; the devices of
-            a replica would belong to several workers; the workers may change; or a rule names an
-            axis that the mesh does not have.
+        ValueError: The mesh needs more devices than there are, or does not use all; neither does a
+            replica have whole workers, nor a worker whole replicas; the workers may change; or a
+            rule names an axis that the mesh does not have.
         UnavailableError: The other workers did not join in time.
 
     Examples:
@@ -114,14 +114,18 @@ class ModelParallelStrategy(Strategy):
         #: The sizes of the mesh axes, by name.
         self.mesh_shape = _completed(mesh, len(there), chooses)
         core_axes = {name: size for name, size in self.mesh_shape.items() if name != BATCH_AXIS}
+        input_workers = None
         if of_workers is not None:
-            _check_in_one_worker(of_workers, core_axes)
+            span = _workers_per_replica(of_workers, core_axes)
+            if span > 1:  # stages send the least, so other axes lie within workers first
+                core_axes = dict(sorted(core_axes.items(), key=lambda axis: axis[0] != STAGE_AXIS))
+            input_workers = input_of_workers(TIMEOUT, span)
         stages = {f"{PACKED}$": (STAGE_AXIS,)} if STAGE_AXIS in core_axes else {}
         parsed = PartitionRules(rules or {}, core_axes, stages)
         super().__init__(
             there[: math.prod(self.mesh_shape.values())],
             core_axes=core_axes,
-            input_workers=None if of_workers is None else input_of_workers(TIMEOUT),
+            input_workers=input_workers,
             may_be_alone=says_alone(resolver),
             communication_options=communication_options,
         )
@@ -212,16 +216,25 @@ def _devices_of_workers(resolver: ClusterResolver) -> list[jax.Device] | None:
     return devices_of_workers(resolver, TIMEOUT)
 
 
-def _check_in_one_worker(devices: Sequence[jax.Device], core_axes: Mapping[str, int]) -> None:
-    """Raises a ValueError if a replica would span several workers."""
+def _workers_per_replica(devices: Sequence[jax.Device], core_axes: Mapping[str, int]) -> int:
+    """Returns how many workers compute a replica together: one, unless it needs several.
+
+    Raises:
+        ValueError: Neither does a worker have whole replicas, nor a replica whole workers.
+    """
     cores = math.prod(core_axes.values())
-    counts = collections.Counter(device.process_index for device in devices)
-    if any(count % cores for count in counts.values()):
+    counts = {*collections.Counter(device.process_index for device in devices).values()}
+    if all(count % cores == 0 for count in counts):
+        return 1
+    if len(counts) > 1 or cores % (count := min(counts)):
         raise ValueError(
-            f"Expected workers whose devices the mesh axes of a replica divide, {dict(core_axes)}. "
-            f"Received: workers with {', '.join(map(str, counts.values()))} devices. Make these "
-            "axes smaller, or give each worker more devices (`unison run --devices-per-worker`)."
+            "Expected workers that have the devices of whole replicas, or replicas of all devices "
+            f"of some workers. Received: workers with {' and '.join(map(str, sorted(counts)))} "
+            f"devices, and replicas of {cores}, {dict(core_axes)}. Make these axes smaller or "
+            "larger, or give each worker another number of devices (`unison run "
+            "--devices-per-worker`)."
         )
+    return cores // count
 
 
 def _completed(mesh: Mapping[str, int], there: int, chooses: bool) -> dict[str, int]:

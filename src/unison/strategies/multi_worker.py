@@ -86,10 +86,10 @@ def says_alone(resolver: ClusterResolver) -> bool:
     return resolver.task_type == "evaluator" or isinstance(resolver, SimpleClusterResolver)
 
 
-def input_of_workers(timeout: float) -> InputWorkers:
+def input_of_workers(timeout: float, workers_per_replica: int = 1) -> InputWorkers:
     """Returns this process's place among connected workers, for a new strategy."""
-    name = f"strategy {next(_strategies)}"
-    return workers_of_cluster(jax.process_count(), jax.process_index(), name, timeout)
+    name, count = f"strategy {next(_strategies)}", jax.process_count()
+    return workers_of_cluster(count, jax.process_index(), name, timeout, workers_per_replica)
 
 
 class MultiWorkerMirroredStrategy(Strategy):

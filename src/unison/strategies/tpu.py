@@ -12,12 +12,15 @@ from jax.sharding import PartitionSpec
 
 from unison.collectives import CommunicationOptions
 from unison.runtime.cluster_resolvers import ClusterResolver, TPUClusterResolver
-from unison.runtime.placement import Placement, prime_factors, unnamed_core_axes
+from unison.runtime.placement import Placement
 from unison.runtime.process_group import TIMEOUT
 from unison.runtime.tpu.system import devices_of_topology, tpu_devices
 from unison.runtime.tpu.topology import DeviceAssignment, coordinates_of
 from unison.strategies.base import Strategy
 from unison.strategies.multi_worker import input_of_workers
+
+#: The prefix of the mesh axes of the cores of one replica, which have no names.
+_CORE_AXIS = "core"
 
 
 class TPUStrategy(Strategy):
@@ -87,7 +90,7 @@ class TPUStrategy(Strategy):
         cores_per_replica = 1 if assignment is None else assignment.num_cores_per_replica
         super().__init__(
             cores,
-            core_axes=unnamed_core_axes(cores_per_replica),
+            core_axes=_unnamed_core_axes(cores_per_replica),
             may_be_alone=getattr(self.cluster_resolver, "is_local", False),
             communication_options=communication_options,
         )
@@ -197,7 +200,7 @@ def _spec(parts: Sequence[int], placement: Placement) -> PartitionSpec:
     entries = []
     for count in parts:
         chosen = []
-        for factor in prime_factors(count):
+        for factor in _prime_factors(count):
             axis = next(axis for axis in axes if axis[1] == factor)
             axes.remove(axis)
             chosen.append(axis[0])
@@ -209,3 +212,31 @@ def _constrained(tensor: Any, spec: PartitionSpec, placement: Placement) -> Any:
     if placement.cores_per_replica == 1 or not isinstance(tensor, jax.core.Tracer):
         return tensor
     return lax.with_sharding_constraint(tensor, spec)
+
+
+def _unnamed_core_axes(count: int) -> dict[str, int]:
+    """Returns the axes of `count` cores: one for each prime factor, so that any way to divide a
+    value between them has axes to name.
+
+    Examples:
+        >>> _unnamed_core_axes(6)
+        {'core0': 2, 'core1': 3}
+    """
+    return {f"{_CORE_AXIS}{place}": size for place, size in enumerate(_prime_factors(count))}
+
+
+def _prime_factors(number: int) -> list[int]:
+    """Returns the prime factors of a positive number, the smallest first.
+
+    Examples:
+        >>> _prime_factors(12)
+        [2, 2, 3]
+    """
+    factors = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors

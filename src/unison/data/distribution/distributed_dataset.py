@@ -326,7 +326,7 @@ def distribute_dataset(
         source = IterableBatches(dataset, count, workers, shares)
         return DistributedDataset(source, placement, options, workers)
     plan = dataset.plan
-    if workers.num_workers > 1:
+    if workers.are_several:
         plan = agreed(plan, workers.talk("dataset"))
     sources = (
         source

@@ -14,6 +14,7 @@ from unison.runtime.agreement import (
     MemoryStore,
     Store,
     Talk,
+    TeamsOfWorkers,
     Workers,
 )
 from unison.runtime.coordination import CoordinationStore
@@ -89,7 +90,11 @@ def workers_of_group(group: ElasticGroup) -> InputWorkers:
 
 
 def workers_of_cluster(
-    num_workers: int, index: int, name: str = "input", patience: float = PATIENCE
+    num_workers: int,
+    index: int,
+    name: str = "input",
+    patience: float = PATIENCE,
+    workers_per_replica: int = 1,
 ) -> InputWorkers:
     """Returns the index of this process among the processes of `jax.distributed`.
 
@@ -98,8 +103,11 @@ def workers_of_cluster(
         index: The index of this one.
         name: Distinguishes several groups of the same processes.
         patience: The timeout in seconds for other workers.
+        workers_per_replica: How many consecutive workers compute a replica together. They read the
+            same input, as one worker.
 
     Raises:
         RuntimeError: The coordination service is not running.
     """
-    return connected(num_workers, index, CoordinationStore(), name, patience)
+    workers = connected(num_workers, index, CoordinationStore(), name, patience)
+    return workers if workers_per_replica == 1 else TeamsOfWorkers(workers, workers_per_replica)
