@@ -92,7 +92,7 @@ def lowered_step(network: Network, devices: Sequence[jax.Device]) -> jax.stages.
 
 def of_shapes(make: Callable[[tuple[int, ...]], Any], shapes: Any) -> Any:
     """Returns a pytree of shapes with what `make` returns for each."""
-    return jax.tree.map(make, shapes, is_leaf=_is_shape)
+    return jax.tree.map(make, shapes, is_leaf=is_shape)
 
 
 def bytes_of(shapes: Any) -> int:
@@ -100,5 +100,6 @@ def bytes_of(shapes: Any) -> int:
     return sum(jax.tree.leaves(of_shapes(lambda shape: 4 * math.prod(shape), shapes)))
 
 
-def _is_shape(node: Any) -> bool:
+def is_shape(node: Any) -> bool:
+    """Whether a node of a pytree of shapes is one."""
     return isinstance(node, tuple) and all(isinstance(size, int) for size in node)

@@ -33,6 +33,28 @@ _TRAINING_STEPS = {
 #: The widths of the layers of the models that several processes train: dense, with ReLU between.
 WIDTHS = {"mlp": (784, 512, 10), "large_mlp": (784, 2048, 2048, 10)}
 
+
+class GPTSize(NamedTuple):
+    """The size of a GPT.
+
+    Attributes:
+        layers: The number of blocks.
+        width: That of a token's values.
+        heads: That of attention heads.
+        length: That of tokens in an example.
+        words: That of different tokens.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    length: int
+    words: int
+
+
+#: The GPTs that `fit` trains, by device: on GPUs GPT-2's smallest, in bfloat16.
+GPT_SIZES = {"gpu": GPTSize(12, 768, 12, 512, 32768), "cpu": GPTSize(2, 64, 4, 32, 512)}
+
 #: The processes, and the batch of each, of weak scaling.
 _SCALES = (1, 2, 4, 8)
 _BATCH_OF_PROCESS = 128

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import images
 from benchmarks.contestants import live_arrays
-from benchmarks.contestants.hand_written_models import MODELS, Model, Parameters
+from benchmarks.contestants.hand_written_models import Model, Parameters, model_of
 from benchmarks.protocol import Contestant
 from benchmarks.workloads import FitWork
 
@@ -59,8 +59,9 @@ class HandWrittenFit(Contestant):
         devices = jax.device_count()
         mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self._by_replica = NamedSharding(mesh, PartitionSpec(_AXIS))
-        self._step = _compiled_step(MODELS[work.model], mesh)
-        self._state = _initial_state(MODELS[work.model], mesh)
+        model = model_of(work)
+        self._step = _compiled_step(model, mesh)
+        self._state = _initial_state(model, mesh)
         self._latest = _Epoch(0.0, 0.0)
         self._live_bytes = 0
 
@@ -90,7 +91,7 @@ class HandWrittenFit(Contestant):
             if self._work.weighs:
                 self._live_bytes = max(self._live_bytes, live_arrays.bytes_on_fullest_device())
         self._state = state
-        loss, right = np.asarray(state.totals).sum(axis=0) / self._work.examples
+        loss, right = np.asarray(state.totals).sum(axis=0) / self._labels.size
         return _Epoch(float(loss), float(right))
 
     def _zero_totals(self) -> jax.Array:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-Parameters = dict[str, tuple[jax.Array, jax.Array]]
+from benchmarks.by_hand import is_shape
+from benchmarks.networks import gpt
+from benchmarks.workloads import GPT_SIZES, FitWork
+
+Parameters = dict[str, Any]
 
 
 class Model(NamedTuple):
@@ -92,8 +96,28 @@ def _cnn(parameters: Parameters, x: jax.Array, key: jax.Array) -> jax.Array:
     return _dense(parameters["out"], x)
 
 
+def _gpt(device: str) -> Model:
+    dtype = jnp.bfloat16 if device == "gpu" else jnp.float32
+
+    def initial(key: jax.Array) -> Any:
+        leaves, structure = jax.tree.flatten(gpt.parameters(GPT_SIZES[device]), is_leaf=is_shape)
+        keys = jax.random.split(key, len(leaves))
+        drawn = [0.02 * jax.random.normal(*pair) for pair in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(structure, drawn)
+
+    def logits(parameters: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:
+        del key
+        return gpt.logits(parameters, tokens, dtype).astype(jnp.float32)
+
+    return Model(initial, logits)
+
+
 MODELS = {
     "mlp": Model(_initial_mlp, _mlp),
     "wide_mlp": Model(_initial_wide_mlp, _wide_mlp),
     "cnn": Model(_initial_cnn, _cnn),
 }
+
+
+def model_of(work: FitWork) -> Model:
+    return _gpt(work.device) if work.model == "gpt" else MODELS[work.model]

@@ -15,4 +15,4 @@ def build(work: FitWork) -> Contestant:
     if work.device == "cpu":
         assert len(devices) == REPLICAS, f"Expected {REPLICAS} devices. Received: {devices}"
     keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
-    return KerasOnJax(keras_models.compiled(work.model), work, {})
+    return KerasOnJax(keras_models.compiled(work.model, work.device), work, {})

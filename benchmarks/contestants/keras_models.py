@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks import images
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import FitWork
+from benchmarks.workloads import GPT_SIZES, FitWork
 
 
 def mlp() -> keras.Model:
@@ -55,9 +55,16 @@ def cnn() -> keras.Model:
 MODELS = {"mlp": mlp, "wide_mlp": wide_mlp, "cnn": cnn}
 
 
-def compiled(name: str) -> keras.Model:
+def compiled(name: str, device: str = "cpu") -> keras.Model:
     """Returns the model `name`, compiled for training; call it in the strategy's scope."""
-    model = MODELS[name]()
+    if name == "gpt":
+        from benchmarks.networks import gpt  # which needs JAX, which not all of Keras' users have
+
+        if device == "gpu":
+            keras.config.set_dtype_policy(gpt.POLICY)
+        model = gpt.model(GPT_SIZES[device], keras.initializers.RandomNormal(stddev=0.02))
+    else:
+        model = MODELS[name]()
     model.compile(
         optimizer=keras.optimizers.Adam(1e-3),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -9,5 +9,5 @@ from benchmarks.workloads import FitWork
 
 def build(work: FitWork) -> Contestant:
     with tensorflow_devices.mirrored_strategy(work).scope():
-        model = keras_models.compiled(work.model)
+        model = keras_models.compiled(work.model, work.device)
     return keras_models.KerasFit(model, work, tensorflow_devices.versions())

@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks import images
 from benchmarks.protocol import Contestant
-from benchmarks.workloads import FitWork
+from benchmarks.workloads import GPT_SIZES, FitWork, GPTSize
 
 
 def _mlp() -> nn.Module:
@@ -43,6 +43,46 @@ def _cnn() -> nn.Module:
     )
 
 
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.dense_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dense = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        of_heads = [
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.into(self.attention_norm(x)).chunk(3, dim=-1)
+        ]
+        attended = nn.functional.scaled_dot_product_attention(*of_heads, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.dense(self.dense_norm(x))
+
+
+class _GPT(nn.Module):
+    def __init__(self, size: GPTSize):
+        super().__init__()
+        self.tokens = nn.Embedding(size.words, size.width)
+        self.positions = nn.Parameter(torch.zeros(size.length, size.width))
+        blocks = [_Block(size.width, size.heads) for _ in range(size.layers)]
+        self.blocks = nn.Sequential(*blocks, nn.LayerNorm(size.width))
+        self.logits = nn.Linear(size.width, size.words, bias=False)
+        self.apply(self._initialize)
+
+    @staticmethod
+    def _initialize(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.logits(self.blocks(self.tokens(tokens) + self.positions))
+        return logits.flatten(0, 1)
+
+
 MODELS = {"mlp": _mlp, "wide_mlp": _wide_mlp, "cnn": _cnn}
 
 
@@ -67,7 +107,10 @@ class TorchFit(Contestant):
         if work.model == "cnn":
             pixels = pixels.transpose(0, 3, 1, 2).copy()
         self._images, self._labels = torch.from_numpy(pixels), torch.from_numpy(labels).long()
-        self._model = MODELS[work.model]().to(self._device)
+        is_gpt = work.model == "gpt"
+        model = _GPT(GPT_SIZES[work.device]) if is_gpt else MODELS[work.model]()
+        self._model = model.to(self._device)
+        self._precision = torch.autocast("cuda", torch.bfloat16, is_gpt and work.device == "gpu")
         self._adam = torch.optim.Adam(self._model.parameters(), 1e-3, eps=1e-7, fused=True)
         self._latest = (0.0, 0.0)
 
@@ -104,14 +147,16 @@ class TorchFit(Contestant):
                 self._on_device(self._labels[rows]),
             )
             self._adam.zero_grad(set_to_none=True)
-            logits = self._model(images)
-            loss = nn.functional.cross_entropy(logits, labels)
+            labels = labels.flatten()
+            with self._precision:
+                logits = self._model(images)
+                loss = nn.functional.cross_entropy(logits, labels)
             loss.backward()
             self._adam.step()
             with torch.no_grad():
                 right = (logits.argmax(-1) == labels).sum()
-                totals += torch.stack([loss.detach() * len(rows), right])
-        loss, right = (totals / self._work.examples).tolist()  # waits for the device
+                totals += torch.stack([loss.detach() * len(labels), right])
+        loss, right = (totals / self._labels.numel()).tolist()  # waits for the device
         return loss, right
 
     def _on_device(self, part: torch.Tensor) -> torch.Tensor:

@@ -12,5 +12,5 @@ from benchmarks.workloads import FitWork
 
 def build(work: FitWork) -> Contestant:
     with mirrored_strategy(work).scope():
-        model = keras_models.compiled(work.model)
+        model = keras_models.compiled(work.model, work.device)
     return KerasOnJax(model, work, {"unison": unison.__version__})

@@ -42,6 +42,7 @@ CHECKS = (
     Check("fit-mlp", "fit of an MLP", f"{_HERE}.speed:mlp", 60),
     Check("run", "strategy.run", f"{_HERE}.speed:run", 45),
     Check("fit-cnn", "fit of a CNN", f"{_HERE}.speed:cnn", 60),
+    Check("fit-gpt", "fit of a GPT", f"{_HERE}.speed:gpt", 90),
     Check("processes", "Several processes", f"{_HERE}.speed:processes", 75, least_devices=2),
     Check("prefetch", "The input's prefetch", f"{_HERE}.speed:prefetch", 60),
     Check("grouping", "Grouping's threshold", f"{_HERE}.grouping:threshold", 45, computes=True),

@@ -33,8 +33,8 @@ _ROUNDS = 5
 _ROUNDS_ON_CPU = 1
 
 #: The global batches and steps a round.
-_FIT = {"mlp": (256, 400), "cnn": (256, 400), "wide_mlp": (256, 200)}
-_FIT_ON_CPU = {"mlp": (64, 8), "cnn": (16, 2)}
+_FIT = {"mlp": (256, 400), "cnn": (256, 400), "wide_mlp": (256, 200), "gpt": (32, 20)}
+_FIT_ON_CPU = {"mlp": (64, 8), "cnn": (16, 2), "gpt": (8, 2)}
 
 #: Steps of several processes begin with the same parameters, and see the same batches: the norm of
 #: the parameters agrees but for the order of sums, and TF32.
@@ -59,6 +59,11 @@ def mlp(setting: Setting) -> Iterator[Finding]:
 
 def cnn(setting: Setting) -> Iterator[Finding]:
     return _fit(setting, "cnn")
+
+
+def gpt(setting: Setting) -> Iterator[Finding]:
+    """GPT-2's smallest network in bfloat16, with random tokens."""
+    return _fit(setting, "gpt")
 
 
 def memory(setting: Setting) -> Iterator[Finding]:

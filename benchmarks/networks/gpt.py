@@ -1,4 +1,4 @@
-"""A GPT of 12 layers of Keras, with the policy `mixed_bfloat16`."""
+"""A GPT of 12 layers of Keras, with the policy `mixed_bfloat16`; or of another size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import keras
 
 from benchmarks.networks import Batch, cross_entropy
+from benchmarks.workloads import GPT_SIZES, GPTSize
 
-LAYERS, WIDTH, HEADS, LENGTH, WORDS = 12, 768, 12, 512, 32768
+SIZE = GPT_SIZES["gpu"]
 EXAMPLES = 8
 OPTIMIZER = "adam"
 POLICY = "mixed_bfloat16"
@@ -19,7 +20,7 @@ _EPSILON = 1e-5
 
 
 def batch(examples: int) -> Batch:
-    tokens = jax.ShapeDtypeStruct((examples, LENGTH), "int32")
+    tokens = jax.ShapeDtypeStruct((examples, SIZE.length), "int32")
     return Batch(tokens, tokens)
 
 
@@ -37,18 +38,19 @@ def _norm() -> keras.layers.Layer:
     return keras.layers.LayerNormalization(epsilon=_EPSILON)
 
 
-def model() -> keras.Model:
-    zeros: Any = {"kernel_initializer": "zeros"}
-    tokens = keras.Input((LENGTH,), dtype="int32")
-    x = keras.layers.Embedding(WORDS, WIDTH, embeddings_initializer="zeros")(tokens)
+def model(size: GPTSize = SIZE, initializer: Any = "zeros") -> keras.Model:
+    """Returns the Keras model; to be trained, it needs another initializer."""
+    given: Any = {"kernel_initializer": initializer}
+    tokens = keras.Input((size.length,), dtype="int32")
+    x = keras.layers.Embedding(size.words, size.width, embeddings_initializer=initializer)(tokens)
     x = Positions()(x)
-    for _ in range(LAYERS):
+    for _ in range(size.layers):
         y = _norm()(x)
-        attention = keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS, **zeros)
+        attention = keras.layers.MultiHeadAttention(size.heads, size.width // size.heads, **given)
         x = x + attention(y, y, use_causal_mask=True)
-        y = keras.layers.Dense(4 * WIDTH, "gelu", **zeros)(_norm()(x))
-        x = x + keras.layers.Dense(WIDTH, **zeros)(y)
-    logits = keras.layers.Dense(WORDS, use_bias=False, dtype="mixed_bfloat16", **zeros)(_norm()(x))
+        y = keras.layers.Dense(4 * size.width, "gelu", **given)(_norm()(x))
+        x = x + keras.layers.Dense(size.width, **given)(y)
+    logits = keras.layers.Dense(size.words, use_bias=False, **given)(_norm()(x))
     return keras.Model(tokens, logits)
 
 
@@ -56,26 +58,26 @@ def loss() -> Any:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def parameters() -> Any:
-    size = WIDTH // HEADS
-    norm = {"scale": (WIDTH,), "offset": (WIDTH,)}
-    into = {"kernel": (WIDTH, HEADS, size), "bias": (HEADS, size)}
+def parameters(size: GPTSize = SIZE) -> Any:
+    width, of_head = size.width, size.width // size.heads
+    norm = {"scale": (width,), "offset": (width,)}
+    into = {"kernel": (width, size.heads, of_head), "bias": (size.heads, of_head)}
     block = {
         "before_attention": norm,
         "query": into,
         "key": into,
         "value": into,
-        "attended": {"kernel": (HEADS, size, WIDTH), "bias": (WIDTH,)},
+        "attended": {"kernel": (size.heads, of_head, width), "bias": (width,)},
         "before_dense": norm,
-        "wide": {"kernel": (WIDTH, 4 * WIDTH), "bias": (4 * WIDTH,)},
-        "narrow": {"kernel": (4 * WIDTH, WIDTH), "bias": (WIDTH,)},
+        "wide": {"kernel": (width, 4 * width), "bias": (4 * width,)},
+        "narrow": {"kernel": (4 * width, width), "bias": (width,)},
     }
     return {
-        "words": (WORDS, WIDTH),
-        "positions": (LENGTH, WIDTH),
-        "blocks": [block] * LAYERS,
+        "words": (size.words, width),
+        "positions": (size.length, width),
+        "blocks": [block] * size.layers,
         "norm": norm,
-        "out": (WIDTH, WORDS),
+        "out": (width, size.words),
     }
 
 
@@ -84,7 +86,13 @@ def statistics() -> Any:
 
 
 def forward(parameters: Any, statistics: Any, batch: Batch) -> tuple[Any, Any]:
-    parameters = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), parameters)
+    computed = logits(parameters, batch.x, jnp.bfloat16)
+    return cross_entropy(computed.astype(jnp.float32), batch.y), statistics
+
+
+def logits(parameters: Any, tokens: Any, dtype: Any) -> Any:
+    """Returns the logits of each token's successor, computed in a dtype."""
+    parameters = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
 
     def normed(own: Any, x: Any) -> Any:
         """In float32, as Keras normalizes, and everybody else."""
@@ -103,11 +111,10 @@ def forward(parameters: Any, statistics: Any, batch: Batch) -> tuple[Any, Any]:
         out = own["attended"]
         return jnp.einsum("bths,hsd->btd", heads, out["kernel"]) + out["bias"]
 
-    x = jnp.take(parameters["words"], batch.x, axis=0) + parameters["positions"]
+    x = jnp.take(parameters["words"], tokens, axis=0) + parameters["positions"]
     for own in parameters["blocks"]:
         x = x + attended(own, normed(own["before_attention"], x))
         y = normed(own["before_dense"], x)
         y = jax.nn.gelu(y @ own["wide"]["kernel"] + own["wide"]["bias"], approximate=False)
         x = x + y @ own["narrow"]["kernel"] + own["narrow"]["bias"]
-    logits = normed(parameters["norm"], x) @ parameters["out"]
-    return cross_entropy(logits.astype(jnp.float32), batch.y), statistics
+    return normed(parameters["norm"], x) @ parameters["out"]
