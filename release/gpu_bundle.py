@@ -155,10 +155,10 @@ def install(folder: pathlib.Path, environment: pathlib.Path) -> None:
             f"{sys.executable}"
         )
     pip = [str(python), str(pips[-1] / "pip"), "--isolated", "install", "--quiet", "--no-index"]
-    pip += ["--disable-pip-version-check", f"--find-links={folder}", "unison"]
+    pip += ["--disable-pip-version-check", f"--find-links={folder}"]
     # The folder's Unison, even if the interpreter has one; and then what that requires and lacks.
-    subprocess.run([*pip, "--no-deps", "--ignore-installed"], check=True, timeout=600)
-    subprocess.run(pip, check=True, timeout=600)
+    subprocess.run([*pip, "--no-deps", "--ignore-installed", "unison"], check=True, timeout=600)
+    subprocess.run([*pip, "unison[records]"], check=True, timeout=600)
     stamp.write_text(of_this)
 
 

@@ -143,7 +143,7 @@ def _restore(strategy: unison.Strategy, options: argparse.Namespace) -> None:
     checkpoint = train.Checkpoint(model=model, optimizer=model.optimizer)
     for name in formats():
         for variable in (*model.weights, *model.optimizer.variables):
-            variable.assign(keras.ops.zeros_like(variable))
+            variable.assign(np.zeros(variable.shape, variable.dtype))
         checkpoint.read(str(options.folder / f"checkpoint-{name}")).assert_consumed()
         _write_weights(model, options.folder / f"restored-{name}.npz")
     keras.utils.set_random_seed(2)
