@@ -13,6 +13,7 @@ import importlib.util
 import pathlib
 import time
 
+import jax
 import keras
 import numpy as np
 
@@ -62,8 +63,8 @@ class Embeddings(keras.layers.Layer):
 
     def __init__(self, width, **options):
         super().__init__(**options)
-        self.tokens = keras.layers.Embedding(CHARACTERS, width)
         self.width = width
+        self.tokens = keras.layers.Embedding(CHARACTERS, width)
 
     def build(self, shape):
         self.tokens.build(shape)
@@ -72,12 +73,16 @@ class Embeddings(keras.layers.Layer):
     def call(self, tokens):
         return self.tokens(tokens) + self.positions
 
+    def get_config(self):
+        return super().get_config() | {"width": self.width}
+
 
 class Block(keras.layers.Layer):
     """Attention to earlier tokens, then two dense layers; each is added to its input."""
 
     def __init__(self, width, heads, **options):
         super().__init__(**options)
+        self.width, self.heads = width, heads
         self.attention_norm = keras.layers.LayerNormalization(epsilon=1e-5)
         self.attention = keras.layers.MultiHeadAttention(heads, width // heads, name="attention")
         self.dense_norm = keras.layers.LayerNormalization(epsilon=1e-5)
@@ -96,6 +101,9 @@ class Block(keras.layers.Layer):
         x = x + self.attention(normed, normed, use_causal_mask=True)
         return x + self.down(self.up(self.dense_norm(x)))
 
+    def get_config(self):
+        return super().get_config() | {"width": self.width, "heads": self.heads}
+
 
 def build(options):
     count, width, heads = SIZES[options.size]
@@ -108,11 +116,16 @@ def build(options):
             Embeddings(width),
             *blocks,
             keras.layers.LayerNormalization(epsilon=1e-5),
-            keras.layers.Dense(CHARACTERS, use_bias=False),
+            # The stages of a pipeline have results of one dtype.
+            keras.layers.Dense(
+                CHARACTERS,
+                use_bias=False,
+                dtype=None if options.strategy == "pipeline" else "float32",
+            ),
         ]
     )
     if options.strategy == "pipeline":
-        per_stage = -(-count // options.devices_per_replica)
+        per_stage = count // options.devices_per_replica
         ends = names[per_stage - 1 : -1 : per_stage]
         pipeline = unison.keras.Pipeline.cut(model, ends, options.microbatches, schedule="1f1b")
         model = keras.Sequential([keras.Input((options.length,), dtype="int32"), pipeline])
@@ -130,10 +143,10 @@ def build(options):
 def read(path):
     """Returns a text as tokens: its ASCII characters."""
     if path is not None:
-        text = pathlib.Path(path).read_text()
+        text = pathlib.Path(path).read_text("utf-8")
     else:
         sources = [importlib.util.find_spec(name).origin for name in MODULES]
-        text = "".join(pathlib.Path(source).read_text() for source in sources)
+        text = "".join(pathlib.Path(source).read_text("utf-8") for source in sources)
     return np.frombuffer(text.encode("ascii", "replace"), np.uint8)
 
 
@@ -154,7 +167,9 @@ def sample(model, prompt, count, options):
     """Returns the prompt with `count` characters of the model, each drawn from its distribution."""
     drawing = np.random.default_rng(0)
     tokens = list(prompt.encode("ascii", "replace"))
-    rows = unison.get_strategy().num_replicas_in_sync * options.microbatches  # which all divide
+    rows = unison.get_strategy().num_replicas_in_sync
+    if options.strategy == "pipeline":
+        rows *= options.microbatches
     for _ in range(count):
         seen = np.array(tokens[-options.length :], np.int32)
         padded = np.pad(seen, (0, options.length - len(seen)))
@@ -189,7 +204,7 @@ def parse(arguments=None):
     add("--devices", type=int, help="how many of this machine's to use (default: all)")
     add("--devices-per-replica", type=int, default=2, help="of tensor and pipeline")
     add("--microbatches", type=int, default=4, help="of a pipeline")
-    add("--size", choices=SIZES, default="mini")
+    add("--size", choices=SIZES, default="tiny")
     add("--length", type=int, default=128, help="tokens of an example")
     add("--batch", type=int, default=32, help="examples of a global batch")
     add("--epochs", type=int, default=3)
@@ -203,7 +218,15 @@ def parse(arguments=None):
     add("--prompt", default="def ")
     add("--sample", type=int, default=200, help="characters to draw at the end")
     add("--temperature", type=float, default=0.8)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    blocks, _, heads = SIZES[options.size]
+    for strategy, what, number in (("pipeline", "blocks", blocks), ("tensor", "heads", heads)):
+        if options.strategy == strategy and number % options.devices_per_replica:
+            parser.error(
+                f"--devices-per-replica: expected a divisor of the {number} {what} of "
+                f"{options.size!r}. Received: {options.devices_per_replica}"
+            )
+    return options
 
 
 def main(arguments=None):
@@ -212,18 +235,20 @@ def main(arguments=None):
         keras.config.set_dtype_policy("mixed_bfloat16")
     strategy = make_strategy(options)
     keras.utils.set_random_seed(0)
-    print("replicas:", strategy.num_replicas_in_sync)
+    is_first = jax.process_index() == 0
+    if is_first:
+        print("replicas:", strategy.num_replicas_in_sync)
     with strategy.scope():
         model = build(options)
-        print(f"parameters: {model.count_params():,}")
-        callbacks = [Progress(options.batch * options.length)]
+        callbacks = [Progress(options.batch * options.length)] if is_first else []
         if options.checkpoint:
             backup = keras.callbacks.BackupAndRestore(options.checkpoint, delete_checkpoint=False)
             callbacks.append(backup)
         data = examples(read(options.data), options)
         history = model.fit(data, epochs=options.epochs, verbose=0, callbacks=callbacks)
-        if options.sample:
-            print(sample(model, options.prompt, options.sample, options))
+        text = sample(model, options.prompt, options.sample, options)  # by all workers together
+        if is_first:
+            print(text)
     return history.history.get("loss", [])  # none if the checkpoint is that of the last epoch
 
 

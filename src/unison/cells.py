@@ -252,6 +252,14 @@ class Cell:
         return self.layout is not Layout.LOCAL and any(self.division)
 
     @property
+    def needs_all_processes(self) -> bool:
+        """Whether the value can only be read by all processes together, as each has a part."""
+        if not self.placement.spans_processes:
+            return False
+        has_parts = self.is_divided and self.placement.replicas_span_processes
+        return has_parts or self.layout in (Layout.LOCAL, Layout.SHARDED)
+
+    @property
     def divided_axis(self) -> int:
         """The axis that is divided among the replicas."""
         return self.division.index(REPLICA_AXIS)

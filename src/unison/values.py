@@ -157,9 +157,12 @@ class PerReplica(DistributedValues):
         if not placement.spans_processes:
             return tuple(value.shape for value in self._local_arrays(placement))
         if self._shapes is None:
-            own = [(value.shape, value.dtype.name) for value in self._local_arrays(placement)]
+            arrays = zip(placement.local_replicas, self._local_arrays(placement), strict=True)
+            own = [(replica, (value.shape, value.dtype.name)) for replica, value in arrays]
             of_all = all_gather_json(own, "The shapes of a PerReplica value")
-            kinds = [kind for of_worker in of_all for kind in of_worker]
+            # Workers that compute a replica together all say it.
+            by_replica = dict(pair for of_worker in of_all for pair in of_worker)
+            kinds = [by_replica[replica] for replica in range(placement.num_replicas)]
             if len({dtype for _, dtype in kinds}) > 1:
                 raise TypeError(_of_several_dtypes([f"{d}{shape}" for shape, d in kinds]))
             self._shapes = tuple(tuple(shape) for shape, _ in kinds)

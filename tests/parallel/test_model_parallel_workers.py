@@ -99,6 +99,7 @@ def on_a_worker(setting, folder):
         "restored": {name: restored(model, f"{folder}/{name}", name) for name in FORMATS},
         "shuffled": shuffled(strategy),
         "pipelined": pipelined(),
+        "unseeded": unseeded(strategy, folder),
         "index": process_group.index(),
         "inputs": [strategy.input_workers.index, strategy.input_workers.num_workers],
     }
@@ -131,6 +132,65 @@ def shuffled(strategy):
         results = strategy.run(step, args=(batch,))
         sums.append([int(strategy.experimental_local_results(each)[0]) for each in results])
     return sums
+
+
+def unseeded(strategy, folder):
+    """What workers have and read of which each would have drawn its own."""
+    import keras
+
+    import unison
+
+    own = process_group.index()
+    random.seed(own)
+    np.random.seed(own)
+    keras.utils.set_random_seed(own)
+    with strategy.scope():
+        layers = [
+            keras.layers.Dense(HIDDEN, "relu", name="up"),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(FEATURES, name="down"),
+            keras.layers.Dense(1, name="last"),
+        ]
+        model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+        model.compile("sgd", "mse")
+    last = model.get_layer("last").kernel.cell
+    begun = np.asarray(last.array.addressable_data(0)).tolist()
+    x = np.random.default_rng(2).normal(size=(41, FEATURES)).astype("float32")
+    keep = keras.callbacks.ModelCheckpoint(f"{folder}/kept.weights.h5", save_weights_only=True)
+    history = model.fit(x, x[:, :1], batch_size=12, epochs=2, verbose=0, callbacks=[keep])
+    model.save(f"{folder}/unseeded.keras")
+
+    def dataset(context):
+        ids = unison.data.Dataset.range(100).shuffle(100)
+        return ids.batch(4)
+
+    batch = next(iter(strategy.distribute_datasets_from_function(dataset)))
+    sizes = strategy.experimental_distribute_values_from_function(
+        lambda context: np.ones(1 + context.replica_id_in_sync_group)
+    )
+    return {
+        "begun": begun,
+        "history": history.history["loss"],
+        "ended": np.asarray(last.array.addressable_data(0)).tolist(),
+        "weights": [weight.numpy().tolist() for weight in model.weights],
+        "batch": np.asarray(strategy.experimental_local_results(batch)[0]).tolist(),
+        "gathered": len(strategy.gather(sizes, 0)),
+        "alone": written_alone(model, folder),
+    }
+
+
+def written_alone(model, folder):
+    """What becomes of a write of the first worker alone."""
+    import unison
+
+    checkpoint, said = unison.train.Checkpoint(model=model, format="archive"), ""
+    if process_group.is_first():
+        try:
+            checkpoint.write(f"{folder}/alone")
+        except unison.errors.FailedPreconditionError as error:
+            said = str(error)
+    process_group.all_gather_json(said, "Where the others have gone on to")
+    return said
 
 
 def pipelined(mesh=None):
@@ -218,6 +278,28 @@ def test_workers_of_a_replica_read_the_same_examples(results, setting):
         assert result["shuffled"] == results[0]["shuffled"]
         of_numbers, of_squares = zip(*result["shuffled"], strict=True)
         assert (sum(of_numbers), sum(of_squares)) == (780, 20540)  # each once
+
+
+def test_what_each_worker_would_draw_is_that_of_the_first(results, setting):
+    first = results[0]["unseeded"]
+    per_replica = setting.workers // setting.mesh["batch"]
+    for result in results:
+        found = result["unseeded"]
+        for name in ("begun", "history", "ended", "weights"):
+            assert found[name] == first[name], name
+        team = result["index"] // max(per_replica, 1)
+        assert found["batch"] == results[team * max(per_replica, 1)]["unseeded"]["batch"]
+        assert found["gathered"] == sum(range(1, setting.mesh["batch"] + 1))
+
+
+def test_workers_save_a_keras_model_whose_parts_they_have(results, setting, folder):
+    import keras
+
+    model = keras.models.load_model(folder / "unseeded.keras")
+    for loaded, saved in zip(model.weights, results[0]["unseeded"]["weights"], strict=True):
+        np.testing.assert_array_equal(loaded, np.array(saved, loaded.dtype))
+    model.load_weights(folder / "kept.weights.h5")
+    assert "All workers must save" in results[0]["unseeded"]["alone"]
 
 
 def test_stages_of_a_pipeline_lie_on_several_workers(results):

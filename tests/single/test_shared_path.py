@@ -62,7 +62,12 @@ def of_worker(monkeypatch, tmp_path):
     def begin(worker, name, layout=Layout.MIRRORED):
         path = str(tmp_path / name)
         placement = types.SimpleNamespace(spans_processes=True)
-        cell = types.SimpleNamespace(placement=placement, layout=layout, name="total")
+        cell = types.SimpleNamespace(
+            placement=placement,
+            layout=layout,
+            needs_all_processes=layout is not Layout.MIRRORED,
+            name="total",
+        )
         process.index = worker
         return shared_path.begin_writing(path, path, [cell])
 

@@ -126,8 +126,8 @@ def compile_alone(placement: Placement, part: Callable[..., Any]) -> Callable[..
         return jax.jit(shard_map(part, mesh=mesh, in_specs=here, out_specs=here, check_vma=False))
 
     def run(device: jax.Device, *args: Any) -> None:
-        replica = np.int32(placement.devices.index(device))
-        jax.block_until_ready(on(device)(replica, *args))
+        replica = placement.local_replicas[placement.local_devices.index(device)]
+        jax.block_until_ready(on(device)(np.int32(replica), *args))
 
     return run
 

@@ -43,6 +43,8 @@ class Workers:
     may_change = False
     #: Whether they are several processes, even if these count as one worker.
     are_several = False
+    #: The number of processes that count as this worker.
+    team_size = 1
 
     def __init__(self) -> None:
         #: The number of workers.
@@ -55,6 +57,11 @@ class Workers:
 
         The n-th talk about a matter on one worker is matched with the n-th on the others.
         """
+        del matter
+        return Talk()
+
+    def talk_in_team(self, matter: str) -> Talk:
+        """Returns the `Talk` of the workers that count as this one: it is alone, as a rule."""
         del matter
         return Talk()
 
@@ -199,20 +206,32 @@ class TeamsOfWorkers(Workers):
         self.num_workers = workers.num_workers // size
         self.index = workers.index // size
         self.are_several = workers.are_several
+        self.team_size = size
         self._workers = workers
-        self._size = size
 
     def talk(self, matter: str) -> Talk:
-        return _TalkOfTeams(self._workers.talk(matter), self._size)
+        return _PartOfTalk(self._workers.talk(matter), slice(None, None, self.team_size))
+
+    def talk_in_team(self, matter: str) -> Talk:
+        first = self.index * self.team_size
+        talk = self._workers.talk(f"{matter} in a team")  # in which all workers take part
+        return _PartOfTalk(talk, slice(first, first + self.team_size))
 
 
-class _TalkOfTeams(Talk):
-    def __init__(self, talk: Talk, size: int):
+class _PartOfTalk(Talk):
+    """A talk of which the answers of some workers count.
+
+    Args:
+        talk: The talk.
+        counts: Those workers.
+    """
+
+    def __init__(self, talk: Talk, counts: slice):
         self._talk = talk
-        self._size = size
+        self._counts = counts
 
     def ask(self, answer: Any) -> Sequence[Any]:
-        return self._talk.ask(answer)[:: self._size]
+        return self._talk.ask(answer)[self._counts]
 
     def fail(self, reason: str) -> None:
         self._talk.fail(reason)

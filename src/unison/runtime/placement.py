@@ -479,10 +479,23 @@ class Placement:
         if not self.spans_processes:
             return value
         with jax.ensure_compile_time_eval():  # also if a variable is created in a traced program
-            digests = self.whole(self.repeat(_digest(value)))
+            digests = self._of_all_processes(_digest(value))
             if np.array_equal(digests, np.broadcast_to(digests[0], digests.shape)):
                 return jnp.asarray(value)
-            return jnp.asarray(self.whole(self.repeat(value))[0], dtype=value.dtype)
+            return jnp.asarray(self._of_all_processes(value)[0], dtype=value.dtype)
+
+    def _of_all_processes(self, value: Any) -> np.ndarray:
+        """Returns the values of all processes, the first one's first."""
+        if not self.replicas_span_processes:
+            return self.whole(self.repeat(value))
+        own = np.asarray(value)[None]
+        by_core = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+        rows = jax.make_array_from_single_device_arrays(
+            (len(self.cores), *own.shape[1:]),
+            by_core,
+            [placed(own, core) for core in self.local_cores],
+        )
+        return self.whole(rows)
 
 
 def _digest(value: Any) -> np.ndarray:

@@ -90,6 +90,7 @@ class _Gathered:
     """Replaces a cell: its value outside of replicas, without requests to other processes."""
 
     layout = Layout.MIRRORED
+    needs_all_processes = False
 
     def __init__(self, cell: Cell):
         self.placement = cell.placement
@@ -104,8 +105,7 @@ def _gathered(variables: list[ReplicatedVariable]) -> list[tuple[ReplicatedVaria
     return [
         (variable, _Gathered(variable.cell))
         for variable in variables
-        if variable.cell.placement.spans_processes
-        and variable.cell.layout in (Layout.LOCAL, Layout.SHARDED)
+        if variable.cell.needs_all_processes
     ]
 
 

@@ -342,7 +342,9 @@ class Batches:
             return
         if parts > 1:
             # A dataset that the workers share now has the same state on all of them.
-            text, data = memories[process_group.index() % parts if self._num_parts > 1 else 0]
+            text, data = memories[
+                process_group.index() % len(memories) if self._num_parts > 1 else 0
+            ]
             memories = text, np.frombuffer(bytes.fromhex(data), np.uint8)
         try:
             recall(self._plan, decode(*memories), of_all_workers=max(parts, self._num_parts) > 1)

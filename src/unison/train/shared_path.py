@@ -178,7 +178,7 @@ def begin_writing(
         return Writing()
     place = _absolute(path)
     journal = _journal(CoordinationStore().service)
-    divided = [cell for cell in spread if cell.layout in (Layout.LOCAL, Layout.SHARDED)]
+    divided = [cell for cell in spread if cell.needs_all_processes]
     takes_all = in_parts or bool(divided)
     # Writes are announced, and looked up, in the order of the program, in any thread.
     if jax.process_index() == 0:
@@ -232,7 +232,7 @@ def _check_own_parts(path: str, cells: Sequence[Cell], is_writer: bool = True) -
         FailedPreconditionError: Each process only has a shard of a variable.
     """
     global _has_warned
-    shards = [cell.name for cell in cells if cell.layout is Layout.SHARDED]
+    shards = [cell.name for cell in cells if cell.layout is not Layout.LOCAL]
     if shards:
         raise FailedPreconditionError(
             message=f"All workers must save, and not all do: {path} is to hold {_listed(shards)}, "

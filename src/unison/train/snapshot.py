@@ -115,11 +115,7 @@ class Snapshot(_Copies):
             ValueError: The copies are `ON_READ` and have no aggregation.
             RuntimeError: A program that failed, or is still running, took the value.
         """
-        is_whole_here = cell.layout in WHOLE and not (
-            cell.is_divided and cell.placement.replicas_span_processes
-        )
-        is_gathered = cell.placement.spans_processes and not is_whole_here
-        if is_gathered or type(cell) is not Cell:
+        if cell.needs_all_processes or type(cell) is not Cell:
             return cell.numpy()  # which needs the other processes, which all take part now
         cell.require_common_value()
         stored, aval = cell.stored(), cell.aval

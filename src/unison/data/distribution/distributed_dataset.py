@@ -420,11 +420,14 @@ def distribute_from_function(
         talk.fail(f"in its input: {type(error).__name__}: {error}")
         raise
     talk.ask(None)
+    plans = [dataset.plan for dataset in datasets]
+    if workers.team_size > 1:  # they read the same examples
+        plans = [agreed(plan, workers.talk_in_team("function")) for plan in plans]
     source: ReplicaBatches
     if is_own:
-        source = OwnBatches(datasets, workers)
+        source = OwnBatches(datasets, plans, workers)
     else:
-        source = BatchesInTurn(datasets[0], datasets[0].plan, count, workers)
+        source = BatchesInTurn(datasets[0], plans[0], count, workers)
     return DistributedDataset(source, placement, options, workers)
 
 

@@ -416,9 +416,9 @@ class OwnBatches(_FromDatasets):
 
     description = "OwnBatches"
 
-    def __init__(self, datasets: Sequence[Dataset], workers: InputWorkers):
-        super().__init__(datasets[0], datasets[0].plan, len(datasets), workers)
-        self._plans = [dataset.plan for dataset in datasets]
+    def __init__(self, datasets: Sequence[Dataset], plans: Sequence[Plan], workers: InputWorkers):
+        super().__init__(datasets[0], plans[0], len(datasets), workers)
+        self._plans = plans
 
     @property
     def plans(self) -> Sequence[Plan]:

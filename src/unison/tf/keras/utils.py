@@ -225,7 +225,7 @@ class DatasetCreator:
             strategy: The strategy.
             needs_whole: Whether each worker needs the batches of all replicas.
         """
-        has_several = strategy.input_workers.num_workers > 1 and strategy.group is None
+        has_several = strategy.input_workers.are_several and strategy.group is None
         if has_several and not needs_whole:
             return strategy.distribute_datasets_from_function(self.dataset_fn)
         return self._joined(strategy.num_replicas_in_sync)
