@@ -19,9 +19,18 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+#: The number of attempts to import a module, and the seconds between two.
+_TRIES = 20
+_SECONDS_BETWEEN_TRIES = 0.02
+
+#: The threads that import the module of a name.
+_importing: set[int] = set()
 
 
 def attach_stub(
@@ -59,7 +68,7 @@ def attach_stub(
                 obj=sys.modules.get(package),
             )
         module, attribute = origins[name]
-        value: Any = importlib.import_module(module)
+        value: Any = _imported(module)
         if attribute:
             value = getattr(value, attribute)
         setattr(sys.modules[package], name, value)
@@ -69,6 +78,32 @@ def attach_stub(
         return sorted({*vars(sys.modules[package]), *origins})
 
     return load, names, sorted(public)
+
+
+def _imported(module: str) -> Any:
+    """Imports a module, again if threads that import the same modules waited for each other.
+
+    Where each of two threads waits for a module that the other one has begun to import, Python
+    raises an error in one of them, which has no public name, or lets it see a part of the module.
+    When all that this thread has begun is undone, the other thread goes on: so only the outermost
+    import is repeated.
+    """
+    thread = threading.get_ident()
+    if thread in _importing:
+        return importlib.import_module(module)
+    _importing.add(thread)
+    try:
+        for _ in range(_TRIES - 1):
+            try:
+                return importlib.import_module(module)
+            except (RuntimeError, ImportError) as error:
+                is_deadlock = type(error).__name__ == "_DeadlockError"
+                if not (is_deadlock or str(error).startswith("cannot import name")):
+                    raise
+                time.sleep(_SECONDS_BETWEEN_TRIES)
+        return importlib.import_module(module)
+    finally:
+        _importing.discard(thread)
 
 
 #: The module that defines a name, and its name there; an empty one for the module itself.

@@ -3,11 +3,13 @@
 import ast
 import importlib
 import json
+import types
 from pathlib import Path
 
 import pytest
 
 from subprocess_program import run_program
+from unison import lazy_loader
 
 PACKAGE = Path(__file__).parents[2] / "src" / "unison"
 
@@ -143,6 +145,40 @@ same = all(one[key] is found[0][key] for one in found for key in found[0])
 print(json.dumps([errors, len(found), same]))
 """
     assert answer_of(program, timeout=110) == [[], 8, True]
+
+
+def test_only_the_outermost_import_that_waited_for_another_thread_is_repeated(monkeypatch):
+    deadlock = type("_DeadlockError", (RuntimeError,), {})  # the name of Python's own
+    begun = []
+
+    def import_module(name):
+        begun.append(name)
+        if name == "outer":
+            return lazy_loader._imported("inner")
+        if begun.count("inner") < 3:
+            raise deadlock("deadlock detected")
+        return "the module"
+
+    fake = types.SimpleNamespace(import_module=import_module)
+    monkeypatch.setattr(lazy_loader, "importlib", fake)
+    assert lazy_loader._imported("outer") == "the module"
+    assert begun == 3 * ["outer", "inner"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it fails"), ImportError("pip install x")])
+def test_a_module_that_fails_is_imported_once(error, monkeypatch):
+    begun = []
+
+    def import_module(name):
+        begun.append(name)
+        raise error
+
+    monkeypatch.setattr(
+        lazy_loader, "importlib", types.SimpleNamespace(import_module=import_module)
+    )
+    with pytest.raises(type(error), match=str(error)):
+        lazy_loader._imported("module")
+    assert begun == ["module"]
 
 
 def test_a_star_imports_all_public_names():
