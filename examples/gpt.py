@@ -22,7 +22,7 @@ import unison
 #: The modules whose source is the text: about 800 kB, from the Python that runs this.
 MODULES = (
     "argparse ast configparser difflib doctest inspect ipaddress mailbox pickle pydoc statistics "
-    "tarfile turtle typing"
+    "tarfile typing _pydecimal"
 ).split()
 
 CHARACTERS = 128
