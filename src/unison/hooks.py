@@ -64,10 +64,12 @@ def _let_keras_take_datasets() -> None:
         teach_keras()
 
 
-def _watched(program: str, kind: str, workers: Sequence[str]) -> Watched:
+def _watched(
+    program: str, kind: str, workers: Sequence[str], is_wanted: bool, has_progress: bool
+) -> Watched:
     from unison.monitoring.launcher import Monitored
 
-    return Monitored(program, kind, workers)
+    return Monitored(program, kind, workers, is_wanted, has_progress=has_progress)
 
 
 def _start_monitoring(strategy: Any) -> None:

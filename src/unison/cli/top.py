@@ -25,6 +25,7 @@ from unison.monitoring.launcher import Monitored
 from unison.monitoring.metrics_endpoint import TOKEN_VARIABLE, place_of
 from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
 from unison.monitoring.otlp import VARIABLE as OPENTELEMETRY_VARIABLE
+from unison.monitoring.progress import facts_of
 from unison.monitoring.running_jobs import RunningJob, running_jobs
 from unison.net.runtime_folder import runtime_folder
 from unison.planning.memory import in_units
@@ -246,7 +247,7 @@ def _shown(state: Mapping[str, Any], width: int) -> RenderableType:
         about = f"The job has ended: {state['ended']}"
     parts: list[RenderableType] = [
         Text.assemble((state["program"], "bold"), "\n", about),
-        Text(", ".join(_facts(state))),
+        Text(", ".join(facts_of(state))),
         _workers(state["workers"], width),
     ]
     parts += [Text(straggler, style="yellow") for straggler in state["stragglers"]]
@@ -257,22 +258,6 @@ def _shown(state: Mapping[str, Any], width: int) -> RenderableType:
         at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
         parts.append(Text(f"{at} {event['text']}", style="dim"))
     return Group(*parts)
-
-
-def _facts(state: Mapping[str, Any]) -> list[str]:
-    """Returns descriptions of the job's overall state."""
-    facts = [f"step {state['step']}"]
-    if state["steps_per_second"] is not None:
-        facts.append(f"{state['steps_per_second']:.3g} steps/s")
-    if state["examples_per_second"] is not None:
-        facts.append(f"{state['examples_per_second']:,.0f} examples/s")
-    if state["loss"] is not None:
-        facts.append(f"loss {state['loss']:.4g}")
-    if state["recoveries"]:
-        facts.append(
-            f"recovered {state['recoveries']} times, last in {state['last_recovery_seconds']:.2f} s"
-        )
-    return facts
 
 
 def _workers(workers: list[Mapping[str, Any]], width: int) -> Table:

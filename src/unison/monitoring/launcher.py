@@ -20,6 +20,7 @@ from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
 from unison.monitoring.metrics_endpoint import MetricsEndpoint, MetricsPlace
 from unison.monitoring.otlp import OpenTelemetryExport
+from unison.monitoring.progress import ProgressLine, facts_of
 from unison.monitoring.running_jobs import RunningJob, published
 from unison.runtime.launching import Program
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
@@ -42,6 +43,7 @@ class Monitored:
         is_wanted: Whether `unison top` may monitor the job.
         metrics: Where its metrics are served, too.
         is_exported: Whether OpenTelemetry gets them, too.
+        has_progress: Whether `progress` is called, and shows them.
 
     Attributes:
         job: The job's state.
@@ -65,11 +67,13 @@ class Monitored:
         is_wanted: bool = True,
         metrics: MetricsPlace | None = None,
         is_exported: bool = False,
+        has_progress: bool = False,
     ):
         self._program = program
         self._workers = list(workers)
         self.job = WatchedJob(program, kind, workers)
         self._is_wanted = is_wanted
+        self._has_progress = has_progress
         self._metrics = metrics
         self._export = OpenTelemetryExport(self.job) if is_exported else None
         self._collector: Collector | None = None
@@ -103,9 +107,20 @@ class Monitored:
 
     @property
     def is_watched(self) -> bool:
-        """Whether it is being served."""
+        """Whether it is being served, or shown."""
         receivers = (self._collector, self._metrics, self._export)
-        return any(each is not None for each in receivers)
+        return self._has_progress or any(each is not None for each in receivers)
+
+    def progress(self) -> ProgressLine:
+        """Returns a line about how far the job is."""
+
+        def line() -> str:
+            state = self.job.as_dict()
+            running = sum(worker["state"] == "running" for worker in state["workers"])
+            about = f"{running} of {len(state['workers'])} workers run, {state['seconds']:.0f} s"
+            return ", ".join([about, *facts_of(state)])
+
+        return ProgressLine(line)
 
     def starts_again(self, workers: Sequence[str], line: str) -> None:
         """Takes note that all workers are started again; `line` says so."""

@@ -52,6 +52,7 @@ def launch(
     cpus_per_worker: int | None = None,
     gpus_per_worker: int | None = None,
     monitor: bool = False,
+    progress: bool = False,
 ) -> list[Any]:
     """Calls a function in worker processes of one cluster, on this machine or on a Ray cluster.
 
@@ -75,6 +76,8 @@ def launch(
             node's.
         gpus_per_worker: The same for GPUs.
         monitor: Whether `unison top` may monitor the workers, as it may those of `unison run`.
+        progress: Whether to show how far they are, in a line that is kept up to date: below their
+            output in a terminal, or as an output of a notebook's cell.
 
     Returns:
         The results of the function, by worker.
@@ -115,12 +118,17 @@ def launch(
             for own, near in zip(environments, cores, strict=True)
         ]
         ended: Callable[[int], None] = _nobody_watches
-        if monitor:
+        show = on_line or _printed
+        if monitor or progress:
             names = [f"worker {index}" for index in range(len(programs))]
             name = getattr(function, "__qualname__", repr(function))
-            watched = places.enter_context(watching.watched(name, "workers", names))
+            watched = places.enter_context(
+                watching.watched(name, "workers", names, monitor, progress)
+            )
             programs, ended = watched.programs(programs), watched.ended
-        with Job(programs, on_line or _printed, start=start) as job:
+            if progress:
+                show = places.enter_context(watched.progress()).above(show)
+        with Job(programs, show, start=start) as job:
             failure = _outcome(job, timeout, ended)
         if failure is not None:
             shown = "\n".join(failure.last_lines)
