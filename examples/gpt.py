@@ -10,12 +10,16 @@ Every strategy trains the same model on the same batches: the losses are the sam
 
 import argparse
 import importlib.util
+import os
 import pathlib
 import time
 
 import jax
-import keras
 import numpy as np
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+
+import keras
 
 import unison
 
