@@ -1,11 +1,16 @@
 """Workers that agree, here threads of one process, and what they do when one is lost."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from unison.data import Dataset
+from unison.data.distribution.distributed_dataset import distribute_dataset
+from unison.data.distribution.input_workers import workers_of_group
 from unison.errors import DeadlineExceededError, UnavailableError
-from unison.runtime.agreement import ConnectedWorkers, MemoryStore
+from unison.runtime.agreement import ConnectedWorkers, MemoryStore, TeamsOfWorkers, Workers
+from unison.runtime.placement import placement_in_scope
 
 
 class StoreOfTheLost(MemoryStore):
@@ -34,6 +39,27 @@ def test_each_learns_what_all_have_said_in_order():
     assert first.ask("a") == ["a", "b"]
     other.join(30)
     assert heard == ["a", "b"]
+
+
+def test_workers_are_several_if_there_are_several_processes():
+    pair = [ConnectedWorkers(2, index, MemoryStore(), "test") for index in range(2)]
+    assert [workers.are_several for workers in pair] == [True, True]
+    assert not Workers().are_several
+    assert TeamsOfWorkers(pair[0], 2).are_several  # which count as one worker
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_members_of_an_elastic_group_agree_on_seeds_if_they_are_several(members):
+    asked = []
+
+    def all_gather(packed):
+        asked.append(packed)
+        return members * [packed]
+
+    group = SimpleNamespace(num_members=members, index=0, all_gather=all_gather)
+    dataset = Dataset.range(8).shuffle(8).batch(4)
+    distribute_dataset(dataset, placement_in_scope(), workers=workers_of_group(group))
+    assert len(asked) == members - 1  # once, unless it is alone
 
 
 def test_a_worker_that_is_lost_is_not_waited_for():

@@ -41,8 +41,6 @@ class Workers:
 
     #: Whether the number of workers, and the index of this one, may change.
     may_change = False
-    #: Whether they are several processes, even if these count as one worker.
-    are_several = False
     #: The number of processes that count as this worker.
     team_size = 1
 
@@ -51,6 +49,11 @@ class Workers:
         self.num_workers = 1
         #: The index of this worker.
         self.index = 0
+
+    @property
+    def are_several(self) -> bool:
+        """Whether they are several processes, even if these count as one worker."""
+        return self.num_workers * self.team_size > 1
 
     def talk(self, matter: str) -> Talk:
         """Returns the `Talk` in which the workers agree on `matter`, one question at a time.
@@ -174,7 +177,6 @@ class ConnectedWorkers(Workers):
                 f"workers. Received: {index}"
             )
         self.num_workers = num_workers
-        self.are_several = num_workers > 1
         self.index = index
         self._store = store
         self._name = name
@@ -205,7 +207,6 @@ class TeamsOfWorkers(Workers):
         super().__init__()
         self.num_workers = workers.num_workers // size
         self.index = workers.index // size
-        self.are_several = workers.are_several
         self.team_size = size
         self._workers = workers
 
