@@ -25,7 +25,7 @@ from unison.monitoring.launcher import Monitored
 from unison.monitoring.metrics_endpoint import TOKEN_VARIABLE, place_of
 from unison.monitoring.metrics_endpoint import VARIABLE as METRICS_VARIABLE
 from unison.monitoring.otlp import VARIABLE as OPENTELEMETRY_VARIABLE
-from unison.monitoring.progress import facts_of
+from unison.monitoring.progress import facts_of, workers_running
 from unison.monitoring.running_jobs import RunningJob, running_jobs
 from unison.net.runtime_folder import runtime_folder
 from unison.planning.memory import in_units
@@ -241,8 +241,7 @@ def _watch(place: _Place, console: Console) -> int:
 
 def _shown(state: Mapping[str, Any], width: int) -> RenderableType:
     """Returns the view of a job's state for a terminal of this width."""
-    running = sum(worker["state"] == "running" for worker in state["workers"])
-    about = f"{running} of {len(state['workers'])} workers run, {_seconds(state['seconds'])}"
+    about = f"{workers_running(state)}, {_seconds(state['seconds'])}"
     if state["ended"] is not None:
         about = f"The job has ended: {state['ended']}"
     parts: list[RenderableType] = [

@@ -20,7 +20,7 @@ from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
 from unison.monitoring.metrics_endpoint import MetricsEndpoint, MetricsPlace
 from unison.monitoring.otlp import OpenTelemetryExport
-from unison.monitoring.progress import ProgressLine, facts_of
+from unison.monitoring.progress import ProgressLine, facts_of, workers_running
 from unison.monitoring.running_jobs import RunningJob, published
 from unison.runtime.launching import Program
 from unison.runtime.launching.elastic import TIMEOUT_EXIT_CODE
@@ -116,9 +116,8 @@ class Monitored:
 
         def line() -> str:
             state = self.job.as_dict()
-            running = sum(worker["state"] == "running" for worker in state["workers"])
-            about = f"{running} of {len(state['workers'])} workers run, {state['seconds']:.0f} s"
-            return ", ".join([about, *facts_of(state)])
+            about = [workers_running(state), f"{state['seconds']:.0f} s"]
+            return ", ".join([*about, *facts_of(state)])
 
         return ProgressLine(line)
 

@@ -16,6 +16,17 @@ _EVERY = 0.5
 _CLEAR = "\r\x1b[2K"
 
 
+def workers_running(state: Mapping[str, Any]) -> str:
+    """Returns how many of a job's workers run, from its state, that of `WatchedJob.as_dict`.
+
+    Examples:
+        >>> workers_running({"workers": [{"state": "running"}, {"state": "lost"}]})
+        '1 of 2 workers run'
+    """
+    running = sum(worker["state"] == "running" for worker in state["workers"])
+    return f"{running} of {len(state['workers'])} workers run"
+
+
 def facts_of(state: Mapping[str, Any]) -> list[str]:
     """Returns descriptions of a job's overall state, that of `WatchedJob.as_dict`.
 
