@@ -38,6 +38,9 @@ class OpError(Exception):
         message: str = "",
         error_code: int | None = None,
     ):
+        if isinstance(node_def, str) and not message:
+            # Keras, where it adds to an error, makes a new one of a message alone.
+            node_def, message = None, node_def
         super().__init__(message)
         self.node_def = node_def
         self.op = op

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from unison.identity_key import Reference
-from unison.tf.tensor_spec import TensorShape
+from unison.tf.tensor_spec import TensorShape, is_symbolic_size
 
 
 class HostTensor(np.ndarray):
@@ -52,6 +53,45 @@ class HostTensor(np.ndarray):
 
     def __iter__(self) -> Any:
         return (self[index] for index in range(len(self)))
+
+
+class ShapeTensor(HostTensor):
+    """An int32 tensor of sizes, of which some are symbols: an array of objects for NumPy.
+
+    `tf.shape(x)` is one while Keras infers the shapes of a model whose inputs have unknown sizes:
+    JAX then traces with symbols of `jax.export.symbolic_shape`. A single size is a number or a
+    symbol, both of which shapes, slices and arithmetic take.
+    """
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.int32)
+
+    def __getitem__(self, index: Any) -> Any:
+        return without_axes(size_tensor(self.view(np.ndarray)[_on_host(index)]))
+
+    def __jax_array__(self) -> jax.Array:
+        flat = [jnp.asarray(size, np.int32) for size in self.view(np.ndarray).ravel()]
+        return jnp.stack(flat).reshape(self.shape)
+
+    def astype(self, dtype: Any, *args: Any, **options: Any) -> Any:
+        """Returns the sizes: themselves, as integers, or as an array of the program."""
+        if np.issubdtype(dtype, np.integer):
+            return self
+        return self.__jax_array__().astype(dtype)
+
+
+def size_tensor(sizes: Any) -> HostTensor:
+    """Returns a shape, or a single size, as a tensor that is known while a program is traced."""
+    array = np.array(sizes, object)
+    if any(map(is_symbolic_size, array.flat)):
+        return array.view(ShapeTensor)
+    return array.astype(np.int32).view(HostTensor)
+
+
+def without_axes(size: HostTensor) -> Any:
+    """Returns a single size that is a symbol as the symbol itself, which slices and shapes take."""
+    return size.item() if isinstance(size, ShapeTensor) and not size.ndim else size
 
 
 def _on_host(index: Any) -> Any:

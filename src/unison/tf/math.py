@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax import lax
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_dtype
 from unison.tf import dtypes
+from unison.tf.host import HostTensor, ShapeTensor, size_tensor, without_axes
 from unison.tf.missing import names_missing_from
 from unison.tf.selecting import (
     bincount,
@@ -36,6 +38,7 @@ from unison.tf.tensors import (
     array_module,
     convert_to_tensor,
     full_width,
+    get_static_value,
     invalid_arguments,
     like,
     operands,
@@ -81,15 +84,37 @@ def _unary_of_input(name: str, function: Callable[[Any], jax.Array]) -> Callable
     return _documented(operation, name)
 
 
-def _binary(name: str, function: Callable[[Any, Any], jax.Array]) -> Callable[..., jax.Array]:
+def _binary(
+    name: str,
+    function: Callable[[Any, Any], jax.Array],
+    of_sizes: Callable[[Any, Any], Any] | None = None,
+) -> Callable[..., jax.Array]:
+    """Returns an operation; `of_sizes` is the same function of single sizes, also symbols."""
     qualified = f"tf.math.{name}"
 
     def operation(x: Any, y: Any, name: str | None = None) -> jax.Array:
         x, y = operands(x, y)
         with invalid_arguments(qualified):
-            return function(x, y)
+            known = _sizes(of_sizes, x, y)
+            return function(x, y) if known is None else known
 
     return _documented(operation, name)
+
+
+def _sizes(function: Callable[[Any, Any], Any] | None, x: Any, y: Any) -> Any:
+    """Returns a function of shapes or sizes, which are known while a program is traced, as such.
+
+    None if there is no function of sizes, or the operands are no sizes.
+    """
+    is_of_a_shape = any(
+        isinstance(value, HostTensor) and not isinstance(value, StringTensor) for value in (x, y)
+    )
+    if function is None or not is_of_a_shape:
+        return None
+    known = [get_static_value(value) for value in (x, y)]
+    if any(value is None or np.asarray(value).dtype.kind not in "iO" for value in known):
+        return None
+    return without_axes(size_tensor(np.frompyfunc(function, 2, 1)(*known)))
 
 
 def _documented(operation: Callable[..., jax.Array], name: str) -> Callable[..., jax.Array]:
@@ -147,8 +172,8 @@ tan = _unary("tan", jnp.tan)
 tanh = _unary("tanh", jnp.tanh)
 
 divide_no_nan = _binary("divide_no_nan", lambda x, y: _unless_zero(y, jnp.divide(x, _nonzero(y))))
-floordiv = _binary("floordiv", jnp.floor_divide)
-floormod = mod = _binary("floormod", jnp.mod)
+floordiv = _binary("floordiv", jnp.floor_divide, operator.floordiv)
+floormod = mod = _binary("floormod", jnp.mod, operator.mod)
 greater = _binary("greater", jnp.greater)
 greater_equal = _binary("greater_equal", jnp.greater_equal)
 less = _binary("less", jnp.less)
@@ -156,13 +181,13 @@ less_equal = _binary("less_equal", jnp.less_equal)
 logical_and = _binary("logical_and", jnp.logical_and)
 logical_or = _binary("logical_or", jnp.logical_or)
 logical_xor = _binary("logical_xor", jnp.logical_xor)
-maximum = _binary("maximum", jnp.maximum)
-minimum = _binary("minimum", jnp.minimum)
-multiply = _binary("multiply", jnp.multiply)
+maximum = _binary("maximum", jnp.maximum, jax.core.max_dim)
+minimum = _binary("minimum", jnp.minimum, jax.core.min_dim)
+multiply = _binary("multiply", jnp.multiply, operator.mul)
 multiply_no_nan = _binary("multiply_no_nan", lambda x, y: _unless_zero(y, jnp.multiply(x, y)))
 pow = _binary("pow", jnp.power)
 squared_difference = _binary("squared_difference", lambda x, y: jnp.square(x - y))
-subtract = _binary("subtract", jnp.subtract)
+subtract = _binary("subtract", jnp.subtract, operator.sub)
 truncatediv = _binary("truncatediv", lambda x, y: _truncated(x, y)[0])
 truncatemod = _binary("truncatemod", lambda x, y: _truncated(x, y)[1])
 xdivy = _binary("xdivy", lambda x, y: _unless_zero(x, jnp.divide(x, y)))
@@ -189,6 +214,9 @@ def add(x: Any, y: Any, name: str | None = None) -> Any:
     """Returns the sum; of strings, one after the other. TF: `tf.math.add`."""
     x, y = operands(x, y)
     with invalid_arguments("tf.math.add"):
+        known = _sizes(operator.add, x, y)
+        if known is not None:
+            return known
         return x + y if isinstance(x, StringTensor) else jnp.add(x, y)
 
 
@@ -451,10 +479,11 @@ def reduce_prod(
     """TF: `tf.math.reduce_prod`."""
     tensor = _number_tensor(input_tensor)
     product = array_module(tensor).prod
+    dtype = None if isinstance(tensor, ShapeTensor) else tensor.dtype
     with invalid_arguments("tf.math.reduce_prod"):
         return like(
             tensor,
-            product(tensor, axis_numbers(axis), keepdims=bool(keepdims), dtype=tensor.dtype),
+            product(tensor, axis_numbers(axis), keepdims=bool(keepdims), dtype=dtype),
         )
 
 

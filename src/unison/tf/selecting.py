@@ -24,6 +24,7 @@ from unison.tf.tensors import (
     is_tensor,
     known_value,
     operands,
+    size_of,
     sizes,
     tensor_dtype,
 )
@@ -120,7 +121,7 @@ def boolean_mask(
 
     TF: `tf.boolean_mask`.
     """
-    tensor, chosen = convert_to_tensor(tensor), np.asarray(convert_to_tensor(mask))
+    tensor, chosen = convert_to_tensor(tensor), known_value(convert_to_tensor(mask))
     start = 0 if axis is None else int(axis)
     with invalid_arguments("tf.boolean_mask"):
         return tensor[(builtins.slice(None),) * start + (chosen,)]
@@ -137,7 +138,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
     if (x is None) != (y is None):
         raise ValueError("x and y must both be non-None or both be None.")
     if x is None:
-        places = np.argwhere(np.asarray(condition))
+        places = np.argwhere(known_value(condition))
         return convert_to_tensor(places.astype(np.int64))
     x, y = operands(x, y)
     if isinstance(x, StringTensor):
@@ -179,7 +180,7 @@ def one_hot(
     off = jnp.asarray(0 if off_value is None else off_value, dtype)
     indices = jnp.expand_dims(convert_to_tensor(indices), -1 if axis is None else axis)
     place = axis if axis is not None and axis >= 0 else indices.ndim - 1
-    steps = jnp.arange(int(known_value(depth)), dtype=indices.dtype)
+    steps = jnp.arange(size_of(depth), dtype=indices.dtype)
     steps = steps.reshape([-1 if index == place else 1 for index in builtins.range(indices.ndim)])
     return jnp.where(indices == steps, on, off)
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison.tf import dtypes
-from unison.tf.host import HostTensor
+from unison.tf.host import HostTensor, ShapeTensor
+from unison.tf.tensor_spec import is_symbolic_size
 from unison.tf.tensors import (
     array_module,
     axes,
@@ -20,6 +21,8 @@ from unison.tf.tensors import (
     is_tensor,
     known_value,
     like,
+    scalar,
+    size_of,
     sizes,
     tensor_dtype,
 )
@@ -95,6 +98,9 @@ def _of_one_dtype(values: Any) -> list[Any]:
     if not isinstance(values, list | tuple):
         return list(convert_to_tensor(values))
     tensors = [value for value in values if is_tensor(value)]
+    if any(isinstance(value, ShapeTensor) or is_symbolic_size(value) for value in values):
+        # Beside shapes with symbols, so do constants.
+        return [known_value(value).astype(object).view(ShapeTensor) for value in values]
     if not tensors:
         return list(map(convert_to_tensor, values))
     if all(isinstance(tensor, HostTensor) for tensor in tensors) and not is_text(tensors[0]):
@@ -143,8 +149,12 @@ def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
 def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
     """Repeats every element, or slice along `axis`, so often. TF: `tf.repeat`."""
     tensor = convert_to_tensor(input)
+    times = known_value(repeats)
     with invalid_arguments("tf.repeat"):
-        return like(tensor, array_module(tensor).repeat(tensor, known_value(repeats), axis))
+        return like(
+            tensor,
+            array_module(tensor).repeat(tensor, times if times.ndim else scalar(times), axis),
+        )
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
@@ -338,8 +348,8 @@ def sequence_mask(
     TF: `tf.sequence_mask`.
     """
     lengths = convert_to_tensor(lengths)
-    width = np.max(known_value(lengths), initial=0) if maxlen is None else known_value(maxlen)
-    return (jnp.arange(int(width)) < lengths[..., None]).astype(tensor_dtype(dtype))
+    width = size_of(np.max(known_value(lengths), initial=0) if maxlen is None else maxlen)
+    return (jnp.arange(width) < lengths[..., None]).astype(tensor_dtype(dtype))
 
 
 def required_space_to_batch_paddings(

@@ -207,8 +207,15 @@ class TensorShape:
         return TensorShape, (self.dims,)
 
 
+def is_symbolic_size(value: Any) -> bool:
+    """Returns whether `value` is a size for which JAX traces with a symbol."""
+    from jax import export
+
+    return export.is_symbolic_dim(value)
+
+
 def _size(size: Any) -> int | None:
-    if size is None:
+    if size is None or is_symbolic_size(size):
         return None
     number = operator.index(size)
     if number < 0:

@@ -30,9 +30,9 @@ from unison.runtime.private_jax import (
 )
 from unison.tf import dtypes
 from unison.tf.dtypes import named
-from unison.tf.host import HostTensor
+from unison.tf.host import HostTensor, ShapeTensor, size_tensor
 from unison.tf.pending import PendingText
-from unison.tf.tensor_spec import TensorShape, broadcast_shapes
+from unison.tf.tensor_spec import TensorShape, broadcast_shapes, is_symbolic_size
 from unison.tf.text import StringTensor, is_text
 
 #: The classes of `isinstance(x, tf.Tensor)`.
@@ -92,7 +92,8 @@ def _as_partner(value: Any, tensor: Any) -> Any:
 def is_variable(value: Any) -> builtins.bool:
     """Whether `value` is a variable, Unison's or Keras'."""
     # Tracers have the name, too, as None.
-    return callable(getattr(value, "__jax_array__", None))
+    has_an_array = callable(getattr(value, "__jax_array__", None))
+    return has_an_array and not isinstance(value, ShapeTensor) and not is_symbolic_size(value)
 
 
 def axes(axis: Any) -> Any:
@@ -104,11 +105,24 @@ def axes(axis: Any) -> Any:
 
 
 def sizes(shape: Any) -> tuple[int, ...]:
-    """Returns a shape, also one that is a tensor or holds tensors, as numbers."""
+    """Returns a shape, also one that is a tensor or holds tensors, as numbers and symbols."""
     if isinstance(shape, TensorShape):
         return tuple(shape.as_list())  # type: ignore[arg-type]
     parts = shape if isinstance(shape, list | tuple) else known_value(shape).reshape(-1)
-    return tuple(int(known_value(part)) for part in parts)
+    return tuple(map(size_of, parts))
+
+
+def size_of(value: Any) -> int:
+    """Returns a single size, also one that is a tensor: a number or, as JAX's shapes, a symbol."""
+    if isinstance(value, int):
+        return value
+    found = scalar(known_value(value))
+    return found if is_symbolic_size(found) else int(found)
+
+
+def scalar(known: np.ndarray) -> Any:
+    """Returns the value of an array without axes, of sizes a number or a symbol."""
+    return known.item() if known.dtype == object else known[()]
 
 
 def known_value(value: Any) -> np.ndarray:
@@ -218,6 +232,8 @@ def convert_to_tensor(
     wanted = None if dtype is None else tensor_dtype(dtype)
     if is_variable(value):
         value = value.__jax_array__()
+    elif is_symbolic_size(value):
+        value = size_tensor(value)
     if isinstance(value, Tensor):
         if wanted not in (None, value.dtype):
             raise ValueError(
@@ -436,7 +452,7 @@ def range(
 
 def _number(value: Any) -> Any:
     """A range's size is part of the program: its limits must be known while it is traced."""
-    return known_value(operand(value))[()]
+    return scalar(known_value(operand(value)))
 
 
 def linspace(start: Any, stop: Any, num: int, name: str | None = None, axis: int = 0) -> Any:
@@ -447,7 +463,7 @@ def linspace(start: Any, stop: Any, num: int, name: str | None = None, axis: int
     start, stop = operands(convert_to_tensor(start), convert_to_tensor(stop))
     dtype = jnp.result_type(start, stop)
     dtype = device_dtype(np.float64) if jnp.issubdtype(dtype, jnp.integer) else dtype
-    return jnp.linspace(start.astype(dtype), stop.astype(dtype), int(num), axis=axis)
+    return jnp.linspace(start.astype(dtype), stop.astype(dtype), size_of(num), axis=axis)
 
 
 # -- asking about tensors ------------------------------------------------------------------
@@ -503,6 +519,8 @@ def rank(input: Any, name: str | None = None) -> Any:
 def _static(value: Any, out_type: Any) -> Any:
     """Returns a value that is known also while a program is traced, so that it stays known."""
     start_devices()
+    if any(map(is_symbolic_size, value if isinstance(value, tuple) else (value,))):
+        return size_tensor(value)
     dtype = tensor_dtype(dtypes.int32 if out_type is None else out_type)
     array = np.asarray(value, dtype)
     return _on_device(array) if nothing_is_traced() else array.view(HostTensor)
