@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from unison.errors import InvalidArgumentError
+from unison.runtime.private_jax import constant_value
 
 
 @jax.tree_util.register_pytree_node_class
@@ -39,7 +40,7 @@ class IndexedSlices:
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None):
         self._values = values
         self._indices = indices
-        self._dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        self._dense_shape = None if dense_shape is None else _sizes(dense_shape)
 
     @property
     def values(self) -> Any:
@@ -177,6 +178,14 @@ def nd_index(array: jax.Array, indices: Any) -> Index:
     """
     indices = _integers(indices)
     return _checked(array, tuple(indices[..., axis] for axis in range(indices.shape[-1])))
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """Returns a shape, also one that is a tensor, as numbers."""
+    if isinstance(shape, jax.core.Tracer):
+        known = constant_value(shape)
+        shape = shape if known is None else known
+    return tuple(int(size) for size in np.asarray(shape))
 
 
 def _integers(indices: Any) -> Any:

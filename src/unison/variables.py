@@ -494,7 +494,9 @@ class Variable:
 
     def _operand(self, other: Any) -> Any:
         """Returns the other operand of an operator in the form that JAX accepts."""
-        return other.value() if isinstance(other, Variable) else other
+        if isinstance(other, Variable):
+            return other.value()
+        return np.asarray(other, self.dtype) if isinstance(other, list) else other
 
 
 def _delegate(name: str) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ def test_logging_sets_the_level_of_unisons_logger():
 
 
 @pytest.mark.parametrize(
-    "name", ["Session", "placeholder", "disable_eager_execution", "ConfigProto"]
+    "name", ["Session", "placeholder", "disable_eager_execution", "GPUOptions"]
 )
 def test_what_belongs_to_graphs_says_what_to_use_instead(name):
     with pytest.raises(AttributeError, match=f"tf.compat.v1.{name} is not supported by Unison: "):
@@ -103,3 +103,19 @@ def test_other_conversions_are_those_of_tensorflow(tmp_path):
     assert isinstance(np.int32(3), tf.compat.integral_types)
     assert tf.compat.dimension_value(None) is None
     assert tf.compat.forward_compatible(2020, 1, 1)
+
+
+def test_a_server_takes_the_configuration_of_the_tutorial():
+    config = v1.ConfigProto()
+    config.inter_op_parallelism_threads = 4
+    assert config.inter_op_parallelism_threads == 4
+    assert v1.ConfigProto(inter_op_parallelism_threads=2).inter_op_parallelism_threads == 2
+
+
+def test_a_configuration_names_what_there_is_instead_of_a_field():
+    with pytest.raises(AttributeError, match=r"set_memory_growth"):
+        v1.ConfigProto().gpu_options.allow_growth = True
+    with pytest.raises(AttributeError, match=r"tf\.config\.threading"):
+        v1.ConfigProto().intra_op_parallelism_threads = 1
+    with pytest.raises(AttributeError, match=r"set_soft_device_placement"):
+        v1.ConfigProto(allow_soft_placement=True)

@@ -229,3 +229,23 @@ def test_options_of_tensorflow_are_accepted_and_others_are_not():
         tf.function(lambda: 0, compile_fast=True)
     with pytest.raises(TypeError, match="function"):
         tf.function(3)
+
+
+def test_the_end_of_a_dataset_in_a_function_is_out_of_range():
+    iterator = iter(tf.data.Dataset.range(2))
+    step = tf.function(lambda: next(iterator) * 10)
+    assert [int(step()), int(step())] == [0, 10]
+    with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+        step()
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_the_shape_of_indexed_slices_may_be_a_tensor():
+    @tf.function
+    def dense(rows):
+        slices = tf.IndexedSlices(rows, tf.constant([2, 0]), dense_shape=tf.constant([3, 2]))
+        assert slices.dense_shape == (3, 2)
+        return tf.convert_to_tensor(slices)
+
+    np.testing.assert_array_equal(dense(tf.ones((2, 2))), [[1, 1], [0, 0], [1, 1]])

@@ -149,3 +149,10 @@ def test_dropout_keeps_the_mean(two):
     assert [float(tf.reduce_mean(part)) for part in dropped] == pytest.approx([1.0, 1.0], abs=0.05)
     assert dropped[0].tolist() != dropped[1].tolist()
     assert set(np.unique(np.asarray(dropped[0]))) == {0.0, np.float32(1 / 0.6)}
+
+
+def test_without_a_seed_the_stream_is_that_of_a_program_that_sets_none():
+    tf.random.set_seed(0)
+    expected = tf.random.normal((3,))
+    tf.random.set_seed(None)
+    assert (tf.random.normal((3,)) == expected).all()

@@ -279,3 +279,9 @@ def test_the_values_of_the_replicas_are_concatenated(strategy):
     assert tf.concat(per_replica.values, 0).numpy().tolist() == [0, 0, 1, 1]
     local = strategy.experimental_local_results(per_replica)
     assert (local[0] + local[1]).numpy().tolist() == [1, 1]
+
+
+def test_lists_are_operands_of_variables():
+    v = tf.Variable([1.0, 2.0])
+    assert ([2.0, 3.0] * v).tolist() == (v * [2.0, 3.0]).tolist() == [2.0, 6.0]
+    assert ([2] - v).tolist() == [1.0, 0.0]

@@ -3,6 +3,7 @@
 The cluster of the tutorial, three workers and two parameter servers, is started on this machine.
 """
 
+import multiprocessing
 import os
 import random
 import sys
@@ -19,9 +20,15 @@ cluster_spec = tf.train.ClusterSpec(
         "ps": [f"localhost:{port}" for port in range(23460, 23460 + NUM_PS)],
     }
 )
-for job, tasks in (("worker", NUM_WORKERS), ("ps", NUM_PS)):
-    for task in range(tasks):
-        tf.distribute.Server(cluster_spec, job_name=job, task_index=task, protocol="grpc")
+worker_config = tf.compat.v1.ConfigProto()
+if multiprocessing.cpu_count() < NUM_WORKERS + 1:
+    worker_config.inter_op_parallelism_threads = NUM_WORKERS + 1
+for i in range(NUM_WORKERS):
+    tf.distribute.Server(
+        cluster_spec, job_name="worker", task_index=i, config=worker_config, protocol="grpc"
+    )
+for i in range(NUM_PS):
+    tf.distribute.Server(cluster_spec, job_name="ps", task_index=i, protocol="grpc")
 cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
     cluster_spec, rpc_layer="grpc"
 )

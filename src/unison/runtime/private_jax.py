@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Each with the public API that would replace it.
 # `core`: the current trace of a thread. A gradient tape replaces it between two Python statements,
@@ -53,6 +54,8 @@ import jax.numpy as jnp
 # start. Needed: CPU topologies to compile for, and plugins that are loaded when they are used.
 # `jaxlib._jax` also counts the operations in a module: `cost_analysis` does so only where the
 # module's own devices are. Needed: the same for any module.
+# `array`: the class of arrays, which is not `jax.Array`: its methods are extended by `unison.tf`.
+# Needed: a way to register what an array does with an index that JAX does not know.
 # The parameters of a scan equation are not public either; they are read here because they changed
 # between versions.
 from jax._src import (
@@ -68,6 +71,7 @@ from jax._src import (
     hardware_utils,
     xla_bridge,
 )
+from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters.ad import (
     LinearizeTrace,
     LinearizeTracer,
@@ -501,6 +505,48 @@ def constant_value(array: Any, input_value: Callable[[Any], Any] = lambda tracer
             return value_of(array)
     except (_NotConstantError, NameError):  # the latter: an axis of the mesh
         return None
+
+
+def constant_difference(end: Any, start: Any) -> int | None:
+    """Returns `end - start` of two integers, also traced ones, if no input can change it.
+
+    Examples:
+        >>> def lengths(i):
+        ...     print(constant_difference(2 * i + 3, i + i), constant_difference(i, 2 * i))
+        >>> _ = jax.make_jaxpr(lengths)(1)
+        3 None
+    """
+    #: The sum of multiples that the difference is, by the variables of the program; None: ones.
+    factors: dict[Any, int] = {None: 0}
+
+    def add(value: Any, factor: int) -> None:
+        value = core.full_lower(value)
+        known = constant_value(value)
+        if known is not None:
+            factors[None] += factor * int(known)
+            return
+        equation = getattr(value, "parent", None)
+        operation = equation and equation.primitive.name
+        operands: Sequence[Any] = equation.in_tracers if equation else ()
+        if operation in ("add", "sub"):
+            add(operands[0], factor)
+            add(operands[1], factor if operation == "add" else -factor)
+        elif operation == "neg":
+            add(operands[0], -factor)
+        elif operation == "convert_element_type" and np.can_cast(operands[0].dtype, value.dtype):
+            add(operands[0], factor)
+        elif operation == "mul" and (times := constant_value(operands[0])) is not None:
+            add(operands[1], factor * int(times))
+        elif operation == "mul" and (times := constant_value(operands[1])) is not None:
+            add(operands[0], factor * int(times))
+        else:
+            variable = getattr(value, "val", value)
+            factors[variable] = factors.get(variable, 0) + factor
+
+    add(end, 1)
+    add(start, -1)
+    difference = factors.pop(None)
+    return None if any(factors.values()) else difference
 
 
 class _NotConstantError(Exception):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from unison.cells import has_cell
+from unison.errors import OutOfRangeError
 from unison.functions import BoundFunction
 from unison.functions import Function as CompiledFunction
 from unison.lifting import current_lift
@@ -45,6 +46,12 @@ class Function(CompiledFunction):
 
     @filter_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(*args, **kwargs)
+        except StopIteration:
+            raise OutOfRangeError(message="End of sequence") from None
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         if current_lift() is not None and self.input_signature is None:
             return self._run(*args, **kwargs)
         if self.input_signature is not None:

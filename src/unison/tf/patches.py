@@ -1,7 +1,8 @@
 """The changes of `unison.tf` in other libraries, made when it is imported.
 
-JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, and JAX keeps a 64-bit
-dtype that is named (see `unison.runtime.precision`), as TensorFlow does.
+JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, and slices whose bounds
+a compiled program computes (`slicing`). JAX keeps a 64-bit dtype that is named (see
+`unison.runtime.precision`), as TensorFlow does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 
 from unison.identity_key import Reference
+from unison.runtime.private_jax import ArrayImpl
+from unison.tf.slicing import with_computed_bounds
 from unison.tf.tensor_spec import TensorShape
 
 
@@ -53,3 +56,6 @@ def patch_jax() -> None:
         kind.get_shape = _get_shape
         kind.set_shape = _set_shape
         kind.ref = _ref
+    with_items: tuple[Any, ...] = (ArrayImpl, jax.core.Tracer)
+    for kind in with_items:
+        kind.__getitem__ = with_computed_bounds(kind.__getitem__)

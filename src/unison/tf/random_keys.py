@@ -30,15 +30,18 @@ _draws = 0
 _cells: dict[Placement, Cell] = {}
 
 
-def set_seed(seed: int) -> None:
+def set_seed(seed: int | None) -> None:
     """Seeds the stream, which restarts, as does that of compiled programs.
+
+    Args:
+        seed: None: the stream of a program that sets no seed.
 
     TF: `tf.random.set_seed`.
     """
     global _seed, _draws
     needs_python("tf.random.set_seed")
     with _lock:
-        _seed, _draws = int(seed), 0
+        _seed, _draws = int(seed or 0), 0
         for cell in _cells.values():
             cell.assign(_start())
 

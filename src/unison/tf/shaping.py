@@ -244,7 +244,8 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
     """
     tensor = convert_to_tensor(input_)
     lengths = sizes(size)
-    if isinstance(begin, jax.core.Tracer):
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(begin)):
+        begin = convert_to_tensor(begin)
         return jax.lax.dynamic_slice(tensor, tuple(begin), lengths)
     starts = sizes(begin)
     stops = [

@@ -10,9 +10,11 @@ import sys
 from typing import Any
 
 from unison.tf.compat.v1 import logging, train
+from unison.tf.compat.v1.config_proto import ConfigProto
 from unison.tf.missing import names_missing_from, public_names
 
 __all__ = [
+    "ConfigProto",
     "assign",
     "assign_add",
     "assign_sub",
@@ -45,7 +47,6 @@ _NO_SCOPES = "keep variables in a tf.Module or a Keras layer, which name them"
 _missing = names_missing_from(
     __name__,
     {
-        "ConfigProto": "use tf.config, such as tf.config.experimental.set_memory_growth",
         "GPUOptions": "use tf.config, such as tf.config.experimental.set_memory_growth",
         "Graph": _NO_GRAPHS,
         "InteractiveSession": _NO_GRAPHS,

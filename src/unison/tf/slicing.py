@@ -1,0 +1,81 @@
+"""Slices of tensors with bounds that a compiled program computes: `x[i:i + 3]`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unison.runtime.private_jax import constant_difference
+
+_Getitem = Callable[[Any, Any], Any]
+
+
+def with_computed_bounds(getitem: _Getitem) -> _Getitem:
+    """Returns `getitem` of arrays, extended by slices with computed bounds and a fixed length.
+
+    The length is fixed if both bounds are computed from the same values, and what they differ by
+    from constants. As wherever JAX reads beyond an array, such elements are not numbers (the
+    smallest number, of integers); TensorFlow's slice would be shorter.
+    """
+
+    @functools.wraps(getitem)
+    def extended(self: Any, index: Any) -> Any:
+        entries = index if isinstance(index, tuple) else (index,)
+        if not any(_is_computed(entry) for entry in entries):
+            return getitem(self, index)
+        return getitem(*_taken(self, entries))
+
+    return extended
+
+
+def _is_computed(entry: Any) -> bool:
+    return isinstance(entry, slice) and (
+        isinstance(entry.start, jax.core.Tracer) or isinstance(entry.stop, jax.core.Tracer)
+    )
+
+
+def _taken(array: Any, entries: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Returns what computed slices of fixed length take, and the rest of the index."""
+    remaining = list(entries)
+    for place, axis in enumerate(_axes(entries, np.ndim(array))):
+        entry = entries[place]
+        if not _is_computed(entry):
+            continue
+        step = 1 if entry.step is None else entry.step
+        start = 0 if entry.start is None else entry.start
+        is_fixed = isinstance(step, int) and step > 0 and entry.stop is not None
+        length = constant_difference(entry.stop, start) if is_fixed else None
+        if length is None:
+            raise IndexError(
+                "In a compiled program a slice has a length that is known when it is compiled. "
+                f"Received: {entry}. Write both bounds with the same start, as x[i:i + 3], or use "
+                "tf.where, tf.gather or a mask on the whole tensor."
+            )
+        places = start + step * jnp.arange(-(-max(length, 0) // step))
+        array = jnp.take(array, places, axis, mode="fill")
+        remaining[place] = slice(None)
+    return array, tuple(remaining)
+
+
+def _axes(entries: tuple[Any, ...], rank: int) -> list[int]:
+    """Returns the axis of the array at which each entry of an index begins."""
+    widths = [_width(entry) for entry in entries]
+    axes = []
+    axis = 0
+    for entry, width in zip(entries, widths, strict=True):
+        axes.append(axis)
+        axis += rank - sum(widths) if entry is Ellipsis else width
+    return axes
+
+
+def _width(entry: Any) -> int:
+    """Returns of how many axes an entry of an index selects."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    is_mask = getattr(getattr(entry, "dtype", None), "kind", "") == "b"
+    return np.ndim(entry) if is_mask else 1
