@@ -3,6 +3,7 @@
 See `random_programs`, which says what a program is, and runs one alone.
 """
 
+import numpy as np
 import pytest
 
 import random_programs
@@ -95,6 +96,15 @@ def test_round_off_is_not_a_difference():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(comparing.TOLERANCES, "float32", (0.0, 0.0))
         assert complaint_about(program) is None
+
+
+def test_an_r2_score_of_equal_targets_is_not_compared():
+    def difference(score, expected):
+        seen = {"0 fit, r2": np.array([score])}
+        return comparing.difference(seen, {"0 fit, r2": np.array([expected])}, (0, 0), Program())
+
+    assert difference(3.6e8, 0.0) is None
+    assert difference(0.4, 0.5) is not None
 
 
 def test_a_program_is_the_same_whenever_it_is_drawn():
