@@ -208,7 +208,6 @@ ADVICE = {
     "tf.rfftnd": "use jax.numpy.fft.rfftn",
     "tf.security": "nothing in Unison needs it",
     "tf.sets": "use tf.unique, or Python's sets in Dataset.map",
-    "tf.signal": "use jax.numpy.fft and jax.scipy.signal",
     "tf.sparse": _SPARSE,
     "tf.strings.to_hash_bucket": _HASH,
     "tf.strings.to_hash_bucket_strong": _HASH,
