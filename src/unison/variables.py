@@ -496,7 +496,15 @@ class Variable:
         """Returns the other operand of an operator in the form that JAX accepts."""
         if isinstance(other, Variable):
             return other.value()
-        return np.asarray(other, self.dtype) if isinstance(other, list) else other
+        return self._list_operand(other) if isinstance(other, list) else other
+
+    def _list_operand(self, other: list[Any]) -> Any:
+        """Returns a list as an array of this dtype, if that has such numbers."""
+        if any(isinstance(leaf, str | jax.core.Tracer) for leaf in jax.tree.leaves(other)):
+            return other
+        array = np.asarray(other)
+        is_held = np.can_cast(array.dtype, self.dtype, "same_kind")
+        return array.astype(self.dtype) if is_held else other
 
 
 def _delegate(name: str) -> Callable[..., Any]:

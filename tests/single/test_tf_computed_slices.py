@@ -25,6 +25,7 @@ SLICES = {
     "of another dtype": lambda x, i: x[tf.cast(i, tf.int64) : tf.cast(i, tf.int64) + 2],
     "empty": lambda x, i: x[i:i],
     "down to it": lambda x, i: x[i - 1 : i],
+    "beside a Boolean": lambda x, i: x[i - 1 : i + 1, True, i : i + 1],
 }
 
 
@@ -32,10 +33,11 @@ SLICES = {
 def test_a_slice_of_fixed_length_is_that_of_numpy(name):
     cut = SLICES[name]
     expected = cut(ROWS, 1)
+    held = tf.constant(ROWS)
     strategy = unison.MirroredStrategy(["CPU:0", "CPU:1"])
     for result in (
         tf.function(cut)(tf.constant(ROWS), tf.constant(1)),
-        tf.function(lambda i: cut(tf.constant(ROWS), i))(tf.constant(1)),
+        tf.function(lambda i: cut(held, i))(tf.constant(1)),
         strategy.run(cut, args=(tf.constant(ROWS), tf.constant(1))).values[1],
     ):
         np.testing.assert_array_equal(np.asarray(result), expected)
@@ -53,8 +55,54 @@ def test_gradients_go_to_the_elements_of_the_slice():
 
 
 def test_elements_beyond_the_end_are_not_numbers():
-    result = tf.function(lambda x, i: x[i : i + 3])(tf.constant([1.0, 2.0]), tf.constant(1))
-    np.testing.assert_array_equal(result, [2.0, np.nan, np.nan])
+    cut = tf.function(lambda x, i: x[i : i + 3])
+    floats, masks = tf.constant([1.0, 2.0, 3.0]), tf.constant([True, True, True])
+    np.testing.assert_array_equal(cut(floats, tf.constant(1)), [2.0, 3.0, np.nan])
+    np.testing.assert_array_equal(cut(floats, tf.constant(-1)), [np.nan, 1.0, 2.0])
+    np.testing.assert_array_equal(cut(masks, tf.constant(2)), [True, False, False])
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        (lambda x: x[: tf.constant(2) * 50], ROWS),
+        (lambda x: x[: tf.constant(1) - 2], ROWS[:-1]),
+        (lambda x: x[tf.constant(1) - 3 : 5], ROWS[-2:]),
+        (lambda x: x[tf.constant(1) + 2 :], ROWS[3:]),
+    ],
+)
+def test_bounds_that_constants_determine_are_those_of_python(cut, expected):
+    np.testing.assert_array_equal(tf.function(cut)(tf.constant(ROWS)), expected)
+
+
+def test_a_slice_that_is_longer_than_the_axis_is_refused():
+    with pytest.raises(IndexError, match=r"a length of 6, of 5 elements"):
+        tf.function(lambda x, i: x[i : i + 6])(tf.constant(ROWS), tf.constant(0))
+
+
+def test_a_mapped_bound_is_refused_with_advice():
+    with pytest.raises(IndexError, match="Write both bounds with the same start"):
+        jax.vmap(lambda i: tf.constant(ROWS)[i : i + 2])(jnp.array([0, 1]))
+
+
+def test_bounds_may_be_computed_in_many_steps():
+    def total(x, i):
+        result = tf.zeros((2,))
+        for _ in range(80):
+            result += x[i : i + 2]
+            i = i + 1
+        return result
+
+    x = np.arange(90, dtype="float32")
+    expected = np.stack([x[i : i + 2] for i in range(80)]).sum(0)
+    np.testing.assert_array_equal(tf.function(total)(tf.constant(x), tf.constant(0)), expected)
+
+    def doubled(x, i):
+        for _ in range(30):
+            i = i + i
+        return x[i : i + 2]
+
+    np.testing.assert_array_equal(tf.function(doubled)(tf.constant(x), tf.constant(0)), [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,30 @@ def test_sizes_stay_known_in_compiled_layers():
     np.testing.assert_array_equal(model.predict(x, verbose=0), x.reshape(2, 3, 16))
 
 
+def test_sizes_of_compiled_functions_are_computed_as_those_of_the_program():
+    x = tf.zeros((10,))
+
+    def of(function):
+        return tf.function(function)(x)
+
+    wide = of(lambda x: tf.add(tf.shape(x)[0], tf.constant(5, tf.int64)))
+    assert (wide.dtype, int(wide)) == (tf.int64, 15)
+    size = of(lambda x: tf.multiply(tf.size(x, tf.int64), tf.constant(3_000_000_000, tf.int64)))
+    assert int(size) == 30_000_000_000
+    many = of(lambda x: tf.multiply(S(x)[0] * 100_000, S(x)[0] * 100_000))
+    assert int(many) == int(np.int64(10**12).astype(np.int32))
+    assert of(lambda x: tf.math.floordiv(S(x)[0], 0)) == tf.math.floordiv(tf.constant(10), 0)
+
+
+def test_comparisons_and_quotients_take_unknown_sizes():
+    def used(x):
+        near = tf.cast(tf.less(tf.range(S(x)[1]), S(x)[1]), tf.float32)[None, :, None]
+        return tf.add(tf.divide(x, tf.cast(S(x)[1], tf.float32)) * near, tf.shape(x)[2] * 0.0)
+
+    inputs = keras.Input((None, 8))
+    assert keras.Model(inputs, Calling(used)(inputs)).output_shape == (None, None, 8)
+
+
 def test_an_unknown_size_has_the_dtype_of_a_tensor():
     seen = {}
 

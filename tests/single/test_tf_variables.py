@@ -285,3 +285,5 @@ def test_lists_are_operands_of_variables():
     v = tf.Variable([1.0, 2.0])
     assert ([2.0, 3.0] * v).tolist() == (v * [2.0, 3.0]).tolist() == [2.0, 6.0]
     assert ([2] - v).tolist() == [1.0, 0.0]
+    with pytest.raises(TypeError):  # which would be cut off to integers
+        _ = tf.Variable([1, 2]) * [0.5, 1.5]

@@ -503,7 +503,8 @@ def constant_value(array: Any, input_value: Callable[[Any], Any] = lambda tracer
     try:
         with jax.ensure_compile_time_eval():
             return value_of(array)
-    except (_NotConstantError, NameError):  # the latter: an axis of the mesh
+    # An axis of the mesh, and a chain of equations that is too long to follow.
+    except (_NotConstantError, NameError, RecursionError):
         return None
 
 
@@ -516,37 +517,87 @@ def constant_difference(end: Any, start: Any) -> int | None:
         >>> _ = jax.make_jaxpr(lengths)(1)
         3 None
     """
-    #: The sum of multiples that the difference is, by the variables of the program; None: ones.
-    factors: dict[Any, int] = {None: 0}
+    total = 0
+    #: Multiples of variables of the program, whose sum and `total` the difference is.
+    factors: dict[Any, int] = {}
+    tracers: dict[Any, Tracer] = {}
 
     def add(value: Any, factor: int) -> None:
+        nonlocal total
         value = core.full_lower(value)
-        known = constant_value(value)
-        if known is not None:
-            factors[None] += factor * int(known)
-            return
-        equation = getattr(value, "parent", None)
-        operation = equation and equation.primitive.name
-        operands: Sequence[Any] = equation.in_tracers if equation else ()
-        if operation in ("add", "sub"):
-            add(operands[0], factor)
-            add(operands[1], factor if operation == "add" else -factor)
-        elif operation == "neg":
-            add(operands[0], -factor)
-        elif operation == "convert_element_type" and np.can_cast(operands[0].dtype, value.dtype):
-            add(operands[0], factor)
-        elif operation == "mul" and (times := constant_value(operands[0])) is not None:
-            add(operands[1], factor * int(times))
-        elif operation == "mul" and (times := constant_value(operands[1])) is not None:
-            add(operands[0], factor * int(times))
-        else:
-            variable = getattr(value, "val", value)
+        if isinstance(value, Tracer):
+            variable = _variable_of(value)
             factors[variable] = factors.get(variable, 0) + factor
+            tracers[variable] = value
+        else:
+            total += factor * int(value)
 
     add(end, 1)
     add(start, -1)
-    difference = factors.pop(None)
-    return None if any(factors.values()) else difference
+    for tracer, terms in _linear_equations([*tracers.values()][::-1]):  # from the end's on
+        factor = factors.pop(_variable_of(tracer), 0)
+        for operand, times in terms:
+            add(operand, factor * times)
+    for variable, factor in factors.items():
+        if factor:
+            known = constant_value(tracers[variable])
+            if known is None:
+                return None
+            total += factor * int(known)
+    return total
+
+
+#: How many equations `constant_difference` looks into; bounds are computed by a few.
+_MOST_EQUATIONS = 64
+
+
+def _linear_equations(
+    tracers: Sequence[Tracer],
+) -> list[tuple[Tracer, list[tuple[Any, int]]]]:
+    """Returns what tracers are computed from, as sums of multiples; operands after results."""
+    found: list[tuple[Tracer, list[tuple[Any, int]]]] = []
+    seen: set[Any] = set()
+    waiting: list[tuple[Any, list[tuple[Any, int]] | None]] = [(tracer, None) for tracer in tracers]
+    while waiting:
+        tracer, terms = waiting.pop()
+        if terms is not None:
+            found.append((tracer, terms))
+            continue
+        tracer = core.full_lower(tracer)
+        if not isinstance(tracer, Tracer) or _variable_of(tracer) in seen:
+            continue
+        seen.add(_variable_of(tracer))
+        terms = _terms_of(tracer) if len(seen) <= _MOST_EQUATIONS else None
+        if terms is not None:
+            waiting.append((tracer, terms))
+            waiting.extend((operand, None) for operand, _ in terms)
+    return found[::-1]
+
+
+def _terms_of(tracer: Tracer) -> list[tuple[Any, int]] | None:
+    """Returns the operands, with their factors, whose sum a traced integer is."""
+    equation = getattr(tracer, "parent", None)
+    operands: Sequence[Any] = equation.in_tracers if equation else ()
+    match equation and equation.primitive.name:
+        case "add":
+            return [(operands[0], 1), (operands[1], 1)]
+        case "sub":
+            return [(operands[0], 1), (operands[1], -1)]
+        case "neg":
+            return [(operands[0], -1)]
+        case "convert_element_type" if np.can_cast(operands[0].dtype, tracer.dtype):
+            return [(operands[0], 1)]
+        case "mul":
+            for operand, other in (operands, operands[::-1]):
+                times = constant_value(other)
+                if times is not None:
+                    return [(operand, int(times))]
+    return None
+
+
+def _variable_of(tracer: Tracer) -> Any:
+    """Returns the same key for tracers of the same variable of a program that is being made."""
+    return tracer.val if hasattr(tracer, "parent") else id(tracer)
 
 
 class _NotConstantError(Exception):

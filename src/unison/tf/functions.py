@@ -49,6 +49,8 @@ class Function(CompiledFunction):
         try:
             return self._call(*args, **kwargs)
         except StopIteration:
+            if config.functions_run_eagerly():
+                raise
             raise OutOfRangeError(message="End of sequence") from None
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,34 +86,71 @@ def _unary_of_input(name: str, function: Callable[[Any], jax.Array]) -> Callable
 def _binary(
     name: str,
     function: Callable[[Any, Any], jax.Array],
-    of_sizes: Callable[[Any, Any], Any] | None = None,
+    of_sizes: np.ufunc | None = None,
 ) -> Callable[..., jax.Array]:
-    """Returns an operation; `of_sizes` is the same function of single sizes, also symbols."""
+    """Returns an operation; `of_sizes` is the same function of NumPy, for shapes."""
     qualified = f"tf.math.{name}"
 
     def operation(x: Any, y: Any, name: str | None = None) -> jax.Array:
         x, y = operands(x, y)
         with invalid_arguments(qualified):
             known = _sizes(of_sizes, x, y)
-            return function(x, y) if known is None else known
+            return function(*_arrays(x, y)) if known is None else known
 
     return _documented(operation, name)
 
 
-def _sizes(function: Callable[[Any, Any], Any] | None, x: Any, y: Any) -> Any:
+#: NumPy's functions of sizes that are symbols, where they are not those of other objects.
+_OF_SYMBOLS: dict[np.ufunc, np.ufunc] = {
+    np.maximum: np.frompyfunc(jax.core.max_dim, 2, 1),
+    np.minimum: np.frompyfunc(jax.core.min_dim, 2, 1),
+}
+
+#: A shape has few sizes. Larger tensors are computed in the program.
+_MOST_SIZES = 64
+
+
+def _sizes(function: np.ufunc | None, x: Any, y: Any) -> Any:
     """Returns a function of shapes or sizes, which are known while a program is traced, as such.
 
-    None if there is no function of sizes, or the operands are no sizes.
+    None if the operands are no sizes, or NumPy's answer is not that of the program.
     """
-    is_of_a_shape = any(
-        isinstance(value, HostTensor) and not isinstance(value, StringTensor) for value in (x, y)
-    )
-    if function is None or not is_of_a_shape:
+    are_symbols = isinstance(x, ShapeTensor) or isinstance(y, ShapeTensor)
+    are_sizes = are_symbols or isinstance(x, HostTensor) or isinstance(y, HostTensor)
+    if function is None or not are_sizes:
         return None
-    known = [get_static_value(value) for value in (x, y)]
-    if any(value is None or np.asarray(value).dtype.kind not in "iO" for value in known):
+    if are_symbols:
+        known = [get_static_value(value) for value in (x, y)]
+        function = _OF_SYMBOLS.get(function, function)
+    else:
+        known = [value if isinstance(value, HostTensor | int) else None for value in (x, y)]
+    if any(value is None or not _is_of_sizes(np.asarray(value)) for value in known):
         return None
-    return without_axes(size_tensor(np.frompyfunc(function, 2, 1)(*known)))
+    divides = function in (np.floor_divide, np.mod)
+    if divides and any(
+        isinstance(size, int | np.integer) and size == 0 for size in np.ravel(known[1])
+    ):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            result = function(*(np.asarray(value)[()] for value in known))
+    except OverflowError:  # a number that the dtype of the sizes does not hold
+        return None
+    if are_symbols:
+        return without_axes(size_tensor(result))
+    return np.asarray(result).view(HostTensor)
+
+
+def _is_of_sizes(array: np.ndarray) -> bool:
+    return array.dtype.kind in "iO" and array.size <= _MOST_SIZES
+
+
+def _arrays(*operands: Any) -> Any:
+    """Returns operands of which shapes with symbols are arrays of the program."""
+    return [
+        operand.__jax_array__() if isinstance(operand, ShapeTensor) else operand
+        for operand in operands
+    ]
 
 
 def _documented(operation: Callable[..., jax.Array], name: str) -> Callable[..., jax.Array]:
@@ -172,8 +208,8 @@ tan = _unary("tan", jnp.tan)
 tanh = _unary("tanh", jnp.tanh)
 
 divide_no_nan = _binary("divide_no_nan", lambda x, y: _unless_zero(y, jnp.divide(x, _nonzero(y))))
-floordiv = _binary("floordiv", jnp.floor_divide, operator.floordiv)
-floormod = mod = _binary("floormod", jnp.mod, operator.mod)
+floordiv = _binary("floordiv", jnp.floor_divide, np.floor_divide)
+floormod = mod = _binary("floormod", jnp.mod, np.mod)
 greater = _binary("greater", jnp.greater)
 greater_equal = _binary("greater_equal", jnp.greater_equal)
 less = _binary("less", jnp.less)
@@ -181,13 +217,13 @@ less_equal = _binary("less_equal", jnp.less_equal)
 logical_and = _binary("logical_and", jnp.logical_and)
 logical_or = _binary("logical_or", jnp.logical_or)
 logical_xor = _binary("logical_xor", jnp.logical_xor)
-maximum = _binary("maximum", jnp.maximum, jax.core.max_dim)
-minimum = _binary("minimum", jnp.minimum, jax.core.min_dim)
-multiply = _binary("multiply", jnp.multiply, operator.mul)
+maximum = _binary("maximum", jnp.maximum, np.maximum)
+minimum = _binary("minimum", jnp.minimum, np.minimum)
+multiply = _binary("multiply", jnp.multiply, np.multiply)
 multiply_no_nan = _binary("multiply_no_nan", lambda x, y: _unless_zero(y, jnp.multiply(x, y)))
 pow = _binary("pow", jnp.power)
 squared_difference = _binary("squared_difference", lambda x, y: jnp.square(x - y))
-subtract = _binary("subtract", jnp.subtract, operator.sub)
+subtract = _binary("subtract", jnp.subtract, np.subtract)
 truncatediv = _binary("truncatediv", lambda x, y: _truncated(x, y)[0])
 truncatemod = _binary("truncatemod", lambda x, y: _truncated(x, y)[1])
 xdivy = _binary("xdivy", lambda x, y: _unless_zero(x, jnp.divide(x, y)))
@@ -214,24 +250,24 @@ def add(x: Any, y: Any, name: str | None = None) -> Any:
     """Returns the sum; of strings, one after the other. TF: `tf.math.add`."""
     x, y = operands(x, y)
     with invalid_arguments("tf.math.add"):
-        known = _sizes(operator.add, x, y)
+        known = _sizes(np.add, x, y)
         if known is not None:
             return known
-        return x + y if isinstance(x, StringTensor) else jnp.add(x, y)
+        return x + y if isinstance(x, StringTensor) else jnp.add(*_arrays(x, y))
 
 
 def equal(x: Any, y: Any, name: str | None = None) -> Any:
     """Whether the elements are equal. TF: `tf.math.equal`."""
     x, y = operands(x, y)
     with invalid_arguments("tf.math.equal"):
-        return x == y if isinstance(x, StringTensor) else jnp.equal(x, y)
+        return x == y if isinstance(x, StringTensor) else jnp.equal(*_arrays(x, y))
 
 
 def not_equal(x: Any, y: Any, name: str | None = None) -> Any:
     """Whether the elements differ. TF: `tf.math.not_equal`."""
     x, y = operands(x, y)
     with invalid_arguments("tf.math.not_equal"):
-        return x != y if isinstance(x, StringTensor) else jnp.not_equal(x, y)
+        return x != y if isinstance(x, StringTensor) else jnp.not_equal(*_arrays(x, y))
 
 
 def divide(x: Any, y: Any, name: str | None = None) -> jax.Array:
@@ -241,7 +277,7 @@ def divide(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
     TF: `tf.math.divide`.
     """
-    x, y = operands(x, y)
+    x, y = _arrays(*operands(x, y))
     dtype = jnp.result_type(x, y)
     with invalid_arguments("tf.math.divide"):
         if not jnp.issubdtype(dtype, jnp.inexact):

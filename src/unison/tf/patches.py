@@ -13,8 +13,6 @@ import jax
 import numpy as np
 
 from unison.identity_key import Reference
-from unison.runtime.private_jax import ArrayImpl
-from unison.tf.slicing import with_computed_bounds
 from unison.tf.tensor_spec import TensorShape
 
 
@@ -56,6 +54,13 @@ def patch_jax() -> None:
         kind.get_shape = _get_shape
         kind.set_shape = _set_shape
         kind.ref = _ref
-    with_items: tuple[Any, ...] = (ArrayImpl, jax.core.Tracer)
-    for kind in with_items:
+
+
+def patch_indexing() -> None:
+    """Extends the slices of JAX's arrays; `tensors` calls it, since what it needs takes longer."""
+    from unison.runtime.private_jax import ArrayImpl
+    from unison.tf.slicing import with_computed_bounds
+
+    kinds: tuple[Any, ...] = (ArrayImpl, jax.core.Tracer)
+    for kind in kinds:
         kind.__getitem__ = with_computed_bounds(kind.__getitem__)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.runtime.private_jax import constant_difference
+from unison.runtime.private_jax import constant_difference, constant_value
 
 _Getitem = Callable[[Any, Any], Any]
 
@@ -19,8 +19,8 @@ def with_computed_bounds(getitem: _Getitem) -> _Getitem:
     """Returns `getitem` of arrays, extended by slices with computed bounds and a fixed length.
 
     The length is fixed if both bounds are computed from the same values, and what they differ by
-    from constants. As wherever JAX reads beyond an array, such elements are not numbers (the
-    smallest number, of integers); TensorFlow's slice would be shorter.
+    from constants. Elements beyond either end are not numbers (of integers, the smallest one; of
+    booleans, False): TensorFlow's slice would be shorter, and count a negative bound from the end.
     """
 
     @functools.wraps(getitem)
@@ -28,7 +28,8 @@ def with_computed_bounds(getitem: _Getitem) -> _Getitem:
         entries = index if isinstance(index, tuple) else (index,)
         if not any(_is_computed(entry) for entry in entries):
             return getitem(self, index)
-        return getitem(*_taken(self, entries))
+        taken, rest = _taken(self, entries)
+        return taken[rest]
 
     return extended
 
@@ -46,20 +47,38 @@ def _taken(array: Any, entries: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         entry = entries[place]
         if not _is_computed(entry):
             continue
+        remaining[place] = entry = slice(
+            *(_known(bound) for bound in (entry.start, entry.stop, entry.step))
+        )
+        if not _is_computed(entry):
+            continue
         step = 1 if entry.step is None else entry.step
         start = 0 if entry.start is None else entry.start
         is_fixed = isinstance(step, int) and step > 0 and entry.stop is not None
         length = constant_difference(entry.stop, start) if is_fixed else None
-        if length is None:
+        size = array.shape[axis]
+        if length is None or length > size:
+            received = entry if length is None else f"a length of {length}, of {size} elements"
             raise IndexError(
-                "In a compiled program a slice has a length that is known when it is compiled. "
-                f"Received: {entry}. Write both bounds with the same start, as x[i:i + 3], or use "
-                "tf.where, tf.gather or a mask on the whole tensor."
+                "In a compiled program a slice has a length that is known when it is compiled, "
+                f"and is not longer than the axis. Received: {received}. Write both bounds with "
+                "the same start, as x[i:i + 3], or use tf.where, tf.gather or a mask on the whole "
+                "tensor."
             )
         places = start + step * jnp.arange(-(-max(length, 0) // step))
-        array = jnp.take(array, places, axis, mode="fill")
+        places = jnp.where(places < 0, size, places)
+        fill = False if array.dtype == np.bool_ else None
+        array = jnp.take(array, places, axis, mode="fill", fill_value=fill)
         remaining[place] = slice(None)
     return array, tuple(remaining)
+
+
+def _known(bound: Any) -> Any:
+    """Returns a bound that constants alone determine as a number."""
+    if not isinstance(bound, jax.core.Tracer):
+        return bound
+    known = constant_value(bound)
+    return bound if known is None else int(known)
 
 
 def _axes(entries: tuple[Any, ...], rank: int) -> list[int]:
@@ -75,7 +94,7 @@ def _axes(entries: tuple[Any, ...], rank: int) -> list[int]:
 
 def _width(entry: Any) -> int:
     """Returns of how many axes an entry of an index selects."""
-    if entry is None or entry is Ellipsis:
+    if entry is None or entry is Ellipsis or isinstance(entry, bool | np.bool_):
         return 0
     is_mask = getattr(getattr(entry, "dtype", None), "kind", "") == "b"
     return np.ndim(entry) if is_mask else 1
