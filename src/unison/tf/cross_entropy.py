@@ -35,8 +35,10 @@ def sparse_softmax_cross_entropy_with_logits(
             f"shape {labels.shape}, logits of the shape {logits.shape}."
         )
     log_probabilities = jax.nn.log_softmax(logits)
-    chosen = jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1, mode="fill")
-    return -chosen[..., 0]
+    flat = log_probabilities.reshape(-1, logits.shape[-1])
+    places = flat.at[jnp.arange(len(flat)), labels.ravel()]
+    # A negative label would count from the last class.
+    return -places.get(mode="fill", wrap_negative_indices=False).reshape(labels.shape)
 
 
 def softmax_cross_entropy_with_logits(

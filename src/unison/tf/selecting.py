@@ -62,7 +62,8 @@ def gather(
         return StringTensor(np.take(params.numpy(), np.asarray(indices), axis))
 
     def of_one(params: jax.Array, indices: jax.Array) -> jax.Array:
-        return jnp.take(params, indices, axis - batch_dims, mode="fill", fill_value=0)
+        index = (builtins.slice(None),) * (axis - batch_dims) + (indices,)
+        return params.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
     with invalid_arguments("tf.gather"):
         for _ in builtins.range(batch_dims):
@@ -93,7 +94,8 @@ def gather_nd(
         return params[tuple(np.moveaxis(np.asarray(indices), -1, 0))]
 
     def of_one(params: jax.Array, indices: jax.Array) -> jax.Array:
-        return params.at[_places(indices)].get(mode="fill", fill_value=0)
+        place = _places(indices)
+        return params.at[place].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
     for _ in builtins.range(batch_dims):
         of_one = jax.vmap(of_one)
@@ -244,7 +246,8 @@ def _scattered(how: str, tensor: Any, indices: Any, updates: Any) -> jax.Array:
     tensor, updates = operands(convert_to_tensor(tensor), updates)
     places = _places(convert_to_tensor(indices))
     with invalid_arguments("tf.tensor_scatter_nd"):
-        return getattr(tensor.at[places], how)(updates, mode="drop")
+        update = getattr(tensor.at[places], how)
+        return update(updates, mode="drop", wrap_negative_indices=False)
 
 
 def dynamic_partition(
@@ -352,7 +355,8 @@ def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) ->
     TF: `tf.math.in_top_k`.
     """
     predictions, targets = convert_to_tensor(predictions), convert_to_tensor(targets)
-    chosen = jnp.take_along_axis(predictions, targets[:, None], axis=1)
+    rows = jnp.arange(len(targets))
+    chosen = predictions.at[rows, targets].get(mode="fill", wrap_negative_indices=False)[:, None]
     higher = jnp.sum(predictions > chosen, axis=1)
     return jnp.isfinite(chosen[:, 0]) & (higher < k)
 
@@ -450,8 +454,9 @@ def bincount(
         counts = jnp.zeros(length, dtype)
         places = counts.at[values.ravel()]
         if binary_output:
-            return places.set(jnp.ones((), dtype), mode="drop")
-        return places.add(weights.ravel(), mode="drop")
+            one = jnp.ones((), dtype)
+            return places.set(one, mode="drop", wrap_negative_indices=False)
+        return places.add(weights.ravel(), mode="drop", wrap_negative_indices=False)
 
     filled = jnp.ones(arr.shape, dtype) if weights is None else weights
     return jax.vmap(of_one)(arr, filled) if axis == -1 and arr.ndim == 2 else of_one(arr, filled)
@@ -507,7 +512,10 @@ def confusion_matrix(
         num_classes = int(np.max(np.asarray([labels, predictions]), initial=-1)) + 1
     dtype = tensor_dtype(dtype)
     counted = jnp.ones((), dtype) if weights is None else convert_to_tensor(weights).astype(dtype)
-    return jnp.zeros((num_classes, num_classes), dtype).at[labels, predictions].add(counted)
+    for classes in (labels, predictions):
+        _check_in_range("tf.math.confusion_matrix", classes, num_classes)
+    places = jnp.zeros((num_classes, num_classes), dtype).at[labels, predictions]
+    return places.add(counted, mode="drop", wrap_negative_indices=False)
 
 
 # -- segments ------------------------------------------------------------------------------
@@ -605,9 +613,8 @@ def _segments(how: str, data: Any, segment_ids: Any, num_segments: Any, initial:
     shape = (int(known_value(num_segments)), *data.shape[ids.ndim :])
     with full_width(data.dtype):
         start = jnp.full(shape, np.asarray(initial, data.dtype))
-        # A negative index would count from the end.
-        places = jnp.where(ids < 0, shape[0], ids)
-        return getattr(start.at[places], how)(data, mode="drop")
+        update = getattr(start.at[ids], how)
+        return update(data, mode="drop", wrap_negative_indices=False)
 
 
 def _normalized(

@@ -66,9 +66,9 @@ def _taken(array: Any, entries: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
                 "tensor."
             )
         places = start + step * jnp.arange(-(-max(length, 0) // step))
-        places = jnp.where(places < 0, size, places)
         fill = False if array.dtype == np.bool_ else None
-        array = jnp.take(array, places, axis, mode="fill", fill_value=fill)
+        taken = array.at[(slice(None),) * axis + (places,)]
+        array = taken.get(mode="fill", fill_value=fill, wrap_negative_indices=False)
         remaining[place] = slice(None)
     return array, tuple(remaining)
 
