@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from keras.src.backend.common import dtypes
 
 import unison
 import unison.tf as tf
@@ -47,13 +48,20 @@ def run_under(program: Program, strategy: Any, folder: pathlib.Path) -> Seen:
 
 @contextlib.contextmanager
 def in_double_precision() -> Iterator[None]:
-    """Inside, programs compute in float64."""
+    """Inside, programs compute in float64, also layers that ask Keras for a result's dtype.
+
+    On JAX, Keras answers them with 32 bits (normalizations for one, which would round off).
+    """
     x64, floatx = jax.config.jax_enable_x64, keras.config.floatx()
     jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
+    narrower = dtypes.BIT64_TO_BIT32_DTYPE
+    before = narrower["float64"]
+    narrower["float64"] = "float64"
     try:
         yield
     finally:
+        narrower["float64"] = before
         jax.config.update("jax_enable_x64", x64)
         keras.config.set_floatx(floatx)
 

@@ -3,6 +3,7 @@
 See `random_programs`, which says what a program is, and runs one alone.
 """
 
+import keras
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from generated_programs import comparing, drawing, parts
 from generated_programs.choices import Input, Layer, Optimizer, Output, Program, describe
 from generated_programs.comparing import complaint_about
 from generated_programs.drawing import draw_program, on_replicas
+from generated_programs.running import in_double_precision
 from generated_programs.shrinking import shrink
 from unison.keras import losses, optimizers
 
@@ -96,6 +98,12 @@ def test_round_off_is_not_a_difference():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(comparing.TOLERANCES, "float32", (0.0, 0.0))
         assert complaint_about(program) is None
+
+
+def test_layers_that_ask_keras_for_a_dtype_compute_in_double_precision_too():
+    with in_double_precision():
+        assert keras.backend.result_type("float64", "float32") == "float64"
+    assert keras.backend.result_type("float64", "float32") == "float32"
 
 
 def test_an_r2_score_of_equal_targets_is_not_compared():
