@@ -547,7 +547,7 @@ def constant_difference(end: Any, start: Any) -> int | None:
     return total
 
 
-#: How many equations `constant_difference` looks into; bounds are computed by a few.
+#: The most equations that `constant_difference` looks into; bounds are computed by a few.
 _MOST_EQUATIONS = 64
 
 

@@ -193,7 +193,7 @@ def _cosines(signal: jax.Array, type: int, is_orthonormal: bool) -> jax.Array:
         return odd * dtype.type(np.sqrt(0.5 / count)) if is_orthonormal else odd
     angles = np.arange(count) * (np.pi / 2 / count)
     turns = jnp.asarray(2 * np.exp(1j * angles), jnp.result_type(dtype, jnp.complex64))
-    #: What makes the rows of the transform of type 2 orthonormal, and the columns of type 3.
+    #: Weights with which the rows of the transform of type 2 are orthonormal.
     weights = np.full(count, np.sqrt(0.5 / count))
     weights[0] = np.sqrt(0.25 / count)
     if type == 2:

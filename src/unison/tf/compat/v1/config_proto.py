@@ -7,7 +7,7 @@ from typing import Any
 _MEMORY = "tf.config.experimental.set_memory_growth and tf.config.set_logical_device_configuration"
 _DEVICES = "tf.config.set_visible_devices and tf.config.set_logical_device_configuration"
 
-#: What there is instead of a field.
+#: By the name of a field, its replacement.
 _INSTEAD = {
     "allow_soft_placement": "tf.config.set_soft_device_placement",
     "cluster_def": "the cluster of tf.distribute.Server",
