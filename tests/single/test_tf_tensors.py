@@ -384,3 +384,8 @@ def test_an_optimizer_may_be_applied_in_a_branch(two):
     # Each replica's gradient is 4, and they are summed.
     np.testing.assert_allclose(weights[0].numpy().ravel(), [0.2, 0.2], rtol=1e-6)
     assert int(optimizer.iterations) == 1
+
+
+def test_the_sum_of_text_is_text():
+    joined = tf.add(tf.constant(["a"]), tf.constant(["b"]))
+    assert (type(joined), joined.numpy().tolist()) == (type(tf.constant(["a"])), [b"ab"])

@@ -124,12 +124,10 @@ def _sizes(function: np.ufunc | None, x: Any, y: Any) -> Any:
         function = _OF_SYMBOLS.get(function, function)
     else:
         known = [value if isinstance(value, HostTensor | int) else None for value in (x, y)]
-    if any(value is None or not _is_of_sizes(np.asarray(value)) for value in known):
+    kinds = "iO" if are_symbols else "i"  # text has objects, too
+    if any(value is None or not _is_of_sizes(np.asarray(value), kinds) for value in known):
         return None
-    divides = function in (np.floor_divide, np.mod)
-    if divides and any(
-        isinstance(size, int | np.integer) and size == 0 for size in np.ravel(known[1])
-    ):
+    if function in (np.floor_divide, np.mod) and 0 in np.ravel(known[1]).tolist():
         return None
     try:
         with np.errstate(all="ignore"):
@@ -141,8 +139,8 @@ def _sizes(function: np.ufunc | None, x: Any, y: Any) -> Any:
     return np.asarray(result).view(HostTensor)
 
 
-def _is_of_sizes(array: np.ndarray) -> bool:
-    return array.dtype.kind in "iO" and array.size <= _MOST_SIZES
+def _is_of_sizes(array: np.ndarray, kinds: str) -> bool:
+    return array.dtype.kind in kinds and array.size <= _MOST_SIZES
 
 
 def _arrays(*operands: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from unison.errors import InvalidArgumentError
+from unison.slices import updated
 from unison.tf import dtypes
 from unison.tf.tensors import (
     convert_to_tensor,
@@ -210,7 +211,7 @@ def tensor_scatter_nd_update(
     tensor: Any, indices: Any, updates: Any, name: str | None = None
 ) -> Any:
     """TF: `tf.tensor_scatter_nd_update`."""
-    return _scattered("set", tensor, indices, updates)
+    return _scattered("update", tensor, indices, updates)
 
 
 def tensor_scatter_nd_add(
@@ -224,7 +225,7 @@ def tensor_scatter_nd_sub(
     tensor: Any, indices: Any, updates: Any, bad_indices_policy: str = "", name: str | None = None
 ) -> Any:
     """TF: `tf.tensor_scatter_nd_sub`."""
-    return _scattered("subtract", tensor, indices, updates)
+    return _scattered("sub", tensor, indices, updates)
 
 
 def tensor_scatter_nd_max(
@@ -246,8 +247,7 @@ def _scattered(how: str, tensor: Any, indices: Any, updates: Any) -> jax.Array:
     tensor, updates = operands(convert_to_tensor(tensor), updates)
     places = _places(convert_to_tensor(indices))
     with invalid_arguments("tf.tensor_scatter_nd"):
-        update = getattr(tensor.at[places], how)
-        return update(updates, mode="drop", wrap_negative_indices=False)
+        return updated(tensor, how, updates, places)
 
 
 def dynamic_partition(
@@ -452,11 +452,10 @@ def bincount(
 
     def of_one(values: jax.Array, weights: jax.Array) -> jax.Array:
         counts = jnp.zeros(length, dtype)
-        places = counts.at[values.ravel()]
+        places = (values.ravel(),)
         if binary_output:
-            one = jnp.ones((), dtype)
-            return places.set(one, mode="drop", wrap_negative_indices=False)
-        return places.add(weights.ravel(), mode="drop", wrap_negative_indices=False)
+            return updated(counts, "update", 1, places)
+        return updated(counts, "add", weights.ravel(), places)
 
     filled = jnp.ones(arr.shape, dtype) if weights is None else weights
     return jax.vmap(of_one)(arr, filled) if axis == -1 and arr.ndim == 2 else of_one(arr, filled)
@@ -514,8 +513,8 @@ def confusion_matrix(
     counted = jnp.ones((), dtype) if weights is None else convert_to_tensor(weights).astype(dtype)
     for classes in (labels, predictions):
         _check_in_range("tf.math.confusion_matrix", classes, num_classes)
-    places = jnp.zeros((num_classes, num_classes), dtype).at[labels, predictions]
-    return places.add(counted, mode="drop", wrap_negative_indices=False)
+    counts = jnp.zeros((num_classes, num_classes), dtype)
+    return updated(counts, "add", counted, (labels, predictions))
 
 
 # -- segments ------------------------------------------------------------------------------
@@ -535,7 +534,7 @@ def unsorted_segment_prod(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
     """TF: `tf.math.unsorted_segment_prod`."""
-    return _segments("multiply", data, segment_ids, num_segments, 1)
+    return _segments("mul", data, segment_ids, num_segments, 1)
 
 
 def unsorted_segment_max(
@@ -613,8 +612,7 @@ def _segments(how: str, data: Any, segment_ids: Any, num_segments: Any, initial:
     shape = (int(known_value(num_segments)), *data.shape[ids.ndim :])
     with full_width(data.dtype):
         start = jnp.full(shape, np.asarray(initial, data.dtype))
-        update = getattr(start.at[ids], how)
-        return update(data, mode="drop", wrap_negative_indices=False)
+        return updated(start, how, data, (ids,))
 
 
 def _normalized(
