@@ -36,12 +36,16 @@ def on_workers(program, *args, workers=2, devices=1, form="keras"):
 
 def save_in_every_way(folder):
     """Saves mirrored and spread state to one path, to paths of their own, and alone."""
+    import time
+
     import jax
 
     import unison
     import unison.tf as tf
     from unison.storage import atomic
     from unison.train import Checkpoint, CheckpointManager, CheckpointOptions, archive
+    from unison.train import checkpoint as checkpoints
+    from unison.train import manager as managers
 
     index = jax.process_index
     written = []
@@ -62,6 +66,13 @@ def save_in_every_way(folder):
         return replacing_folder(path, last)
 
     atomic.replacing_folder = counting_folders
+    update_state = checkpoints.update_checkpoint_state
+
+    def slowly(*args):
+        time.sleep(0.2)  # in which the others would look for the latest checkpoint
+        update_state(*args)
+
+    checkpoints.update_checkpoint_state = managers.update_checkpoint_state = slowly
     strategy = unison.MultiWorkerMirroredStrategy()
     with strategy.scope():
         mirrored = unison.Variable(np.float32(3.0))
@@ -77,9 +88,11 @@ def save_in_every_way(folder):
     if index() == 0:
         Checkpoint(mirrored=mirrored).save(f"{folder}/alone/ckpt")
     # All, to one path and to their own, with and without a gather.
+    latest = []
     for checkpoint, kind in ((plain, "plain"), (spread, "spread")):
         for _ in range(2):
-            checkpoint.save(f"{folder}/{kind}/one/ckpt")
+            saved = checkpoint.save(f"{folder}/{kind}/one/ckpt")
+            latest.append((saved, latest_checkpoint(f"{folder}/{kind}/one")))
         checkpoint.save(f"{folder}/{kind}/worker{index()}/ckpt")
         checkpoint.write(f"{folder}/{kind}/again")
     # In the background.
@@ -108,6 +121,7 @@ def save_in_every_way(folder):
     restored = CheckpointManager(spread, f"{folder}/managed", 2).restore_or_initialize()
     return {
         "written": written,
+        "latest": latest,
         "managed": [os.path.basename(path) for path in manager.checkpoints],
         "restored": os.path.basename(restored),
         "total": float(total.numpy()),
@@ -168,6 +182,13 @@ def test_folder_that_all_name_is_written_once_and_holds_what_all_have(folder):
     assert first["written"].count("counter") == 2
     assert second["written"].count("counter") == 0
     assert first["loaded"] == second["loaded"] == [4.0, 6.0]
+
+
+def test_what_has_been_saved_is_the_latest_for_all(folder):
+    first, second = saved(folder)
+    for path, latest in second["latest"]:
+        assert latest == path
+    assert first["latest"] == second["latest"]
 
 
 def test_one_manager_keeps_the_folder_and_all_know_what_is_there(folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,12 +23,16 @@ class ArchiveContent:
         path: The checkpoint's path.
         snapshot: Copies the values.
         is_tensorflows: Whether it is to be one of TensorFlow's.
+        record: Called when it is written: records it in other files of the folder.
     """
 
-    def __init__(self, path: str, snapshot: Snapshot, is_tensorflows: bool):
+    def __init__(
+        self, path: str, snapshot: Snapshot, is_tensorflows: bool, record: Callable[[], None]
+    ):
         self._path = path
         self._snapshot = snapshot
         self._write_file = write_tensor_bundle if is_tensorflows else write_archive
+        self._record = record
         self._nodes: Sequence[Node] = ()
         self._arrays: Mapping[str, np.ndarray] = {}
 
@@ -41,12 +45,13 @@ class ArchiveContent:
         self._nodes, self._arrays = nodes, arrays
 
     def write(self) -> None:
-        """Writes the file."""
+        """Writes the file, and records it."""
         self._snapshot.finish()
         self._write_file(self._path, self._nodes, with_wide_counter(self._arrays))
         remove_parts(self._path)  # of a checkpoint in another format that this one replaces
         if self._write_file is not write_tensor_bundle:
             remove_data_files(self._path)
+        self._record()
 
     @property
     def num_arrays(self) -> int:

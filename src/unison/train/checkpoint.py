@@ -244,11 +244,17 @@ class Checkpoint(Tracked):
             snapshot = Snapshot(self._copies if options.is_async else {})
             is_tensorflows = self._format == _TENSORFLOW
             parts = parts_as_tensorflow_names(self._parts) if is_tensorflows else self._parts
+
+            def record() -> None:
+                # The other processes, which look for it next, do not see it as written before.
+                if then is not None:
+                    then(path, True)
+
             content: ShardedContent | ArchiveContent
             if is_sharded:
-                content = ShardedContent(writing.writers, snapshot)
+                content = ShardedContent(writing.writers, snapshot, record)
             else:
-                content = ArchiveContent(path, snapshot, is_tensorflows)
+                content = ArchiveContent(path, snapshot, is_tensorflows, record)
             with snapshot, writing.reading():
                 content.take(*describe(self._root, parts, content.value_of))
 
@@ -262,8 +268,8 @@ class Checkpoint(Tracked):
                     snapshot.forget()
                 if is_writer:
                     _log_written(path, content, time.monotonic() - begun)
-                if then is not None:
-                    then(path, is_writer)
+                elif then is not None:
+                    then(path, False)
                 for call in options.experimental_write_callbacks or ():
                     call(path)
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -84,14 +84,16 @@ class ShardedContent:
     Args:
         writers: The processes that write; this one is among them.
         snapshot: Copies the values.
+        record: Called when all parts are written: records them in other files of the folder.
     """
 
     last = INDEX
 
-    def __init__(self, writers: Sequence[int], snapshot: Snapshot):
+    def __init__(self, writers: Sequence[int], snapshot: Snapshot, record: Callable[[], None]):
         self._writers = tuple(writers)
         self._process = jax.process_index()
         self._snapshot = snapshot
+        self._record = record
         self._plan = ChunkPlan(self._writers)
         #: The chunks of cells, by the identity of the arrays that stand for their values.
         self._of_cells: dict[int, OwnChunks] = {}
@@ -213,9 +215,10 @@ class ShardedContent:
             )
 
     def published(self, path: str) -> None:
-        """Removes a checkpoint in another format that this one replaces."""
+        """Records it, and removes a checkpoint in another format that it replaces."""
         files.remove(path + SUFFIX)
         remove_data_files(path)
+        self._record()
 
     @property
     def num_arrays(self) -> int:
