@@ -26,7 +26,11 @@ from unison.program.tracing import reading_from, traced
 from unison.runtime.placement import REPLICA_AXIS
 
 
-def switch(index: Any, branches: Sequence[Callable[[], Any]]) -> Any:
+def switch(
+    index: Any,
+    branches: Sequence[Callable[[], Any]],
+    agree: Callable[[], None] | None = None,
+) -> Any:
     """Returns the result of `branches[index]`; only that branch runs.
 
     In a replica program the replicas may take different branches. If the branches add to a variable
@@ -38,6 +42,8 @@ def switch(index: Any, branches: Sequence[Callable[[], Any]]) -> Any:
         index: A Python integer or an array of the program; clipped to the range of branches.
         branches: Functions of no arguments. Their results must have the same structure, shapes and
             dtypes. A variable that all of them return is returned as a variable.
+        agree: Called once all branches are traced, before their effects; what it raises takes the
+            place of an error about results that differ.
 
     Examples:
         >>> import unison
@@ -54,8 +60,18 @@ def switch(index: Any, branches: Sequence[Callable[[], Any]]) -> Any:
     index = jnp.asarray(index).astype(jnp.int32)
     lift = current_lift()
     if lift is None:
-        return lax.switch(index, branches)
+        try:
+            result = lax.switch(index, branches)
+        except TypeError:
+            if agree is not None:
+                agree()
+            raise
+        if agree is not None:
+            agree()
+        return result
     traces = [_Trace.of(branch, lift) for branch in branches]
+    if agree is not None:
+        agree()
     structures = [trace.structure for trace in traces]
     if len(set(structures)) > 1:
         raise TypeError(f"All branches must return one structure. Received: {structures}")
@@ -248,6 +264,9 @@ class _BodyLift(Lift):
             return super().own_copy(cell)
         self.reads.add(cell)
         return self._outer.own_copy(cell)
+
+    def holds(self, cell: Cell) -> bool:
+        return super().holds(cell) or self._outer.holds(cell)
 
     def copies_differ(self, cell: Cell) -> bool:
         return super().copies_differ(cell) or self._outer.copies_differ(cell)

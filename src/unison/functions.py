@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from unison.conversion import called
 from unison.eager_fallback import NeedsPythonError, on_trial
 from unison.lifting import current_lift
 from unison.program import (
@@ -114,7 +115,7 @@ class Function:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function itself, either to trace it or to run it eagerly."""
-        return self.python_function(*args, **kwargs)
+        return called(self.python_function, *args, **kwargs)
 
     def shapes_of_result(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the function's result as `jax.ShapeDtypeStruct`s, without running it.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from unison.conversion import convert_by
 from unison.data.observers import when_made
 from unison.runtime.launching.watching import Watched, watch_by
 from unison.strategies.keras_additions import when_keras_is_imported
@@ -22,6 +23,7 @@ def register() -> None:
     when_keras_is_imported(_add_to_keras)
     when_made.append(_let_keras_take_datasets)
     strategy_observers.append(_start_monitoring)
+    convert_by(_call_converted)
 
 
 class _KerasOnDemand:
@@ -76,3 +78,9 @@ def _start_monitoring(strategy: Any) -> None:
     from unison.monitoring import start_if_asked
 
     start_if_asked(strategy)
+
+
+def _call_converted(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    from unison.autograph.calls import converted_call
+
+    return converted_call(function, args, kwargs)

@@ -139,6 +139,10 @@ class Lift:
         self._copies_get_equal_values = False
         return value
 
+    def holds(self, cell: Cell) -> bool:
+        """Whether the program has a value of the cell, wherever its stored arrays are."""
+        return cell in self._values or cell in self._pending
+
     def copies_differ(self, cell: Cell) -> bool:
         """Whether the replicas may have different copies."""
         return cell.layout is Layout.LOCAL or cell in self.diverging

@@ -23,6 +23,7 @@ LAZY = sorted(
 OF_UNISON = {
     "unison",
     "unison.data",
+    "unison.conversion",
     "unison.data.observers",
     "unison.hooks",
     "unison.lazy_loader",
@@ -34,6 +35,7 @@ OF_UNISON = {
     "unison.strategies.keras_additions",
     "unison.strategies.observing",
     "unison.strategies.scope_observers",
+    "unison.thread_local",
 }
 
 #: What `import unison.tf` loads beyond that: what it changes in JAX, and registers.

@@ -20,6 +20,7 @@ if keras.backend.backend() != "jax":
         "Keras is imported."
     )
 
+from unison.keras.control_flow import teach_control_flow
 from unison.keras.datasets import teach_keras
 from unison.keras.feeding import teach_feeding
 from unison.keras.input_statistics import InputStatistics
@@ -37,6 +38,7 @@ observe_scopes(KerasInScopes())
 teach_keras()
 teach_feeding()
 teach_losses()
+teach_control_flow()
 
 __all__ = [
     "BatchNormalization",

@@ -16,10 +16,12 @@ import jax
 import keras
 
 from unison.cells import Cell
+from unison.conversion import called
 from unison.data import Shares, count_examples
 from unison.keras.optimizers import scaled_in_keras_steps
-from unison.keras.variables import LiftingScope, ReplicatedVariable
+from unison.keras.variables import LiftingScope
 from unison.lifting import Lift, current_lift
+from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import traced
 from unison.runtime.placement import Placement
 from unison.strategies import get_replica_context
@@ -80,8 +82,8 @@ class StatefulStep:
             for cell, value in zip(cells, group, strict=True)
         }
         lift = _StepLift(self._placement, values, self._combined_later)
-        with lift.active(), _StepScope(lift, set(values)):
-            result = self._step(without_absent_parts(batch))
+        with lift.active(), LiftingScope(lift):
+            result = called(self._step, without_absent_parts(batch))
             values.update(lift.results())
         self.equal_values = [values[cell] for cell in lift.alike]
         self.diverging = [cell for cell in lift.diverging if cell not in self._combined_later]
@@ -111,10 +113,10 @@ def cells_touched_by(
         lift = _NotingLift(placement, {}, takes_new_cells=True)
         share = shares.chunk / shares.examples
         with lift.active(), LiftingScope(lift), replica(share):
-            step(without_absent_parts(jax.tree.unflatten(structure, arrays)))
+            called(step, without_absent_parts(jax.tree.unflatten(structure, arrays)))
 
     avals = [jax.ShapeDtypeStruct((shares.chunk, *x.shape[1:]), x.dtype) for x in leaves]
-    traced(run, *avals, num_replicas=placement.num_replicas)
+    converted_if_needed(lambda: traced(run, *avals, num_replicas=placement.num_replicas))
     assert lift is not None
     return list(lift.touched)
 
@@ -208,19 +210,6 @@ class _StepLift(Lift):
             self.alike[cell] = None
         else:
             self.alike.pop(cell, None)
-
-
-class _StepScope(LiftingScope):
-    """A scope in which variables have values although a running loop holds their arrays."""
-
-    def __init__(self, lift: Lift, cells: set[Cell]):
-        super().__init__(lift)
-        self._cells = cells
-
-    def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
-        if isinstance(variable, ReplicatedVariable) and variable.cell in self._cells:
-            return self._lift.read(variable.cell)
-        return super().get_current_value(variable)
 
 
 class _NotingLift(Lift):

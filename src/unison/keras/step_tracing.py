@@ -17,7 +17,9 @@ from jax.extend.core import ClosedJaxpr
 
 from unison.cells import Cell, Layout, VariableAggregation
 from unison.collectives import all_reduce, all_reduce_packed
+from unison.conversion import called
 from unison.data import Shares
+from unison.keras.control_flow import methods_converted
 from unison.keras.losses import with_global_reductions
 from unison.keras.metric_states import Update, updates_of
 from unison.keras.optimizers import scaled_in_keras_steps, values_known_equal
@@ -25,6 +27,7 @@ from unison.keras.sharded_update import own_state, whole_state
 from unison.keras.share_notes import note_share
 from unison.keras.stateful_step import StatefulStep
 from unison.lifting import combine_writes, seen_from_outside
+from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import traced
 from unison.runtime.interrupts import signals_held
 from unison.runtime.placement import REPLICA_AXIS
@@ -159,9 +162,10 @@ class StepTracer:
             ):
                 if not self.trains:
                     state = self._united(state)
-                results, new = self._step(
-                    self.regrouped(state), jax.tree.unflatten(structure, batch)
-                )
+                with methods_converted(self._model):
+                    results, new = called(
+                        self._step, self.regrouped(state), jax.tree.unflatten(structure, batch)
+                    )
                 if isinstance(self._step, StatefulStep):
                     equal += self._step.equal_values
                     diverging.update(map(self.cells.index, self._step.diverging))
@@ -196,7 +200,9 @@ class StepTracer:
         avals += [jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in leaves]
         with self._strategy.placement.tracing():
             try:
-                jaxpr = traced(on_one_replica, *avals, num_replicas=shares.num_replicas)
+                jaxpr = converted_if_needed(
+                    lambda: traced(on_one_replica, *avals, num_replicas=shares.num_replicas)
+                )
             except (TypeError, ValueError) as error:
                 note_share(error, [x.shape for x in leaves], rows, shares)
                 raise

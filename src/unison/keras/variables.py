@@ -180,7 +180,11 @@ class LiftingScope(keras.StatelessScope):
         self._lift = lift
 
     def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
-        if self._has_cell(variable) and variable.cell.array is not None:
+        is_there = self._has_cell(variable) and (
+            # A running loop of Keras holds the arrays of the cells.
+            variable.cell.array is not None or self._lift.holds(variable.cell)
+        )
+        if is_there:
             try:
                 return self._lift.read(variable.cell)
             except ValueError:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from unison.conversion import called
 from unison.parameter_server.calls import RemoteValue
 from unison.parameter_server.cells import RemotePlacement
 from unison.parameter_server.per_worker import IteratorOfCall, PerWorkerIterator
@@ -98,7 +99,7 @@ class FunctionTable:
                 left = iter(arrays)
                 filled = [d.value if isinstance(d, Static) else next(left) for d in descriptions]
                 own_args, own_kwargs = jax.tree.unflatten(structure, filled)
-                return fn(*own_args, **own_kwargs)
+                return called(fn, *own_args, **own_kwargs)
 
             arguments = [d.aval(0) for d in descriptions if not isinstance(d, Static)]
             arguments = [array_type(aval.shape, aval.dtype) for aval in arguments]

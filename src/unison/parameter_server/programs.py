@@ -38,7 +38,7 @@ from unison.parameter_server.splitting import (
     without_host_calls,
 )
 from unison.parameter_server.store import Shard
-from unison.program.control_flow import VALUE_WANTED, ControlFlowError
+from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import CellTrace, called_on, trace_over_cells
 from unison.runtime.precision import array_type, device_dtype
 from unison.thread_local import ThreadLocal
@@ -316,13 +316,12 @@ class Tracer:
         worker = array_type((), np.dtype(np.int32))
         kinds = [_aval(kind) for own in batches.values() for spec in own for kind in spec.kinds]
         inputs = [[*arguments, worker], kinds]
-        try:
-            with self._placement.as_if_of(num_replicas):
-                return trace_over_cells(
+        with self._placement.as_if_of(num_replicas):
+            return converted_if_needed(
+                lambda: trace_over_cells(
                     self._placement, on_one_replica, inputs, num_replicas, may_create
                 )
-        except VALUE_WANTED as error:
-            raise ControlFlowError(error) from error
+            )
 
     def _check_owned(self, trace: _Trace, split: SplitProgram) -> None:
         touched = {*split.pulled, *(cell for u in split.updates for cell in u.cells)}

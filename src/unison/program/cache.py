@@ -19,6 +19,7 @@ from unison.cells import Cell, Layout, unfinished_steps
 from unison.collectives.communication import CommunicationOptions
 from unison.collectives.presence import Presence, from_the_first_operation
 from unison.collectives.uneven import GatherSizes, SizeWanted
+from unison.conversion import called
 from unison.eager_fallback import needs_python
 from unison.jaxprs import calls_host
 from unison.lifting import Lift, current_lift, enter_replica, leave_replica
@@ -42,7 +43,7 @@ from unison.program.compiling import (
     cell_spec,
     compile_replicas,
 )
-from unison.program.control_flow import VALUE_WANTED, ControlFlowError
+from unison.program.control_flow import VALUE_WANTED, converted, converted_if_needed
 from unison.program.host_errors import errors_of_callbacks
 from unison.program.identity import Calling, identity
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
@@ -303,7 +304,7 @@ class ProgramCache:
 
     def shapes_of_result(self, function: Callable[..., Any], arguments: Arguments) -> Any:
         """Returns what `function` returns on the first replica, as `jax.ShapeDtypeStruct`s."""
-        trace = self._trace(function, arguments, 0, None, may_create=True, is_known=False)
+        trace = self._trace_as_first(function, arguments)
         leaves = trace.jaxpr.out_avals[: trace.structure.num_leaves]
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in leaves]
         return jax.tree.unflatten(trace.structure, shapes)
@@ -317,7 +318,7 @@ class ProgramCache:
         `unison.program.single_replica`. The arguments must have the same shapes on all replicas.
         """
         arguments = Arguments.of(args, kwargs, self.placement, describe)
-        trace = self._trace(function, arguments, 0, None, may_create=True, is_known=False)
+        trace = self._trace_as_first(function, arguments)
         cells = [cell for cell in trace.cells if cell is not None]
         kinds = [kind for kind in arguments.descriptions if not isinstance(kind, Static)]
         operands = [operand for operand in arguments.operands if operand is not None]
@@ -411,7 +412,8 @@ class ProgramCache:
     def _warn_of_retracing(self, function: Callable[..., Any]) -> None:
         if isinstance(function, Calling):
             function = function.function
-        made_for = getattr(function, "__code__", type(function)), self._communication()
+        written = getattr(function, "python_function", function)
+        made_for = getattr(written, "__code__", type(function)), self._communication()
         self._retraces[made_for] += 1
         if self._retraces[made_for] == _RETRACES_TO_WARN:
             logger.warning(
@@ -432,21 +434,21 @@ class ProgramCache:
         placement = self.placement
         descriptions = arguments.descriptions
         class_of_replica, first_of_class = classes_of(descriptions, placement.num_replicas)
-        try:
-            traces = self._trace_all(
+
+        def trace_classes() -> list[_Trace]:
+            return self._trace_all(
                 function, arguments, first_of_class, class_of_replica, may_create
             )
+
+        try:
+            traces = trace_classes()
         except VALUE_WANTED as error:
-            if placement.num_replicas == 1:
-                raise ControlFlowError(error) from error
-            # Python code may depend on the replica's index: then trace each replica separately.
-            class_of_replica = first_of_class = list(range(placement.num_replicas))
-            try:
-                traces = self._trace_all(
-                    function, arguments, first_of_class, class_of_replica, may_create, is_known=True
-                )
-            except VALUE_WANTED as again:
-                raise ControlFlowError(again) from again
+            of_each = self._trace_each(function, arguments, may_create)
+            if of_each is None:
+                traces = converted(trace_classes, error)
+            else:
+                traces = of_each
+                class_of_replica = first_of_class = list(range(placement.num_replicas))
         structures = [trace.structure for trace in traces]
         if len(set(structures)) > 1:
             raise LockstepError(
@@ -596,6 +598,28 @@ class ProgramCache:
                 )
             known.append(tuple(wanted[index] for index in class_of_replica))
 
+    def _trace_each(
+        self, function: Callable[..., Any], arguments: Arguments, may_create: bool
+    ) -> list[_Trace] | None:
+        """Traces the function for every replica, in which Python code sees the replica's index.
+
+        Returns:
+            The traces; None if Python needs the value of something else.
+        """
+        every = list(range(self.placement.num_replicas))
+        if len(every) == 1:
+            return None
+        try:
+            return self._trace_all(function, arguments, every, every, may_create, is_known=True)
+        except VALUE_WANTED:
+            return None
+
+    def _trace_as_first(self, function: Callable[..., Any], arguments: Arguments) -> _Trace:
+        """Traces the function as the first replica runs it."""
+        return converted_if_needed(
+            lambda: self._trace(function, arguments, 0, None, may_create=True, is_known=False)
+        )
+
     def _trace(
         self,
         function: Callable[..., Any],
@@ -632,7 +656,7 @@ class ProgramCache:
                     stack.enter_context(GatherSizes(gathered).met())
                     stack.enter_context(from_the_first_operation())
                 scope = self._replica_context()
-                return called_on(lift, lambda: function(*args, **kwargs), scope, _as_result)
+                return called_on(lift, lambda: called(function, *args, **kwargs), scope, _as_result)
 
         avals = [
             description.aval(replica)

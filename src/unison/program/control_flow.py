@@ -1,11 +1,19 @@
-"""Errors for Python control flow in compiled functions that depends on an array."""
+"""Python's control flow over arrays in compiled functions, which is converted or an error."""
 
 from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
+
+from unison import conversion
+from unison.cells import has_cell
+from unison.tracebacks import users_line
+
+T = TypeVar("T")
 
 #: The errors that JAX raises if Python needs a value that exists only when the program runs.
 VALUE_WANTED = (
@@ -18,16 +26,74 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class ControlFlowError(TypeError):
-    """Python's `if`, `while`, `range()` or indexing depends on an array of a compiled function."""
+    """Python's `if`, `while`, `range()` or indexing depends on an array of a compiled function.
 
-    def __init__(self, error: BaseException):
-        super().__init__(
-            f"{_place_of(error)}: Python needs the value of an array here (in an `if`, `while`, "
-            "`range()`, `int()`, NumPy function or list index), but the function is compiled, and "
-            "the value is known only when it runs. Use tf.cond / jax.lax.cond or tf.where for a "
-            "choice, tf.while_loop / jax.lax.fori_loop for a loop, or compute the value outside "
-            "strategy.run and pass it as a Python number that the function closes over."
-        )
+    Args:
+        error: JAX's error.
+        what: What cannot be, and what to do about it, if that is known better; the error is of the
+            user's current line then.
+    """
+
+    def __init__(self, error: BaseException | None, what: str | None = None):
+        place = users_line() if error is None else _place_of(error)
+        super().__init__(f"{place}: {what or _GENERAL}{_unconverted(error)}")
+
+
+_GENERAL = (
+    "Python needs the value of an array here (in an `if`, `while`, `range()`, `int()`, NumPy "
+    "function or list index), but the function is compiled, and the value is known only when it "
+    "runs. Use tf.cond / jax.lax.cond or tf.where for a choice, tf.while_loop / "
+    "jax.lax.fori_loop for a loop, or compute the value outside strategy.run and pass it as a "
+    "Python number that the function closes over."
+)
+
+
+def converted(trace: Callable[[], T], first: BaseException) -> T:
+    """Returns `trace()`, in which users' functions are converted.
+
+    Args:
+        trace: Traces functions that are called by `conversion.called`.
+        first: The error of the trace without that.
+
+    Raises:
+        ControlFlowError: That is not enough.
+    """
+    if conversion.is_converting():
+        raise ControlFlowError(first) from first
+    try:
+        with conversion.converting():
+            return trace()
+    except VALUE_WANTED as error:
+        raise ControlFlowError(error) from first
+
+
+def converted_if_needed(trace: Callable[[], T]) -> T:
+    """Returns `trace()`; see `converted`, which is used where Python needs a value."""
+    try:
+        return trace()
+    except VALUE_WANTED as error:
+        return converted(trace, error)
+
+
+def known_truth(value: Any) -> bool | None:
+    """Returns the truth of a value; None where the program that is being traced computes it."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return bool(value.value() if has_cell(value) else value)
+    except VALUE_WANTED:
+        return None
+
+
+def _unconverted(error: BaseException | None) -> str:
+    """Returns the reasons for which functions that an error passed were not converted."""
+    frames = [] if error is None else traceback.walk_tb(error.__traceback__)
+    reasons = {frame.f_code: conversion.refused.get(frame.f_code) for frame, _ in frames}
+    return "".join(
+        f" ({code.co_name} has not been converted: {reason})"
+        for code, reason in reasons.items()
+        if reason
+    )
 
 
 def _place_of(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,9 @@ from jax import export
 from jax.core import ShapedArray
 
 from unison.cells import Cell
+from unison.conversion import called
 from unison.lifting import Lift
+from unison.program.control_flow import converted_if_needed
 from unison.program.tracing import called_on
 from unison.runtime.placement import REPLICA_AXIS
 from unison.saving.exported import PLATFORMS, read_exported
@@ -132,27 +135,38 @@ def export_program(
     failure: Exception | None = None
     for arguments in _symbolic(specs):
         try:
-            everything = list(by_cell)
-            jax.jit(program.of(everything)).trace(_avals(everything), arguments)
-            touched = [cell for cell in by_cell if cell in program.touched]
-            data = _serialized(program.of(touched), _avals(touched), arguments)
-            outputs = program.outputs
-            data_for_none = _for_none(program.of(touched), _avals(touched), specs, arguments)
+            return converted_if_needed(
+                functools.partial(_exported, program, inputs, by_cell, arguments)
+            )
         except (TypeError, ValueError, jax.errors.InconclusiveDimensionOperation) as error:
             failure = failure or error
-        else:
-            return SavedProgram(
-                data,
-                data_for_none,
-                inputs,
-                outputs,
-                [by_cell[cell] for cell in touched],
-                [by_cell[cell] for cell in program.written],
-            )
     raise ValueError(
         f"Function {name} cannot be saved for the arguments {specs}: {failure}. Where a size is "
         "None, the program must work for any size: if that is what fails, give the size."
     ) from failure
+
+
+def _exported(
+    program: _Traceable,
+    inputs: tuple[tuple, dict[str, Any]],
+    by_cell: dict[Cell, Any],
+    arguments: Sequence[Any],
+) -> SavedProgram:
+    """Exports a program for arguments with sizes that may be symbols."""
+    everything = list(by_cell)
+    jax.jit(program.of(everything)).trace(_avals(everything), arguments)
+    touched = [cell for cell in by_cell if cell in program.touched]
+    data = _serialized(program.of(touched), _avals(touched), arguments)
+    outputs = program.outputs
+    specs = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, ArraySpec)]
+    return SavedProgram(
+        data,
+        _for_none(program.of(touched), _avals(touched), specs, arguments),
+        inputs,
+        outputs,
+        [by_cell[cell] for cell in touched],
+        [by_cell[cell] for cell in program.written],
+    )
 
 
 class _Traceable:
@@ -177,7 +191,7 @@ class _Traceable:
             with lift.equal_writes():
                 result, new_values = called_on(
                     lift,
-                    lambda: self._function(*args, **kwargs),
+                    lambda: called(self._function, *args, **kwargs),
                     default_strategy().replica_context(),
                     jnp.asarray,
                 )

@@ -40,7 +40,7 @@ ADVICE = {
     "tf.SparseTensorSpec": _SPARSE,
     "tf.approx_top_k": "use tf.math.top_k, or jax.lax.approx_max_k",
     "tf.audio": "decode with the wave module, soundfile or librosa in Dataset.map",
-    "tf.autograph": "functions run as they are written; see tf.function for what is compiled",
+    "tf.autograph": "functions are converted where that is needed; see docs/functions.md",
     "tf.check_pinned": _HOST,
     "tf.compat.v1": "use the names of TensorFlow 2",
     "tf.config.experimental.disable_mlir_bridge": "XLA compiles everything",

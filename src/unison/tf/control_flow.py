@@ -14,8 +14,9 @@ import jax
 
 from unison import branches
 from unison.cells import has_cell
+from unison.conversion import called
 from unison.errors import InvalidArgumentError
-from unison.program.control_flow import VALUE_WANTED
+from unison.program.control_flow import VALUE_WANTED, known_truth
 from unison.tf.tensor_array import TensorArray
 from unison.tf.tensors import convert_to_tensor, is_variable
 
@@ -41,9 +42,9 @@ def cond(
         if not callable(function):
             raise TypeError(f"'{argument}' must be callable. Received: {function!r}")
     assert true_fn is not None and false_fn is not None
-    known = _known(pred)
+    known = known_truth(pred)
     if known is not None:
-        return true_fn() if known else false_fn()
+        return called(true_fn if known else false_fn)
     return branches.switch(convert_to_tensor(pred), [_branch(false_fn), _branch(true_fn)])
 
 
@@ -70,7 +71,7 @@ def case(
     TF: `tf.case`.
     """
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
-    known = [_known(pred) for pred, _ in pairs]
+    known = [known_truth(pred) for pred, _ in pairs]
     if default is None and all(holds is False for holds in known):
         raise InvalidArgumentError(message="tf.case: no condition holds, and there is no default.")
     *pairs, last = [*pairs, (None, default)] if default is not None else pairs
@@ -106,7 +107,7 @@ def switch_case(
         is_known = (index_tensor >= 0) & (index_tensor < len(functions))
         return branches.switch(jax.numpy.where(is_known, index_tensor, len(functions)), every)
     chosen = functions[index] if 0 <= index < len(functions) else other
-    return chosen()
+    return called(chosen)
 
 
 def _by_index(branch_fns: Any) -> list[Callable[[], Any]]:
@@ -170,16 +171,16 @@ def while_loop(
         raise ValueError("'loop_vars' must be provided.")
     limit = None if maximum_iterations is None else int(maximum_iterations)
     state = _tensors(loop_vars)
-    if _known(cond(*_arguments(state))) is None:
+    if known_truth(called(cond, *_arguments(state))) is None:
         state = _with_elements(state, body)
         return branches.while_loop(
-            lambda state: convert_to_tensor(cond(*_arguments(state))),
+            lambda state: convert_to_tensor(called(cond, *_arguments(state))),
             lambda state: _next(body, state),
             state,
             limit,
         )
     rounds = 0
-    while (limit is None or rounds < limit) and cond(*_arguments(state)):
+    while (limit is None or rounds < limit) and called(cond, *_arguments(state)):
         state = _next(body, state)
         rounds += 1
     return state
@@ -191,7 +192,7 @@ def _arguments(state: Any) -> Any:
 
 def _next(body: Callable[..., Any], state: Any) -> Any:
     """Returns the next state, in the structure of the last: of one variable, a bare value."""
-    result = body(*_arguments(state))
+    result = called(body, *_arguments(state))
     if not isinstance(result, list | tuple | Mapping):
         result = [result]
     structure: Any = jax.tree.structure(state)
@@ -227,21 +228,11 @@ def _is_array_of_tensors(value: Any) -> bool:
     return isinstance(value, TensorArray)
 
 
-def _known(pred: Any) -> bool | None:
-    """Returns the truth value of `pred`; None where the program being traced computes it."""
-    if isinstance(pred, bool):
-        return pred
-    try:
-        return bool(pred.value() if has_cell(pred) else pred)
-    except VALUE_WANTED:
-        return None
-
-
 def _branch(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a branch whose results are tensors; variables stay, see `branches.switch`."""
     return lambda: jax.tree.map(
         lambda leaf: leaf if has_cell(leaf) else convert_to_tensor(leaf),
-        function(),
+        called(function),
         is_leaf=is_variable,
     )
 

@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unison.errors import InvalidArgumentError
 from unison.identity_key import Reference
+from unison.program.assertions import require
 from unison.tf import dtypes
 from unison.tf.dtypes import DType, as_dtype, named
 from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.tensors import convert_to_tensor, is_tensor, known_value, operands
 from unison.tf.text import StringTensor
-from unison.tracebacks import users_line
 
 __getattr__ = names_missing_from(__name__)
 
@@ -36,33 +35,11 @@ def Assert(  # noqa: N802  (TensorFlow's name)
 
     TF: `tf.debugging.Assert`.
     """
-    _require(
+    require(
         convert_to_tensor(condition),
         lambda *shown: f"Expected 'False' to be true. Summarized data: {' '.join(map(str, shown))}",
         *(np.asarray(part) if isinstance(part, str) else convert_to_tensor(part) for part in data),
     )
-
-
-def _require(holds: Any, message: Callable[..., str], *shown: Any) -> None:
-    """Raises with `message(*shown)` unless all of `holds` is true."""
-    values = [holds, *shown]
-    later = [i for i, value in enumerate(values) if isinstance(value, jax.core.Tracer)]
-    place = users_line() if later else ""
-
-    def check(*arrived: Any) -> None:
-        known = list(values)
-        for index, value in zip(later, arrived, strict=True):
-            known[index] = value
-        if not np.all(np.asarray(known[0])):
-            error = InvalidArgumentError(message=message(*map(np.asarray, known[1:])))
-            if place:
-                error.add_note(f"Asserted at {place}.")
-            raise error
-
-    if later:
-        jax.debug.callback(check, *(values[index] for index in later))
-    else:
-        check()
 
 
 # -- comparisons ---------------------------------------------------------------------------
@@ -84,7 +61,7 @@ def _compare(
             f"{[y[place] for place in places]}"
         )
 
-    _require(holds(x, y), describe, x, y)
+    require(holds(x, y), describe, x, y)
 
 
 def assert_equal(
@@ -224,7 +201,7 @@ def check_numerics(tensor: Any, message: str, name: str | None = None) -> Any:
         wrong = "NaN" if np.isnan(values.astype(np.float64)).any() else "Inf"
         return f"{message} : Tensor had {wrong} values"
 
-    _require(jnp.isfinite(tensor), describe, tensor)
+    require(jnp.isfinite(tensor), describe, tensor)
     return tensor
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -10,6 +12,7 @@ import jax
 import numpy as np
 
 from unison.cells import has_cell
+from unison.conversion import called, converting
 from unison.errors import OutOfRangeError
 from unison.functions import BoundFunction
 from unison.functions import Function as CompiledFunction
@@ -22,7 +25,7 @@ from unison.values import is_distributed
 
 #: Options of `tf.function` for TensorFlow's creation of graphs, which do not exist here.
 _OPTIONS_WITHOUT_EFFECT = frozenset(
-    "autograph jit_compile reduce_retracing experimental_implements "
+    "jit_compile reduce_retracing experimental_implements "
     "experimental_autograph_options experimental_attributes experimental_relax_shapes "
     "experimental_compile experimental_follow_type_hints".split()
 )
@@ -37,11 +40,15 @@ class Function(CompiledFunction):
     """
 
     def __init__(
-        self, python_function: Callable[..., Any], input_signature: Sequence[Any] | None = None
+        self,
+        python_function: Callable[..., Any],
+        input_signature: Sequence[Any] | None = None,
+        autograph: bool = True,
     ):
         if not callable(python_function):
             raise TypeError(f"tf.function needs a function. Received: {python_function!r}")
         super().__init__(python_function)
+        self._autograph = autograph
         self.input_signature = None if input_signature is None else tuple(input_signature)
 
     @filter_traceback
@@ -62,7 +69,9 @@ class Function(CompiledFunction):
         return jax.tree.map(_as_output, call(*args, **kwargs), is_leaf=_is_output)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return with_gradients(self.python_function, *args, **kwargs)
+        function = functools.partial(called, self.python_function)
+        with contextlib.nullcontext() if self._autograph else converting(False):
+            return with_gradients(function, *args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundMethod(self, instance)
@@ -296,19 +305,26 @@ def _as_output(leaf: Any) -> Any:
 
 @overload
 def function(
-    func: Callable[..., Any], input_signature: Sequence[Any] | None = None, **options: Any
+    func: Callable[..., Any],
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    **options: Any,
 ) -> Function: ...
 
 
 @overload
 def function(
-    func: None = None, input_signature: Sequence[Any] | None = None, **options: Any
+    func: None = None,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
 def function(
     func: Callable[..., Any] | None = None,
     input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
     **options: Any,
 ) -> Any:
     """Makes a function a part of compiled programs; a decorator with or without arguments.
@@ -320,6 +336,7 @@ def function(
     Args:
         func: The function.
         input_signature: A nest of `tf.TensorSpec`s that the arguments must fit.
+        autograph: Whether Python's control flow over tensors is converted; see `tf.autograph`.
         options: `jit_compile=`, `reduce_retracing=` and the others of TensorFlow; without effect.
 
     Raises:
@@ -342,5 +359,5 @@ def function(
             f"Received: {', '.join(unknown)}"
         )
     if func is None:
-        return lambda function: Function(function, input_signature)
-    return Function(func, input_signature)
+        return lambda function: Function(function, input_signature, autograph)
+    return Function(func, input_signature, autograph)

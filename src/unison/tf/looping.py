@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from unison import branches
+from unison.conversion import called
 from unison.lifting import current_lift
 from unison.tf import nest
 from unison.tf.shaping import stack
@@ -53,7 +54,7 @@ def map_fn(
     wanted = dtype if fn_output_signature is None else fn_output_signature
 
     def one(slices: Any) -> Any:
-        return _of_dtypes(fn(slices), wanted)
+        return _of_dtypes(called(fn, slices), wanted)
 
     if _is_traced(elements):
         return branches.scan(lambda _, slices: ((), one(slices)), (), elements)[1]
@@ -79,7 +80,9 @@ def vectorized_map(
     TF: `tf.vectorized_map`.
     """
     elements = nest.map_structure(convert_to_tensor, elems)
-    return jax.vmap(lambda slices: nest.map_structure(convert_to_tensor, fn(slices)))(elements)
+    return jax.vmap(lambda slices: nest.map_structure(convert_to_tensor, called(fn, slices)))(
+        elements
+    )
 
 
 def foldl(
@@ -155,7 +158,7 @@ def _folded(
         elements = nest.map_structure(lambda tensor: tensor[rest], elements)
 
     def step(value: Any, slices: Any) -> Any:
-        return nest.map_structure(convert_to_tensor, fn(value, slices))
+        return nest.map_structure(convert_to_tensor, called(fn, value, slices))
 
     if _is_traced(elements) or _is_traced(value):
 

@@ -33,6 +33,14 @@ class UnconnectedGradients(enum.Enum):
     ZERO = "zero"
 
 
+_UNBOUNDED_LOOP = (
+    "A loop whose number of iterations is known only when the program runs has no gradient. State "
+    "the most that there can be: tf.autograph.experimental.set_loop_options(maximum_iterations=...)"
+    " as the first statement of its body, or tf.while_loop(..., maximum_iterations=...); or go "
+    "through a tf.range of fixed length."
+)
+
+
 class GradientTape:
     """Records computations, for gradients.
 
@@ -206,7 +214,12 @@ class GradientTape:
         constants: Sequence[Any] = (),
     ) -> list[Any]:
         level, pull = self._pullback(targets, sources, constants)
-        gradients = self._take(level, lambda: pull(_weights(targets, weights)))
+        try:
+            gradients = self._take(level, lambda: pull(_weights(targets, weights)))
+        except ValueError as error:
+            if "Reverse-mode differentiation does not work for lax.while_loop" in str(error):
+                raise ValueError(_UNBOUNDED_LOOP) from error
+            raise
         return [
             filled(gradient, source, unconnected)
             for gradient, source in zip(gradients, sources, strict=True)

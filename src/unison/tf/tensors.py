@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from unison.autograph.rows import counted_range
+from unison.conversion import is_converting
 from unison.errors import InvalidArgumentError
 from unison.program.control_flow import VALUE_WANTED
 from unison.runtime.devices import prepare_backend
@@ -449,8 +451,13 @@ def range(
         given = [convert_to_tensor(part) for part in (first, end, delta)]
         dtype = jnp.result_type(*(part.dtype for part in given))
     dtype = tensor_dtype(dtype)
-    with full_width(dtype):
-        return jnp.arange(_number(first), _number(end), _number(delta), dtype=dtype)
+    try:
+        with full_width(dtype):
+            return jnp.arange(_number(first), _number(end), _number(delta), dtype=dtype)
+    except VALUE_WANTED:
+        if not is_converting():
+            raise
+        return counted_range(operand(first), operand(end), operand(delta), dtype)
 
 
 def _number(value: Any) -> Any:

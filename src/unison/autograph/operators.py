@@ -1,0 +1,256 @@
+"""The statements and operators of Python, where a value may be known only when the program runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from malt.operators.variables import Undefined, UndefinedReturnValue, ld, ldu
+
+from unison import branches
+from unison.autograph.rows import Counted, rows_of
+from unison.autograph.staging import Variables, choose, repeat_over, repeat_while, truth
+from unison.autograph.symbols import StagingError, is_array
+from unison.cells import has_cell
+from unison.program.assertions import require
+from unison.program.control_flow import VALUE_WANTED, known_truth
+
+_Block = Callable[[], Any]
+
+
+def if_stmt(
+    cond: Any,
+    body: _Block,
+    orelse: _Block,
+    get_state: Callable[[], tuple],
+    set_state: Callable[[tuple], None],
+    symbol_names: tuple[str, ...],
+    nouts: int,
+) -> None:
+    """`if cond: body() else: orelse()`."""
+    known = known_truth(cond)
+    if known is None:
+        variables = Variables(symbol_names, get_state, set_state, (body, orelse))
+        choose(cond, body, orelse, variables, nouts)
+    else:
+        (body if known else orelse)()
+
+
+def if_exp(cond: Any, if_true: _Block, if_false: _Block, expr_repr: str) -> Any:
+    """`if_true() if cond else if_false()`."""
+    value: Any = Undefined(expr_repr)
+
+    def set_to(result: Any) -> None:
+        nonlocal value
+        value = result
+
+    if_stmt(
+        cond,
+        lambda: set_to(if_true()),
+        lambda: set_to(if_false()),
+        lambda: (value,),
+        lambda values: set_to(*values),
+        (expr_repr,),
+        1,
+    )
+    return value
+
+
+def while_stmt(
+    test: _Block,
+    body: _Block,
+    get_state: Callable[[], tuple],
+    set_state: Callable[[tuple], None],
+    symbol_names: tuple[str, ...],
+    opts: dict[str, Any],
+) -> None:
+    """`while test(): body()`."""
+    while True:
+        known = known_truth(test())
+        if known is None:
+            variables = Variables(symbol_names, get_state, set_state, (test, body))
+            repeat_while(test, body, variables, opts.get("maximum_iterations"))
+            return
+        if not known:
+            return
+        body()
+
+
+def for_stmt(
+    iter_: Any,
+    extra_test: _Block | None,
+    body: Callable[[Any], Any],
+    get_state: Callable[[], tuple],
+    set_state: Callable[[tuple], None],
+    symbol_names: tuple[str, ...],
+    opts: dict[str, Any],
+) -> None:
+    """`for target in iter_: body(target)`, for as long as `extra_test()` holds."""
+    variables = Variables(symbol_names, get_state, set_state, (extra_test, body))
+    rows = rows_of(iter_)
+
+    def guarded(target: Any) -> None:
+        if extra_test is None:
+            body(target)
+        else:
+            choose_or_run(extra_test(), lambda: body(target), variables)
+
+    if isinstance(rows, Counted):
+        _count(rows, extra_test, body, variables, opts)
+    elif rows is None:
+        _in_python(iter_, extra_test, body, variables)
+    else:
+        before = get_state()
+        try:
+            repeat_over(rows.arrays, guarded, variables, length=rows.length)
+        except (StagingError, *VALUE_WANTED):
+            # A round does what only Python does: it appends to a list, or indexes one.
+            set_state(before)
+            _in_python(rows, extra_test, body, variables)
+
+
+def choose_or_run(condition: Any, body: _Block, variables: Variables) -> None:
+    """Runs `body` if the condition holds; all that it changes may be used afterwards."""
+    known = known_truth(condition)
+    if known is None:
+        choose(condition, body, lambda: None, variables, len(variables.names))
+    elif known:
+        body()
+
+
+def _in_python(
+    values: Any, extra_test: _Block | None, body: Callable[[Any], Any], variables: Variables
+) -> None:
+    for value in values:
+        holds = None if extra_test is None else extra_test()
+        if holds is not None and known_truth(holds) is False:
+            break
+        once = functools.partial(body, value)
+        choose_or_run(True if holds is None else holds, once, variables)
+
+
+def _count(
+    rows: Counted,
+    extra_test: _Block | None,
+    body: Callable[[Any], Any],
+    variables: Variables,
+    opts: dict[str, Any],
+) -> None:
+    """Calls `body` with values whose number the program computes."""
+    index: Any = jnp.zeros((), rows.length.dtype)
+
+    def write(values: tuple) -> None:
+        nonlocal index
+        index = values[0]
+        variables.write(values[1:])
+
+    def test() -> Any:
+        is_left = index < rows.length
+        return is_left if extra_test is None else and_(lambda: is_left, extra_test)
+
+    def once() -> None:
+        nonlocal index
+        body(rows.at(index))
+        index = index + 1
+
+    counted = Variables(
+        ("the index", *variables.names),
+        lambda: (index, *variables.read()),
+        write,
+        variables.blocks,
+    )
+    repeat_while(test, once, counted, opts.get("maximum_iterations"))
+
+
+def and_(a: _Block, b: _Block) -> Any:
+    """`a() and b()`; `b` is only evaluated if `a()` holds."""
+    first = a()
+    known = known_truth(first)
+    if known is not None:
+        return first and b()
+    return _lazily(first, b, lambda: False)
+
+
+def or_(a: _Block, b: _Block) -> Any:
+    """`a() or b()`; `b` is only evaluated if `a()` does not hold."""
+    first = a()
+    known = known_truth(first)
+    if known is not None:
+        return first or b()
+    return _lazily(first, lambda: True, b)
+
+
+def _lazily(condition: Any, if_true: _Block, if_false: _Block) -> Any:
+    def truth_of(block: _Block) -> Any:
+        value = block()
+        if not (is_array(value) or has_cell(value)):
+            raise StagingError(f"`and` or `or` needs truth values. Received: {value!r}")
+        return truth(value)
+
+    both = [functools.partial(truth_of, block) for block in (if_false, if_true)]
+    return branches.switch(truth(condition), both)
+
+
+def not_(a: Any) -> Any:
+    """`not a`."""
+    return jnp.logical_not(a) if known_truth(a) is None else not a
+
+
+def assert_stmt(expression1: Any, expression2: _Block) -> None:
+    """`assert expression1, expression2()`."""
+    known = known_truth(expression1)
+    if known is None:
+        message = expression2()
+        require(expression1, lambda: str(message))
+    elif not known:
+        raise AssertionError(expression2())
+
+
+class FunctionScope:
+    """What is around the body of a converted function.
+
+    Attributes:
+        name: The name under which the function knows it.
+    """
+
+    def __init__(self, function_name: str, name: str, options: Any):
+        del function_name, options
+        self.name = name
+
+    def __enter__(self) -> FunctionScope:
+        return self
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def ret(self, value: Any, did_return: Any) -> Any:
+        """Returns what the function returns."""
+        return None if isinstance(value, UndefinedReturnValue) else value
+
+
+def with_function_scope(thunk: Callable[[FunctionScope], Any], name: str, options: Any) -> Any:
+    """Returns the value of a converted lambda function."""
+    return thunk(FunctionScope("lambda", name, options))
+
+
+#: What converted code finds under these names.
+OPERATORS: dict[str, Any] = {
+    function.__name__: function
+    for function in (
+        if_stmt,
+        if_exp,
+        while_stmt,
+        for_stmt,
+        and_,
+        or_,
+        not_,
+        assert_stmt,
+        FunctionScope,
+        with_function_scope,
+        Undefined,
+        UndefinedReturnValue,
+        ld,
+        ldu,
+    )
+}

@@ -1,0 +1,76 @@
+"""Python's control flow over arrays in the layers, models and steps that users write.
+
+Keras calls their methods, so these are not seen by what converts the functions that functions call
+(`unison.autograph`). While functions are converted, the objects have converted methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src import backend
+
+from unison import conversion
+from unison.program.control_flow import VALUE_WANTED, ControlFlowError, converted_if_needed
+
+#: The methods of layers and models with which users describe what is computed.
+_METHODS = ("call", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+
+
+def teach_control_flow() -> None:
+    """Lets Keras convert layers where they need it."""
+    conversion.contexts_of_calls.append(methods_converted)
+    for kind in (*VALUE_WANTED, ControlFlowError):
+        # Keras would make another error of it, which it cannot, and say nothing of the cause.
+        kind._keras_call_info_injected = True  # type: ignore[union-attr]
+    backend.compute_output_spec = _converting_if_needed(backend.compute_output_spec)
+
+
+def _converting_if_needed(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def compute_output_spec(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def traced() -> Any:
+            with methods_converted(getattr(fn, "__self__", fn)):
+                named = getattr(fn, "__name__", "")
+                own = getattr(getattr(fn, "__self__", None), named, fn)
+                return compute(own, *args, **kwargs)
+
+        return converted_if_needed(traced)
+
+    return compute_output_spec
+
+
+@contextlib.contextmanager
+def methods_converted(layer: Any) -> Iterator[None]:
+    """Inside, the methods of a layer, and of those in it, are converted, if functions are."""
+    given: list[tuple[Any, str]] = []
+    if conversion.is_converting() and isinstance(layer, keras.layers.Layer):
+        for each in layer._flatten_layers():
+            for name in _METHODS:
+                if _is_the_users(getattr(type(each), name, None)) and name not in vars(each):
+                    object.__setattr__(each, name, _converted(getattr(each, name)))
+                    given.append((each, name))
+    try:
+        yield
+    finally:
+        for each, name in given:
+            object.__delattr__(each, name)
+
+
+def _converted(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return conversion.called(method, *args, **kwargs)
+
+    return called
+
+
+def _is_the_users(method: Any) -> bool:
+    if not isinstance(method, types.FunctionType):
+        return False
+    return method.__globals__.get("__name__", "").partition(".")[0] not in ("keras", "unison")
