@@ -21,9 +21,12 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from unison.cells import Cell, VariableAggregation, has_cell
 from unison.collectives import all_reduce_packed
+from unison.jaxprs import has_collectives, is_collective
 from unison.lifting import Lift, combine_writes, current_lift
+from unison.lockstep import LockstepError
 from unison.program.tracing import reading_from, traced
 from unison.runtime.placement import REPLICA_AXIS
+from unison.tracebacks import users_line
 
 
 def switch(
@@ -72,6 +75,8 @@ def switch(
     traces = [_Trace.of(branch, lift) for branch in branches]
     if agree is not None:
         agree()
+    if any(map(_communicates, traces)):
+        index = _agreed(index, lift)
     structures = [trace.structure for trace in traces]
     if len(set(structures)) > 1:
         raise TypeError(f"All branches must return one structure. Received: {structures}")
@@ -115,7 +120,8 @@ def while_loop(
 
     def holds(state: Any) -> Any:
         with loop.inside(state):
-            return condition(state[0])
+            held = condition(state[0])
+        return _agreed(held, lift) if loop.communicates else held
 
     def next_state(state: Any) -> Any:
         with loop.inside(state) as own:
@@ -178,6 +184,8 @@ class _Loop:
 
     def __init__(self, lift: Lift, round_: Callable[[], Any]):
         trace = _Trace.of(round_, lift)
+        #: Whether a round has collective operations, for which all replicas must be in it.
+        self.communicates = _communicates(trace)
         self._lift = lift
         self._totals = [
             cell
@@ -377,6 +385,38 @@ class _Trace:
                 value = left[cell][1] if has_written else lift.own_copy(cell)
                 updates.append([value, jnp.asarray(has_written)])
         return result, updates
+
+
+def _communicates(trace: _Trace) -> bool:
+    return any(is_collective(each) or has_collectives(each) for each in trace.jaxpr.eqns)
+
+
+def _agreed(choice: Any, lift: Lift) -> jax.Array:
+    """Returns what all replicas have chosen, an index or a truth value.
+
+    The program raises a `LockstepError` if they have not chosen the same: those that choose to
+    communicate would wait for the others forever.
+    """
+    choice = jnp.asarray(choice)
+    if lift.placement.num_replicas == 1:
+        return choice
+    number = choice.astype(jnp.int32)
+    lowest, highest = lax.pmin(number, REPLICA_AXIS), lax.pmax(number, REPLICA_AXIS)
+    place = users_line()
+
+    def disagree(number: Any) -> Any:
+        raise LockstepError(
+            f"{place}: some replicas take this branch, or go on with this loop, and others do "
+            "not, but it has a collective operation (an all-reduce, the update of an optimizer, a "
+            "variable that is read after replicas have added to it), for which all must be there. "
+            "Reduce the condition over the replicas first, or move the operation out."
+        )
+
+    def refused(number: jax.Array) -> jax.Array:
+        return jax.pure_callback(disagree, jax.ShapeDtypeStruct((), jnp.int32), number)
+
+    common = lax.cond(lowest == highest, lambda number: number, refused, highest)
+    return common.astype(choice.dtype)
 
 
 def _value(lift: Lift, cell: Cell, left: dict[Cell, tuple[_Kind, jax.Array]]) -> jax.Array:

@@ -9,6 +9,7 @@ import pytest
 
 import unison.tf as tf
 from unison import conversion
+from unison.lockstep import LockstepError
 from unison.program.control_flow import ControlFlowError
 from unison.values import DistributedValues
 
@@ -590,3 +591,38 @@ def test_errors_show_the_lines_of_the_user():
     line = got.traceback[-1]
     assert str(line.path) == __file__
     assert str(line.statement).strip() == 'raise KeyError("here")'
+
+
+# -- collectives ----------------------------------------------------------------------------------
+
+
+def update_where(condition):
+    """Runs a step on two replicas that sums in a branch and in a loop, where `condition` holds."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def step(x):
+        context = tf.distribute.get_replica_context()
+        y = x
+        if condition(context, x):
+            y = context.all_reduce(tf.distribute.ReduceOp.SUM, x)
+        while condition(context, y) and y < 100.0:
+            y = context.all_reduce(tf.distribute.ReduceOp.SUM, y)
+        return y
+
+    given = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant([2.0, 3.0][context.replica_id_in_sync_group])
+    )
+    return [
+        float(value) for value in strategy.experimental_local_results(strategy.run(step, (given,)))
+    ]
+
+
+def test_replicas_that_agree_communicate_in_branches_and_loops():
+    assert update_where(
+        lambda context, x: context.all_reduce(tf.distribute.ReduceOp.SUM, x) > 4.0
+    ) == [160.0, 160.0]
+
+
+def test_replicas_that_do_not_agree_on_a_collective_are_an_error_that_names_the_line():
+    with pytest.raises(LockstepError, match=f"{__file__}.*some replicas take this branch"):
+        update_where(lambda context, x: x > 2.5)

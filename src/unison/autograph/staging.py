@@ -119,14 +119,17 @@ def choose(
         if changed or (is_first and not all(map(_are_of, forms, *ends))):
             raise _DifferError
 
-    both = [branch(0), branch(1)]
+    def switched() -> Any:
+        # With other functions in each call: JAX remembers the traces of those that it knows.
+        return branches.switch(index, [branch(0), branch(1)], agree)
+
     index = truth(condition)
     try:
         try:
-            arrays = branches.switch(index, both, agree)
+            arrays = switched()
         except _DifferError:
             if not changed:
-                arrays = branches.switch(index, both, agree)
+                arrays = switched()
     except BaseException:
         variables.write(before)
         raise
