@@ -12,7 +12,7 @@ from malt.operators.variables import Undefined, UndefinedReturnValue, ld, ldu
 from unison import branches
 from unison.autograph.rows import Counted, rows_of
 from unison.autograph.staging import Variables, choose, repeat_over, repeat_while, truth
-from unison.autograph.symbols import StagingError, is_array
+from unison.autograph.symbols import StagingError, is_array, not_staged
 from unison.cells import has_cell
 from unison.program.assertions import require
 from unison.program.control_flow import VALUE_WANTED, known_truth
@@ -186,7 +186,7 @@ def _lazily(condition: Any, if_true: _Block, if_false: _Block) -> Any:
     def truth_of(block: _Block) -> Any:
         value = block()
         if not (is_array(value) or has_cell(value)):
-            raise StagingError(f"`and` or `or` needs truth values. Received: {value!r}")
+            raise not_staged(f"`and` or `or` needs truth values. Received: {value!r}")
         return truth(value)
 
     both = [functools.partial(truth_of, block) for block in (if_false, if_true)]

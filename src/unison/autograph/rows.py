@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from unison.cells import has_cell
 from unison.program.control_flow import ControlFlowError
+from unison.tracebacks import users_line
 
 
 @dataclasses.dataclass
@@ -49,9 +50,9 @@ class Counted:
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise ControlFlowError(
-            None,
-            "A range with an end that is known only when the program runs has no fixed size, which "
-            "arrays of programs need. `for` goes through it, and `enumerate` and `zip` do.",
+            f"{users_line()}: A range with an end that is known only when the program runs has no "
+            "fixed size, which arrays of programs need. `for` goes through it, and `enumerate` and "
+            "`zip` do."
         )
 
     __iter__ = __len__ = __getitem__ = __array__ = __jax_array__ = _refuse

@@ -18,10 +18,10 @@ from unison.autograph.containers import Watched, contents, name_of, put_back
 from unison.autograph.symbols import (
     NUMBERS,
     Form,
-    StagingError,
     Symbol,
     form_of,
     joined,
+    not_staged,
     symbols_of,
 )
 
@@ -175,7 +175,7 @@ def _either(one: Symbol, other: Symbol) -> Form:
         if undefined.is_undefined:
             if defined.is_returned:
                 return form_of(defined)
-            raise StagingError(
+            raise not_staged(
                 f"`if` leaves {defined} undefined in its `{place}` branch, and it is used "
                 "afterwards. Set it before the `if`, or in both branches."
             )
@@ -292,7 +292,7 @@ class _Loop:
                 return self._arrays_of(before)
             self._forms = forms
         names = ", ".join(map(str, before))
-        raise StagingError(f"loop changes the dtype of a variable in each round: {names}.")
+        raise not_staged(f"loop changes the dtype of a variable in each round: {names}.")
 
     def _after_a_round(self, arrays: list[jax.Array]) -> tuple[list[Symbol], list[Any]]:
         """Returns the variables after a round, and the lists that it has changed."""
@@ -316,7 +316,7 @@ class _Loop:
         """Returns the form of a variable that a round leaves as `end`."""
         if before.is_undefined:
             if not (end.is_undefined or end.is_returned or self._runs):
-                raise StagingError(
+                raise not_staged(
                     f"loop may not run, and {end} is used afterwards. Set it before the loop."
                 )
             return form_of(end)

@@ -17,6 +17,7 @@ from malt.operators.variables import Undefined, UndefinedReturnValue
 
 from unison.cells import has_cell
 from unison.program.control_flow import ControlFlowError
+from unison.tracebacks import users_line
 
 #: The beginning of the names under which converted functions keep what they will return.
 _RETURNED = "retval_"
@@ -28,8 +29,10 @@ NUMBERS = (bool, int, float, complex)
 class StagingError(ControlFlowError):
     """A branch or a loop cannot be one of a program."""
 
-    def __init__(self, what: str):
-        super().__init__(None, f"This {what}")
+
+def not_staged(what: str) -> StagingError:
+    """Returns an error of the user's current line."""
+    return StagingError(f"{users_line()}: This {what}")
 
 
 def is_undefined(value: Any) -> bool:
@@ -163,7 +166,7 @@ class Form:
         if symbol.is_undefined or (not symbol.leaves and symbol.structure != self.structure):
             return [jnp.zeros(k.shape, k.dtype) for k in self.leaves if isinstance(k, Kind)]
         if symbol.structure != self.structure:
-            raise StagingError(f"gives {symbol} another structure in each round.")
+            raise not_staged(f"gives {symbol} another structure in each round.")
         return [
             kind.array(leaf)
             for kind, leaf in zip(self.leaves, symbol.leaves, strict=True)
@@ -200,7 +203,7 @@ def joined(one: Symbol, other: Symbol, places: tuple[str, str], advice: str) -> 
         StagingError: An array cannot be both, or something else differs.
     """
     if one.structure != other.structure:
-        raise StagingError(
+        raise not_staged(
             f"gives {one} another structure: it is {_shown(one)} {places[0]}, and {_shown(other)} "
             f"{places[1]}. {advice}"
         )
@@ -210,7 +213,7 @@ def joined(one: Symbol, other: Symbol, places: tuple[str, str], advice: str) -> 
     ):
         if kind is None or other_kind is None:
             if not (kind is other_kind and _is_same(a, b)):
-                raise StagingError(
+                raise not_staged(
                     f"changes {one}, which is {_shown(one)} {places[0]}, and {_shown(other)} "
                     f"{places[1]}: only arrays and numbers may differ."
                 )
@@ -218,7 +221,7 @@ def joined(one: Symbol, other: Symbol, places: tuple[str, str], advice: str) -> 
             continue
         both = kind.joined(other_kind)
         if both is None:
-            raise StagingError(
+            raise not_staged(
                 f"changes the shape or dtype of {one}: it is {kind} {places[0]}, and {other_kind} "
                 f"{places[1]}. {advice}"
             )

@@ -38,7 +38,7 @@ from unison.planning.memory import DoesNotFitError, StepMemory, in_units, needed
 from unison.planning.options import Choice, Step, choices, preferred
 from unison.planning.overlap import Overlap, hidden_share, overlaps_of
 from unison.planning.scaling import Exchange, StepTime, Workload, step_time
-from unison.program.control_flow import ControlFlowError
+from unison.program.control_flow import value_wanted
 from unison.runtime import devices
 from unison.runtime.placement import OPTIMIZER, REPLICA_AXIS, WEIGHTS, Placement
 from unison.runtime.planned import PlannedPlacement, PlannedProgram, ProgramPlanned, planning
@@ -308,7 +308,7 @@ def plan_first_step(program: Callable[[], Any], thorough: bool = False) -> StepP
     except ProgramPlanned as planned:
         return _compiled(planned, thorough)
     except _NEEDS_VALUES as error:
-        raise ControlFlowError(error) from error
+        raise value_wanted(error) from error
     raise NothingToPlanError(_RUNS_HERE.format("a program that ended without one"))
 
 

@@ -11,7 +11,6 @@ import jax
 
 from unison import conversion
 from unison.cells import has_cell
-from unison.tracebacks import users_line
 
 T = TypeVar("T")
 
@@ -26,17 +25,12 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class ControlFlowError(TypeError):
-    """Python's `if`, `while`, `range()` or indexing depends on an array of a compiled function.
+    """Python's `if`, `while`, `range()` or indexing depends on an array of a compiled function."""
 
-    Args:
-        error: JAX's error.
-        what: What cannot be, and what to do about it, if that is known better; the error is of the
-            user's current line then.
-    """
 
-    def __init__(self, error: BaseException | None, what: str | None = None):
-        place = users_line() if error is None else _place_of(error)
-        super().__init__(f"{place}: {what or _GENERAL}{_unconverted(error)}")
+def value_wanted(error: BaseException) -> ControlFlowError:
+    """Returns an error that names the line where JAX's error was raised, and the remedy."""
+    return ControlFlowError(f"{_place_of(error)}: {_GENERAL}{_unconverted(error)}")
 
 
 _GENERAL = (
@@ -59,12 +53,12 @@ def converted(trace: Callable[[], T], first: BaseException) -> T:
         ControlFlowError: That is not enough.
     """
     if conversion.is_converting():
-        raise ControlFlowError(first) from first
+        raise value_wanted(first) from first
     try:
         with conversion.converting():
             return trace()
     except VALUE_WANTED as error:
-        raise ControlFlowError(error) from first
+        raise value_wanted(error) from first
 
 
 def converted_if_needed(trace: Callable[[], T]) -> T:
@@ -85,9 +79,9 @@ def known_truth(value: Any) -> bool | None:
         return None
 
 
-def _unconverted(error: BaseException | None) -> str:
+def _unconverted(error: BaseException) -> str:
     """Returns the reasons for which functions that an error passed were not converted."""
-    frames = [] if error is None else traceback.walk_tb(error.__traceback__)
+    frames = traceback.walk_tb(error.__traceback__)
     reasons = {frame.f_code: conversion.refused.get(frame.f_code) for frame, _ in frames}
     return "".join(
         f" ({code.co_name} has not been converted: {reason})"
