@@ -7,9 +7,10 @@ again, with the functions converted: see `unison.autograph`.
 
 from __future__ import annotations
 
+import contextlib
 import types
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +18,9 @@ from unison.thread_local import ThreadLocal
 
 #: Whether the thread traces functions that are converted.
 _is_converting = ThreadLocal(False)
+
+#: Whether the thread's traces may be made again with converted functions.
+_may_convert = ThreadLocal(True)
 
 #: Calls a function as converted, given its arguments; `unison.hooks` registers it.
 _call_converted: list[Callable[[Callable[..., Any], tuple, dict[str, Any]], Any]] = []
@@ -33,14 +37,47 @@ def convert_by(call: Callable[[Callable[..., Any], tuple, dict[str, Any]], Any])
     _call_converted[:] = [call]
 
 
+class Refusal(BaseException):
+    """An error out of a branch or a loop that is being traced.
+
+    Python would only meet it on the way that it takes, and the trace takes every way. So it is not
+    an `Exception`, which the user's function might take for its own; `converting` makes it one.
+
+    Args:
+        error: The error.
+    """
+
+    def __init__(self, error: Exception):
+        super().__init__(error)
+        self.error = error
+
+
+def may_convert() -> bool:
+    """Whether a trace of this thread may be made again with converted functions."""
+    return _may_convert.value and not _is_converting.value
+
+
+def allowing(conversion: bool) -> AbstractContextManager[bool]:
+    """Context manager in which traces may be made again with converted functions, or not."""
+    return _may_convert.bound_to(conversion)
+
+
 def is_converting() -> bool:
     """Whether this thread traces functions that are converted."""
     return _is_converting.value
 
 
-def converting(enabled: bool = True) -> AbstractContextManager[bool]:
+@contextlib.contextmanager
+def converting(enabled: bool = True) -> Iterator[None]:
     """Context manager in which `called` converts functions, or does not."""
-    return _is_converting.bound_to(enabled)
+    is_outermost = not _is_converting.value
+    try:
+        with _is_converting.bound_to(enabled):
+            yield
+    except Refusal as refusal:
+        if is_outermost:
+            raise refusal.error from refusal.error.__cause__
+        raise
 
 
 def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from unison.conversion import called
+from unison.conversion import allowing, called
 from unison.eager_fallback import NeedsPythonError, on_trial
 from unison.lifting import current_lift
 from unison.program import (
@@ -47,6 +47,9 @@ class Function:
 
     Args:
         python_function: A function of pytrees with arbitrary leaves.
+        converts: Whether Python's control flow over arrays is converted; see `unison.autograph`.
+            Otherwise the function runs eagerly for such a signature: effects on Python's objects
+            happen as in any function then, and not when it is traced.
 
     Examples:
         >>> import unison
@@ -58,11 +61,12 @@ class Function:
         (Array(2., dtype=float32), 2.0)
     """
 
-    def __init__(self, python_function: Callable[..., Any]):
+    def __init__(self, python_function: Callable[..., Any], converts: bool = False):
         if not callable(python_function):
             raise TypeError(f"Expected a function. Received: {python_function!r}")
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
+        self._converts = converts
         self._compiled: dict[Any, None] = {}
         self._stepwise: set[Any] = set()
         self._is_stepwise = False
@@ -99,7 +103,7 @@ class Function:
             signature = (arguments.structure, arguments.descriptions)
             if signature in self._stepwise:
                 return self._run(*args, **kwargs)
-            with on_trial():
+            with on_trial(), allowing(self._converts):
                 result = programs.call(self, arguments, may_create=not self._compiled)
             self._compiled[signature] = None
             return result

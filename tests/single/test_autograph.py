@@ -329,7 +329,7 @@ def values_of(result):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_compiled_function_gives_what_python_gives(program, caplog):
-    compiled = tf.function(program)
+    compiled = tf.function(program, autograph=True)
     with caplog.at_level(logging.WARNING, "unison"):
         for given in INPUTS:
             x = tf.constant(given)
@@ -389,7 +389,7 @@ def test_branches_assign_variables_as_their_aggregation_says():
 def test_effects_of_branches_that_leave_different_dtypes_happen_once():
     count = tf.Variable(0)
 
-    @tf.function
+    @tf.function(autograph=True)
     def counted(x):
         if x > 0.0:
             count.assign_add(1)
@@ -423,11 +423,11 @@ def test_gradients_go_through_branches_and_loops(start):
         return tape.gradient(y, x)
 
     x = tf.constant(start)
-    assert float(tf.function(gradient)(x)) == float(gradient(x))
+    assert float(tf.function(gradient, autograph=True)(x)) == float(gradient(x))
 
 
 def test_a_loop_without_a_bound_says_how_it_can_be_differentiated():
-    @tf.function
+    @tf.function(autograph=True)
     def gradient(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -441,7 +441,7 @@ def test_a_loop_without_a_bound_says_how_it_can_be_differentiated():
 
 
 def test_assertions_are_checked_when_the_program_runs():
-    @tf.function
+    @tf.function(autograph=True)
     def checked(x):
         assert tf.reduce_sum(x) > 0.0, "not positive"
         return x
@@ -458,7 +458,7 @@ def test_second_operands_only_have_effects_where_python_evaluates_them():
         calls.assign_add(1)
         return True
 
-    @tf.function
+    @tf.function(autograph=True)
     def both(x):
         return x > 0.0 and counts()
 
@@ -500,6 +500,229 @@ def test_a_function_without_source_says_so():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with pytest.raises(ControlFlowError, match="f has not been converted: Unable to locate the so"):
         strategy.run(namespace["f"], (tf.constant(1.0),))
+
+
+# -- effects on Python's objects: as in Python, or an error ---------------------------------------
+
+
+class Counter:
+    def __init__(self):
+        self.count, self.total, self.is_first = 0, 0.0, True
+
+    def add(self, by=1):
+        self.count += by
+
+    def add_to_total(self, value):
+        self.total = self.total + value
+
+    def first(self, value):
+        if self.is_first:
+            self.is_first = False
+            return value * 10.0
+        return value
+
+
+LOG = []
+
+
+def attributes_that_methods_set(x):
+    counter = Counter()
+    if x > 0.0:
+        counter.add()
+    else:
+        counter.add(2)
+    for value in tf.stack([x, x + 1.0]):
+        counter.add()
+        if value > 100.0:
+            x = x + 1.0
+    return counter.count * x
+
+
+def tensors_that_methods_keep(x):
+    counter = Counter()
+    for value in tf.stack([x, x + 1.0]):
+        if value > 0.0:
+            counter.add_to_total(value)
+    return counter.total
+
+
+def first_time_flags(x):
+    counter, total = Counter(), 0.0
+    while x > 0.0:
+        total = total + counter.first(x)
+        x = x - 1.0
+    return total
+
+
+def nonlocal_counters(x):
+    count = 0
+
+    def add():
+        nonlocal count
+        count += 1
+
+    if x > 0.0:
+        add()
+    else:
+        add()
+        add()
+    return count * x
+
+
+def global_lists(x):
+    LOG.clear()
+    if x > 0.0:
+        LOG.append(1.0)
+    else:
+        LOG.append(2.0)
+    return LOG[-1] * len(LOG) * x
+
+
+def lists_of_functions(x):
+    found = []
+
+    def add(value):
+        found.append(value)
+
+    if x > 0.0:
+        add(1.0)
+    else:
+        add(2.0)
+    return found[-1] * len(found) * x
+
+
+def sets(x):
+    found = set()
+    if x > 0.0:
+        found.add(1)
+    else:
+        found.update((2, 3))
+    return len(found) * x
+
+
+def deeply_nested_lists(x):
+    found = [[[[]]]]
+    if x > 0.0:
+        found[0][0][0].append(5)
+    return len(found[0][0][0]) * x
+
+
+def errors_that_are_caught(x):
+    try:
+        if x > 0.0:
+            raise ValueError
+        y = x + 1.0
+    except ValueError:
+        y = x * 100.0
+    return y
+
+
+def assertions_that_are_caught(x):
+    try:
+        assert x > 0.0
+    except AssertionError:
+        return x * 100.0
+    return x
+
+
+def effects_in_the_condition(x):
+    counter, rounds = tf.Variable(0.0), 0
+    while counter.assign_add(1.0).value() < x and rounds < 9:
+        rounds = rounds + 1
+    return rounds + counter.value()
+
+
+def extremes_of_iterators(x):
+    values = tf.stack([x * 9.0, x, x + 1.0])
+    return max(value for value in values), min(value + 1.0 for value in values)
+
+
+def assigned_in_operands(x):
+    y = x * 0.0
+    if x > 0.0 and (y := x + 1.0) > 2.0:
+        return y
+    return y - 1.0
+
+
+def operands_as_values(x):
+    return (x or 5.0) + (x and x + 10.0)
+
+
+def lists_by_other_names(x):
+    a, b = [x, x], [x * 2.0, x]
+    if x > 0.0:
+        c = a
+    else:
+        c = b
+    c[0] = x * 100.0
+    return a[0] + b[0]
+
+
+def narrow_ranges(x):
+    total = x
+    for _ in range(tf.cast(x * 0.0, tf.int8) - 100, tf.cast(x * 0.0, tf.int8) + 100):
+        total = total + 1.0
+    return total
+
+
+def long_loops_that_end(x):
+    for _ in range(1000):
+        x = x / 2.0
+        if x < 1.0:
+            break
+    return x
+
+
+def named_as_the_converter_would(x):
+    retval_ = x
+    if x > 0.0:
+        retval_ = x * 2.0
+    return retval_ + 1.0
+
+
+def iterators(x):
+    numbers = iter([1.0, 2.0, 3.0])
+    total = 0.0
+    for value in tf.stack([x, x + 1.0]):
+        if value > -10.0:
+            total = total + value * next(numbers)
+    return total
+
+
+EFFECTS = [
+    attributes_that_methods_set,
+    tensors_that_methods_keep,
+    first_time_flags,
+    nonlocal_counters,
+    global_lists,
+    lists_of_functions,
+    sets,
+    deeply_nested_lists,
+    errors_that_are_caught,
+    assertions_that_are_caught,
+    effects_in_the_condition,
+    extremes_of_iterators,
+    assigned_in_operands,
+    operands_as_values,
+    lists_by_other_names,
+    narrow_ranges,
+    long_loops_that_end,
+    named_as_the_converter_would,
+    iterators,
+]
+
+
+@pytest.mark.parametrize("program", EFFECTS, ids=lambda program: program.__name__)
+def test_effects_are_those_of_python_or_an_error(program):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    for given in (3.0, -3.0, 0.5):
+        x = tf.constant(given)
+        try:
+            got = values_of(strategy.run(program, (x,)))
+        except (TypeError, ValueError, RuntimeError, tf.errors.InvalidArgumentError):
+            continue
+        for one, other in zip(got, values_of(program(x)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 # -- what cannot be -------------------------------------------------------------------------------
@@ -574,7 +797,7 @@ def test_what_no_program_can_do_is_an_error_that_names_the_line(program):
 @pytest.mark.parametrize("program", IMPOSSIBLE, ids=lambda program: program.__name__)
 def test_outside_strategies_it_runs_step_by_step(program, caplog):
     x = tf.constant([1.0, 2.0])
-    got = tf.function(program)(x)
+    got = tf.function(program, autograph=True)(x)
     assert jax.tree.map(np.array_equal, got, program(x))
     assert "runs step by step" in caplog.text
 

@@ -26,6 +26,9 @@ from unison import conversion
 from unison.autograph.operators import OPERATORS, FunctionScope, and_, or_
 from unison.autograph.rows import counted_range, enumerated, rows_of, zipped
 from unison.autograph.source import Transpiler
+from unison.autograph.staging import is_staging, truth
+from unison.autograph.symbols import is_array, not_staged
+from unison.cells import has_cell
 from unison.program.control_flow import VALUE_WANTED, known_truth
 
 logger = logging.getLogger("unison")
@@ -149,7 +152,7 @@ def _enumerate(iterable: Any, start: Any = 0) -> Any:
 def _zip(*iterables: Any, strict: bool = False) -> Any:
     parts = [rows_of(iterable) for iterable in iterables]
     found = [part for part in parts if part is not None]
-    if not parts or len(found) < len(parts):
+    if not parts or len(found) < len(parts) or strict:
         return zip(*iterables, strict=strict)
     return zipped(found)
 
@@ -170,14 +173,14 @@ def _float(*args: Any) -> Any:
 
 def _bool(*args: Any) -> Any:
     if args and known_truth(args[0]) is None:
-        return jnp.asarray(args[0]).astype(bool)
+        return truth(args[0])
     return bool(*args)
 
 
 def _any(iterable: Any) -> Any:
     found: Any = False
     for value in iterable:
-        found = or_(_constant(found), _constant(value))
+        found = or_(_constant(found), _constant(_bool(value)))
         if known_truth(found):
             return True
     return _bool(found)
@@ -186,10 +189,17 @@ def _any(iterable: Any) -> Any:
 def _all(iterable: Any) -> Any:
     found: Any = True
     for value in iterable:
-        found = and_(_constant(found), _constant(value))
+        found = and_(_constant(found), _constant(_bool(value)))
         if known_truth(found) is False:
             return False
     return _bool(found)
+
+
+def _next(*args: Any) -> Any:
+    if is_staging():
+        what = "takes the next value of an iterator in a branch or a loop, which only Python can."
+        raise conversion.Refusal(not_staged(what))
+    return next(*args)
 
 
 def _constant(value: Any) -> Callable[[], Any]:
@@ -198,14 +208,25 @@ def _constant(value: Any) -> Callable[[], Any]:
 
 def _extreme(builtin: Callable[..., Any], pairwise: Callable[..., Any]) -> Callable[..., Any]:
     def extreme(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1:
+            args = (list(args[0]),)  # which an iterator gives once
         try:
             return builtin(*args, **kwargs)
         except VALUE_WANTED:
-            if kwargs:
+            values = args if len(args) > 1 else args[0]
+            if kwargs or not all(is_array(value) or has_cell(value) for value in values):
                 raise
-            return functools.reduce(pairwise, args if len(args) > 1 else iter(args[0]))
+            return functools.reduce(pairwise, values)
 
     return extreme
+
+
+def _greater(one: Any, other: Any) -> Any:
+    return jnp.where(jnp.asarray(other) > one, other, one)  # as Python compares, NaN too
+
+
+def _less(one: Any, other: Any) -> Any:
+    return jnp.where(jnp.asarray(other) < one, other, one)
 
 
 _OVERLOADS: dict[Any, Callable[..., Any]] = {
@@ -217,6 +238,7 @@ _OVERLOADS: dict[Any, Callable[..., Any]] = {
     builtins.bool: _bool,
     builtins.any: _any,
     builtins.all: _all,
-    builtins.max: _extreme(max, jnp.maximum),
-    builtins.min: _extreme(min, jnp.minimum),
+    builtins.next: _next,
+    builtins.max: _extreme(max, _greater),
+    builtins.min: _extreme(min, _less),
 }

@@ -1,22 +1,57 @@
-"""Lists and dictionaries that the blocks of a statement change: `outputs.append(x)`.
+"""Lists, dictionaries and objects that the blocks of a statement change: `outputs.append(x)`.
 
 A block is traced to be put into the program, perhaps several times. What it leaves in a list is
-then a value of that trace, which means nothing outside. So the lists that a block can reach are
-compared before and after it; those that have changed are variables of the statement like any other.
+then a value of that trace, which means nothing outside. So what a block can reach is compared
+before and after it: by its variables, globals, the functions that it refers to, and the attributes
+of the user's objects. Lists, dictionaries, attributes and the variables of other functions that
+have changed are variables of the statement like any other; a set or a queue that has changed is an
+error.
 """
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-#: The number of lists in lists that are followed.
-_DEPTH = 3
+from unison.autograph.symbols import not_staged
+from unison.cells import has_cell
+
+#: What is replaced as a whole, and what only has to stay as it is.
+_REPLACED = (list, dict)
+_KEPT = (set, collections.deque, bytearray)
+
+#: The number of steps that are followed from a block, and of objects that are looked at.
+_DEPTH = 8
+_MOST = 10_000
+
+#: The packages whose objects, classes and modules are not looked into.
+_LIBRARIES = ("unison", "jax", "jaxlib", "keras", "numpy", "optax", "flax", "equinox", "malt")
+
+_ATOMS = (int, float, complex, bool, str, bytes, type(None), type, types.ModuleType)
+
+
+class Globals:
+    """The global variables that a function names.
+
+    Args:
+        function: The function.
+    """
+
+    def __init__(self, function: types.FunctionType):
+        self._namespace = function.__globals__
+        self._names = [n for n in function.__code__.co_names if n in self._namespace]
+
+    def values(self) -> tuple:
+        return tuple(self._namespace.get(name) for name in self._names)
+
+    def set(self, values: tuple) -> None:
+        self._namespace.update(zip(self._names, values, strict=True))
 
 
 class Watched:
-    """The lists and dictionaries that blocks can reach, with what is in them.
+    """The lists, dictionaries and attributes that blocks can reach, with what is in them.
 
     Args:
         blocks: The functions of the blocks.
@@ -24,43 +59,81 @@ class Watched:
     """
 
     def __init__(self, blocks: Iterable[Callable[..., Any] | None], others: Iterable[Any]):
-        found = {id(each): each for block in blocks if block for each in _reached_by(block)}
+        found: dict[int, Any] = {}
+        seen: dict[int, Any] = {}
+        for block in blocks:
+            seen[id(block)] = block
+            for _, value in _referred_to(block):
+                _reach(value, _DEPTH, found, seen)
         left_out = set(map(id, others))
-        self._before = [
-            (each, contents(each)) for key, each in found.items() if key not in left_out
-        ]
+        self._before = {
+            key: (each, contents(each)) for key, each in found.items() if key not in left_out
+        }
+
+    def has(self, value: Any) -> bool:
+        """Whether `value` is one of the lists and dictionaries."""
+        return id(value) in self._before and type(value) in _REPLACED
 
     def changed(self) -> list[Any]:
-        """Returns those whose contents have been replaced since, and restores these."""
+        """Returns those whose contents have been replaced since, and restores these.
+
+        Raises:
+            StagingError: One of another kind has changed.
+        """
         changed = []
-        for container, before in self._before:
+        for container, before in self._before.values():
             if not _are_same(contents(container), before):
                 changed.append(container)
                 put_back(container, before)
+        for container in changed:
+            if isinstance(container, _KEPT):
+                raise not_staged(
+                    f"changes a {type(container).__name__} in a branch or a loop, where only "
+                    "lists, dictionaries and attributes may change."
+                )
         return changed
 
 
 def name_of(container: list | dict, blocks: Iterable[Callable[..., Any] | None]) -> str:
     """Returns the name by which blocks know a list or a dictionary."""
     for block in filter(None, blocks):
-        for name, value in _closure(block):
+        for name, value in _referred_to(block):
             if value is container:
                 return name
-    return "a list"
+            if getattr(value, "__dict__", None) is container:
+                return f"the attributes of {name}"
+    return "what other functions refer to"
 
 
-def put_back(container: list | dict, content: Any) -> None:
-    """Replaces what is in a list or a dictionary."""
-    if isinstance(container, list):
+def contents(container: Any) -> Any:
+    """Returns what is in a container, as a tree that does not change with it."""
+    if isinstance(container, Globals):
+        return container.values()
+    if isinstance(container, types.CellType):
+        try:
+            return (container.cell_contents,)
+        except ValueError:  # it has no value yet
+            return ()
+    return dict(container) if isinstance(container, dict) else tuple(container)
+
+
+def put_back(container: Any, content: Any) -> None:
+    """Replaces what is in a container."""
+    if isinstance(container, Globals):
+        container.set(content)
+        return
+    if isinstance(container, types.CellType):
+        if content:
+            container.cell_contents = content[0]
+        return
+    if isinstance(container, list | bytearray):
         container[:] = content
+        return
+    container.clear()
+    if isinstance(container, collections.deque):
+        container.extend(content)
     else:
-        container.clear()
         container.update(content)
-
-
-def contents(container: list | dict) -> Any:
-    """Returns what is in a list or a dictionary, as a tree that does not change with it."""
-    return tuple(container) if isinstance(container, list) else dict(container)
 
 
 def _are_same(one: Any, other: Any) -> bool:
@@ -69,29 +142,62 @@ def _are_same(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
-def _closure(block: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the names and the values of what a block refers to outside of it."""
-    names = block.__code__.co_freevars if isinstance(block, types.FunctionType) else ()
-    for name, cell in zip(names, getattr(block, "__closure__", None) or (), strict=False):
+def _referred_to(function: Callable[..., Any] | None) -> Iterator[tuple[str, Any]]:
+    """Yields the names and the values of what a function refers to outside of it."""
+    if not isinstance(function, types.FunctionType):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        if name == "ag__":  # the operators
+            continue
         try:
             yield name, cell.cell_contents
         except ValueError:  # it has no value yet
             continue
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
 
 
-def _reached_by(block: Callable[..., Any]) -> Iterator[list | dict]:
-    for _, value in _closure(block):
-        yield from _inside(value, _DEPTH)
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict) and not isinstance(value, types.FunctionType):
-            for attribute in attributes.values():
-                if type(attribute) in (list, dict):
-                    yield from _inside(attribute, _DEPTH)
+def _reach(value: Any, depth: int, found: dict[int, Any], seen: dict[int, Any]) -> None:
+    """Adds what `value` leads to to `found`, by identity."""
+    if not depth or isinstance(value, _ATOMS) or id(value) in seen or len(seen) > _MOST:
+        return
+    seen[id(value)] = value
+    inside: Iterable[Any] = ()
+    if isinstance(value, types.FunctionType):
+        if not _is_of_a_library(value.__globals__.get("__name__")):
+            inside = [each for _, each in _referred_to(value)]
+            for variables in (Globals(value), *(value.__closure__ or ())):
+                found[id(variables)] = variables
+                seen[id(variables)] = variables  # so that it lives, and its identity is its own
+    elif isinstance(value, types.MethodType):
+        inside = (value.__self__, value.__func__)
+    elif isinstance(value, (*_REPLACED, *_KEPT)):
+        found[id(value)] = value
+        inside = value.values() if isinstance(value, dict) else value
+    elif isinstance(value, tuple):
+        inside = value
+    elif not _is_opaque(value):
+        attributes = vars(value)
+        found[id(attributes)] = attributes
+        methods = [
+            each
+            for kind in type(value).__mro__[:-1]
+            for each in vars(kind).values()
+            if isinstance(each, types.FunctionType)
+        ]
+        inside = [*attributes.values(), *methods]
+    for each in inside if isinstance(inside, tuple) else list(inside):
+        _reach(each, depth - 1, found, seen)
 
 
-def _inside(value: Any, depth: int) -> Iterator[list | dict]:
-    if depth and type(value) in (list, dict, tuple):
-        if not isinstance(value, tuple):
-            yield value
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _inside(each, depth - 1)
+def _is_opaque(value: Any) -> bool:
+    """Whether an object's attributes are its own affair: a library's, or a subclass of one."""
+    if has_cell(value) or not isinstance(getattr(value, "__dict__", None), dict):
+        return True
+    kinds = [each.__module__ for each in type(value).__mro__[:-1]]
+    return any(_is_of_a_library(module) for module in kinds if module != "unison.module")
+
+
+def _is_of_a_library(module: Any) -> bool:
+    return str(module).partition(".")[0] in _LIBRARIES

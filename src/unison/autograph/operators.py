@@ -9,15 +9,18 @@ from typing import Any
 import jax.numpy as jnp
 from malt.operators.variables import Undefined, UndefinedReturnValue, ld, ldu
 
-from unison import branches
-from unison.autograph.rows import Counted, rows_of
+from unison.autograph.rows import Counted, counted_range, rows_of
 from unison.autograph.staging import Variables, choose, repeat_over, repeat_while, truth
-from unison.autograph.symbols import StagingError, is_array, not_staged
+from unison.autograph.symbols import is_array, not_staged
 from unison.cells import has_cell
+from unison.conversion import Refusal
 from unison.program.assertions import require
-from unison.program.control_flow import VALUE_WANTED, known_truth
+from unison.program.control_flow import known_truth
 
 _Block = Callable[[], Any]
+
+#: The most rounds of a loop in Python that a `break` leaves on a condition of the program.
+_MOST_ROUNDS = 256
 
 
 def if_stmt(
@@ -40,21 +43,19 @@ def if_stmt(
 
 def if_exp(cond: Any, if_true: _Block, if_false: _Block, expr_repr: str) -> Any:
     """`if_true() if cond else if_false()`."""
-    value: Any = Undefined(expr_repr)
+    known = known_truth(cond)
+    if known is not None:
+        return (if_true if known else if_false)()
+    value: Any = None
 
     def set_to(result: Any) -> None:
         nonlocal value
         value = result
 
-    if_stmt(
-        cond,
-        lambda: set_to(if_true()),
-        lambda: set_to(if_false()),
-        lambda: (value,),
-        lambda values: set_to(*values),
-        (expr_repr,),
-        1,
+    variables = Variables(
+        (expr_repr,), lambda: (value,), lambda values: set_to(*values), (if_true, if_false)
     )
+    choose(cond, lambda: set_to(if_true()), lambda: set_to(if_false()), variables, 1)
     return value
 
 
@@ -68,10 +69,11 @@ def while_stmt(
 ) -> None:
     """`while test(): body()`."""
     while True:
-        known = known_truth(test())
+        held = test()
+        known = known_truth(held)
         if known is None:
             variables = Variables(symbol_names, get_state, set_state, (test, body))
-            repeat_while(test, body, variables, opts.get("maximum_iterations"))
+            repeat_while(held, test, body, variables, opts.get("maximum_iterations"))
             return
         if not known:
             return
@@ -105,7 +107,7 @@ def for_stmt(
         before = get_state()
         try:
             repeat_over(rows.arrays, guarded, variables, length=rows.length)
-        except (StagingError, *VALUE_WANTED):
+        except Refusal:
             # A round does what only Python does: it appends to a list, or indexes one.
             set_state(before)
             _in_python(rows, extra_test, body, variables)
@@ -123,7 +125,19 @@ def choose_or_run(condition: Any, body: _Block, variables: Variables) -> None:
 def _in_python(
     values: Any, extra_test: _Block | None, body: Callable[[Any], Any], variables: Variables
 ) -> None:
-    for value in values:
+    for rounds, value in enumerate(values):
+        if rounds == _MOST_ROUNDS and extra_test is not None:
+            if isinstance(values, range):
+                rest = values[rounds:]
+                counted = counted_range(rest.start, rest.stop, rest.step)
+                _count(counted, extra_test, body, variables, {})
+                return
+            raise Refusal(
+                not_staged(
+                    f"loop has more than {_MOST_ROUNDS} rounds, which only the program can leave: "
+                    "go through a tf.range."
+                )
+            )
         holds = None if extra_test is None else extra_test()
         if holds is not None and known_truth(holds) is False:
             break
@@ -161,7 +175,7 @@ def _count(
         write,
         variables.blocks,
     )
-    repeat_while(test, once, counted, opts.get("maximum_iterations"))
+    repeat_while(test(), test, once, counted, opts.get("maximum_iterations"))
 
 
 def and_(a: _Block, b: _Block) -> Any:
@@ -183,19 +197,40 @@ def or_(a: _Block, b: _Block) -> Any:
 
 
 def _lazily(condition: Any, if_true: _Block, if_false: _Block) -> Any:
-    def truth_of(block: _Block) -> Any:
-        value = block()
-        if not (is_array(value) or has_cell(value)):
-            raise not_staged(f"`and` or `or` needs truth values. Received: {value!r}")
-        return truth(value)
+    value: Any = False
 
-    both = [functools.partial(truth_of, block) for block in (if_false, if_true)]
-    return branches.switch(truth(condition), both)
+    def set_to(result: Any) -> None:
+        nonlocal value
+        if not _is_boolean(result):
+            raise not_staged(
+                "`and` or `or` gives, in Python, one of its operands, and not whether they hold. "
+                f"Received: {result!r}. Write a comparison, or a conditional expression."
+            )
+        value = result
+
+    def block(operand: _Block) -> _Block:
+        return lambda: set_to(operand())
+
+    if not _is_boolean(condition):
+        set_to(condition)
+    variables = Variables(
+        ("the value",), lambda: (value,), lambda values: set_to(*values), (if_true, if_false)
+    )
+    choose(condition, block(if_true), block(if_false), variables, 1)
+    return value
+
+
+def _is_boolean(value: Any) -> bool:
+    if has_cell(value):
+        value = value.value()
+    return isinstance(value, bool) or (
+        is_array(value) and jnp.asarray(value).dtype == jnp.bool_ and jnp.size(value) == 1
+    )
 
 
 def not_(a: Any) -> Any:
     """`not a`."""
-    return jnp.logical_not(a) if known_truth(a) is None else not a
+    return jnp.logical_not(truth(a)) if known_truth(a) is None else not a
 
 
 def assert_stmt(expression1: Any, expression2: _Block) -> None:

@@ -62,11 +62,13 @@ def counted_range(start: Any, stop: Any, step: Any, dtype: Any = None) -> Counte
     """Returns `start`, `start + step`, and so on, below `stop`."""
     start, stop, step = (jnp.asarray(part) for part in (start, stop, step))
     dtype = jnp.result_type(start, stop, step) if dtype is None else dtype
-    start, stop, step = (part.astype(dtype) for part in (start, stop, step))
     if jnp.issubdtype(dtype, jnp.integer):
-        length = -((start - stop) // step)
+        wide = jnp.promote_types(dtype, jnp.int32)  # in which differences fit
+        first, last, by = (part.astype(wide) for part in (start, stop, step))
+        length = -((first - last) // by)
     else:
         length = jnp.ceil((stop - start) / step).astype(jnp.int32)
+    start, step = start.astype(dtype), step.astype(dtype)
     return Counted(
         jnp.maximum(length, 0), lambda index: start + jnp.asarray(index).astype(dtype) * step
     )

@@ -26,7 +26,16 @@ from malt.converters.directives import STATIC_VALUE, DirectivesTransformer
 from malt.core import converter, unsupported_features_checker
 from malt.impl import api
 from malt.lang import directives
-from malt.pyct import anno, inspect_utils, naming, origin_info, parser, transformer, transpiler
+from malt.pyct import (
+    anno,
+    errors,
+    inspect_utils,
+    naming,
+    origin_info,
+    parser,
+    transformer,
+    transpiler,
+)
 
 from unison.autograph.directives import set_loop_options
 
@@ -102,11 +111,41 @@ class Transpiler(api.PyToPy):
 
     def transform_ast(self, node: Any, ctx: Any) -> Any:
         unsupported_features_checker.verify(node)
+        _Checker().visit(node)
         node = functions.transform(self.initial_analysis(node, ctx), ctx)
         node = _Directives(ctx).visit(node)
         for module in _CONVERTERS:
             node = module.transform(node, ctx)
         return node
+
+
+class _Checker(ast.NodeVisitor):
+    """Raises for what the rewritten code would not do as Python does."""
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        names = [n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)] if node.type else []
+        if not node.type or "BaseException" in names:
+            raise errors.UnsupportedLanguageElementError(
+                f"line {node.lineno} of it catches every exception: name the classes"
+            )
+        self.generic_visit(node)
+
+    def _refuse_assignments(self, node: ast.AST) -> None:
+        if any(isinstance(each, ast.NamedExpr) for each in ast.walk(node)):
+            raise errors.UnsupportedLanguageElementError(
+                "it assigns by := in an operand of `and`, `or`, a conditional expression, a chain "
+                "of comparisons or the condition of a `while`"
+            )
+        self.generic_visit(node)
+
+    visit_BoolOp = visit_IfExp = _refuse_assignments  # noqa: N815
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        (self._refuse_assignments if len(node.ops) > 1 else self.generic_visit)(node)
+
+    def visit_While(self, node: ast.While) -> None:
+        self._refuse_assignments(node.test)
+        self.generic_visit(node)
 
 
 class _WithReturn(ast.NodeTransformer):

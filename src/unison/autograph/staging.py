@@ -6,9 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +28,8 @@ from unison.autograph.symbols import (
     not_staged,
     symbols_of,
 )
+from unison.conversion import Refusal
+from unison.thread_local import ThreadLocal
 
 #: The number of times that the kinds of a loop's variables may be widened before they must hold.
 _WIDENINGS = 4
@@ -56,6 +62,17 @@ class Variables:
     def symbols(self) -> list[Symbol]:
         return symbols_of(self.names, self.read())
 
+    def watched(self) -> Watched:
+        """Returns what the blocks can reach beside the variables."""
+        own = [
+            cell
+            for block in self.blocks
+            if isinstance(block, types.FunctionType)
+            for name, cell in zip(block.__code__.co_freevars, block.__closure__ or (), strict=True)
+            if name in self.names
+        ]
+        return Watched(self.blocks, (*self.lists, *own))
+
     def and_contents_of(self, lists: Sequence[Any]) -> Variables:
         """Returns the variables with, before them, what is in lists and dictionaries."""
 
@@ -71,6 +88,33 @@ class Variables:
         return Variables((*names, *self.names), read, write, self.blocks, (*lists, *self.lists))
 
 
+#: Whether the thread traces a branch or a loop.
+_is_staging = ThreadLocal(False)
+
+
+def is_staging() -> bool:
+    """Whether this thread traces a branch or a loop, in which each block is traced."""
+    return _is_staging.value
+
+
+_Statement = TypeVar("_Statement", bound=Callable[..., None])
+
+
+def _refusing(statement: _Statement) -> _Statement:
+    """Returns a statement whose errors the user's function cannot take for its own."""
+
+    @functools.wraps(statement)
+    def staged(*args: Any, **kwargs: Any) -> None:
+        try:
+            with _is_staging.bound_to(True):
+                statement(*args, **kwargs)
+        except Exception as error:
+            raise Refusal(error) from error
+
+    return cast(_Statement, staged)
+
+
+@_refusing
 def choose(
     condition: Any,
     body: Callable[[], Any],
@@ -91,7 +135,7 @@ def choose(
         StagingError: Afterwards a variable would be an array or something else.
     """
     before = variables.read()
-    watched = Watched(variables.blocks, variables.lists)
+    watched = variables.watched()
     changed: list[Any] = []
     ends: list[list[Symbol]] = [[], []]
     forms: list[Form] | None = None
@@ -115,7 +159,7 @@ def choose(
         if not all(len(end) == num_outputs for end in ends):
             return  # the error is one of a branch
         is_first = forms is None
-        forms = [_either(*pair) for pair in zip(ends[1], ends[0], strict=True)]
+        forms = [_either(*pair, watched) for pair in zip(ends[1], ends[0], strict=True)]
         if changed or (is_first and not all(map(_are_of, forms, *ends))):
             raise _DifferError
 
@@ -132,6 +176,7 @@ def choose(
                 arrays = switched()
     except BaseException:
         variables.write(before)
+        watched.changed()
         raise
     if changed:
         lists = list({id(each): each for each in changed}.values())
@@ -167,8 +212,13 @@ def truth(condition: Any) -> jax.Array:
     return value.reshape(()).astype(bool)
 
 
-def _either(one: Symbol, other: Symbol) -> Form:
+def _either(one: Symbol, other: Symbol, watched: Watched) -> Form:
     """Returns the form of a variable that one of two branches has set."""
+    if one.value is not other.value and (watched.has(one.value) or watched.has(other.value)):
+        raise not_staged(
+            f"`if` sets {one} to one list or dictionary or to another, which are known by other "
+            "names, too. Copy it: list(...), dict(...)."
+        )
     if one.is_undefined and other.is_undefined:
         return form_of(one)
     for undefined, defined, place in ((one, other, "if"), (other, one, "else")):
@@ -188,6 +238,8 @@ def _are_of(form: Form, *ends: Symbol) -> bool:
 
 def _kept(one: Symbol, other: Symbol, value: Any) -> Any:
     """Returns `value`, or what both branches have left as one and the same thing."""
+    if one.value is other.value:
+        return one.value
     if one.structure != other.structure:
         return value
     leaves = [
@@ -197,7 +249,9 @@ def _kept(one: Symbol, other: Symbol, value: Any) -> Any:
     return jax.tree.unflatten(one.structure, leaves)
 
 
+@_refusing
 def repeat_while(
+    held: Any,
     test: Callable[[], Any],
     body: Callable[[], Any],
     variables: Variables,
@@ -205,24 +259,34 @@ def repeat_while(
 ) -> None:
     """Repeats `body` for as long as `test()` holds in the program.
 
+    Args:
+        held: What `test` has returned the first time.
+        test: A truth value of the program. It is called after each round, as Python does.
+        body: A block.
+        variables: Those that they change.
+        maximum_iterations: The maximum number of rounds.
+
     Raises:
         StagingError: A variable does not keep its form.
     """
-    loop = _Loop(variables, body)
 
-    def holds(arrays: list[jax.Array]) -> jax.Array:
-        loop.enter(arrays)
+    def round_() -> jax.Array:
+        body()
         return truth(test())
 
-    def once(arrays: list[jax.Array]) -> list[jax.Array]:
-        loop.enter(arrays)
-        body()
-        return loop.arrays()
+    loop = _Loop(variables, round_)
 
-    with loop:
-        loop.leave(branches.while_loop(holds, once, loop.start(), maximum_iterations))
+    def once(state: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
+        loop.enter(state[1])
+        holds = round_()
+        return holds, loop.arrays()
+
+    with loop.restoring():
+        state = truth(held), loop.start()
+        loop.enter(branches.while_loop(operator.itemgetter(0), once, state, maximum_iterations)[1])
 
 
+@_refusing
 def repeat_over(
     rows: Any, body: Callable[[Any], Any], variables: Variables, *, length: int
 ) -> None:
@@ -247,8 +311,8 @@ def repeat_over(
         body(row)
         return loop.arrays(), ()
 
-    with loop:
-        loop.leave(branches.scan(once, loop.start(), rows)[0])
+    with loop.restoring():
+        loop.enter(branches.scan(once, loop.start(), rows)[0])
 
 
 class _Loop:
@@ -267,11 +331,16 @@ class _Loop:
         self._before = variables.read()
         self._forms: list[Form] = []
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is not None:
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Context manager that lets the variables be as before if there is an error in it."""
+        watched = dataclasses.replace(self._variables, lists=()).watched()
+        try:
+            yield
+        except BaseException:
             self._variables.write(self._before)
+            watched.changed()
+            raise
 
     def start(self) -> list[jax.Array]:
         """Finds the forms of the variables; returns the arrays of the first round."""
@@ -297,7 +366,7 @@ class _Loop:
     def _after_a_round(self, arrays: list[jax.Array]) -> tuple[list[Symbol], list[Any]]:
         """Returns the variables after a round, and the lists that it has changed."""
         ends: list[Symbol] = []
-        watched = Watched(self._variables.blocks, self._variables.lists)
+        watched = self._variables.watched()
         changed: list[Any] = []
 
         def once() -> list[Any]:
@@ -334,8 +403,6 @@ class _Loop:
         """Lets the variables have the values of `arrays`."""
         rest = iter(arrays)
         self._variables.write(tuple(form.value(rest) for form in self._forms))
-
-    leave = enter
 
     def arrays(self) -> list[jax.Array]:
         """Returns the values of the variables after a round."""

@@ -7,6 +7,7 @@ must be the same whichever way the program takes.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,8 +20,9 @@ from unison.cells import has_cell
 from unison.program.control_flow import ControlFlowError
 from unison.tracebacks import users_line
 
-#: The beginning of the names under which converted functions keep what they will return.
-_RETURNED = "retval_"
+#: The names under which converted functions keep what they will return; `malt` makes them, other
+#: than all that the function refers to.
+_RETURNED = re.compile(r"retval_(_\d+)?")
 
 #: The types of Python's numbers. A variable that holds the same one either way stays a number.
 NUMBERS = (bool, int, float, complex)
@@ -120,7 +122,7 @@ class Symbol:
     @property
     def is_returned(self) -> bool:
         """Whether it is what the function will return, which is only read once it is defined."""
-        return self.name.startswith(_RETURNED)
+        return _RETURNED.fullmatch(self.name) is not None
 
     @property
     def arrays(self) -> list[Any]:

@@ -52,7 +52,7 @@ def converted(trace: Callable[[], T], first: BaseException) -> T:
     Raises:
         ControlFlowError: That is not enough.
     """
-    if conversion.is_converting():
+    if not conversion.may_convert():
         raise value_wanted(first) from first
     try:
         with conversion.converting():

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from unison.cells import has_cell
+from unison.conversion import called
 from unison.saving.calling import SavedFunction, SavedSignature
 from unison.saving.specs import ArraySpec
 
@@ -99,7 +100,7 @@ def as_signature(
         args, kwargs = jax.tree.map(
             lambda leaf: next(remaining) if isinstance(leaf, ArraySpec) else leaf, inputs
         )
-        return _named(function(*args, **kwargs))
+        return _named(called(function, *args, **kwargs))
 
     return signature, ((), dict(zip(names, specs, strict=True)))
 

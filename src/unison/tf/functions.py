@@ -43,11 +43,11 @@ class Function(CompiledFunction):
         self,
         python_function: Callable[..., Any],
         input_signature: Sequence[Any] | None = None,
-        autograph: bool = True,
+        autograph: bool | None = None,
     ):
         if not callable(python_function):
             raise TypeError(f"tf.function needs a function. Received: {python_function!r}")
-        super().__init__(python_function)
+        super().__init__(python_function, converts=bool(autograph))
         self._autograph = autograph
         self.input_signature = None if input_signature is None else tuple(input_signature)
 
@@ -70,7 +70,7 @@ class Function(CompiledFunction):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         function = functools.partial(called, self.python_function)
-        with contextlib.nullcontext() if self._autograph else converting(False):
+        with converting(False) if self._autograph is False else contextlib.nullcontext():
             return with_gradients(function, *args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -307,7 +307,7 @@ def _as_output(leaf: Any) -> Any:
 def function(
     func: Callable[..., Any],
     input_signature: Sequence[Any] | None = None,
-    autograph: bool = True,
+    autograph: bool | None = None,
     **options: Any,
 ) -> Function: ...
 
@@ -316,7 +316,7 @@ def function(
 def function(
     func: None = None,
     input_signature: Sequence[Any] | None = None,
-    autograph: bool = True,
+    autograph: bool | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
@@ -324,7 +324,7 @@ def function(
 def function(
     func: Callable[..., Any] | None = None,
     input_signature: Sequence[Any] | None = None,
-    autograph: bool = True,
+    autograph: bool | None = None,
     **options: Any,
 ) -> Any:
     """Makes a function a part of compiled programs; a decorator with or without arguments.
@@ -336,7 +336,10 @@ def function(
     Args:
         func: The function.
         input_signature: A nest of `tf.TensorSpec`s that the arguments must fit.
-        autograph: Whether Python's control flow over tensors is converted; see `tf.autograph`.
+        autograph: Whether Python's control flow over tensors is converted (see `tf.autograph`),
+            where the function is compiled for itself. Default: it is where the function is part of
+            another program (`strategy.run`, a saved model); otherwise the function runs step by
+            step, as Python does.
         options: `jit_compile=`, `reduce_retracing=` and the others of TensorFlow; without effect.
 
     Raises:
