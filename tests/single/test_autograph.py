@@ -600,6 +600,19 @@ def sets(x):
     return len(found) * x
 
 
+def arrays_of_numpy(x):
+    found = np.zeros(2)
+
+    def put(index):
+        found[index] = index + 1.0
+
+    if x > 0.0:
+        put(0)
+    else:
+        put(1)
+    return float(found.sum()) * x
+
+
 def deeply_nested_lists(x):
     found = [[[[]]]]
     if x > 0.0:
@@ -697,6 +710,7 @@ EFFECTS = [
     global_lists,
     lists_of_functions,
     sets,
+    arrays_of_numpy,
     deeply_nested_lists,
     errors_that_are_caught,
     assertions_that_are_caught,

@@ -109,6 +109,26 @@ def test_a_model_is_converted_inside_a_loop_of_ones_own():
     np.testing.assert_allclose(results.values[0], reference(DATA[:4]), rtol=1e-5)
 
 
+def test_a_layer_may_have_a_loop_of_a_number_of_rounds_that_it_computes():
+    class Halved(keras.layers.Layer):
+        def call(self, x):
+            rounds = 0
+            while tf.reduce_max(x) > 1.0:
+                tf.autograph.experimental.set_loop_options(maximum_iterations=8)
+                x = x / 2.0
+                rounds += 1
+            return x * tf.cast(rounds, x.dtype)
+
+    strategy = unison.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        dense = keras.layers.Dense(2, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((4,)), dense, Halved()])
+        model.compile("sgd", "mse")
+    given = np.full((2, 4), 3.0, np.float32)
+    assert model.predict(given, verbose=0).tolist() == [[0.75 * 4] * 2] * 2  # 12 is halved 4 times
+    model.fit(given, given[:, :2], verbose=0)
+
+
 def test_the_objects_are_as_they_were_afterwards():
     strategy = unison.MirroredStrategy(["CPU:0"])
     with strategy.scope():

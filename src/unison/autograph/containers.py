@@ -4,8 +4,8 @@ A block is traced to be put into the program, perhaps several times. What it lea
 then a value of that trace, which means nothing outside. So what a block can reach is compared
 before and after it: by its variables, globals, the functions that it refers to, and the attributes
 of the user's objects. Lists, dictionaries, attributes and the variables of other functions that
-have changed are variables of the statement like any other; a set or a queue that has changed is an
-error.
+have changed are variables of the statement like any other; a set, a queue or an array of NumPy that
+has changed is an error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from unison.autograph.symbols import not_staged
 from unison.cells import has_cell
 
 #: What is replaced as a whole, and what only has to stay as it is.
 _REPLACED = (list, dict)
-_KEPT = (set, collections.deque, bytearray)
+_KEPT = (set, collections.deque, bytearray, np.ndarray)
+
+#: The bytes of the largest array of NumPy that is compared.
+_MOST_BYTES = 1 << 16
 
 #: The number of steps that are followed from a block, and of objects that are looked at.
 _DEPTH = 8
@@ -109,6 +114,8 @@ def contents(container: Any) -> Any:
     """Returns what is in a container, as a tree that does not change with it."""
     if isinstance(container, Globals):
         return container.values()
+    if isinstance(container, np.ndarray):
+        return container.tobytes()
     if isinstance(container, types.CellType):
         try:
             return (container.cell_contents,)
@@ -121,6 +128,9 @@ def put_back(container: Any, content: Any) -> None:
     """Replaces what is in a container."""
     if isinstance(container, Globals):
         container.set(content)
+        return
+    if isinstance(container, np.ndarray):
+        container[...] = np.frombuffer(content, container.dtype).reshape(container.shape)
         return
     if isinstance(container, types.CellType):
         if content:
@@ -137,6 +147,8 @@ def put_back(container: Any, content: Any) -> None:
 
 
 def _are_same(one: Any, other: Any) -> bool:
+    if isinstance(one, bytes):
+        return one == other
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
@@ -172,6 +184,9 @@ def _reach(value: Any, depth: int, found: dict[int, Any], seen: dict[int, Any]) 
                 seen[id(variables)] = variables  # so that it lives, and its identity is its own
     elif isinstance(value, types.MethodType):
         inside = (value.__self__, value.__func__)
+    elif isinstance(value, np.ndarray):
+        if value.nbytes <= _MOST_BYTES and value.dtype.kind != "O" and value.flags.writeable:
+            found[id(value)] = value
     elif isinstance(value, (*_REPLACED, *_KEPT)):
         found[id(value)] = value
         inside = value.values() if isinstance(value, dict) else value

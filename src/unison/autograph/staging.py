@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -283,7 +282,8 @@ def repeat_while(
 
     with loop.restoring():
         state = truth(held), loop.start()
-        loop.enter(branches.while_loop(operator.itemgetter(0), once, state, maximum_iterations)[1])
+        end = branches.while_loop(lambda state: state[0], once, state, maximum_iterations)
+        loop.enter(end[1])
 
 
 @_refusing
