@@ -8,6 +8,7 @@ again, with the functions converted: see `unison.autograph`.
 from __future__ import annotations
 
 import contextlib
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
@@ -25,11 +26,28 @@ _may_convert = ThreadLocal(True)
 #: Calls a function as converted, given its arguments; `unison.hooks` registers it.
 _call_converted: list[Callable[[Callable[..., Any], tuple, dict[str, Any]], Any]] = []
 
+#: The packages whose functions do without Python's control flow over arrays: those that Unison is
+#: made of, and Python's own.
+_LIBRARIES = frozenset(
+    {"unison", "jax", "jaxlib", "keras", "numpy", "optax", "flax", "equinox", "malt"}
+    | set(sys.stdlib_module_names) - {"__main__"}
+)
+
 #: The reasons for which functions could not be converted, by their code.
 refused: MutableMapping[types.CodeType, str] = weakref.WeakKeyDictionary()
 
 #: Contexts that other modules add around calls of what is not converted, such as Keras' layers.
 contexts_of_calls: list[Callable[[Any], AbstractContextManager[Any]]] = []
+
+
+def is_of_a_library(module: str | None) -> bool:
+    """Whether a module is not the user's: its functions are not converted.
+
+    Examples:
+        >>> is_of_a_library("keras.layers"), is_of_a_library("__main__")
+        (True, False)
+    """
+    return str(module).partition(".")[0] in _LIBRARIES
 
 
 def convert_by(call: Callable[[Callable[..., Any], tuple, dict[str, Any]], Any]) -> None:

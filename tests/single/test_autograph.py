@@ -1,6 +1,7 @@
 """Python's control flow over tensors in compiled functions, beside Python's on the values."""
 
 import functools
+import importlib
 import logging
 
 import jax
@@ -500,6 +501,17 @@ def test_a_function_without_source_says_so():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with pytest.raises(ControlFlowError, match="f has not been converted: Unable to locate the so"):
         strategy.run(namespace["f"], (tf.constant(1.0),))
+
+
+def test_a_function_whose_file_has_changed_says_so(tmp_path, monkeypatch):
+    file = tmp_path / "changed_module.py"
+    file.write_text("def f(x):\n    return x * 2.0 if x > 0 else x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("changed_module").f
+    file.write_text("def f(x):\n    return x * 3.0 if x > 0 else x\n")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with pytest.raises(ControlFlowError, match=r"changed_module\.py, has been changed"):
+        strategy.run(function, (tf.constant(1.0),))
 
 
 # -- effects on Python's objects: as in Python, or an error ---------------------------------------

@@ -69,14 +69,22 @@ def test_a_replica_id_that_no_python_code_needs_leaves_one_trace(four_replicas):
     assert len(traced) == 1
 
 
-def test_an_if_on_an_array_names_the_line_and_the_mend(two_replicas):
+def test_an_if_on_an_array_is_in_the_program(two_replicas):
     def choose(x):
         if x > 0:
             return x
         return -x
 
-    with pytest.raises(TypeError, match=r"test_known_replicas.py:\d+, `if x > 0:`.*tf\.cond"):
-        two_replicas.run(choose, (jnp.float32(1),))
+    assert components(two_replicas.run(choose, (jnp.float32(-1),))) == [1.0, 1.0]
+
+
+def test_an_array_that_python_needs_names_the_line_and_the_mend(two_replicas):
+    def count(x):
+        return len([value for value in x if value > 0])
+
+    line = r"test_known_replicas.py:\d+, `return len\(\[value for value in x .*tf\.cond"
+    with pytest.raises(TypeError, match=line):
+        two_replicas.run(count, (jnp.float32([1, -1]),))
 
 
 @pytest.mark.parametrize("examples", [4, 5, 6, 9])

@@ -669,7 +669,7 @@ def test_cpus_that_were_not_measured_say_how_to_measure():
 
 def test_a_step_that_looks_at_values_names_its_line():
     def step(x: jax.Array) -> jax.Array:
-        return x if float(jnp.sum(x)) > 0 else -x
+        return x[: len([row for row in x if jnp.sum(row) > 0])]
 
     def loss(true: jax.Array, predicted: jax.Array) -> jax.Array:
         return predicted - true if float(jnp.sum(predicted)) > 0 else predicted

@@ -12,7 +12,6 @@ import functools
 import inspect
 import logging
 import operator
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -32,12 +31,6 @@ from unison.cells import has_cell
 from unison.program.control_flow import VALUE_WANTED, known_truth
 
 logger = logging.getLogger("unison")
-
-#: The packages whose functions do without Python's control flow over arrays.
-_LIBRARIES = frozenset(
-    {"unison", "jax", "jaxlib", "keras", "numpy", "optax", "flax", "equinox", "malt"}
-    | set(sys.stdlib_module_names) - {"__main__"}
-)
 
 #: Functions of generators and coroutines, which cannot be rewritten.
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -94,7 +87,7 @@ def _converted(function: types.FunctionType) -> types.FunctionType | None:
         is_autograph_artifact(function)
         or code in conversion.refused
         or code.co_flags & _SUSPENDED
-        or _is_of_a_library(function)
+        or conversion.is_of_a_library(function.__globals__.get("__name__"))
     ):
         return None
     try:
@@ -103,11 +96,6 @@ def _converted(function: types.FunctionType) -> types.FunctionType | None:
         conversion.refused[code] = str(error).strip() or type(error).__name__
         logger.debug("%s is not converted: %s", function.__qualname__, error)
         return None
-
-
-def _is_of_a_library(function: types.FunctionType) -> bool:
-    package = str(function.__globals__.get("__name__", "")).partition(".")[0]
-    return package in _LIBRARIES
 
 
 @functools.cache

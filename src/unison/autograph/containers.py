@@ -19,6 +19,7 @@ import numpy as np
 
 from unison.autograph.symbols import not_staged
 from unison.cells import has_cell
+from unison.conversion import is_of_a_library
 
 #: What is replaced as a whole, and what only has to stay as it is.
 _REPLACED = (list, dict)
@@ -31,8 +32,8 @@ _MOST_BYTES = 1 << 16
 _DEPTH = 8
 _MOST = 10_000
 
-#: The packages whose objects, classes and modules are not looked into.
-_LIBRARIES = ("unison", "jax", "jaxlib", "keras", "numpy", "optax", "flax", "equinox", "malt")
+#: The modules of libraries with classes that the user's only build on.
+_BASES = ("abc", "types", "typing", "unison.module")
 
 _ATOMS = (int, float, complex, bool, str, bytes, type(None), type, types.ModuleType)
 
@@ -99,8 +100,8 @@ class Watched:
         return changed
 
 
-def name_of(container: list | dict, blocks: Iterable[Callable[..., Any] | None]) -> str:
-    """Returns the name by which blocks know a list or a dictionary."""
+def name_of(container: Any, blocks: Iterable[Callable[..., Any] | None]) -> str:
+    """Returns the name by which blocks know what they can reach."""
     for block in filter(None, blocks):
         for name, value in _referred_to(block):
             if value is container:
@@ -177,7 +178,7 @@ def _reach(value: Any, depth: int, found: dict[int, Any], seen: dict[int, Any]) 
     seen[id(value)] = value
     inside: Iterable[Any] = ()
     if isinstance(value, types.FunctionType):
-        if not _is_of_a_library(value.__globals__.get("__name__")):
+        if not is_of_a_library(value.__globals__.get("__name__")):
             inside = [each for _, each in _referred_to(value)]
             for variables in (Globals(value), *(value.__closure__ or ())):
                 found[id(variables)] = variables
@@ -211,8 +212,4 @@ def _is_opaque(value: Any) -> bool:
     if has_cell(value) or not isinstance(getattr(value, "__dict__", None), dict):
         return True
     kinds = [each.__module__ for each in type(value).__mro__[:-1]]
-    return any(_is_of_a_library(module) for module in kinds if module != "unison.module")
-
-
-def _is_of_a_library(module: Any) -> bool:
-    return str(module).partition(".")[0] in _LIBRARIES
+    return any(is_of_a_library(module) for module in kinds if module not in _BASES)

@@ -6,6 +6,7 @@ The code that is made of a function has the function's file and lines, so errors
 from __future__ import annotations
 
 import ast
+import copy
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -98,8 +99,12 @@ class Transpiler(api.PyToPy):
     def _rewritten(self, function: types.FunctionType) -> _Factory:
         features = inspect_utils.getfutureimports(function)
         node, source = parser.parse_entity(function, future_features=features)
-        node = _WithReturn().visit(node)
         code = function.__code__
+        if not _is_source_of(node, code):
+            raise errors.InaccessibleSourceCodeError(
+                f"its file, {code.co_filename}, has been changed since it was imported"
+            )
+        node = _WithReturn().visit(node)
         origin_info.resolve(node, source, code.co_filename, code.co_firstlineno, 0)
         namespace = inspect_utils.getnamespace(function)
         namer = naming.Namer(namespace)
@@ -117,6 +122,40 @@ class Transpiler(api.PyToPy):
         for module in _CONVERTERS:
             node = module.transform(node, ctx)
         return node
+
+
+def _is_source_of(node: Any, code: types.CodeType) -> bool:
+    """Whether a function's source is that from which its code was made, as far as names tell.
+
+    The code may have more: pytest rewrites assertions.
+    """
+    function = copy.deepcopy(node)
+    if isinstance(function, ast.Lambda):
+        function = ast.Expr(function)
+    else:
+        function.decorator_list = []
+    names = "".join(f"  {name} = None\n" for name in code.co_freevars)
+    outer = ast.parse(f"def outer():\n{names}  0")
+    outer.body[0].body.append(function)  # type: ignore[attr-defined]
+    compiled = compile(ast.fix_missing_locations(outer), code.co_filename, "exec")
+    made = next(each for each in _codes_in(compiled) if each.co_name == code.co_name)
+    return _words(made) <= _words(code)
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _codes_in(constant)
+
+
+def _words(code: types.CodeType) -> set[str]:
+    """Returns the names, the numbers and the bytes in code."""
+    words: set[str] = set()
+    for each in (code, *_codes_in(code)):
+        words |= {each.co_name, *each.co_names, *each.co_varnames}
+        words |= {repr(c) for c in each.co_consts if isinstance(c, int | float | complex | bytes)}
+    return words
 
 
 class _Checker(ast.NodeVisitor):

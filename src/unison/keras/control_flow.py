@@ -71,6 +71,6 @@ def _converted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_the_users(method: Any) -> bool:
-    if not isinstance(method, types.FunctionType):
-        return False
-    return method.__globals__.get("__name__", "").partition(".")[0] not in ("keras", "unison")
+    return isinstance(method, types.FunctionType) and not conversion.is_of_a_library(
+        method.__globals__.get("__name__")
+    )
