@@ -130,6 +130,7 @@ def _is_source_of(node: Any, code: types.CodeType) -> bool:
     The code may have more: pytest rewrites assertions.
     """
     function = copy.deepcopy(node)
+    ast.increment_lineno(function, code.co_firstlineno - 1)  # Python 3.13 stores those of classes
     if isinstance(function, ast.Lambda):
         function = ast.Expr(function)
     else:
