@@ -20,7 +20,7 @@ from unison.program.control_flow import known_truth
 _Block = Callable[[], Any]
 
 #: The most rounds of a loop in Python that a `break` leaves on a condition of the program.
-_MOST_ROUNDS = 256
+_MOST_ROUNDS = 64
 
 
 def if_stmt(
