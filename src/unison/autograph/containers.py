@@ -21,7 +21,7 @@ from unison.autograph.symbols import not_staged
 from unison.cells import has_cell
 from unison.conversion import is_of_a_library
 
-#: What is replaced as a whole, and what only has to stay as it is.
+#: The classes whose contents are replaced as a whole, and those that have to stay as they are.
 _REPLACED = (list, dict)
 _KEPT = (set, collections.deque, bytearray, np.ndarray)
 

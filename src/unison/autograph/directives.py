@@ -1,4 +1,4 @@
-"""What a loop's body says about the loop: `set_loop_options`."""
+"""Statements of a loop's body about the loop: `set_loop_options`."""
 
 from __future__ import annotations
 

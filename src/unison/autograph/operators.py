@@ -244,7 +244,7 @@ def assert_stmt(expression1: Any, expression2: _Block) -> None:
 
 
 class FunctionScope:
-    """What is around the body of a converted function.
+    """The context around the body of a converted function.
 
     Attributes:
         name: The name under which the function knows it.
@@ -269,7 +269,7 @@ def with_function_scope(thunk: Callable[[FunctionScope], Any], name: str, option
     return thunk(FunctionScope("lambda", name, options))
 
 
-#: What converted code finds under these names.
+#: The names that converted code uses.
 OPERATORS: dict[str, Any] = {
     function.__name__: function
     for function in (

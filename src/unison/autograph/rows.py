@@ -1,4 +1,4 @@
-"""What `for` in a converted function goes through in the program, rather than in Python."""
+"""Values that `for` in a converted function goes through in the program, not in Python."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def symbols_of(names: Sequence[str], values: Sequence[Any]) -> list[Symbol]:
 
 @dataclasses.dataclass
 class Form:
-    """What a variable is before and after a branch or a round of a loop.
+    """The form that a variable has before and after a branch or a round of a loop.
 
     Attributes:
         structure: What is around its leaves.
