@@ -32,7 +32,7 @@ from unison.tracebacks import users_line
 def switch(
     index: Any,
     branches: Sequence[Callable[[], Any]],
-    agree: Callable[[], None] | None = None,
+    agree: Callable[[], None] = lambda: None,
 ) -> Any:
     """Returns the result of `branches[index]`; only that branch runs.
 
@@ -66,15 +66,12 @@ def switch(
         try:
             result = lax.switch(index, branches)
         except TypeError:
-            if agree is not None:
-                agree()
-            raise
-        if agree is not None:
             agree()
+            raise
+        agree()
         return result
     traces = [_Trace.of(branch, lift) for branch in branches]
-    if agree is not None:
-        agree()
+    agree()
     if any(map(_communicates, traces)):
         index = _agreed(index, lift)
     structures = [trace.structure for trace in traces]

@@ -46,6 +46,17 @@ def if_exp(cond: Any, if_true: _Block, if_false: _Block, expr_repr: str) -> Any:
     known = known_truth(cond)
     if known is not None:
         return (if_true if known else if_false)()
+    return _chosen(expr_repr, cond, if_true, if_false)
+
+
+def _chosen(
+    name: str,
+    condition: Any,
+    if_true: _Block,
+    if_false: _Block,
+    checked: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """Returns the value of one of two expressions, as the condition holds in the program."""
     value: Any = None
 
     def set_to(result: Any) -> None:
@@ -53,9 +64,15 @@ def if_exp(cond: Any, if_true: _Block, if_false: _Block, expr_repr: str) -> Any:
         value = result
 
     variables = Variables(
-        (expr_repr,), lambda: (value,), lambda values: set_to(*values), (if_true, if_false)
+        (name,), lambda: (value,), lambda values: set_to(*values), (if_true, if_false)
     )
-    choose(cond, lambda: set_to(if_true()), lambda: set_to(if_false()), variables, 1)
+    choose(
+        condition,
+        lambda: set_to(checked(if_true())),
+        lambda: set_to(checked(if_false())),
+        variables,
+        1,
+    )
     return value
 
 
@@ -197,27 +214,21 @@ def or_(a: _Block, b: _Block) -> Any:
 
 
 def _lazily(condition: Any, if_true: _Block, if_false: _Block) -> Any:
-    value: Any = False
+    return _chosen("the value", _truth_value(condition), if_true, if_false, _truth_value)
 
-    def set_to(result: Any) -> None:
-        nonlocal value
-        if not _is_boolean(result):
-            raise not_staged(
-                "`and` or `or` gives, in Python, one of its operands, and not whether they hold. "
-                f"Received: {result!r}. Write a comparison, or a conditional expression."
-            )
-        value = result
 
-    def block(operand: _Block) -> _Block:
-        return lambda: set_to(operand())
+def _truth_value(operand: Any) -> Any:
+    """Returns an operand of `and` or `or`, which must be a truth value.
 
-    if not _is_boolean(condition):
-        set_to(condition)
-    variables = Variables(
-        ("the value",), lambda: (value,), lambda values: set_to(*values), (if_true, if_false)
-    )
-    choose(condition, block(if_true), block(if_false), variables, 1)
-    return value
+    Raises:
+        StagingError: It is none.
+    """
+    if not _is_boolean(operand):
+        raise not_staged(
+            "`and` or `or` gives, in Python, one of its operands, and not whether they hold. "
+            f"Received: {operand!r}. Write a comparison, or a conditional expression."
+        )
+    return operand
 
 
 def _is_boolean(value: Any) -> bool:
