@@ -259,6 +259,13 @@ def test_variable_that_the_object_does_not_lead_to_is_named(tmp_path):
         save(Module(), tmp_path / "model")
 
 
+def test_function_that_was_called_is_saved_for_its_whole_input_signature(tmp_path):
+    scale = Scale()
+    scale(tf.ones([2, 3]))
+    save(scale, tmp_path / "model")
+    assert load(tmp_path / "model")(tf.ones([5, 3])).shape == (5, 3)
+
+
 def test_function_without_a_number_of_axes_is_refused(tmp_path):
     module = tf.Module()
     module.f = tf.function(lambda x: x, input_signature=[tf.TensorSpec(None, tf.float32)])

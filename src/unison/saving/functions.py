@@ -54,10 +54,7 @@ def concrete_functions_of(function: Any) -> list[Any]:
     """Returns the function for each signature with which it is known to be called."""
     if is_concrete(function):
         return [function]
-    known = getattr(function, "concrete_functions", [])
-    if input_signature_of(function) is not None and not known:
-        return [function.get_concrete_function()]
-    return known
+    return list(getattr(function, "concrete_functions", ()))
 
 
 def inputs_of(concrete: Any) -> tuple[tuple, dict[str, Any]]:

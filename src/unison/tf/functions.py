@@ -94,10 +94,15 @@ class Function(CompiledFunction):
 
     @property
     def concrete_functions(self) -> list[ConcreteFunction]:
-        """The function of each compiled signature; a saved model contains these."""
+        """The function of its input signature, or else of each signature that it was compiled for.
+
+        A saved model contains these.
+        """
         return self._known()
 
     def _known(self, instance: Sequence[Any] = ()) -> list[ConcreteFunction]:
+        if self.input_signature is not None:
+            return [self._concrete((), {}, instance)]
         return [
             self._concrete(args[len(instance) :], kwargs, instance)
             for args, kwargs in self.signatures()
@@ -184,7 +189,7 @@ class BoundMethod(BoundFunction):
 
     @property
     def concrete_functions(self) -> list[ConcreteFunction]:
-        """The method of each signature that it was compiled for, of this instance."""
+        """The method of its input signature, or of each that it was compiled for, of this instance."""
         return self.__func__._known((self.__self__,))
 
 
