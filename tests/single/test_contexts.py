@@ -174,13 +174,6 @@ def test_the_context_is_restored_when_the_program_raises(two_replicas):
         assert unison.in_cross_replica_context()
 
 
-def test_a_program_may_run_inside_the_scope_of_another_strategy(two_replicas, four_replicas):
-    with two_replicas.scope():
-        results = four_replicas.run(lambda: get_replica_context().num_replicas_in_sync)
-        assert [int(result) for result in results.values] == [4] * 4
-        assert unison.get_strategy() is two_replicas
-
-
 def test_a_scope_inside_a_replica_is_an_error(two_replicas):
     def fn():
         with two_replicas.scope():
@@ -340,3 +333,12 @@ def test_merge_call_outside_all_programs_calls_the_function():
         return x + strategy.num_replicas_in_sync
 
     assert get_replica_context().merge_call(merge, args=(1,)) == 2
+
+
+def test_strategy_does_not_run_in_the_scope_of_another(two_replicas):
+    other = unison.OneDeviceStrategy("CPU:0")
+    with (
+        other.scope(),
+        pytest.raises(RuntimeError, match=r"strategy\.run.* inside the scope of another"),
+    ):
+        two_replicas.run(lambda: 1)

@@ -1,6 +1,7 @@
 """Every public name of TensorFlow is there, or says what to use instead."""
 
 import inspect
+import re
 import types
 from pathlib import Path
 
@@ -147,3 +148,18 @@ def test_there_are_signatures():
 def test_arguments_have_tensorflows_names_order_and_defaults():
     differing = {path: parameters_of(found(path)) for path, _ in SIGNATURES}
     assert differing == dict(SIGNATURES)
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("import unison.tf.lite", "jax.export"),
+        ("from unison.tf import Graph", "tf.function"),
+        ("from unison.tf.feature_column import numeric_column", "Keras"),
+        ("from unison.tf.python.keras import layers", "public names"),
+        ("import unison.tf.distribut", "did you mean 'distribute'"),
+    ],
+)
+def test_import_of_a_missing_module_says_what_to_use(line, advice):
+    with pytest.raises(ModuleNotFoundError, match=re.escape(advice)):
+        exec(line, {})

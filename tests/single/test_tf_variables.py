@@ -287,3 +287,11 @@ def test_lists_are_operands_of_variables():
     assert ([2] - v).tolist() == [1.0, 0.0]
     with pytest.raises(TypeError):  # which would be cut off to integers
         _ = tf.Variable([1, 2]) * [0.5, 1.5]
+
+
+def test_variable_knows_the_strategy_of_its_scope(strategy):
+    with strategy.scope():
+        v = tf.Variable(1.0)
+    assert v.distribute_strategy is strategy
+    assert v.initializer is None
+    assert not hasattr(tf.Variable(1.0), "distribute_strategy")

@@ -64,6 +64,16 @@ class ClusterSpec:
             for job, tasks in self._tasks.items()
         }
 
+    def as_cluster_def(self) -> Any:
+        """Refused: there are no protocol buffers of clusters.
+
+        TF: `tf.train.ClusterSpec.as_cluster_def`.
+        """
+        raise NotImplementedError(
+            "A ClusterSpec has no protocol buffer. Use as_dict(), which json.dumps writes and "
+            "ClusterSpec(...) reads."
+        )
+
     def num_tasks(self, job_name: str) -> int:
         """Returns how many tasks the job has.
 

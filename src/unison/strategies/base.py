@@ -191,12 +191,7 @@ class Strategy:
             RuntimeError: Inside another strategy's scope, or inside a replica program.
         """
         context.require_cross_replica_context("strategy.scope()")
-        current = context.strategy_in_scope()
-        if current is not None and current is not self:
-            raise RuntimeError(
-                f"The scope of {self!r} cannot be entered inside the scope of another strategy, "
-                f"{current!r}. Leave the outer scope first, or use one strategy for both."
-            )
+        context.require_no_other_scope(self, "strategy.scope()")
         with context.entered(self), observed_scope():
             yield self
 
@@ -240,7 +235,7 @@ class Strategy:
             itself.
 
         Raises:
-            RuntimeError: Inside a replica program.
+            RuntimeError: Inside a replica program, or in the scope of another strategy.
             TypeError: An argument is not an array, number, string, variable or distributed value.
 
         Examples:
@@ -252,6 +247,7 @@ class Strategy:
         try:
             del options
             context.require_cross_replica_context("strategy.run()")
+            context.require_no_other_scope(self, "strategy.run()")
             if not callable(fn):
                 raise TypeError(f"strategy.run needs a function to call. Received: {fn!r}")
             if not isinstance(args, tuple | list):
@@ -390,6 +386,9 @@ class Strategy:
             for leaf in leaves
         ]
         return tuple(jax.tree.unflatten(structure, own) for own in zip(*columns, strict=True))
+
+    #: The name in TensorFlow 1.
+    unwrap = experimental_local_results
 
     @filter_traceback
     def experimental_distribute_values_from_function(

@@ -116,6 +116,16 @@ def require_cross_replica_context(what: str) -> None:
         )
 
 
+def require_no_other_scope(strategy: Strategy, what: str) -> None:
+    """Raises a RuntimeError if the thread is in the scope of another strategy."""
+    current = strategy_in_scope()
+    if current is not None and current is not strategy:
+        raise RuntimeError(
+            f"{what} of {strategy!r} is called inside the scope of another strategy, {current!r}. "
+            "Leave that scope first, or use one strategy for both."
+        )
+
+
 class ReplicaContext:
     """A function's view of its replica, returned by `get_replica_context()`.
 

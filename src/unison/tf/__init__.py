@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Any
 
 import unison
 from unison.lazy_loader import attach_stub
-from unison.tf.missing import names_missing_from
+from unison.tf.missing import MissingModules, names_missing_from
 from unison.tf.patches import patch_jax
 from unison.tf.random_stream import register_random_stream
 
@@ -35,6 +36,7 @@ _SUBMODULES = frozenset(
 _OF_KERAS = frozenset("initializers losses metrics optimizers".split())
 
 patch_jax()
+sys.meta_path.append(MissingModules())
 register_random_stream()
 
 # A program may import Keras itself, which reads its backend once, when it is imported.

@@ -26,6 +26,7 @@ from unison.tf.debugging import assert_equal as assert_equal
 from unison.tf.debugging import assert_greater as assert_greater
 from unison.tf.debugging import assert_less as assert_less
 from unison.tf.debugging import assert_rank as assert_rank
+from unison.tf.device_spec import DeviceSpec as DeviceSpec
 from unison.tf.dtypes import DType as DType
 from unison.tf.dtypes import as_dtype as as_dtype
 from unison.tf.dtypes import bfloat16 as bfloat16

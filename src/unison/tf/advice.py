@@ -30,7 +30,6 @@ _EXTENSION = "use a dataclass registered with jax.tree_util.register_dataclass"
 
 ADVICE = {
     "tf.CriticalSection": "programs of one process run one after the other: nothing to guard",
-    "tf.DeviceSpec": "write device strings, as '/job:worker/task:0/device:GPU:0'",
     "tf.Graph": _GRAPH,
     "tf.IndexedSlicesSpec": "gradients are dense arrays here",
     "tf.Operation": _GRAPH,

@@ -189,7 +189,7 @@ class BoundMethod(BoundFunction):
 
     @property
     def concrete_functions(self) -> list[ConcreteFunction]:
-        """The method of its input signature, or of each that it was compiled for, of this instance."""
+        """The method of its input signature, or else of each that it was compiled for."""
         return self.__func__._known((self.__self__,))
 
 

@@ -28,6 +28,7 @@ class StreamState:
 
     shape = (2,)
     dtype = np.dtype(np.uint32)
+    trainable = False
 
     def __init__(self, cell: Cell):
         self.cell = cell

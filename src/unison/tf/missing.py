@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.abc
 import importlib.resources
 import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
+
+#: Modules that programs import although they are not public.
+_NOT_PUBLIC = {"python": "it is TensorFlow's implementation: use the public names"}
 
 _OTHERWISE = "tensors are jax.Arrays, so what jax.numpy, jax or keras offer for it works on them"
 
@@ -42,6 +46,22 @@ def names_missing_from(
         )
 
     return lookup
+
+
+class MissingModules(importlib.abc.MetaPathFinder):
+    """Raises the error for a module that the face does not have, when it is imported.
+
+    It stands last in `sys.meta_path`: it is asked for what no other finder has found.
+    """
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        package, _, name = fullname.rpartition(".")
+        if package == "unison.tf" or package.startswith("unison.tf."):
+            # Not under the module's own name: Python would drop an error that has it in
+            # `from unison.tf import name`.
+            path = fullname.removeprefix("unison.")
+            message = _message(package.removeprefix("unison."), name, _NOT_PUBLIC)
+            raise ModuleNotFoundError(message, name=path)
 
 
 def namespace(module: str, **names: Any) -> types.ModuleType:

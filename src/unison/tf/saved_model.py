@@ -6,6 +6,7 @@ The format is Unison's own (see `unison.saving.directory`); TensorFlow cannot re
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from unison import saving
 from unison.saving import contains_saved_model
 from unison.saving.functions import DEFAULT_SIGNATURE as DEFAULT_SERVING_SIGNATURE_DEF_KEY
 from unison.saving.load import SERVING
-from unison.tf.missing import names_missing_from
+from unison.tf.missing import names_missing_from, namespace
 from unison.tf.variables import Variable
 
 __all__ = [
@@ -23,29 +24,75 @@ __all__ = [
     "LoadOptions",
     "SaveOptions",
     "contains_saved_model",
+    "experimental",
     "load",
     "save",
 ]
 
 
+class VariablePolicy(enum.Enum):
+    """The form in which the variables of a strategy are saved.
+
+    Attributes:
+        NONE: As variables of one replica, on no device.
+        SAVE_VARIABLE_DEVICES: Refused: a saved model names no devices.
+        EXPAND_DISTRIBUTED_VARIABLES: Refused: there is one value of each variable.
+
+    TF: `tf.saved_model.experimental.VariablePolicy`.
+    """
+
+    NONE = None
+    SAVE_VARIABLE_DEVICES = "save_variable_devices"
+    EXPAND_DISTRIBUTED_VARIABLES = "expand_distributed_variables"
+
+
+experimental = namespace(f"{__name__}.experimental", VariablePolicy=VariablePolicy)
+
+
 @dataclasses.dataclass
 class SaveOptions:
-    """Through which device TensorFlow writes a saved model; without effect.
+    """Options of `save`.
+
+    Args:
+        experimental_io_device: The device through which TensorFlow writes files; without effect.
+        experimental_variable_policy: A `VariablePolicy` or its value.
+
+    Raises:
+        ValueError: The policy is another one than `NONE`.
 
     TF: `tf.saved_model.SaveOptions`.
     """
 
     experimental_io_device: str | None = None
+    experimental_variable_policy: VariablePolicy | str | None = None
+
+    def __post_init__(self) -> None:
+        _require_one_value(self.experimental_variable_policy)
 
 
 @dataclasses.dataclass
 class LoadOptions:
-    """Through which device TensorFlow reads a saved model; without effect.
+    """Options of `load`; see `SaveOptions`.
 
     TF: `tf.saved_model.LoadOptions`.
     """
 
     experimental_io_device: str | None = None
+    experimental_variable_policy: VariablePolicy | str | None = None
+
+    def __post_init__(self) -> None:
+        _require_one_value(self.experimental_variable_policy)
+
+
+def _require_one_value(policy: VariablePolicy | str | None) -> None:
+    """Raises a ValueError if variables should be saved with their devices or copies."""
+    text = policy.lower() if isinstance(policy, str) else policy
+    if VariablePolicy(text) is not VariablePolicy.NONE:
+        raise ValueError(
+            "A saved model holds one value of each variable, and no devices. Received: "
+            f"experimental_variable_policy={policy!r}. Leave it out; tf.train.Checkpoint saves "
+            "the copies of variables that differ between replicas."
+        )
 
 
 def save(

@@ -23,6 +23,7 @@ from unison.names import current_name_scope
 from unison.runtime import device_strings
 from unison.runtime.private_jax import nothing_is_traced
 from unison.tf import config, dtypes
+from unison.tf.device_spec import DeviceSpec
 from unison.tf.tensors import cast, convert_to_tensor, tensor_dtype
 
 
@@ -39,13 +40,18 @@ def device(device_name: Any) -> AbstractContextManager[Any]:
     CPU.
 
     Args:
-        device_name: What `unison.runtime.device_strings.resolve` takes, as "GPU:0".
+        device_name: What `unison.runtime.device_strings.resolve` takes, as "GPU:0", or a
+            `tf.DeviceSpec`.
 
     Raises:
         UnknownDeviceError: No device has that name, without soft placement.
 
     TF: `tf.device`.
     """
+    if isinstance(device_name, DeviceSpec):
+        has_type = device_name.device_type is not None
+        first = device_name.replace(device_index=device_name.device_index or 0)
+        device_name = first.to_string() if has_type else None
     if device_name is None or device_name == "" or current_lift() is not None:
         return contextlib.nullcontext()
     is_soft = config.get_soft_device_placement()

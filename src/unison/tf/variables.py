@@ -15,6 +15,7 @@ from unison.cells import VariableAggregation, VariableSynchronization
 from unison.identity_key import Reference
 from unison.lifting import current_lift
 from unison.slices import nd_index, row_index
+from unison.strategies.context import strategy_in_scope
 from unison.tf.dtypes import as_dtype
 from unison.tf.tensor_spec import TensorShape
 
@@ -81,6 +82,7 @@ class Variable(variables.Variable):
             aggregation=aggregation,
         )
         self.name = f"{self.name}:0"
+        self._strategy = strategy_in_scope()
 
     def assign(
         self,
@@ -158,6 +160,25 @@ class Variable(variables.Variable):
         """Whether there is a value: always. TF: `tf.Variable.is_initialized`."""
         del name
         return True
+
+    @property
+    def initializer(self) -> None:
+        """None: a variable has its value when it is made. TF: `tf.Variable.initializer`."""
+        return None
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy in whose scope the variable was made.
+
+        Raises:
+            AttributeError: It was made outside of scopes.
+        """
+        if self._strategy is None:
+            raise AttributeError(
+                f"Variable {self.name!r} was made outside of a strategy's scope, and has no "
+                "distribute_strategy."
+            )
+        return self._strategy
 
     def initialized_value(self) -> jax.Array:
         """Returns the value. TF: `tf.compat.v1.Variable.initialized_value`."""

@@ -67,7 +67,9 @@ def _tf_config() -> dict[str, Any]:
     if config.get("task") and not config.get("cluster"):
         raise ValueError(f"{_EXPECTED}. Received a task without a cluster: {text!r}")
     kind = config.get("task", {}).get("type")
-    if not isinstance(kind, str | None):
+    if isinstance(kind, int) and not isinstance(kind, bool):
+        config["task"]["type"] = str(kind)  # as TensorFlow's resolver reads it
+    elif not isinstance(kind, str | None):
         raise ValueError(f"{_EXPECTED}. Received a task whose type is {kind!r}")
     return config
 
