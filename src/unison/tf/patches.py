@@ -1,12 +1,14 @@
 """The changes of `unison.tf` in other libraries, made when it is imported.
 
-JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, and slices whose bounds
-a compiled program computes (`slicing`). JAX keeps a 64-bit dtype that is named (see
-`unison.runtime.precision`), as TensorFlow does.
+JAX's arrays get the methods that TensorFlow's tensors have beyond NumPy's, operands that are lists
+(`operands`), and slices whose bounds a compiled program computes (`slicing`). NumPy's functions of
+them return NumPy's arrays and numbers, as of TensorFlow's tensors. JAX keeps a 64-bit dtype that is
+named (see `unison.runtime.precision`), as TensorFlow does.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
@@ -45,6 +47,30 @@ def _ref(self: Any) -> Reference:
     return Reference(self)
 
 
+#: NumPy's functions of the shape and dtype of an array, which do not need its value.
+_OF_SHAPE_AND_DTYPE = frozenset(
+    (np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj)
+)
+
+
+def _array_function(
+    self: jax.Array, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Returns what one of NumPy's functions returns of arrays (`__array_function__`).
+
+    By default NumPy calls the array's own method if it has one (`np.mean`, `np.squeeze`), so that
+    some of its functions return a `jax.Array`: it cannot be the key of a dictionary, and is no
+    `np.integer`. JAX itself relies on that (`jax.hessian` calls `np.reshape`).
+    """
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+    if func in _OF_SHAPE_AND_DTYPE or caller.partition(".")[0] == "jax":
+        return func.__wrapped__(*args, **kwargs)
+    args, kwargs = jax.tree.map(
+        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, (args, kwargs)
+    )
+    return func(*args, **kwargs)
+
+
 def patch_jax() -> None:
     """Gives JAX's arrays, and its values inside traced programs, TensorFlow's methods."""
     jax.config.update("jax_explicit_x64_dtypes", "allow")
@@ -54,13 +80,18 @@ def patch_jax() -> None:
         kind.get_shape = _get_shape
         kind.set_shape = _set_shape
         kind.ref = _ref
+    arrays: Any = jax.Array
+    arrays.__array_function__ = _array_function
 
 
-def patch_indexing() -> None:
-    """Extends the slices of JAX's arrays; `tensors` calls it, since what it needs takes longer."""
+def patch_operators() -> None:
+    """Extends the operators of JAX's arrays; `tensors` calls it, for its imports take longer."""
     from unison.runtime.private_jax import ArrayImpl
+    from unison.tf.operands import TAKE_LISTS, taking_lists
     from unison.tf.slicing import with_computed_bounds
 
     kinds: tuple[Any, ...] = (ArrayImpl, jax.core.Tracer)
     for kind in kinds:
         kind.__getitem__ = with_computed_bounds(kind.__getitem__)
+        for name in TAKE_LISTS:
+            setattr(kind, name, taking_lists(getattr(kind, name)))

@@ -33,12 +33,12 @@ from unison.runtime.private_jax import (
 from unison.tf import dtypes
 from unison.tf.dtypes import named
 from unison.tf.host import HostTensor, ShapeTensor, size_tensor
-from unison.tf.patches import patch_indexing
+from unison.tf.patches import patch_operators
 from unison.tf.pending import PendingText
 from unison.tf.tensor_spec import TensorShape, broadcast_shapes, is_symbolic_size
 from unison.tf.text import StringTensor, is_text
 
-patch_indexing()
+patch_operators()
 
 #: The classes of `isinstance(x, tf.Tensor)`.
 Tensor = jax.Array | HostTensor | PendingText

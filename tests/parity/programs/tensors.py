@@ -222,12 +222,25 @@ def tensors_cannot_be_assigned_to(tf):
     return attempt(assign)
 
 
-@fact(
-    ours=raises("ValueError"),
-    because="the operators of a jax.Array take no lists: write tf.constant([1.0, 2.0])",
-)
+@fact
 def operators_with_lists(tf):
-    return attempt(lambda: tf.constant([1.0, 2.0]) * [2.0, 3.0])
+    x = tf.constant([1.0, 2.0])
+    n = tf.constant([1, 2])
+    b = tf.constant([True, False])
+    return [
+        x * [2, 3],
+        [2.5, 3.5] - x,
+        x - [x, [1.0, 1.0]],
+        n // [2, 1],
+        [5, 6] % n,
+        n < [2, 2],
+        n == [1, 3],
+        n != [1, 3],
+        b & [True, True],
+        x ** [2.0, 0.5],
+        tf.function(lambda x: x / [2.0, 4.0])(x),
+        attempt(lambda: n * [0.5, 1.5]),
+    ]
 
 
 @fact
@@ -616,3 +629,29 @@ def files_are_handled(tf, folder):
     ]
     gfile.rmtree(f"{folder}/a")
     return [*found, gfile.exists(f"{folder}/a")]
+
+
+# -- with NumPy ----------------------------------------------------------------------------
+
+
+@fact
+def functions_of_numpy_return_values_of_numpy(tf):
+    x = tf.constant([[3.0, 1.0, 2.0]])
+    results = [
+        np.mean(x),
+        np.argmax(x),
+        np.squeeze(x),
+        np.sum(x, axis=0),
+        np.std(x),
+        np.round(x),
+        np.concatenate([x, x]),
+        np.sort(x),
+        np.linalg.norm(x),
+        np.max(x, axis=1),
+        np.array_equal(x, x),
+        np.where(x > 1, x, 0 * x),
+        list(np.shape(x)),
+        np.ndim(x),
+        np.size(x),
+    ]
+    return [[type(result).__name__, result] for result in results]

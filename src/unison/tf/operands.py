@@ -1,0 +1,35 @@
+"""Operands of tensors that JAX refuses and TensorFlow converts: lists of numbers and tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+_Operator = Callable[[Any, Any], Any]
+
+_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul".split()
+
+#: Operators whose other operand may be a list.
+TAKE_LISTS = [
+    *(f"__{name}__" for name in _ARITHMETIC),
+    *(f"__r{name}__" for name in _ARITHMETIC),
+    *(f"__{name}__" for name in "and rand or ror xor rxor lt le gt ge eq ne".split()),
+]
+
+
+def taking_lists(operator: _Operator) -> _Operator:
+    """Returns an operator of arrays, extended by lists, which get the array's dtype.
+
+    A list that this dtype cannot hold is a TypeError, as in TensorFlow.
+    """
+
+    @functools.wraps(operator)
+    def extended(self: Any, other: Any) -> Any:
+        if type(other) is list:
+            from unison.tf.tensors import convert_to_tensor
+
+            other = convert_to_tensor(other, self.dtype)
+        return operator(self, other)
+
+    return extended
