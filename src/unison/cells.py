@@ -389,6 +389,11 @@ class Cell:
         self._copy_first = None
         self.borrower = None
 
+    def discard(self) -> None:
+        """Drops the value for good; programs that were compiled with it are traced again."""
+        self.put(None)
+        Cell.form_changes += 1
+
     def to_home(self, array: jax.Array) -> jax.Array:
         """Returns `array`, a program's output in the cell's layout, in the form the cell stores."""
         is_whole = self.layout in (Layout.MIRRORED, Layout.STREAM)

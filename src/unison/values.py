@@ -223,12 +223,39 @@ class PerReplica(DistributedValues):
 
 @jax.tree_util.register_pytree_node_class
 class Mirrored(DistributedValues):
-    """The same value on every replica.
+    """The same value on every replica, which stands for it in operators and functions of JAX.
 
     TF: `tf.distribute.DistributedValues` (`Mirrored`).
     """
 
     __slots__ = ()
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.values[0])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values[0], dtype=dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.values[0])
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.result_type(self.values[0])
+
+    def numpy(self) -> Any:
+        """Returns the value as a NumPy array or number."""
+        return np.array(self.values[0])[()]
+
+    def __float__(self) -> float:
+        return float(self.values[0])
+
+    def __int__(self) -> int:
+        return int(self.values[0])
+
+    def __bool__(self) -> bool:
+        return bool(self.values[0])
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         return self.values, None
@@ -236,6 +263,18 @@ class Mirrored(DistributedValues):
     @classmethod
     def tree_unflatten(cls, _: None, values: Sequence[Any]) -> Mirrored:
         return cls(values)
+
+
+def _of_the_value(operator: str) -> Callable[..., Any]:
+    def apply(self: Mirrored, *others: Any) -> Any:
+        others = tuple(o.values[0] if isinstance(o, Mirrored) else o for o in others)
+        return getattr(jnp.asarray(self.values[0]), operator)(*others)
+
+    return apply
+
+
+for _operator in _OPERATORS:
+    setattr(Mirrored, _operator, _of_the_value(_operator))
 
 
 class ReplicaLocal(DistributedValues):

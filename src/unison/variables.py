@@ -19,7 +19,8 @@ from unison.cells import (
     VariableSynchronization,
     has_cell,
 )
-from unison.collectives import all_gather, broadcast
+from unison.collectives import all_gather, all_reduce, broadcast
+from unison.collectives.components import on_device
 from unison.eager_fallback import needs_python
 from unison.lifting import current_lift, outside_the_program
 from unison.names import current_name_scope
@@ -194,6 +195,10 @@ class Variable:
 
     read_value = value
 
+    def local_copies(self) -> tuple[Any, ...]:
+        """Returns the copies of this process's replicas, as arrays."""
+        return tuple(map(on_device, self._cell.copies()))
+
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array that the caller owns."""
         return np.array(self._host_value())
@@ -267,6 +272,57 @@ class Variable:
         return self
 
     # -- assigning parts -------------------------------------------------------------------
+
+    def assign_slice(self, index: Any, value: Any) -> Variable:
+        """Assigns `value` to the elements that `variable[index]` selects.
+
+        In a replica program the replicas' values of these elements are combined by the aggregation.
+
+        Args:
+            index: What `variable[index]` takes: integers, slices, `...`, None and arrays.
+            value: The elements' value, of their shape or broadcast to it.
+
+        Raises:
+            IndexError: An index is outside of the variable.
+            NotImplementedError: The variable is `ON_READ` on several replicas, outside of these.
+            TypeError, ValueError: As `assign`.
+
+        Examples:
+            >>> import unison
+            >>> v = unison.Variable([1.0, 2.0, 3.0])
+            >>> v.assign_slice(slice(1, 3), [5.0, 6.0]).numpy().tolist()
+            [1.0, 5.0, 6.0]
+
+        TF: `tf.Variable.__getitem__(index).assign(value)`.
+        """
+        index = jax.tree.map(self._operand, index, is_leaf=has_cell)
+        _check_index(index, self._shape_now)
+        value = _as_array(value, self.dtype, self.name)
+
+        def update(copy: jax.Array) -> jax.Array:
+            return copy.at[index].set(value)
+
+        lift = current_lift()
+        if lift is None:
+            if self._cell.is_on_read and not self._cell.is_alone:
+                raise NotImplementedError(
+                    f"Outside of the replicas, a part of the ON_READ variable {self.name!r} cannot "
+                    "be assigned. Assign the whole value, or the part in strategy.run."
+                )
+            self._cell.update(update)
+        elif self._cell.is_alone or not lift.combines_now(self._cell):
+            lift.update(self._cell, update)
+        else:
+            value = self._combined(value)
+            with lift.equal_writes():
+                lift.update(self._cell, update)
+        return self
+
+    def _combined(self, value: jax.Array) -> jax.Array:
+        """Returns what the replicas' values are as one, by the aggregation."""
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return broadcast(value)
+        return all_reduce(self.aggregation.name, value)
 
     def scatter_add(self, slices: IndexedSlices) -> Variable:
         """Adds slices along the first axis; those with a repeated index are applied in sequence.
@@ -536,6 +592,18 @@ for _name in [*_BINARY, *(f"r{name}" for name in _BINARY), *_OTHER]:
 for _name in _IN_PLACE:
     setattr(Variable, f"__i{_name}__", _refuse(_name))
 let_jax_take(Variable, Variable.value)
+
+
+def _check_index(index: Any, shape: tuple[int, ...]) -> None:
+    """Raises an IndexError if an index that is known is outside an array of `shape`.
+
+    JAX would drop what is assigned there.
+    """
+    leaves, structure = jax.tree.flatten(index, is_leaf=lambda leaf: leaf is None)
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        known = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        _ = np.broadcast_to(np.empty(()), shape)[jax.tree.unflatten(structure, known)]
+
 
 #: Aggregations that sum the replicas' values, which is not defined for replacements.
 _ADDING = (VariableAggregation.SUM, VariableAggregation.MEAN)

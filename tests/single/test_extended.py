@@ -53,8 +53,9 @@ def test_reduce_to_combines_for_any_destination(two_replicas):
     extended = two_replicas.extended
     variable = variable_of(two_replicas, [0.0, 0.0])
     for destination in ("CPU:0", ["CPU:0", "CPU:1"], extended.worker_devices, variable, PAIR, None):
-        assert extended.reduce_to("SUM", PAIR, destination).tolist() == [4.0, 8.0]
-    assert extended.reduce_to("MEAN", [PAIR], variable)[0].tolist() == [2.0, 4.0]
+        assert np.asarray(extended.reduce_to("SUM", PAIR, destination)).tolist() == [4.0, 8.0]
+    (mean,) = extended.reduce_to("MEAN", [PAIR], variable)
+    assert [component.tolist() for component in mean.values] == [[2.0, 4.0]] * 2
 
 
 def test_batch_reduce_to_combines_several_values(two_replicas):

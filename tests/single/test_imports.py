@@ -50,6 +50,7 @@ OF_THE_FACE = {
     "unison.tf.patches",
     "unison.tf.random_stream",
     "unison.tf.tensor_spec",
+    "unison.tf.variable_slices",
     "unison.train",
     "unison.train.random_state",
 }

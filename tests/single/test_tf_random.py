@@ -132,6 +132,20 @@ def test_a_generator_gives_every_replica_its_own_numbers(two):
     assert len({tuple(row) for row in (*first, *second)}) == 4
 
 
+def test_generator_from_outside_of_scopes_goes_on_in_replicas_and_back(two):
+    generator = tf.random.Generator.from_seed(3)
+    compiled = tf.function(lambda: generator.uniform([]))
+
+    def in_replicas():
+        return drawn(two.run(lambda: generator.uniform([])))
+
+    numbers = [float(compiled()), float(generator.uniform([]))]
+    numbers += [*in_replicas(), *in_replicas()]
+    numbers += [float(compiled()), float(generator.uniform([])), *in_replicas()]
+    assert len(set(map(float, numbers))) == 10
+    assert generator.state.tolist() == [3, 7]  # a draw of all replicas is one
+
+
 def test_the_global_generator_can_be_set():
     mine = tf.random.Generator.from_seed(1)
     tf.random.set_global_generator(mine)

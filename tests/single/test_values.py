@@ -18,16 +18,26 @@ def test_the_components_are_shown(kind):
     assert repr(kind([1, "b"])) == f"{kind.__name__}:{{\n  0: 1\n  1: 'b'\n}}"
 
 
-@pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
-@pytest.mark.parametrize(
+OPERATORS = pytest.mark.parametrize(
     "compute",
     [lambda x: x + 1, lambda x: 1 - x, lambda x: jnp.ones(2) * x, lambda x: -x, lambda x: x > 0],
     ids=["left", "right", "array", "unary", "comparison"],
 )
-def test_an_operator_says_how_to_compute_with_the_components(kind, compute):
-    value = kind([jnp.ones(2), jnp.ones(2)])
-    with pytest.raises(TypeError, match=rf"{kind.__name__}: .*strategy\.reduce\(\)"):
+
+
+@OPERATORS
+def test_an_operator_says_how_to_compute_with_the_components(compute):
+    value = unison.PerReplica([jnp.ones(2), jnp.ones(2)])
+    with pytest.raises(TypeError, match=r"PerReplica: .*strategy\.reduce\(\)"):
         compute(value)
+
+
+@OPERATORS
+def test_mirrored_value_computes_as_its_value_does(compute):
+    value = unison.Mirrored([jnp.full(2, 3.0)] * 2)
+    assert compute(value).tolist() == compute(jnp.full(2, 3.0)).tolist()
+    assert (value + value).tolist() == [6.0, 6.0]
+    assert jnp.sum(value) == 6.0
 
 
 @pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])

@@ -844,3 +844,22 @@ def test_repr_of_copies_without_a_common_value_does_not_raise():
             1.0, synchronization=unison.VariableSynchronization.ON_READ, name="apart"
         )
     assert "none outside the replicas" in repr(variable)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("SUM", [3.0, 30.0]), ("MEAN", [1.5, 15.0]), ("ONLY_FIRST_REPLICA", [1.0, 10.0])],
+)
+def test_slices_that_replicas_assign_are_combined(two_replicas, aggregation, expected):
+    with two_replicas.scope():
+        v = unison.Variable([0.0, 7.0, 0.0], aggregation=unison.VariableAggregation[aggregation])
+    values = unison.PerReplica([np.float32([1.0, 10.0]), np.float32([2.0, 20.0])])
+    two_replicas.run(lambda x: v.assign_slice(slice(None, None, 2), x), args=(values,))
+    assert v.numpy().tolist() == [expected[0], 7.0, expected[1]]
+    v.assign_slice(1, 8.0)
+    assert all(copy.tolist() == [expected[0], 8.0, expected[1]] for copy in v.cell.copies())
+
+
+def test_slice_outside_of_a_variable_is_not_assigned():
+    with pytest.raises(IndexError, match="out of bounds"):
+        unison.Variable([1.0]).assign_slice(3, 1.0)

@@ -72,11 +72,12 @@ class StrategyExtended:
             reduce_op: A `ReduceOp` or its name.
             value: As for `strategy.reduce`.
             destinations: Where the result is needed: devices or their names, a distributed value or
-                a variable. Results are transferred to where they are used, so this is only checked.
+                a variable.
             options: Accepted for compatibility with TensorFlow: values are sent one at a time.
 
         Returns:
-            The result: a tree like `value`, with one array for each distributed value.
+            The result: a tree like `value`, with one array for each distributed value, as a
+            `Mirrored` if there are several destinations.
 
         Raises:
             ValueError: As `strategy.reduce`; or there is no such device.
@@ -87,7 +88,8 @@ class StrategyExtended:
         context.require_cross_replica_context("strategy.extended.reduce_to()")
         del options
         _check_destinations(destinations)
-        return self._strategy.reduce(reduce_op, value, axis=None)
+        reduced = self._strategy.reduce(reduce_op, value, axis=None)
+        return jax.tree.map(lambda leaf: self.broadcast_to(leaf, destinations), reduced)
 
     def batch_reduce_to(
         self,

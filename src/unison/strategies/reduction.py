@@ -22,6 +22,7 @@ from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.replica_function import ReplicaFunction
 from unison.slices import IndexedSlices
 from unison.values import DistributedValues, PerReplica, ReplicaLocal, is_distributed
+from unison.variables import Variable
 
 Axis = int | Sequence[int] | None
 
@@ -40,7 +41,9 @@ def components_of(value: Any) -> tuple[Any, ...] | None:
     lift = current_lift()
     if lift is not None:
         return ReplicaLocal(lift.own_copy(value.cell)).values
-    return tuple(map(on_device, value.cell.copies()))
+    if isinstance(value, Variable):
+        return value.local_copies()
+    return tuple(map(on_device, value.cell.copies()))  # of Keras' variable
 
 
 def reduced(

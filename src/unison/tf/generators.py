@@ -12,7 +12,7 @@ import numpy as np
 from unison.cells import Cell
 from unison.lifting import current_lift, outside_the_program
 from unison.module import Tracked
-from unison.runtime.placement import placement_in_scope
+from unison.runtime.placement import Placement, placement_in_scope
 from unison.tf import dtypes
 from unison.tf.random_draws import draw_normal, draw_truncated_normal, draw_uniform
 from unison.tf.random_keys import stream_cell
@@ -38,9 +38,9 @@ class StreamState:
 class Generator(Tracked):
     """A stream of random numbers. Make one with `from_seed`, `from_state` or `split`.
 
-    Made in a strategy's scope and used in its programs, it gives every replica numbers of its
-    own. The numbers are not TensorFlow's. A checkpoint that is given the generator saves where it
-    is.
+    In the programs of a strategy it gives every replica numbers of its own. One that was made
+    outside of scopes belongs to the first strategy of several replicas that uses it. The numbers
+    are not TensorFlow's. A checkpoint that is given the generator saves where it is.
 
     Args:
         copy_from: A generator to start from where it is.
@@ -95,6 +95,7 @@ class Generator(Tracked):
         """The seed and the counter; on a replica, its own."""
         lift = current_lift()
         if lift is not None:
+            self._move_to(lift.placement)
             return lift.read(self._cell)
         value = self._cell.read()
         assert value is not None
@@ -130,9 +131,19 @@ class Generator(Tracked):
     def _assign(self, state: jax.Array) -> None:
         lift = current_lift()
         if lift is not None:
+            self._move_to(lift.placement)
             lift.assign(self._cell, state)
         else:
             self._cell.assign(state)
+
+    def _move_to(self, placement: Placement) -> None:
+        """Moves a state of one copy to the replicas of `placement`, if there are several."""
+        if not self._cell.is_alone or placement.num_replicas == 1:
+            return
+        with outside_the_program():
+            moved = stream_cell(placement, self._cell.numpy(), self._cell.name)
+        self._cell.discard()
+        self._cell = self._state_var.cell = moved
 
     def _next_key(self) -> jax.Array:
         state = self.skip(1)

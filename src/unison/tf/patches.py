@@ -16,6 +16,7 @@ import numpy as np
 
 from unison.identity_key import Reference
 from unison.tf.tensor_spec import TensorShape
+from unison.tf.variable_slices import assign_of
 
 
 def _numpy(self: Any) -> np.ndarray | np.generic:
@@ -80,6 +81,7 @@ def patch_jax() -> None:
         kind.get_shape = _get_shape
         kind.set_shape = _set_shape
         kind.ref = _ref
+        kind.assign = property(assign_of)
     arrays: Any = jax.Array
     arrays.__array_function__ = _array_function
 

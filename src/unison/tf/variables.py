@@ -11,20 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison import variables
-from unison.cells import VariableAggregation, VariableSynchronization
+from unison.cells import Cell, VariableAggregation, VariableSynchronization
+from unison.eager_fallback import needs_python
 from unison.identity_key import Reference
 from unison.lifting import current_lift
+from unison.runtime.device_strings import canonical_name
 from unison.slices import nd_index, row_index
 from unison.strategies.context import strategy_in_scope
 from unison.tf.dtypes import as_dtype
 from unison.tf.tensor_spec import TensorShape
+from unison.tf.variable_slices import remember_slice
 
 
 class Variable(variables.Variable):
     """A variable, made and named as in TensorFlow; see `unison.Variable`.
 
-    Indexing gives arrays, which cannot be assigned to: use `scatter_nd_update`, or
-    `v.assign(v.value().at[1:3].set(x))`. There are no variables of text.
+    A slice can be assigned to: `v[1:3].assign(x)`. There are no variables of text.
 
     Args:
         initial_value: A value, or a function of no arguments that returns one.
@@ -83,6 +85,7 @@ class Variable(variables.Variable):
         )
         self.name = f"{self.name}:0"
         self._strategy = strategy_in_scope()
+        self._known_copies: tuple[Cell | None, tuple[VariableCopy, ...]] = (None, ())
 
     def assign(
         self,
@@ -134,11 +137,21 @@ class Variable(variables.Variable):
         return self if read_value else None
 
     @property
-    def values(self) -> tuple[jax.Array, ...]:
-        """The copies of a variable on several replicas, in their order."""
+    def values(self) -> tuple[VariableCopy, ...]:
+        """The copies on this process's replicas, in their order: each is a variable."""
         if self._cell.is_alone:
             raise AttributeError("A variable on one replica has no values; use value().")
-        return tuple(jnp.asarray(copy, dtype=copy.dtype) for copy in self._cell.copies())
+        count = len(self._cell.placement.local_replicas)
+        cell, copies = self._known_copies
+        if cell is not self._cell or len(copies) != count:
+            # The same objects each time: a tape watches them, and programs compare them.
+            copies = tuple(VariableCopy(self, index) for index in range(count))
+            self._known_copies = (self._cell, copies)
+        return copies
+
+    def local_copies(self) -> tuple[Variable, ...]:
+        """Returns `values`, or the variable itself if it is on one replica."""
+        return (self,) if self._cell.is_alone else self.values
 
     @property
     def shape(self) -> Any:
@@ -149,6 +162,11 @@ class Variable(variables.Variable):
     def get_shape(self) -> TensorShape:
         """Returns the shape, with None for sizes that assignments may change."""
         return TensorShape(None if self._sizes is ... else self._sizes)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        part = super().__getitem__(index)
+        remember_slice(part, self, index)
+        return part
 
     def ref(self) -> Reference:
         """Returns a key for dictionaries and sets. TF: `tf.Variable.ref`."""
@@ -233,6 +251,102 @@ class Variable(variables.Variable):
         shown = str(value) if np.ndim(value) == 0 else repr(value)
         sizes = self.get_shape()
         return f"<tf.Variable {name!r} shape={sizes} dtype={self.dtype}, numpy={shown}>"
+
+
+class VariableCopy(Variable):
+    """One replica's copy of a variable, read and assigned alone.
+
+    Reading it needs no communication. Copies that are assigned different values differ from then
+    on, as those of a variable without aggregation do.
+
+    Args:
+        variable: The variable.
+        index: The index of the copy among those of this process.
+
+    TF: the components of a `DistributedVariable`.
+    """
+
+    def __init__(self, variable: Variable, index: int):
+        stem = variable.name.removesuffix(":0")
+        self.name = f"{stem}/replica_{index}:0" if index else variable.name
+        self.trainable = variable.trainable
+        self.dtype = variable.dtype
+        self.constraint = variable.constraint
+        self._sizes = variable._sizes
+        self._strategy = variable._strategy
+        self._copy = CopyOfCell(variable.cell, index)
+
+    @property
+    def _cell(self) -> Any:  # type: ignore[override]
+        if current_lift() is not None:
+            needs_python(f"The use of {self.name!r}, the copy of one replica,")
+            raise RuntimeError(
+                f"Variable {self.name!r} is the copy of one replica, and a program runs on all of "
+                "them. Use the variable itself in the program: each replica reads its own copy."
+            )
+        return self._copy
+
+    @property
+    def device(self) -> str:
+        """The name of the device that has the copy."""
+        return canonical_name(self._copy.device)
+
+
+class CopyOfCell:
+    """One copy of the value of a cell, with the methods by which variables use their cells.
+
+    Args:
+        cell: The cell.
+        index: The index of the copy among those of this process.
+    """
+
+    is_alone = True
+    is_on_read = False
+
+    def __init__(self, cell: Cell, index: int):
+        self._of_all = cell
+        self._index = index
+
+    @property
+    def device(self) -> jax.Device:
+        return self._of_all.placement.local_devices[self._index]
+
+    @property
+    def aval(self) -> Any:
+        return self._of_all.aval
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        return self._of_all.synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        return self._of_all.aggregation
+
+    def numpy(self) -> np.ndarray:
+        return self._of_all.copies()[self._index]
+
+    def copies(self) -> list[np.ndarray]:
+        return [self.numpy()]
+
+    def read(self) -> jax.Array:
+        value = self.numpy()
+        return jnp.asarray(value, dtype=value.dtype)
+
+    def assign(self, value: Any) -> None:
+        self.update(lambda _: value)
+
+    def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
+        """Replaces the copy by `function` of it; the others stay as they are."""
+        count = len(self._of_all.placement.local_replicas)
+        is_own: list[Any] = [index == self._index for index in range(count)]
+        self._of_all.update_each(is_own, lambda copy, own: function(copy) if own else copy)
+
+    def require_addable(self) -> None:
+        """Does nothing: one copy can always be added to."""
+
+    def require_common_value(self) -> None:
+        """Does nothing: one copy has one value."""
 
 
 def _sizes(shape: Any, validate_shape: bool) -> Any:

@@ -232,16 +232,19 @@ def reduce_to_gives_a_mirrored_sum(tf, two):
     return [two.experimental_local_results(total)[0], two.experimental_local_results(mean)[0]]
 
 
-@fact(
-    ours=1,
-    because="what all devices hold is one array; TensorFlow has a Mirrored value of one tensor "
-    "per device",
-)
+@fact
 def what_reduce_to_several_devices_gives(tf, two):
     values = per_replica(tf, two, [1.0, 10.0])
     with two.scope():
-        total = two.extended.reduce_to(tf.distribute.ReduceOp.SUM, values, values)
-    return len(two.experimental_local_results(total))
+        variable = tf.Variable(1.0)
+        results = [
+            two.extended.reduce_to("SUM", values, values),
+            two.extended.reduce_to("MEAN", values, variable),
+            two.extended.reduce_to("SUM", values, "CPU:0"),
+            *two.extended.batch_reduce_to("SUM", [(values, variable), (values, "CPU:1")]),
+        ]
+    counts = [len(two.experimental_local_results(result)) for result in results]
+    return [counts, [result + 1.0 for result in results], tf.add(results[0], 1.0)]
 
 
 @fact

@@ -307,3 +307,58 @@ def merge_call_updates_a_variable_once(tf, two):
 
     two.run(step)
     return variable.read_value()
+
+
+@fact
+def the_copies_of_a_variable_are_variables(tf, two):
+    mirrored = made(tf, two, "AUTO", "NONE", [1.0, 2.0], name="m")
+    total = made(tf, two, "ON_READ", "SUM", name="total")
+    copies = two.experimental_local_results(mirrored)
+    for index, copy in enumerate(total.values):
+        copy.assign_add(float(index))
+    mirrored.values[1].assign([5.0, 6.0])
+    with tf.GradientTape() as tape:
+        loss = mirrored.values[1] * mirrored.values[1]
+    return {
+        "names": [copy.name for copy in copies],
+        "are variables": [isinstance(copy, tf.Variable) for copy in copies],
+        "values": [copy.numpy() for copy in copies],
+        "sums": [tf.reduce_sum(copy) for copy in copies],
+        "first": mirrored.numpy(),
+        "total": [total.read_value(), *(copy.numpy() for copy in total.values)],
+        "in replicas": local_copies(two, total),
+        "gradient": tape.gradient(loss, mirrored.values[1]),
+        "of one device": [type(x).__name__ == "tuple" for x in [two.unwrap(tf.Variable(1.0))]],
+    }
+
+
+@fact
+def slices_of_a_variable_are_assigned(tf):
+    v = tf.Variable([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    v[0].assign([1.0, 2.0, 3.0])
+    v[:, 1].assign([7.0, 8.0])
+    v[..., -1:].assign([[3.0], [4.0]])
+    assigned = v[1, 0].assign(5.0)
+    first = v.numpy()
+    v[::2, ::-1].assign([[1, 2, 3]])
+    tf.function(lambda: v[1].assign(v[1] * 2.0))()
+    v[0, 1:].assign(9.0)
+    return [
+        first,
+        isinstance(assigned, tf.Variable),
+        v.numpy(),
+        attempt(lambda: v[5].assign(1.0)),
+        attempt(lambda: tf.constant([1.0])[0].assign(1.0)),
+    ]
+
+
+@fact
+def slices_of_a_variable_are_assigned_by_the_replicas(tf, two):
+    v = made(tf, two, "AUTO", "NONE", [1.0, 2.0, 3.0, 4.0])
+
+    @tf.function
+    def step():
+        two.run(lambda: v[1:3].assign([replica_number(tf), 9.0]))
+
+    step()
+    return [copy.numpy() for copy in v.values]

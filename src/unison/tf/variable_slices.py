@@ -1,0 +1,53 @@
+"""Slices of variables that can be assigned to: `variable[1:3].assign(value)`.
+
+A slice is an array, which cannot have attributes of its own. It is remembered which variable, and
+which index of it, an array came from, as long as the array lives.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class _Origin(NamedTuple):
+    """Where an array came from: it is `variable[index]`."""
+
+    part: weakref.ref[Any]
+    variable: Any
+    index: Any
+
+
+#: The origins of living arrays, by their ids.
+_origins: dict[int, _Origin] = {}
+
+
+def remember_slice(part: Any, variable: Any, index: Any) -> None:
+    """Lets `part`, which is `variable[index]`, be assigned to."""
+    key = id(part)
+    forget = functools.partial(_origins.pop, key, None)
+    _origins[key] = _Origin(weakref.ref(part, lambda _: forget()), variable, index)
+
+
+def assign_of(part: Any) -> Callable[..., Any]:
+    """Returns the method `assign` of a slice of a variable.
+
+    Raises:
+        AttributeError: `part` is another tensor.
+
+    TF: the `assign` of what `tf.Variable.__getitem__` returns.
+    """
+    origin = _origins.get(id(part))
+    if origin is None or origin.part() is not part:
+        raise AttributeError(
+            "A tensor has no assign: variables have, and their slices (variable[1:3].assign(x)).",
+            name="assign",
+        )
+
+    def assign(value: Any, name: str | None = None) -> Any:
+        del name
+        return origin.variable.assign_slice(origin.index, value)
+
+    return assign
