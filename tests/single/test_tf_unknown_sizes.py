@@ -36,6 +36,14 @@ IDIOMS = {
     "one by one": lambda x: _flat(x, *tf.unstack(S(x))),
     "unpacked": lambda x: _flat(x, *S(x)),
     "a class token": lambda x: tf.concat([tf.broadcast_to(x[:1, :1], [S(x)[0], 1, 8]), x], 1),
+    "the last one": lambda x: x[:, S(x)[1] - 1] + x[0, 0, S(x)[-1] - 2],
+    "one of a row": lambda x: x[0, S(x)[1] // 2, None],
+    "enlarged images": lambda x: tf.image.resize(x[..., None], 2 * S(x)[1:3]),
+    "smaller images": lambda x: tf.image.resize(x[..., None], S(x)[1:] // 2, "area"),
+    "smooth images": lambda x: tf.image.resize(x[..., None], [S(x)[1] + 3, 4], "bicubic"),
+    "nearest pixels": lambda x: tf.image.resize(x[..., None], S(x)[1:] * 2, "nearest"),
+    "halves of a batch": lambda x: tf.concat(tf.split(x, [S(x)[0] // 2, -1], 0)[::-1], 0),
+    "a chosen branch": lambda x: tf.cond(tf.greater(S(x)[1], 3), lambda: x * 2, lambda: x),
     "tiles": lambda x: tf.tile(
         tf.constant([[1, 2]]), tf.concat([tf.expand_dims(S(x)[0], -1), tf.constant([1])], 0)
     ),

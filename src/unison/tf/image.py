@@ -30,6 +30,7 @@ from unison.tf.image_files import (
     extract_jpeg_shape,
     is_jpeg,
 )
+from unison.tf.image_scaling import nearest_pixels, scaling_weights
 from unison.tf.missing import names_missing_from
 from unison.tf.random_keys import key_of, next_key
 from unison.tf.tensors import cast, convert_to_tensor, saturate_cast, sizes
@@ -179,24 +180,6 @@ class ResizeMethod(enum.StrEnum):
     NEAREST_NEIGHBOR = "nearest"
 
 
-#: The kernels by their half width and formula: those of TensorFlow's `ScaleAndTranslate`.
-_KERNELS: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
-    "bilinear": (1, lambda x: np.maximum(0, 1 - x)),
-    "bicubic": (2, lambda x: _cubic(x, 0.0, 0.5)),
-    "mitchellcubic": (2, lambda x: _cubic(x, 1 / 3, 1 / 3)),
-    "lanczos3": (3, lambda x: np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)),
-    "lanczos5": (5, lambda x: np.where(x < 5, np.sinc(x) * np.sinc(x / 5), 0)),
-    "gaussian": (1.5, lambda x: np.where(x < 1.5, np.exp(-(x**2) / (2 * 0.5**2)), 0)),
-}
-
-
-def _cubic(x: np.ndarray, b: float, c: float) -> np.ndarray:
-    """The family of Mitchell and Netravali, 1988."""
-    near = ((12 - 9 * b - 6 * c) * x**3 + (-18 + 12 * b + 6 * c) * x**2 + (6 - 2 * b)) / 6
-    far = (-b - 6 * c) * x**3 + (6 * b + 30 * c) * x**2 + (-12 * b - 48 * c) * x + 8 * b + 24 * c
-    return np.where(x < 1, near, np.where(x < 2, far / 6, 0))
-
-
 def resize(
     images: Any,
     size: Any,
@@ -224,44 +207,18 @@ def resize(
         scale = min(rows / height, columns / width)
         rows, columns = (max(round(scale * length), 1) for length in (height, width))
     method = ResizeMethod(method).value
+    lengths = ((height, rows), (width, columns))
     if method == "nearest":
-        at = [_nearest(*lengths) for lengths in ((height, rows), (width, columns))]
+        at = [nearest_pixels(before, after) for before, after in lengths]
         return images[..., at[0], :, :][..., at[1], :]
     if (rows, columns) == (height, width):
         return images.astype(jnp.float32)
-    weights = _area_weights if method == "area" else _kernel_weights
     down, across = (
-        jnp.asarray(weights(before, after, method, antialias), jnp.float32)
-        for before, after in ((height, rows), (width, columns))
+        jnp.asarray(scaling_weights(before, after, method, antialias), jnp.float32)
+        for before, after in lengths
     )
     resized = jnp.einsum("yh,...hwc->...ywc", down, images.astype(jnp.float32))
     return jnp.einsum("xw,...ywc->...yxc", across, resized)
-
-
-def _nearest(before: int, after: int) -> np.ndarray:
-    return np.minimum(((np.arange(after) + 0.5) * before / after).astype(int), before - 1)
-
-
-def _kernel_weights(before: int, after: int, method: str, antialias: bool) -> np.ndarray:
-    """Returns the matrix that maps an axis of `before` pixels to one of `after`."""
-    radius, kernel = _KERNELS[method]
-    stretch = max(before / after, 1.0) if antialias else 1.0
-    middles = (np.arange(after) + 0.5) * before / after
-    distances = np.abs(middles[:, None] - (np.arange(before) + 0.5)[None, :]) / stretch
-    if method == "bicubic" and not antialias:
-        distances = np.round(distances * 1024) / 1024  # TensorFlow reads the kernel off a table
-    weights = np.where(distances < radius, kernel(distances), 0)
-    totals = weights.sum(1, keepdims=True)
-    return np.divide(weights, totals, out=np.zeros_like(weights), where=totals != 0)
-
-
-def _area_weights(before: int, after: int, method: str, antialias: bool) -> np.ndarray:
-    """Returns the fraction of every new pixel that each old one covers."""
-    edges = np.arange(after + 1) * before / after
-    starts, ends = edges[:-1, None], edges[1:, None]
-    pixels = np.arange(before)[None, :]
-    covered = np.clip(np.minimum(ends, pixels + 1) - np.maximum(starts, pixels), 0, 1)
-    return covered / covered.sum(1, keepdims=True)
 
 
 def resize_with_pad(

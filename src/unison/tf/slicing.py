@@ -1,4 +1,4 @@
-"""Slices of tensors with bounds that a compiled program computes: `x[i:i + 3]`."""
+"""Indices of tensors that a compiled program computes: `x[i:i + 3]`, `x[tf.shape(x)[0] - 1]`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison.runtime.private_jax import constant_difference, constant_value
+from unison.tf.tensor_spec import is_symbolic_size
 
 _Getitem = Callable[[Any, Any], Any]
 
 
 def with_computed_bounds(getitem: _Getitem) -> _Getitem:
-    """Returns `getitem` of arrays, extended by slices with computed bounds and a fixed length.
+    """Returns `getitem` of arrays, extended by slices with computed bounds and a fixed length, and
+    by sizes that are symbols.
 
     The length is fixed if both bounds are computed from the same values, and what they differ by
     from constants. Elements beyond either end are not numbers (of integers, the smallest one; of
@@ -26,10 +28,16 @@ def with_computed_bounds(getitem: _Getitem) -> _Getitem:
     @functools.wraps(getitem)
     def extended(self: Any, index: Any) -> Any:
         entries = index if isinstance(index, tuple) else (index,)
-        if not any(_is_computed(entry) for entry in entries):
+        if any(_is_computed(entry) for entry in entries):
+            taken, rest = _taken(self, entries)
+            return taken[rest]
+        try:
             return getitem(self, index)
-        taken, rest = _taken(self, entries)
-        return taken[rest]
+        except IndexError:
+            if not any(is_symbolic_size(entry) for entry in entries):
+                raise
+        computed = [jnp.asarray(e, jnp.int32) if is_symbolic_size(e) else e for e in entries]
+        return getitem(self, tuple(computed))
 
     return extended
 

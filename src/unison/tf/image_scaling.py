@@ -1,0 +1,85 @@
+"""The scaling of one axis of an image: which old pixels a new one is made of.
+
+With NumPy, so that a compiled program has the result as a constant; with JAX where a length is a
+symbol, in the layers of a model of unknown sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from unison.tf.tensor_spec import is_symbolic_size
+
+#: NumPy, or JAX's module of the same functions.
+_Module = Any
+
+
+def nearest_pixels(before: Any, after: Any) -> Any:
+    """Returns the index of the old pixel that each of `after` new ones is."""
+    xp = _module_for(before, after)
+    places = (xp.arange(after) + 0.5) * _number(before, xp) / _number(after, xp)
+    return xp.minimum(places.astype(int), before - 1)
+
+
+def scaling_weights(before: Any, after: Any, method: str, antialias: bool) -> Any:
+    """Returns the matrix that maps an axis of `before` pixels to one of `after`.
+
+    Args:
+        before: The old length.
+        after: The new length.
+        method: The value of a `tf.image.ResizeMethod`, except "nearest".
+        antialias: Whether to average over the pixels that a smaller image leaves out.
+    """
+    xp = _module_for(before, after)
+    if method == "area":
+        covered = _covered(before, after, xp)
+        return covered / covered.sum(1, keepdims=True)
+    radius, kernel = _KERNELS[method]
+    ratio = _number(before, xp) / _number(after, xp)
+    stretch = xp.maximum(ratio, 1.0) if antialias else 1.0
+    middles = (xp.arange(after) + 0.5) * ratio
+    distances = xp.abs(middles[:, None] - (xp.arange(before) + 0.5)[None, :]) / stretch
+    if method == "bicubic" and not antialias:
+        distances = xp.round(distances * 1024) / 1024  # TensorFlow reads the kernel off a table
+    weights = xp.where(distances < radius, kernel(distances, xp), 0)
+    totals = weights.sum(1, keepdims=True)
+    return weights / xp.where(totals == 0, 1, totals)
+
+
+def _covered(before: Any, after: Any, xp: _Module) -> Any:
+    """Returns how much of every old pixel each new one covers."""
+    edges = xp.arange(after + 1) * _number(before, xp) / _number(after, xp)
+    starts, ends = edges[:-1, None], edges[1:, None]
+    pixels = xp.arange(before)[None, :]
+    return xp.clip(xp.minimum(ends, pixels + 1) - xp.maximum(starts, pixels), 0, 1)
+
+
+#: The kernels by their half width and formula: those of TensorFlow's `ScaleAndTranslate`.
+_KERNELS: dict[str, tuple[float, Callable[[Any, _Module], Any]]] = {
+    "bilinear": (1, lambda x, xp: xp.maximum(0, 1 - x)),
+    "bicubic": (2, lambda x, xp: _cubic(x, xp, 0.0, 0.5)),
+    "mitchellcubic": (2, lambda x, xp: _cubic(x, xp, 1 / 3, 1 / 3)),
+    "lanczos3": (3, lambda x, xp: xp.where(x < 3, xp.sinc(x) * xp.sinc(x / 3), 0)),
+    "lanczos5": (5, lambda x, xp: xp.where(x < 5, xp.sinc(x) * xp.sinc(x / 5), 0)),
+    "gaussian": (1.5, lambda x, xp: xp.where(x < 1.5, xp.exp(-(x**2) / (2 * 0.5**2)), 0)),
+}
+
+
+def _cubic(x: Any, xp: _Module, b: float, c: float) -> Any:
+    """The family of Mitchell and Netravali, 1988."""
+    near = ((12 - 9 * b - 6 * c) * x**3 + (-18 + 12 * b + 6 * c) * x**2 + (6 - 2 * b)) / 6
+    far = (-b - 6 * c) * x**3 + (6 * b + 30 * c) * x**2 + (-12 * b - 48 * c) * x + 8 * b + 24 * c
+    return xp.where(x < 1, near, xp.where(x < 2, far / 6, 0))
+
+
+def _module_for(*lengths: Any) -> _Module:
+    return jnp if any(map(is_symbolic_size, lengths)) else np
+
+
+def _number(length: Any, xp: _Module) -> Any:
+    """Returns a length as a number to calculate with."""
+    return xp.asarray(length, dtype=jnp.float32 if xp is jnp else np.float64)
