@@ -96,7 +96,7 @@ ADVICE = {
     "tf.experimental.dtensor": "use jax.sharding",
     "tf.experimental.enable_strict_mode": "set jax.numpy_dtype_promotion('strict')",
     "tf.experimental.function_executor_type": "XLA schedules programs",
-    "tf.experimental.numpy": "use jax.numpy",
+    "tf.experimental.numpy": "use jax.numpy, or NumPy itself",
     "tf.experimental.register_filesystem_plugin": "register an fsspec implementation",
     "tf.experimental.tensorrt": _CONVERT,
     "tf.extract_volume_patches": "use jax.lax.conv_general_dilated_patches",

@@ -18,18 +18,20 @@ TAKE_LISTS = [
 ]
 
 
-def taking_lists(operator: _Operator) -> _Operator:
+def taking_lists(operator: _Operator, as_tensor: Callable[[Any, Any], Any]) -> _Operator:
     """Returns an operator of arrays, extended by lists, which get the array's dtype.
 
     A list that this dtype cannot hold is a TypeError, as in TensorFlow.
+
+    Args:
+        operator: The operator.
+        as_tensor: Converts a list to an array of a dtype.
     """
 
     @functools.wraps(operator)
     def extended(self: Any, other: Any) -> Any:
         if type(other) is list:
-            from unison.tf.tensors import convert_to_tensor
-
-            other = convert_to_tensor(other, self.dtype)
+            other = as_tensor(other, self.dtype)
         return operator(self, other)
 
     return extended

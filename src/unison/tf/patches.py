@@ -9,6 +9,7 @@ named (see `unison.runtime.precision`), as TensorFlow does.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -86,8 +87,12 @@ def patch_jax() -> None:
     arrays.__array_function__ = _array_function
 
 
-def patch_operators() -> None:
-    """Extends the operators of JAX's arrays; `tensors` calls it, for its imports take longer."""
+def patch_operators(as_tensor: Callable[[Any, Any], Any]) -> None:
+    """Extends the operators of JAX's arrays; `tensors` calls it, for its imports take longer.
+
+    Args:
+        as_tensor: Converts a list to an array of a dtype.
+    """
     from unison.runtime.private_jax import ArrayImpl
     from unison.tf.operands import TAKE_LISTS, taking_lists
     from unison.tf.slicing import with_computed_bounds
@@ -96,4 +101,4 @@ def patch_operators() -> None:
     for kind in kinds:
         kind.__getitem__ = with_computed_bounds(kind.__getitem__)
         for name in TAKE_LISTS:
-            setattr(kind, name, taking_lists(getattr(kind, name)))
+            setattr(kind, name, taking_lists(getattr(kind, name), as_tensor))

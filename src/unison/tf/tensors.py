@@ -38,8 +38,6 @@ from unison.tf.pending import PendingText
 from unison.tf.tensor_spec import TensorShape, broadcast_shapes, is_symbolic_size
 from unison.tf.text import StringTensor, is_text
 
-patch_operators()
-
 #: The classes of `isinstance(x, tf.Tensor)`.
 Tensor = jax.Array | HostTensor | PendingText
 
@@ -567,3 +565,6 @@ def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
     """Likewise, of shapes that are tensors. TF: `tf.broadcast_dynamic_shape`."""
     with invalid_arguments("tf.broadcast_dynamic_shape"):
         return _static(np.broadcast_shapes(sizes(shape_x), sizes(shape_y)), None)
+
+
+patch_operators(convert_to_tensor)

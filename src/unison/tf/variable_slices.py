@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class _Origin(NamedTuple):
-    """Where an array came from: it is `variable[index]`."""
+    """The origin of an array, which is `variable[index]`."""
 
     part: weakref.ref[Any]
     variable: Any
