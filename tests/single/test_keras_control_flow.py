@@ -1,11 +1,13 @@
 """Python's control flow over tensors in layers, models and steps, trained by Keras' loops."""
 
-import keras
+import contextlib
+
 import numpy as np
 import pytest
 
 import unison
 import unison.tf as tf
+from unison.tf import keras
 
 
 class Bounded(keras.layers.Layer):
@@ -77,14 +79,15 @@ DATA = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
 LABELS = DATA[:, :1] * 2.0 + 1.0
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [None, 1, 2])
 @pytest.mark.parametrize("make", [functional, Careful], ids=["layer", "step"])
 def test_it_trains_evaluates_and_predicts_like_the_model_without_it(make, replicas):
     results = []
     for converts in (True, False):
-        strategy = unison.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+        devices = [f"CPU:{index}" for index in range(replicas or 1)]
+        scope = unison.MirroredStrategy(devices).scope() if replicas else contextlib.nullcontext()
         keras.utils.set_random_seed(1)
-        with strategy.scope():
+        with scope:
             model = make(converts)
             model.compile("sgd", "mse")
         history = model.fit(DATA, LABELS, batch_size=8, epochs=2, shuffle=False, verbose=0).history

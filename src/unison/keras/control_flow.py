@@ -10,13 +10,15 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 from keras.src import backend
 
 from unison import conversion
 from unison.program.control_flow import VALUE_WANTED, ControlFlowError, converted_if_needed
+
+T = TypeVar("T")
 
 #: The methods of layers and models with which users describe what is computed.
 _METHODS = ("call", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
@@ -34,15 +36,24 @@ def teach_control_flow() -> None:
 def _converting_if_needed(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def compute_output_spec(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def traced() -> Any:
-            with methods_converted(getattr(fn, "__self__", fn)):
-                named = getattr(fn, "__name__", "")
-                own = getattr(getattr(fn, "__self__", None), named, fn)
-                return compute(own, *args, **kwargs)
+        def computed() -> Any:
+            named = getattr(fn, "__name__", "")
+            own = getattr(getattr(fn, "__self__", None), named, fn)
+            return compute(own, *args, **kwargs)
 
-        return converted_if_needed(traced)
+        return with_methods_converted(getattr(fn, "__self__", fn), computed)
 
     return compute_output_spec
+
+
+def with_methods_converted(layer: Any, trace: Callable[[], T]) -> T:
+    """Returns `trace()`; where Python needs a value, with the methods of `layer` converted."""
+
+    def traced() -> T:
+        with methods_converted(layer):
+            return trace()
+
+    return converted_if_needed(traced)
 
 
 @contextlib.contextmanager

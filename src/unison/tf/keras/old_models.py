@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from unison.identity_key import Reference
+from unison.keras.control_flow import with_methods_converted
 from unison.keras.host_layers import with_text_as_objects
 from unison.keras.losses import scaled_loss, unscaled_loss
 from unison.keras.stateful_step import call_assigning
@@ -110,13 +111,16 @@ def compile_ignoring(arguments: Sequence[str], compile: Callable[..., None]) -> 
 def step_with_or_without_state(name: str) -> Callable[..., Any]:
     """Returns Keras' own `train_step`, ... which, given a batch only, reads and assigns variables.
 
-    This is how a `train_step(self, data)` calls `super().train_step(data)`.
+    This is how a `train_step(self, data)` calls `super().train_step(data)`. Python's control flow
+    over tensors in the model's layers is converted.
     """
     step = getattr(keras.Model, name)
 
     @functools.wraps(step)
     def wrapper(self: keras.Model, *args: Any) -> Any:
-        return call_assigning(self, step, name, *args) if len(args) == 1 else step(self, *args)
+        if len(args) == 1:
+            return call_assigning(self, step, name, *args)
+        return with_methods_converted(self, lambda: step(self, *args))
 
     return wrapper
 
