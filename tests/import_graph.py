@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -22,10 +24,26 @@ def modules() -> list[str]:
     return sorted(module.relative_to(PACKAGE).as_posix() for module in found)
 
 
-def imports_of(module: str, source: str) -> Iterator[Import]:
-    """Every import statement of `source`, wherever it stands; one inside a function counts too."""
+@functools.cache
+def imports_of(module: str, source: str, for_types: bool = True) -> tuple[Import, ...]:
+    """Every import statement of `source`, wherever it stands; one inside a function counts too.
+
+    Args:
+        module: The file of the package.
+        source: Its source.
+        for_types: Whether imports for type checkers count, which are not there when it runs.
+    """
+    return tuple(_imports_of(module, source, for_types))
+
+
+def _imports_of(module: str, source: str, for_types: bool) -> Iterator[Import]:
     folders = ["unison", *module.split("/")[:-1]]
-    for node in ast.walk(ast.parse(source)):
+    statements = [
+        statement
+        for statement in ast.parse(source).body
+        if for_types or not _is_for_types(statement)
+    ]
+    for node in itertools.chain.from_iterable(map(ast.walk, statements)):
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -66,7 +84,7 @@ def file_imports(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Which files of the package each of its files imports, if not for types only."""
     files = FilesOfNames(sources)
     return {
-        name: {files.find(path) for _, path in imports_of(name, without_type_imports(source))}
+        name: {files.find(path) for _, path in imports_of(name, source, for_types=False)}
         - {None, name}
         for name, source in sources.items()
         if name.endswith(".py")
@@ -78,15 +96,8 @@ def dotted(module: str) -> str:
     return ".".join(["unison", *Path(module).with_suffix("").parts]).removesuffix(".__init__")
 
 
-def without_type_imports(source: str) -> str:
-    """A source without its imports for type checkers, which are not there when it runs."""
-    tree = ast.parse(source)
-    tree.body = [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    ]
-    return ast.unparse(tree)
+def _is_for_types(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
 def circles(imported: dict[str, set[str]]) -> dict[str, set[str]]:
