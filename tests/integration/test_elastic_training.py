@@ -321,6 +321,7 @@ def cut_network(hosts, fault, *given, **options):
     )
 
 
+@pytest.mark.soak
 def test_whose_network_is_cut_for_a_time_comes_back(hosts):
     outcome = cut_network(hosts, Fault("cut", 1, 20, "exchange", seconds=4.0), wait=20.0)
     outcome.assert_fired()

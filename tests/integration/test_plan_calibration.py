@@ -16,6 +16,7 @@ from unison.planning import cluster_named, read_calibration
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(360)
 def test_the_command_measures_this_machine_and_plans_from_that(tmp_path, capsys):
     path = str(tmp_path / "here.json")

@@ -115,6 +115,7 @@ for batch in strategy.experimental_distribute_dataset(dataset):
 """
 
 
+@pytest.mark.soak
 def test_workers_of_all_nodes_are_watched_from_here(address, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     program = tmp_path / "program.py"
