@@ -401,8 +401,8 @@ def test_options_are_groups_and_refuse_what_they_do_not_have():
 def test_names_that_are_missing_say_what_to_use_instead():
     with pytest.raises(AttributeError, match=r"experimental\.SqlDataset is not support.*sqlite3"):
         tf.data.experimental.SqlDataset  # noqa: B018
-    with pytest.raises(AttributeError, match=r"Dataset\.ragged_batch is not support.*padded_batch"):
-        tf.data.Dataset.range(3).ragged_batch(2)
+    with pytest.raises(AttributeError, match=r"Dataset\.sparse_batch is not support.*padded_batch"):
+        tf.data.Dataset.range(3).sparse_batch(2)
     with pytest.raises(AttributeError, match=r"Dataset\.shufle does not exist"):
         tf.data.Dataset.range(3).shufle(2)
 

@@ -239,7 +239,7 @@ def test_random_numbers_are_the_same_one_by_one_and_as_blocks():
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("dense_to_ragged_batch", "padded_batch"),
+        ("dense_to_sparse_batch", "padded_batch"),
         ("group_by_reducer", "group_by_window"),
         ("SqlDataset", "sqlite3"),
         ("at", "skip"),

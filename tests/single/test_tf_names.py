@@ -50,7 +50,7 @@ def test_a_public_name_is_there_or_says_what_to_use_instead(path):
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
     [
-        (tf, "RaggedTensor", "pad to a rectangle"),
+        (tf, "SparseTensorSpec", "dense tensors"),
         (tf.signal, "fftnd", "jax.numpy.fft"),
         (tf.nn, "ctc_loss", "optax.ctc_loss"),
         (tf.strings, "to_hash_bucket_strong", "to_hash_bucket_fast"),

@@ -21,6 +21,7 @@ from unison.data.leaves import as_leaf
 from unison.data.observers import when_made
 from unison.data.options import Options
 from unison.data.plan import AUTOTUNE, INFINITE, UNKNOWN, Plan
+from unison.data.ragged import RaggedArray
 from unison.data.randomness import fresh_seed
 from unison.data.sources.array_record import ArrayRecordFiles
 from unison.data.sources.external import plan_of_source
@@ -103,6 +104,8 @@ class Dataset:
     @classmethod
     def shown(cls, leaf: Any) -> Any:
         """Returns a leaf in the form that users see."""
+        if isinstance(leaf, RaggedArray) and not leaf.splits:
+            return leaf.flat  # a row
         return cls._of(leaf) if isinstance(leaf, Plan) else leaf
 
     @classmethod
@@ -623,6 +626,30 @@ class Dataset:
         return self._of(
             batching.Batch(self.plan, _integer(batch_size, "batch_size"), drop_remainder)
         )
+
+    def ragged_batch(
+        self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64
+    ) -> Dataset:
+        """Returns the dataset of consecutive elements, with rows of different lengths.
+
+        Arrays whose shape is known are stacked. Others become ragged, up to the last axis whose
+        size is not known.
+
+        Args:
+            batch_size: Their number; the last batch may be smaller.
+            drop_remainder: Whether a smaller last batch is dropped.
+            row_splits_dtype: The dtype of the splits between rows: int32 or int64.
+
+        Examples:
+            >>> rows = Dataset.from_generator(lambda: [[1], [2, 3]])
+            >>> batch = next(iter(rows.ragged_batch(2)))
+            >>> batch.flat, batch.splits
+            (array([1, 2, 3]), (array([0, 1, 3]),))
+
+        TF: `tf.data.Dataset.ragged_batch`.
+        """
+        size = _integer(batch_size, "batch_size")
+        return self._of(batching.RaggedBatch(self.plan, size, drop_remainder, row_splits_dtype))
 
     def padded_batch(
         self,

@@ -1,8 +1,8 @@
 """The leaves of elements as NumPy's types, single and stacked.
 
 Numbers are arrays or NumPy scalars of their own dtype, also of 64 bits. Text is `bytes`, and
-arrays of text are arrays of `bytes` objects. The elements of a window are datasets; their leaf is
-the plan.
+arrays of text are arrays of `bytes` objects. Rows of different lengths are `RaggedArray`s. The
+elements of a window are datasets; their leaf is the plan.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from unison.data.ragged import OtherLeaf, RaggedArray, joined
 from unison.data.structure import Leaves
 from unison.errors import InvalidArgumentError
 
 
-class NestedDataset:
-    """Base of the leaves that are not arrays but plans of datasets."""
+class NestedDataset(OtherLeaf):
+    """Base of the leaves that are plans of datasets."""
 
 
 def as_leaf(value: Any) -> Any:
     """Returns `value` as a leaf.
 
     Args:
-        value: Anything that NumPy converts to an array of numbers or text, or a dataset.
+        value: Anything that NumPy converts to an array of numbers or text, a dataset, or a ragged
+            tensor.
 
     Raises:
         TypeError: `value` is neither.
@@ -38,13 +40,16 @@ def as_leaf(value: Any) -> Any:
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biufc":
         return value
-    if isinstance(value, bytes | NestedDataset):
+    if isinstance(value, bytes | OtherLeaf):
         return value
     if isinstance(value, str):
         return value.encode()
     plan = getattr(value, "plan", None)
     if isinstance(plan, NestedDataset):
         return plan
+    ragged = getattr(value, "ragged_array", None)
+    if isinstance(ragged, RaggedArray):
+        return ragged
     array = _as_array(value)
     if array.dtype.kind in "OSUT":
         array = _as_text(array, value)
@@ -86,7 +91,7 @@ def _as_bytes(item: Any, value: Any) -> bytes:
 
 
 def is_text(leaf: Any) -> bool:
-    """Whether a leaf is text."""
+    """Whether a leaf is text, and not ragged."""
     return isinstance(leaf, bytes) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind == "O")
 
 
@@ -113,13 +118,15 @@ def stack(elements: Sequence[Leaves]) -> Leaves:
     )
 
 
-def _stack_leaf(leaves: list[Any], index: int) -> np.ndarray:
+def _stack_leaf(leaves: list[Any], index: int) -> Any:
     first = leaves[0]
     if isinstance(first, NestedDataset):
         raise TypeError(
             "Datasets, such as windows, cannot be stacked into a batch. Batch each of them: "
             "dataset.flat_map(lambda window: window.batch(size))."
         )
+    if isinstance(first, RaggedArray):
+        return RaggedArray.stacked(leaves)
     shape, dtype = shape_of(first), dtype_of(first)
     for number, leaf in enumerate(leaves):
         if shape_of(leaf) != shape or dtype_of(leaf) != dtype:
@@ -148,7 +155,7 @@ def concatenate(blocks: Sequence[Leaves]) -> Leaves:
     if len(blocks) == 1:
         return blocks[0]
     try:
-        return tuple(np.concatenate(leaves) for leaves in zip(*blocks, strict=True))
+        return tuple(_concatenated(leaves) for leaves in zip(*blocks, strict=True))
     except ValueError as error:
         shapes = [[list(leaf.shape[1:]) for leaf in block] for block in blocks]
         raise InvalidArgumentError(
@@ -157,7 +164,11 @@ def concatenate(blocks: Sequence[Leaves]) -> Leaves:
         ) from error
 
 
-def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+def _concatenated(leaves: Sequence[Any]) -> Any:
+    return joined(leaves) if isinstance(leaves[0], RaggedArray) else np.concatenate(leaves)
+
+
+def gathered(array: Any, indices: np.ndarray) -> Any:
     """Returns a copy of the rows at `indices`, in that order.
 
     Raises:
@@ -168,6 +179,8 @@ def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
         >>> gathered(table, np.array([1])), gathered(table.T, np.array([2, 0])).tolist()
         (array([[3, 4, 5]]), [[2, 5], [0, 3]])
     """
+    if isinstance(array, RaggedArray):
+        return array[indices]
     # `take` copies whole rows, in two thirds of the time; but it would first copy all of an
     # array whose rows are not contiguous.
     is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative

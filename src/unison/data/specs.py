@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from unison.data.leaves import NestedDataset, dtype_of, shape_of
+from unison.data.ragged import OtherLeaf, RaggedArray
 from unison.data.structure import Leaves, Structure
 
 
@@ -27,8 +28,10 @@ class ArraySpec:
     name: str | None = None
 
     @classmethod
-    def like(cls, spec: Any) -> ArraySpec:
+    def like(cls, spec: Any) -> Any:
         """Returns the spec of any object with a shape and a dtype: a `tf.TensorSpec`, an array.
+
+        Of one with a `ragged_rank`, as a `tf.RaggedTensorSpec` has, it is a `RaggedSpec`.
 
         Raises:
             TypeError: `spec` does not have them.
@@ -39,13 +42,17 @@ class ArraySpec:
                 f"jax.ShapeDtypeStruct. Received: {spec!r}"
             )
         dtype = np.dtype(spec.dtype)
+        if hasattr(spec, "ragged_rank"):
+            return RaggedSpec.like(spec)
         return cls(as_shape(spec.shape), np.dtype(object) if dtype.kind in "SUT" else dtype)
 
     @classmethod
     def of(cls, leaf: Any) -> Any:
-        """Returns the spec of a leaf; for a dataset, the `DatasetSpec`."""
+        """Returns the spec of a leaf; for others than arrays, a `DatasetSpec` or `RaggedSpec`."""
         if isinstance(leaf, NestedDataset):
             return DatasetSpec(leaf)
+        if isinstance(leaf, RaggedArray):
+            return RaggedSpec.of(leaf)
         return cls(shape_of(leaf), dtype_of(leaf))
 
     def batched(self, size: int | None) -> ArraySpec:
@@ -83,7 +90,7 @@ class ArraySpec:
 
     def describes(self, leaf: Any) -> bool:
         """Whether a leaf has the dtype, and the known sizes."""
-        if isinstance(leaf, NestedDataset) or dtype_of(leaf) != self.dtype:
+        if isinstance(leaf, OtherLeaf) or dtype_of(leaf) != self.dtype:
             return False
         shape = shape_of(leaf)
         return self.shape is None or (
@@ -95,6 +102,88 @@ class ArraySpec:
     def is_static(self) -> bool:
         """Whether arrays of this spec have one shape, and contain numbers."""
         return self.shape is not None and None not in self.shape and self.dtype.kind != "O"
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedSpec:
+    """The shape and dtype of a leaf with ragged axes.
+
+    Attributes:
+        shape: The sizes, None for ragged axes and unknown ones.
+        dtype: NumPy's dtype; `object` for text.
+        ragged_rank: The number of ragged axes; with 0, it is an array of which batches are ragged.
+        splits_dtype: The dtype of the splits.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+    ragged_rank: int
+    splits_dtype: np.dtype = dataclasses.field(default_factory=lambda: np.dtype(np.int64))
+
+    is_static = False
+
+    @classmethod
+    def like(cls, spec: Any) -> RaggedSpec:
+        """Returns the spec of a `tf.RaggedTensorSpec`, whose number of axes is known.
+
+        Raises:
+            TypeError: It is unknown.
+        """
+        if isinstance(spec, RaggedSpec):
+            return spec
+        shape = as_shape(spec.shape)
+        if shape is None:
+            raise TypeError(f"A ragged element has a known number of axes. Received: {spec!r}")
+        return cls(shape, np.dtype(spec.dtype), spec.ragged_rank, np.dtype(spec.row_splits_dtype))
+
+    @classmethod
+    def of(cls, leaf: RaggedArray) -> RaggedSpec:
+        """Returns the spec of a leaf."""
+        return cls(leaf.shape, leaf.dtype, len(leaf.splits), leaf.splits_dtype)
+
+    def batched(self, size: int | None) -> RaggedSpec:
+        """Returns the spec of `size` stacked leaves."""
+        return dataclasses.replace(
+            self, shape=(size, *self.shape), ragged_rank=self.ragged_rank + 1
+        )
+
+    def unbatched(self) -> Any:
+        """Returns the spec of one row.
+
+        Raises:
+            ValueError: It has no rows: the leaf is a scalar.
+        """
+        if self.ragged_rank == 0:
+            return ArraySpec(self.shape, self.dtype).unbatched()
+        return dataclasses.replace(self, shape=self.shape[1:], ragged_rank=self.ragged_rank - 1)
+
+    def widened(self, other: Any) -> RaggedSpec:
+        """Returns the narrowest spec that describes both.
+
+        Raises:
+            ValueError: They differ in more than sizes.
+        """
+        if not isinstance(other, RaggedSpec) or self._kind() != other._kind():
+            raise ValueError(f"Incompatible elements: {self} and {other}")
+        pairs = zip(self.shape, other.shape, strict=True)
+        return dataclasses.replace(self, shape=tuple(a if a == b else None for a, b in pairs))
+
+    def _kind(self) -> Any:
+        return len(self.shape), self.dtype, self.ragged_rank, self.splits_dtype
+
+    def with_unknown_sizes(self) -> RaggedSpec:
+        """Returns the spec with unknown sizes."""
+        return dataclasses.replace(self, shape=(None,) * len(self.shape))
+
+    def describes(self, leaf: Any) -> bool:
+        """Whether a leaf has the dtype, the ragged axes and the known sizes."""
+        if not isinstance(leaf, RaggedArray):
+            return False
+        own = RaggedSpec.of(leaf)
+        return own._kind() == self._kind() and all(
+            None in (known, size) or known == size
+            for known, size in zip(self.shape, own.shape, strict=True)
+        )
 
 
 class DatasetSpec:
@@ -149,7 +238,7 @@ class Signature:
 
     Attributes:
         structure: The structure.
-        specs: An `ArraySpec` or `DatasetSpec` for each leaf.
+        specs: An `ArraySpec`, `RaggedSpec` or `DatasetSpec` for each leaf.
     """
 
     structure: Structure

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from unison.data.leaves import NestedDataset
+from unison.data.ragged import RaggedArray
 from unison.storage.decoding import (
     bytes_of,
     decoding,
@@ -328,3 +329,28 @@ def _name_of(dtype: np.dtype) -> str:
     if dtype.kind in "biufcmM" or is_jaxs_own(dtype):
         return name_of_dtype(dtype)
     raise cannot_keep(dtype)
+
+
+def _state_of_ragged(leaf: RaggedArray) -> State:
+    return [leaf.flat, list(leaf.splits), np.zeros(0, leaf.splits_dtype)]
+
+
+def _ragged_of(state: State) -> RaggedArray:
+    flat, splits, nothing = state
+    is_valid = isinstance(flat, np.ndarray) and isinstance(nothing, np.ndarray)
+    if not is_valid or not isinstance(splits, list):
+        raise ValueError(f"expected the state of a ragged array, received {str(state)[:80]!r}")
+    count = None
+    for own in splits:
+        is_row = isinstance(own, np.ndarray) and own.ndim == 1 and own.dtype in (np.int32, np.int64)
+        if not is_row or not len(own) or own[0] != 0 or (np.diff(own) < 0).any():
+            raise ValueError("the splits of a ragged array are invalid")
+        if count not in (None, len(own) - 1):
+            raise ValueError("the splits of a ragged array do not fit")
+        count = int(own[-1])
+    if flat.ndim == 0 or count not in (None, len(flat)):
+        raise ValueError("the values of a ragged array do not fit its splits")
+    return RaggedArray(flat, splits, nothing.dtype)
+
+
+keep_kind(RaggedArray, _state_of_ragged, _ragged_of)

@@ -29,7 +29,7 @@ newaxis = None
 #: Modules that are loaded when they are first used, and not by `from unison.tf import *`.
 _SUBMODULES = frozenset(
     "autograph bitwise compat data experimental debugging image io keras linalg lookup nest "
-    "profiler saved_model signal sparse strings summary test tpu train version".split()
+    "profiler ragged saved_model signal sparse strings summary test tpu train version".split()
 )
 
 #: Keras' modules that have a second name here.

@@ -124,6 +124,8 @@ from unison.tf.plain_initializers import RandomNormalInitializer as random_norma
 from unison.tf.plain_initializers import RandomUniformInitializer as random_uniform_initializer
 from unison.tf.plain_initializers import ZerosInitializer as zeros_initializer
 from unison.tf.printing import print as print
+from unison.tf.ragged.specs import RaggedTensorSpec as RaggedTensorSpec
+from unison.tf.ragged.tensor import RaggedTensor as RaggedTensor
 from unison.tf.scopes import control_dependencies as control_dependencies
 from unison.tf.scopes import device as device
 from unison.tf.scopes import executing_eagerly as executing_eagerly

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.missing import names_missing_from
 from unison.tf.tensors import convert_to_tensor, operands
 
@@ -41,3 +42,6 @@ def left_shift(x: Any, y: Any, name: str | None = None) -> jax.Array:
 def right_shift(x: Any, y: Any, name: str | None = None) -> jax.Array:
     """TF: `tf.bitwise.right_shift`."""
     return jnp.right_shift(*operands(x, y))
+
+
+dispatch_on_ragged(globals())

@@ -15,6 +15,7 @@ from unison import branches
 from unison.conversion import called
 from unison.lifting import current_lift
 from unison.tf import nest
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.shaping import stack
 from unison.tf.tensors import cast, convert_to_tensor
 
@@ -194,3 +195,6 @@ def _stacked(results: list[Any]) -> Any:
 
 def _joined(parts: list[Any]) -> Any:
     return nest.map_structure(lambda *leaves: jax.numpy.concatenate(leaves), *parts)
+
+
+dispatch_on_ragged(globals(), ["map_fn"])

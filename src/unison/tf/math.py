@@ -14,6 +14,7 @@ from jax import lax
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_dtype
 from unison.tf import dtypes
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.host import HostTensor, ShapeTensor, size_tensor, without_axes
 from unison.tf.missing import names_missing_from
 from unison.tf.selecting import (
@@ -797,3 +798,6 @@ def clip_by_global_norm(
 
 def _scaled(tensor: jax.Array, scale: jax.Array) -> jax.Array:
     return tensor * scale.astype(tensor.dtype)
+
+
+dispatch_on_ragged(globals())

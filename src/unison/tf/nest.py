@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from typing import Any
 
+from unison.tf.dispatch import CompositeTensor
 from unison.tf.missing import names_missing_from
 from unison.values import DistributedValues
 
@@ -36,7 +37,8 @@ def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
 
     Args:
         structure: The structure.
-        expand_composites: Whether the values of the replicas count as leaves, too.
+        expand_composites: Whether the values of the replicas, and the parts of ragged tensors,
+            count as leaves, too.
 
     Examples:
         >>> flatten({"b": 2, "a": [1, (3,)]})
@@ -161,7 +163,7 @@ def _leaves(structure: Any, expand_composites: bool) -> Iterator[Any]:
 
 
 def _is_composite(value: Any, expand_composites: bool) -> bool:
-    return expand_composites and isinstance(value, DistributedValues)
+    return expand_composites and isinstance(value, DistributedValues | CompositeTensor)
 
 
 def _children(structure: Any) -> list[Any]:
@@ -169,6 +171,8 @@ def _children(structure: Any) -> list[Any]:
         return [structure[key] for key in _sorted(structure)]
     if isinstance(structure, DistributedValues):
         return list(structure.values)
+    if isinstance(structure, CompositeTensor):
+        return list(structure.parts())
     if _is_record(structure):
         return [getattr(structure, name) for name in _fields(structure)]
     return list(structure)
@@ -190,6 +194,8 @@ def _rebuilt(structure: Any, leaves: Iterator[Any], expand_composites: bool) -> 
         return type(structure)(*children)
     if isinstance(structure, DistributedValues):
         return type(structure)(children)
+    if isinstance(structure, CompositeTensor):
+        return structure.of_parts(children)
     # A range, or the view of a dictionary's values, cannot hold just any leaves.
     return tuple(children) if isinstance(structure, tuple) else children
 

@@ -46,6 +46,7 @@ from unison.tf.cross_entropy import (
     sparse_softmax_cross_entropy_with_logits,
     weighted_cross_entropy_with_logits,
 )
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.math import (
     in_top_k,
     l2_normalize,
@@ -382,3 +383,6 @@ def embedding_lookup(
         return rows
     length = jnp.linalg.norm(rows, axis=-1, keepdims=True)
     return rows * jnp.minimum(1, max_norm / jnp.maximum(length, jnp.finfo(rows.dtype).tiny))
+
+
+dispatch_on_ragged(globals())

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.tensors import is_variable
 from unison.tf.text import StringTensor
 
@@ -141,3 +142,6 @@ def _number(value: Any) -> str:
     few, enough = (15, 17) if is_double else (6, 9)
     short = f"{float(value):.{few}g}"
     return short if type(value)(short) == value else f"{float(value):.{enough}g}"
+
+
+dispatch_on_ragged(globals(), ["print"])

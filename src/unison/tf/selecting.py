@@ -18,6 +18,7 @@ from jax import lax
 from unison.errors import InvalidArgumentError
 from unison.slices import updated
 from unison.tf import dtypes
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.tensors import (
     convert_to_tensor,
     full_width,
@@ -637,3 +638,6 @@ def _segments_of(segment_ids: Any) -> int:
     """The ids are sorted: the last one determines the number of segments."""
     ids = np.asarray(convert_to_tensor(segment_ids))
     return int(ids[-1]) + 1 if ids.size else 0
+
+
+dispatch_on_ragged(globals())

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unison.tf import dtypes
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.host import HostTensor, ShapeTensor
 from unison.tf.tensor_spec import is_symbolic_size
 from unison.tf.tensors import (
@@ -366,3 +367,6 @@ def required_space_to_batch_paddings(
     paddings = np.stack([base[:, 0], base[:, 1] + extra], 1)
     crops = np.stack([np.zeros_like(extra), extra], 1)
     return convert_to_tensor(paddings.astype(np.int32)), convert_to_tensor(crops.astype(np.int32))
+
+
+dispatch_on_ragged(globals())

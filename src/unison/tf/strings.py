@@ -1,8 +1,7 @@
 """`tf.strings`: operations on text, computed on the host.
 
-Patterns are Python's regular expressions; TensorFlow's (RE2) are the same where it has them. What
-makes a `tf.RaggedTensor` in TensorFlow (`split` of several strings) must come out rectangular
-here.
+Patterns are Python's regular expressions; TensorFlow's (RE2) are the same where it has them. Of
+several strings, the operations that cut them return a `tf.RaggedTensor`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import numpy as np
 from unison.errors import InvalidArgumentError
 from unison.fingerprint import fingerprint64
 from unison.tf import dtypes
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.missing import names_missing_from
 from unison.tf.printing import shown
+from unison.tf.ragged.tensor import RaggedTensor
 from unison.tf.tensors import convert_to_tensor
 from unison.tf.text import StringTensor, text_of
 
@@ -49,8 +50,8 @@ def _rows(rows: Sequence[Sequence[Any]], what: str) -> np.ndarray:
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1:
         raise InvalidArgumentError(
-            message=f"{what}: the strings give {lengths[0]} to {lengths[-1]} parts, and Unison has "
-            "no RaggedTensor. Call it on one string at a time, for instance in Dataset.map."
+            message=f"{what}: the rows give {lengths[0]} to {lengths[-1]} parts. Pass a "
+            "RaggedTensor, of which the result is ragged."
         )
     matrix = np.empty((len(rows), *lengths), dtype=object)
     for index, row in enumerate(rows):
@@ -77,21 +78,17 @@ def join(inputs: Sequence[Any], separator: str = "", name: str | None = None) ->
     return StringTensor(joined)
 
 
-def split(
-    input: Any, sep: str | None = None, maxsplit: int = -1, name: str | None = None
-) -> StringTensor:
-    """Cuts a string, at white space or at `sep`, into a vector; of a vector of strings, which
-    must give equally many parts, a matrix.
+def split(input: Any, sep: str | None = None, maxsplit: int = -1, name: str | None = None) -> Any:
+    """Cuts a string, at white space or at `sep`, into a vector; several, into a ragged tensor.
+
+    Examples:
+        >>> split(["a b", "c"])
+        <tf.RaggedTensor [[b'a', b'b'], [b'c']]>
 
     TF: `tf.strings.split`.
     """
-    strings = StringTensor(input)
     separator = None if sep is None or text_of(sep) == "" else text_of(sep).encode()
-    parts = [item.split(separator, maxsplit) for item in strings.view(np.ndarray).flat]
-    if strings.ndim == 0:
-        return StringTensor(parts[0])
-    matrix = _rows(parts, "tf.strings.split")
-    return StringTensor(matrix.reshape((*strings.shape, -1)))
+    return _cut(input, lambda item: item.split(separator, maxsplit))
 
 
 def lower(input: Any, encoding: str = "", name: str | None = None) -> StringTensor:
@@ -302,9 +299,12 @@ def unsorted_segment_join(
     return StringTensor([joint.join(strings[ids == index]) for index in range(int(num_segments))])
 
 
-def bytes_split(input: Any, name: str | None = None) -> StringTensor:
-    """Cuts a string into its bytes. TF: `tf.strings.bytes_split`."""
-    return _cut("tf.strings.bytes_split", input, lambda item: [bytes([byte]) for byte in item])
+def bytes_split(input: Any, name: str | None = None) -> Any:
+    """Cuts a string into its bytes; several, into a ragged tensor.
+
+    TF: `tf.strings.bytes_split`.
+    """
+    return _cut(input, lambda item: [bytes([byte]) for byte in item])
 
 
 def unicode_split(
@@ -313,21 +313,33 @@ def unicode_split(
     errors: str = "replace",
     replacement_char: int = 65533,
     name: str | None = None,
-) -> StringTensor:
-    """Cuts a string into its characters. TF: `tf.strings.unicode_split`."""
+) -> Any:
+    """Cuts a string into its characters; several, into a ragged tensor.
+
+    TF: `tf.strings.unicode_split`.
+    """
 
     def characters(item: bytes) -> list[bytes]:
         return [
             character.encode(input_encoding) for character in item.decode(input_encoding, errors)
         ]
 
-    return _cut("tf.strings.unicode_split", input, characters)
+    return _cut(input, characters)
 
 
-def _cut(what: str, value: Any, parts_of: Callable[[bytes], list[bytes]]) -> StringTensor:
+def _cut(value: Any, parts_of: Callable[[bytes], list[bytes]]) -> Any:
+    """Returns the parts of a string; of several, as rows of a ragged tensor."""
     strings = StringTensor(value)
     rows = [parts_of(item) for item in strings.view(np.ndarray).flat]
-    return StringTensor(rows[0] if strings.ndim == 0 else _rows(rows, what))
+    if strings.ndim == 0:
+        return StringTensor(rows[0])
+    flat = StringTensor([part for row in rows for part in row])
+    return _ragged(flat, list(map(len, rows)), strings.shape)
+
+
+def _ragged(flat: Any, lengths: list[int], shape: tuple[int, ...]) -> Any:
+    """Returns rows of these lengths for every element of a tensor of a shape."""
+    return RaggedTensor.of_uniform_axes(flat, lengths, shape)
 
 
 def unicode_decode(
@@ -338,14 +350,17 @@ def unicode_decode(
     replace_control_characters: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Returns the code points of a string. TF: `tf.strings.unicode_decode`."""
+    """Returns the code points of a string; of several, a ragged tensor.
+
+    TF: `tf.strings.unicode_decode`.
+    """
     strings = StringTensor(input)
     rows = [
         [ord(character) for character in item.decode(input_encoding, errors)]
         for item in strings.view(np.ndarray).flat
     ]
-    codes = rows[0] if strings.ndim == 0 else _rows(rows, "tf.strings.unicode_decode")
-    return convert_to_tensor(np.asarray(codes, dtype=np.int32))
+    codes = convert_to_tensor(np.array([code for row in rows for code in row], np.int32))
+    return codes if strings.ndim == 0 else _ragged(codes, list(map(len, rows)), strings.shape)
 
 
 def unicode_encode(
@@ -409,3 +424,6 @@ def ngrams(
         return StringTensor(of_one(strings))
     rows = [of_one(row) for row in strings.reshape(-1, strings.shape[-1])]
     return StringTensor(_rows(rows, "tf.strings.ngrams").reshape((*strings.shape[:-1], -1)))
+
+
+dispatch_on_ragged(globals())

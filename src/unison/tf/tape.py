@@ -17,6 +17,7 @@ from unison.runtime.private_jax import (
     Recording,
 )
 from unison.tf import nest
+from unison.tf.dispatch import CompositeTensor
 from unison.tf.tensors import convert_to_tensor, is_tensor, is_variable
 from unison.tf.variable_reads import do_not_observe_reads, observe_reads, observing_all_reads
 
@@ -111,7 +112,7 @@ class GradientTape:
         """
         if not self._recordings:
             raise RuntimeError("tape.watch is called inside the tape's block: `with tape:`.")
-        for leaf in nest.flatten(tensor):
+        for leaf in map(values_of, nest.flatten(tensor)):
             if not is_tensor(leaf):
                 raise ValueError(
                     "A gradient tape watches tensors and variables. Received: "
@@ -195,15 +196,16 @@ class GradientTape:
         unconnected = parse_unconnected(unconnected_gradients)
         if target is None:
             raise TypeError("The target must be a tensor or a nest of tensors. Received: None")
-        targets = self._read_variables(nest.flatten(target))
+        targets = self._read_variables(list(map(values_of, nest.flatten(target))))
         for one in targets:
             if not has_gradient(one.dtype):
                 logger.warning(
                     "Only floating-point tensors have gradients. Received: %s", one.dtype
                 )
-        flat_sources = nest.flatten(sources)
+        given = nest.flatten(sources)
+        flat_sources = list(map(values_of, given))
         gradients = self._flat_gradients(targets, flat_sources, output_gradients, unconnected)
-        return nest.pack_sequence_as(sources, gradients)
+        return nest.pack_sequence_as(sources, list(map(_in_rows_of, given, gradients)))
 
     def _flat_gradients(
         self,
@@ -387,6 +389,18 @@ class GradientTape:
                 if result is not None:
                     recording.follow_unknown(result)
         return results
+
+
+def values_of(leaf: Any) -> Any:
+    """Returns what gradients are taken by: of a ragged tensor, its values."""
+    return leaf.flat_values if isinstance(leaf, CompositeTensor) else leaf
+
+
+def _in_rows_of(source: Any, gradient: Any) -> Any:
+    """Returns the gradient by a ragged tensor in its rows, and any other as it is."""
+    if gradient is None or not isinstance(source, CompositeTensor):
+        return gradient
+    return source.of_parts([gradient, *list(source.parts())[1:]])
 
 
 def _pulled_back(

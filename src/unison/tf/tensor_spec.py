@@ -358,6 +358,9 @@ def type_spec_from_value(value: Any) -> TypeSpec:
         return NoneTensorSpec()
     if isinstance(value, TypeSpec):
         return value
+    spec = getattr(value, "_type_spec", None)  # of a ragged tensor
+    if isinstance(spec, TypeSpec):
+        return spec
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return TensorSpec(value.shape, value.dtype)
     raise TypeError(f"No TypeSpec describes a {type(value).__name__}. Received: {value!r}")

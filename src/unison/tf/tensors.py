@@ -31,6 +31,7 @@ from unison.runtime.private_jax import (
     nothing_is_traced,
 )
 from unison.tf import dtypes
+from unison.tf.dispatch import CompositeTensor, dispatch_on_ragged
 from unison.tf.dtypes import named
 from unison.tf.host import HostTensor, ShapeTensor, size_tensor
 from unison.tf.patches import patch_operators
@@ -289,6 +290,11 @@ def _stacked(values: Sequence[Any], dtype: Any) -> Any:
 
 
 def _host_array(value: Any) -> np.ndarray:
+    if isinstance(value, CompositeTensor):
+        raise ValueError(
+            "A RaggedTensor is not converted to a tensor. Use x.to_tensor(), which pads the rows, "
+            f"or x.flat_values. Received: {value!r}"
+        )
     if value is None:
         raise ValueError("Attempt to convert None to a tensor. Expected a number, text or array.")
     try:
@@ -478,8 +484,8 @@ def linspace(start: Any, stop: Any, num: int, name: str | None = None, axis: int
 
 
 def is_tensor(x: Any) -> builtins.bool:
-    """Whether `x` is a tensor or a variable. TF: `tf.is_tensor`."""
-    return isinstance(x, Tensor) or is_variable(x)
+    """Whether `x` is a tensor, a ragged one, or a variable. TF: `tf.is_tensor`."""
+    return isinstance(x, Tensor) or is_variable(x) or isinstance(x, CompositeTensor)
 
 
 def is_symbolic_tensor(tensor: Any) -> builtins.bool:
@@ -567,4 +573,19 @@ def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
         return _static(np.broadcast_shapes(sizes(shape_x), sizes(shape_y)), None)
 
 
+#: Those that take ragged tensors; those above make tensors, or are asked very often.
+_OF_RAGGED = (
+    "bitcast",
+    "cast",
+    "identity",
+    "ones_like",
+    "rank",
+    "saturate_cast",
+    "shape",
+    "size",
+    "stop_gradient",
+    "zeros_like",
+)
+
+dispatch_on_ragged(globals(), _OF_RAGGED)
 patch_operators(convert_to_tensor)

@@ -32,6 +32,7 @@ from unison.data.caching.dataset_index import (
 )
 from unison.data.files.paths import open_file
 from unison.data.plan import Plan, Rows, RowsStream, Stream
+from unison.data.ragged import RaggedArray
 from unison.data.specs import ArraySpec, Signature
 from unison.data.structure import Leaves
 from unison.errors import DataLossError, InvalidArgumentError, OpError
@@ -66,7 +67,16 @@ class DatasetWriter:
         self._drop = weakref.finalize(self, self._run.remove, said_when_dropped)
 
     def add(self, block: Leaves, shard: int = 0) -> None:
-        """Writes stacked elements to the shard with that number."""
+        """Writes stacked elements to the shard with that number.
+
+        Raises:
+            TypeError: A leaf is ragged.
+        """
+        if any(isinstance(leaf, RaggedArray) for leaf in block):
+            raise TypeError(
+                "Ragged elements are not written to files. Write the elements before ragged_batch "
+                "(or batch) makes them ragged, or map them to arrays: x.to_tensor()."
+            )
         specs = tuple(ArraySpec(leaf.shape[1:], leaf.dtype) for leaf in block)
         if self._specs != specs:
             pairs = zip(self._specs or specs, specs, strict=True)

@@ -14,6 +14,7 @@ from unison.data.dataset import Dataset
 from unison.data.distribution.ahead import BatchesAhead
 from unison.data.distribution.input_workers import InputWorkers
 from unison.data.distribution.own_rows import BatchesOfOwnRows
+from unison.data.distribution.ragged_parts import bucketed
 from unison.data.distribution.replica_batches import (
     BatchesInTurn,
     DividedBatches,
@@ -34,7 +35,7 @@ from unison.data.distribution.shares import EQUAL_SHARES, Proportions, ReplicaSh
 from unison.data.distribution.steps import Parts, Position, Step
 from unison.data.distribution.worker_examples import owned
 from unison.data.iterators import ElementIterator, Optional, require_python
-from unison.data.leaves import dtype_of, shape_of
+from unison.data.leaves import concatenate, dtype_of, shape_of
 from unison.data.options import (
     AutoShardPolicy,
     InputContext,
@@ -42,6 +43,7 @@ from unison.data.options import (
     InputReplicationMode,
 )
 from unison.data.plan import INFINITE, Plan, memories_of, recall
+from unison.data.ragged import RaggedArray
 from unison.data.state import State, decode, encode
 from unison.runtime.placement import Placement
 from unison.runtime.precision import device_array
@@ -168,22 +170,56 @@ class DistributedDataset:
             return step.pack([parts[0] for parts in step.parts])
         shapes = step.shapes or [[shape_of(part) for part in parts] for parts in step.parts]
         kinds = list(zip(step.parts, shapes, strict=True))
+        leaves = [self._is_ragged(parts) for parts in step.parts]
+        if not any(leaves):
+            return step.pack(self._placed_parts(kinds))
+        # The arrays of ragged leaves are placed like others, and put together again.
+        arrays = [
+            self._arrays_of(parts) if is_ragged else [(parts, of_all)]
+            for (parts, of_all), is_ragged in zip(kinds, leaves, strict=True)
+        ]
+        placed = iter(self._placed_parts([kind for of_leaf in arrays for kind in of_leaf]))
+        packed = []
+        for (parts, _), of_leaf, is_ragged in zip(kinds, arrays, leaves, strict=True):
+            own = [next(placed) for _ in of_leaf]
+            packed.append(self._ragged(parts[0], own) if is_ragged else own[0])
+        return step.pack(packed)
+
+    def _placed_parts(self, kinds: Sequence[tuple[Parts, Any]]) -> list[Any]:
+        """Returns the replicas' parts of leaves, each with the shapes of all, on the devices."""
         whole = [self._whole(parts, of_all) for parts, of_all in kinds]
         arrays = iter(self._fetched([leaf for leaf in whole if leaf is not None]))
-        return step.pack(
-            [
-                self._of_parts(parts, of_all) if leaf is None else self._of_whole(next(arrays))
-                for (parts, of_all), leaf in zip(kinds, whole, strict=True)
-            ]
-        )
+        return [
+            self._of_parts(parts, of_all) if leaf is None else self._of_whole(next(arrays))
+            for (parts, of_all), leaf in zip(kinds, whole, strict=True)
+        ]
 
-    def _whole(self, parts: Parts, shapes: Sequence[tuple[int, ...]]) -> Any:
+    def _is_ragged(self, parts: Parts) -> bool:
+        """Whether the parts are ragged arrays that go to the devices."""
+        return isinstance(parts[0], RaggedArray) and self._is_fetched(parts)
+
+    def _arrays_of(self, parts: Sequence[RaggedArray]) -> list[tuple[Parts, Any]]:
+        """Returns the parts of each array of a ragged leaf, padded, with the shapes of all.
+
+        With several workers, the lengths on the others are not known here: they exchange them.
+        """
+        columns = zip(*(jax.tree.leaves(part) for part in bucketed(parts)), strict=True)
+        is_known = self._workers.num_workers == 1
+        return [
+            (list(column), [shape_of(array) for array in column] if is_known else None)
+            for column in columns
+        ]
+
+    def _ragged(self, like: RaggedArray, arrays: list[Any]) -> Any:
+        return self._source.shown(jax.tree.unflatten(jax.tree.structure(like), arrays))
+
+    def _whole(self, parts: Parts, shapes: Sequence[tuple[int, ...]] | None) -> Any:
         """Returns the parts that can be placed as one array; None if they stay separate."""
         if not self._is_fetched(parts):
             return None
         if self._is_alone:
             return _as_array(parts[0])
-        if len(set(shapes)) > 1:
+        if shapes is None or len(set(shapes)) > 1:
             return None
         return _as_array(np.stack(parts) if isinstance(parts, list) else parts)
 
@@ -201,7 +237,7 @@ class DistributedDataset:
     def _of_whole(self, array: jax.Array) -> Any:
         return array if self._is_alone else PerReplica.from_stacked(array, self._placement)
 
-    def _of_parts(self, parts: Parts, shapes: Sequence[tuple[int, ...]]) -> Any:
+    def _of_parts(self, parts: Parts, shapes: Sequence[tuple[int, ...]] | None) -> Any:
         if self._is_fetched(parts):
             pairs = zip(parts, self._placement.local_devices, strict=True)
             return PerReplica([placed(_as_array(part), to) for part, to in pairs], shapes)
@@ -470,6 +506,6 @@ def _as_array(value: Any) -> Any:
 
 def _united(parts: Parts) -> np.ndarray:
     if isinstance(parts, list):
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return concatenate([(part,) for part in parts])[0]
     replicas, examples, *rest = parts.shape
     return parts.reshape(replicas * examples, *rest)

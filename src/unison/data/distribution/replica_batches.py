@@ -33,6 +33,7 @@ from unison.data.distribution.worker_examples import BatchShares, Division
 from unison.data.iterators import Optional
 from unison.data.leaves import shape_of
 from unison.data.plan import INFINITE, UNKNOWN, Plan, position_of, stream_at
+from unison.data.ragged import RaggedArray
 from unison.data.specs import Signature
 from unison.data.state import State
 from unison.data.transformations.combination import common_structure
@@ -623,7 +624,8 @@ def cut(leaves: Sequence[Any], counts: Sequence[int]) -> list[Parts]:
     """Returns the parts of leaves with the examples of replicas, given the replicas' `counts`."""
     if len(counts) == 1:
         return [[leaf] for leaf in leaves]
-    if counts[0] and len(set(counts)) == 1:
+    are_ragged = any(isinstance(leaf, RaggedArray) for leaf in leaves)
+    if counts[0] and len(set(counts)) == 1 and not are_ragged:
         return [leaf.reshape(len(counts), counts[0], *leaf.shape[1:]) for leaf in leaves]
     bounds = itertools.pairwise(itertools.accumulate(counts, initial=0))
     slices = [slice(*bound) for bound in bounds]

@@ -11,6 +11,7 @@ import numpy as np
 from unison.data.distribution.input_workers import Talk
 from unison.data.distribution.shares import Proportions
 from unison.data.leaves import dtype_of, shape_of
+from unison.data.ragged import empty_like
 from unison.data.state import State
 from unison.data.structure import Leaves
 from unison.storage.decoding import name_of_dtype
@@ -136,7 +137,7 @@ class AgreedSteps(Steps):
 
     def _empty(self, kinds: Sequence[Any]) -> Step:
         """Returns a step without examples, of leaves of the given kinds."""
-        arrays = [np.empty((0, *shapes[0][1:]), np.dtype(dtype)) for dtype, shapes in kinds]
+        arrays = [_no_examples(np.dtype(dtype), shapes[0]) for dtype, shapes in kinds]
         return Step([[array] * self._num_replicas for array in arrays], self._pack)
 
     def skip(self, count: int) -> None:
@@ -148,6 +149,12 @@ class AgreedSteps(Steps):
 
     def resume(self, positions: Sequence[Position]) -> None:
         self._own.resume(positions)
+
+
+def _no_examples(dtype: np.dtype, shape: Sequence[int | None]) -> Any:
+    if None in shape:
+        return empty_like(dtype, shape)
+    return np.empty((0, *(size for size in shape[1:] if size is not None)), dtype)
 
 
 def _kinds_of(step: Step) -> list[Any]:

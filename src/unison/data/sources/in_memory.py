@@ -10,8 +10,9 @@ import numpy as np
 
 from unison.data.leaves import as_leaf, gathered, read_only
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Rows, Stream
+from unison.data.ragged import RaggedArray
 from unison.data.sources.memory_maps import MappedRows
-from unison.data.specs import ArraySpec, Signature
+from unison.data.specs import ArraySpec, RaggedSpec, Signature
 from unison.data.state import State, cannot_keep, keep_kind
 from unison.data.structure import LEAF, Leaves, Structure, flatten
 from unison.errors import InvalidArgumentError
@@ -50,7 +51,7 @@ class Slices(Plan):
         if not arrays:
             raise ValueError("A dataset needs at least one array. Received: none")
         for array in arrays:
-            if not isinstance(array, np.ndarray):
+            if not isinstance(array, np.ndarray | RaggedArray):
                 raise ValueError(
                     "from_tensor_slices cuts arrays along their first axis. Received a value "
                     f"without one: {array!r}. Use from_tensors for a single element."
@@ -63,7 +64,7 @@ class Slices(Plan):
             )
         self._rows = ArrayRows(arrays)
         self.length = lengths[0]
-        specs = tuple(ArraySpec(array.shape[1:], array.dtype) for array in arrays)
+        specs = tuple(ArraySpec.of(array).unbatched() for array in arrays)
         self._signature = Signature(structure, specs)
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
@@ -297,8 +298,15 @@ class _GeneratorStream(Stream):
         return self._plan.leaves_of(value, self._position - 1)
 
 
-def _converted(value: Any, spec: ArraySpec) -> Any:
+def _converted(value: Any, spec: Any) -> Any:
     leaf = as_leaf(value)
+    if isinstance(spec, RaggedSpec) and spec.ragged_rank == 0 and isinstance(leaf, np.ndarray):
+        leaf = RaggedArray(leaf, (), spec.splits_dtype)
+    if isinstance(leaf, RaggedArray):
+        leaf = RaggedArray(leaf.flat.astype(spec.dtype, copy=False), leaf.splits, leaf.splits_dtype)
+        if not spec.describes(leaf):
+            raise ValueError(f"A leaf does not fit {spec}: {leaf!r}")
+        return leaf
     is_text = spec.dtype.kind == "O"
     if not is_text and not isinstance(leaf, bytes) and leaf.dtype != spec.dtype:
         leaf = leaf.astype(spec.dtype)

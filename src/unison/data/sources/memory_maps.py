@@ -23,7 +23,7 @@ class MappedRows:
     """
 
     def __init__(self, arrays: Sequence[Any]):
-        maps = (_map_of(a) for a in arrays if a.ndim and a[:1].nbytes < _SMALL_ROW)
+        maps = (_map_of(a) for a in arrays if getattr(a, "ndim", 0) and a[:1].nbytes < _SMALL_ROW)
         self._maps = [memory for memory in maps if memory is not None]
         self._is_random = False
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from unison.data.functions import note_batch
-from unison.data.leaves import as_leaf, concatenate, count_rows, shape_of
+from unison.data.leaves import as_leaf, concatenate, count_rows, shape_of, stack
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream, Transformation
-from unison.data.specs import ArraySpec, Signature, as_shape
+from unison.data.ragged import RaggedArray, ragged_of
+from unison.data.specs import ArraySpec, RaggedSpec, Signature, as_shape
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure
 from unison.errors import DataLossError, InvalidArgumentError
@@ -23,7 +24,7 @@ class _Batches(Transformation):
         InvalidArgumentError: The size is not a positive number.
     """
 
-    identity = ("_size", "_drop_remainder")
+    identity: ClassVar[tuple[str, ...]] = ("_size", "_drop_remainder")
 
     def __init__(self, source: Plan, size: int, drop_remainder: bool):
         super().__init__(source)
@@ -79,6 +80,79 @@ class _BatchStream(Stream):
         if block is None or (self._drop_remainder and count_rows(block) < self._size):
             return None
         return block
+
+
+class RaggedBatch(_Batches):
+    """Consecutive elements stacked, of which arrays of unknown sizes become ragged.
+
+    An array is ragged up to the last axis whose size is not known.
+
+    Args:
+        source: The input.
+        size: The number of elements.
+        drop_remainder: Whether a smaller last batch is dropped.
+        splits_dtype: The dtype of the splits: int32 or int64.
+    """
+
+    identity = (*_Batches.identity, "_splits_dtype")
+
+    def __init__(self, source: Plan, size: int, drop_remainder: bool, splits_dtype: Any):
+        super().__init__(source, size, drop_remainder)
+        self._splits_dtype = np.dtype(splits_dtype)
+
+    def _ragged(self, spec: Any) -> Any:
+        """Returns the spec of an element as that of the leaf that is stacked."""
+        unknown = [
+            axis for axis, size in enumerate(getattr(spec, "shape", None) or ()) if size is None
+        ]
+        if not isinstance(spec, ArraySpec) or not unknown:
+            if isinstance(spec, ArraySpec) and spec.shape is None:
+                raise TypeError(
+                    "ragged_batch needs a known number of axes. Received elements of "
+                    f"unknown shape: {spec}"
+                )
+            return spec
+        return RaggedSpec(spec.shape or (), spec.dtype, unknown[-1], self._splits_dtype)
+
+    def signature_from(self, inputs: Sequence[Signature]) -> Signature:
+        return inputs[0].map(lambda spec: self._ragged(spec).batched(self._known_size))
+
+    def _stream(self) -> Stream:
+        return _RaggedBatchStream(self, self._input.stream())
+
+    def next_of(self, stream: Stream, start: int) -> Leaves | None:
+        """Returns the next batch of the input's elements; the next element is `start`."""
+        elements: list[Leaves] = []
+        while len(elements) < self._size and (element := stream.next()) is not None:
+            elements.append(element)
+        if not elements or (self._drop_remainder and len(elements) < self._size):
+            return None
+        specs = [self._ragged(spec) for spec in self._input.signature.specs]
+        try:
+            return stack([tuple(map(_as_ragged, element, specs)) for element in elements])
+        except Exception as error:
+            note_batch(error, "ragged_batch", start)
+            raise
+
+
+class _RaggedBatchStream(Stream):
+    moving = ("_stream", "_position")
+
+    def __init__(self, plan: RaggedBatch, stream: Stream):
+        self._plan = plan
+        self._stream = stream
+        self._position = 0
+
+    def next(self) -> Leaves | None:
+        start = self._position
+        self._position += self._plan.batch_size
+        return self._plan.next_of(self._stream, start)
+
+
+def _as_ragged(leaf: Any, spec: Any) -> Any:
+    if not isinstance(spec, RaggedSpec) or isinstance(leaf, RaggedArray):
+        return leaf
+    return ragged_of(leaf, spec.ragged_rank, spec.splits_dtype)
 
 
 class PaddedBatch(_Batches):
@@ -177,7 +251,12 @@ def _per_leaf(given: Any, structure: Structure, may_be_one: bool = False) -> Seq
     return structure.flatten(given)
 
 
-def _padded_shape(spec: ArraySpec, given: Any, index: int) -> tuple[int | None, ...]:
+def _padded_shape(spec: Any, given: Any, index: int) -> tuple[int | None, ...]:
+    if isinstance(spec, RaggedSpec):
+        raise TypeError(
+            f"padded_batch takes arrays; component {index} is ragged: {spec}. Use batch, which "
+            "makes it ragged, and x.to_tensor() in map."
+        )
     shape = spec.shape if given is None else as_shape(given)
     if shape is None:
         raise ValueError(

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from unison.data.chunks import Chunk, ChunkReader
 from unison.data.leaves import is_text
 from unison.data.plan import AUTOTUNE, Plan, SameElements, Stream
+from unison.data.ragged import RaggedArray
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import Leaves
@@ -105,7 +106,8 @@ class _Placed:
 def placed(leaves: Leaves, target: Target) -> Leaves:
     """Returns the leaves of an element as arrays on a device, or divided between devices.
 
-    Text stays on the host. With several processes, each provides its part of a sharded array.
+    Text and ragged arrays stay on the host. With several processes, each provides its part of a
+    sharded array.
 
     Args:
         leaves: The leaves.
@@ -114,7 +116,10 @@ def placed(leaves: Leaves, target: Target) -> Leaves:
     Raises:
         InvalidArgumentError: A leaf cannot be divided between the devices.
     """
-    return tuple(leaf if is_text(leaf) else _put(leaf, target) for leaf in leaves)
+    return tuple(
+        leaf if is_text(leaf) or isinstance(leaf, RaggedArray) else _put(leaf, target)
+        for leaf in leaves
+    )
 
 
 def _put(leaf: Any, target: Target) -> Any:

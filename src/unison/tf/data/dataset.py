@@ -15,16 +15,21 @@ from unison.data.iterators import ElementIterator, PlanElements, require_python
 from unison.data.iterators import Optional as CoreOptional
 from unison.data.leaves import as_leaf
 from unison.data.plan import Plan
+from unison.data.ragged import RaggedArray
+from unison.data.specs import RaggedSpec
 from unison.data.structure import flatten
 from unison.runtime import device_strings
 from unison.runtime.precision import device_array
 from unison.tf import config, dtypes
 from unison.tf.data.functions import TensorFunction
 from unison.tf.data.options import Options
+from unison.tf.ragged.specs import RaggedTensorSpec
+from unison.tf.ragged.tensor import RaggedTensor
 from unison.tf.random_keys import next_key
-from unison.tf.tensor_spec import TensorShape, TensorSpec, TypeSpec
-from unison.tf.tensors import convert_to_tensor, start_devices
+from unison.tf.tensor_spec import TensorShape, TensorSpec, TypeSpec, type_spec_from_value
+from unison.tf.tensors import convert_to_tensor, identity, start_devices
 from unison.tf.text import StringTensor
+from unison.values import PerReplica
 
 #: Arguments of TensorFlow's that make no difference, by method; `name` is one of every method's.
 _WITHOUT_EFFECT = {
@@ -36,7 +41,6 @@ _WITHOUT_EFFECT = {
 #: Replacements for methods of TensorFlow that do not exist here.
 _INSTEAD_OF = {
     "fingerprint": "use dataset.plan.description, and what the files say (size, date)",
-    "ragged_batch": "use padded_batch, or batch_by_size, and mask",
     "sparse_batch": "use padded_batch",
 }
 
@@ -49,13 +53,37 @@ def tensor_of(leaf: Any) -> Any:
         return Dataset(leaf)
     if isinstance(leaf, jax.Array):
         return leaf
+    if isinstance(leaf, RaggedArray):
+        return _ragged_of(leaf)
     if leaf.dtype.kind == "O":
         return leaf.view(StringTensor)
     return device_array(np.asarray(leaf))
 
 
+def _ragged_of(leaf: RaggedArray) -> Any:
+    """Returns a ragged leaf as a tensor: a row as a dense one.
+
+    The arrays of a distributed batch are on the devices already, one for each replica.
+    """
+    are_placed = isinstance(leaf.flat, PerReplica | jax.Array)
+    flat = leaf.flat if are_placed else tensor_of(leaf.flat)
+    if not leaf.splits:
+        return flat
+    return RaggedTensor.of(flat, leaf.splits, is_padded=are_placed)
+
+
+def numpy_of(leaf: Any) -> Any:
+    """Returns a leaf as NumPy's type; ragged ones as arrays of rows."""
+    if isinstance(leaf, RaggedArray):
+        tensor = _ragged_of(leaf)
+        return tensor.numpy() if leaf.splits else leaf.flat
+    return core.Dataset.shown(leaf)
+
+
 def leaf_of(value: Any) -> Any:
     """Returns a tensor, or a convertible value, as a leaf; Python numbers have 32 bits."""
+    if isinstance(value, RaggedTensor):
+        return value.ragged_array
     if isinstance(value, bytes | str | core.Dataset) or hasattr(value, "__array__"):
         return as_leaf(value)
     return as_leaf(convert_to_tensor(value))
@@ -66,6 +94,8 @@ def spec_of(spec: Any) -> Any:
     if isinstance(spec, core.DatasetSpec):
         inner = spec.signature
         return DatasetSpec(inner.map(spec_of).element_spec)
+    if isinstance(spec, RaggedSpec):
+        return RaggedTensorSpec(spec.shape, spec.dtype, spec.ragged_rank, spec.splits_dtype)
     return TensorSpec(spec.shape, spec.dtype)
 
 
@@ -105,8 +135,8 @@ class Optional(CoreOptional):
     def from_value(cls, value: Any) -> Optional:
         """Returns a value, any structure of tensors, as an optional element."""
         leaves, structure = flatten(value)
-        tensors = [convert_to_tensor(leaf) for leaf in leaves]
-        spec = structure.pack([TensorSpec.from_tensor(tensor) for tensor in tensors])
+        tensors = [identity(leaf) for leaf in leaves]
+        spec = structure.pack([type_spec_from_value(tensor) for tensor in tensors])
         return cls(structure.pack(tensors), lambda: spec)
 
     def has_value(self) -> jax.Array:
@@ -244,7 +274,7 @@ class Dataset(core.Dataset):
 
         TF: `tf.data.Dataset.as_numpy_iterator`.
         """
-        elements = PlanElements(self.plan, core.Dataset.shown)
+        elements = PlanElements(self.plan, numpy_of)
         return NumpyIterator(elements, lambda: self.element_spec)
 
     def __iter__(self) -> Iterator:

@@ -40,6 +40,7 @@ __all__ = [
     "cardinality",
     "choose_from_datasets",
     "copy_to_device",
+    "dense_to_ragged_batch",
     "enable_debug_mode",
     "enumerate_dataset",
     "from_list",
@@ -112,6 +113,14 @@ def sample_from_datasets(
 ) -> Any:
     """TF: `tf.data.experimental.sample_from_datasets`."""
     return Dataset.sample_from_datasets(datasets, weights, seed, stop_on_empty_dataset)
+
+
+def dense_to_ragged_batch(
+    batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = dtypes.int64
+) -> Transformation:
+    """TF: `tf.data.experimental.dense_to_ragged_batch`."""
+    splits_dtype = dtypes.named(row_splits_dtype)
+    return lambda dataset: dataset.ragged_batch(batch_size, drop_remainder, splits_dtype)
 
 
 def enumerate_dataset(start: int = 0) -> Transformation:

@@ -33,8 +33,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from unison.cells import Cell, Layout
 from unison.data.functions import BlockFunction, ElementFunction, as_tuple, note_place
-from unison.data.leaves import NestedDataset, count_rows, dtype_of, is_text, shape_of, stack
+from unison.data.leaves import count_rows, dtype_of, is_text, shape_of, stack
 from unison.data.passes import Passes
+from unison.data.ragged import OtherLeaf
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
 from unison.data.structure import Leaves, Structure, flatten
@@ -154,7 +155,7 @@ class TensorFunction(ElementFunction):
     def __call__(
         self, leaves: Leaves, structure: Structure, epoch: Any = None, index: int = 0
     ) -> Leaves:
-        if not any(isinstance(leaf, NestedDataset) or is_text(leaf) for leaf in leaves):
+        if not any(isinstance(leaf, OtherLeaf) or is_text(leaf) for leaf in leaves):
             kinds = tuple((shape_of(leaf), dtype_of(leaf)) for leaf in leaves)
             program = self._program(kinds, structure)
             if program is not None:
@@ -172,7 +173,7 @@ class TensorFunction(ElementFunction):
 
     def _holds_batches_of_text(self, leaves: Leaves) -> bool:
         """Whether the function is worth compiling for leaves that include text."""
-        return all(shape_of(leaf) and not isinstance(leaf, NestedDataset) for leaf in leaves)
+        return all(shape_of(leaf) and not isinstance(leaf, OtherLeaf) for leaf in leaves)
 
     def for_rows(self, structure: Structure, epoch: Any) -> Callable[[Leaves, int], Leaves]:
         return lambda leaves, index: self(leaves, structure, epoch, index)
