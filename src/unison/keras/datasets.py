@@ -21,6 +21,8 @@ from keras.utils import unpack_x_y_sample_weight
 
 from unison.data import INFINITE, Dataset, DistributedDataset
 from unison.data.distribution.own_rows import OwnRows
+from unison.data.ragged import RaggedArray
+from unison.data.specs import RaggedSpec
 from unison.data.statistics import metered
 from unison.data.structure import flatten
 
@@ -79,6 +81,8 @@ class DatasetAdapter(DataAdapter):
             ValueError: There are none.
         """
         for batch in batches:
+            if is_empty and any(map(_is_ragged, flatten(batch, lists_are_tuples=True)[0])):
+                raise _ragged_error()
             is_empty = False
             yield batch if self._class_weight is None else self._weighted(batch)
         if is_empty:
@@ -133,6 +137,8 @@ class DatasetAdapter(DataAdapter):
 
 def _check_batched(dataset: Dataset) -> None:
     signature = dataset.plan.known_signature
+    if signature is not None and any(isinstance(spec, RaggedSpec) for spec in signature.specs):
+        raise _ragged_error()
     if signature is not None and any(spec.shape == () for spec in signature.specs):
         raise ValueError(
             "Keras takes datasets of batches, and the elements of this one have no batch "
@@ -144,6 +150,23 @@ def _check_batched(dataset: Dataset) -> None:
             f"{len(spec)} components: {spec}. Put several inputs, or several targets, into one "
             "tuple or dictionary."
         )
+
+
+def _is_ragged(leaf: Any) -> bool:
+    if isinstance(leaf, OwnRows):
+        leaf = leaf.parts[0]
+    is_of_rows = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
+    return isinstance(leaf, RaggedArray) or (
+        is_of_rows and leaf.size > 0 and isinstance(leaf[0], np.ndarray)
+    )
+
+
+def _ragged_error() -> TypeError:
+    return TypeError(
+        "Keras' loops take dense batches, and this dataset has ragged ones. Pad them in map, for "
+        "instance dataset.map(lambda x, y: (x.to_tensor(shape=[None, 64]), y)), and let the model "
+        "mask the padding: keras.layers.Embedding(..., mask_zero=True)."
+    )
 
 
 @functools.cache

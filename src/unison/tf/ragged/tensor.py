@@ -449,7 +449,8 @@ class RaggedTensor(Constructors):
         del args, kwargs
         raise TypeError(
             "A RaggedTensor is not an array. Use x.numpy() (rows of different lengths), "
-            "x.to_tensor() (padded) or x.flat_values."
+            "x.to_tensor() (padded) or x.flat_values; a layer of Keras is called by "
+            "tf.ragged.map_flat_values(layer, x)."
         )
 
 
