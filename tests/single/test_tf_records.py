@@ -307,9 +307,9 @@ def test_random_numbers_for_records_do_not_depend_on_the_batches():
     np.testing.assert_array_equal(drawn(3), drawn(12))
 
 
-def test_a_ragged_feature_says_what_to_use_instead():
-    with pytest.raises(AttributeError, match="VarLenFeature, which is sparse"):
-        tf.io.RaggedFeature  # noqa: B018
+def test_a_list_of_a_sequence_example_is_not_ragged():
+    with pytest.raises(ValueError, match="VarLenFeature"):
+        tf.io.parse_sequence_example([b""], sequence_features={"x": tf.io.RaggedFeature(tf.int64)})
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7, 40, 63])

@@ -119,10 +119,6 @@ ADVICE = {
     "tf.image.ssim": "write it with tf.nn.depthwise_conv2d, or use dm_pix.ssim",
     "tf.image.ssim_multiscale": "write it with tf.nn.depthwise_conv2d, or use dm_pix.ssim",
     "tf.import_graph_def": _GRAPH,
-    "tf.io.RaggedFeature": (
-        "use tf.io.VarLenFeature, which is sparse, or tf.io.FixedLenSequenceFeature with "
-        "allow_missing=True, which is padded"
-    ),
     "tf.io.decode_proto": _PROTO,
     "tf.io.encode_proto": _PROTO,
     "tf.io.decode_jxl": "use Pillow with its plugin in Dataset.map",

@@ -889,6 +889,49 @@ def other_transformations_of_ragged_elements(tf):
     ]
 
 
+def example(tf, **features):
+    kinds = tf.train
+    return kinds.Example(
+        features=kinds.Features(
+            feature={
+                key: kinds.Feature(int64_list=kinds.Int64List(value=values))
+                for key, values in features.items()
+            }
+        )
+    ).SerializeToString()
+
+
+@fact
+def ragged_features_of_examples(tf):
+    first = example(tf, v=[3, 1, 4], s=[0, 2, 3], n=[1, 1], i=[0, 0, 1])
+    second = example(tf, v=[1, 5], s=[0, 0, 2], n=[0, 2], i=[1, 1])
+    feature = tf.io.RaggedFeature
+    wanted = {
+        "v": feature(tf.int64),
+        "splits": feature(tf.int64, "v", [feature.RowSplits("s")]),
+        "ids": feature(tf.int64, "v", [feature.ValueRowIds("i")]),
+        "missing": feature(tf.float32),
+    }
+    nested = {
+        "two": feature(tf.int64, "v", [feature.RowLengths("n"), feature.RowSplits("s")]),
+        "even": feature(tf.int64, "v", [feature.UniformRowLength(1)]),
+        "label": tf.io.VarLenFeature(tf.int64),
+    }
+    batch = tf.io.parse_example([first, second], wanted)
+    deep = tf.io.parse_example([first, second], nested)
+    one = tf.io.parse_single_example(first, wanted)
+    return [
+        shown(batch),
+        shown({key: deep[key] for key in ("two", "even")}),
+        shown(one),
+        attempt(
+            lambda: tf.io.parse_example(
+                [first], {"x": feature(tf.int64, "v", [feature.RowSplits("n")], validate=True)}
+            )
+        ),
+    ]
+
+
 # -- replicas ------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from unison.tf.io import gfile
 from unison.tf.io.parsing import (
     FixedLenFeature,
     FixedLenSequenceFeature,
+    RaggedFeature,
     SparseFeature,
     VarLenFeature,
     decode_json_example,
@@ -48,6 +49,7 @@ from unison.tf.text import StringTensor, text_of, texts_of
 __all__ = [
     "FixedLenFeature",
     "FixedLenSequenceFeature",
+    "RaggedFeature",
     "SparseFeature",
     "TFRecordOptions",
     "TFRecordWriter",

@@ -20,6 +20,7 @@ from unison.data.examples import parse_sequence_example as core_parse_sequence_e
 from unison.eager_fallback import NeedsPythonError, needs_python
 from unison.errors import InvalidArgumentError
 from unison.runtime.precision import device_array
+from unison.tf.io.ragged_features import RaggedFeature, RaggedParser
 from unison.tf.pending import PendingText
 from unison.tf.sparse import SparseTensor
 from unison.tf.tensors import start_devices
@@ -28,6 +29,7 @@ from unison.tf.text import StringTensor, texts_of
 __all__ = [
     "FixedLenFeature",
     "FixedLenSequenceFeature",
+    "RaggedFeature",
     "SparseFeature",
     "VarLenFeature",
     "decode_json_example",
@@ -48,7 +50,7 @@ def parse_example(
     Args:
         serialized: A vector of strings, or one.
         features: What to read, by key: `FixedLenFeature`, `VarLenFeature`,
-            `FixedLenSequenceFeature`, `SparseFeature`.
+            `FixedLenSequenceFeature`, `SparseFeature`, `RaggedFeature`.
         example_names: Without effect.
         name: Without effect.
 
@@ -59,11 +61,15 @@ def parse_example(
     TF: `tf.io.parse_example`.
     """
     _check_features(features)
-    parser = ExampleParser(features)
+    ragged = {key: f for key, f in features.items() if isinstance(f, RaggedFeature)}
+    others = {key: f for key, f in features.items() if key not in ragged}
+    parser = ExampleParser(others) if others or not ragged else None
     if isinstance(serialized, PendingText):
         return _parsed_later(serialized, parser, features)
     needs_python("tf.io.parse_example")
-    return _tensors(parser(_texts(serialized)))
+    texts = _texts(serialized)
+    found = {} if parser is None else _tensors(parser(texts))
+    return found | RaggedParser(ragged)(texts) if ragged else found
 
 
 def parse_single_example(
@@ -104,6 +110,12 @@ def parse_sequence_example(
 
     TF: `tf.io.parse_sequence_example`.
     """
+    given = [*(context_features or {}).values(), *(sequence_features or {}).values()]
+    if any(isinstance(feature, RaggedFeature) for feature in given):
+        raise ValueError(
+            "parse_sequence_example takes no RaggedFeature in Unison: use VarLenFeature, and "
+            "tf.RaggedTensor.from_sparse, or FixedLenSequenceFeature, which is padded."
+        )
     needs_python("tf.io.parse_sequence_example")
     found = core_parse_sequence_example(_texts(serialized), context_features, sequence_features)
     return _tensors(found[0]), _tensors(found[1]), _tensors(found[2])
@@ -159,9 +171,11 @@ def _texts(serialized: Any) -> Any:
 
 
 def _parsed_later(
-    serialized: PendingText, parser: ExampleParser, features: Mapping[str, Any]
+    serialized: PendingText, parser: ExampleParser | None, features: Mapping[str, Any]
 ) -> Any:
-    if any(not isinstance(feature, FixedLenFeature) for feature in features.values()):
+    if parser is None or any(
+        not isinstance(feature, FixedLenFeature) for feature in features.values()
+    ):
         # Rows of a block would be padded to each other.
         raise NeedsPythonError("Features of different lengths are parsed one by one.")
     if serialized.is_in_block + len(serialized.shape) != 1:
