@@ -144,3 +144,20 @@ def test_an_optional_holds_a_ragged_tensor():
 def test_a_reduction_over_ragged_batches():
     total = rows().batch(2).reduce(0, lambda state, x: state + tf.reduce_sum(x))
     assert int(total) == sum(map(sum, ROWS))
+
+
+def test_keras_loops_say_how_to_pad():
+    dataset = tf.data.Dataset.from_tensor_slices((tf.ragged.constant(ROWS), np.zeros(5))).batch(2)
+    model = tf.keras.Sequential([tf.keras.layers.Embedding(10, 2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match=r"x\.to_tensor\(shape=\[None, 64\]\)"):
+        model.fit(dataset, verbose=0)
+
+
+def test_a_layer_of_keras_is_called_with_the_values():
+    ids = tf.ragged.constant(ROWS)
+    layer = tf.keras.layers.Embedding(10, 2)
+    embedded = tf.ragged.map_flat_values(layer, ids)
+    assert embedded.shape.as_list() == [5, None, 2]
+    with pytest.raises(TypeError, match="map_flat_values"):
+        layer(ids)

@@ -88,7 +88,13 @@ def split(input: Any, sep: str | None = None, maxsplit: int = -1, name: str | No
     TF: `tf.strings.split`.
     """
     separator = None if sep is None or text_of(sep) == "" else text_of(sep).encode()
-    return _cut(input, lambda item: item.split(separator, maxsplit))
+
+    def parts_of(item: bytes) -> list[bytes]:
+        parts = item.split(separator, maxsplit)
+        # As in TensorFlow, what is left behind the last cut is a part, also if it is empty.
+        return [*parts, b""] if separator is None and len(parts) == maxsplit else parts
+
+    return _cut(input, parts_of)
 
 
 def lower(input: Any, encoding: str = "", name: str | None = None) -> StringTensor:
