@@ -16,7 +16,6 @@ from unison.data.ragged import RaggedArray
 from unison.eager_fallback import needs_python
 from unison.tf.dispatch import implementations
 from unison.tf.dispatch import made as there_are_ragged
-from unison.tf.dtypes import DType, as_dtype
 from unison.tf.ragged.construction import Constructors, count_of, values_of
 from unison.tf.ragged.partitions import (
     Splits,
@@ -236,9 +235,9 @@ class RaggedTensor(Constructors):
         return len(self._splits)
 
     @property
-    def dtype(self) -> DType:
-        """The dtype of the values."""
-        return as_dtype(self._flat.dtype)
+    def dtype(self) -> Any:
+        """The dtype of the values, as that of other tensors: NumPy's, or `tf.string`."""
+        return self._flat.dtype
 
     @property
     def shape(self) -> TensorShape:
