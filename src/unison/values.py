@@ -301,6 +301,22 @@ class ReplicaLocal(DistributedValues):
         return f"ReplicaLocal({self.local!r})"
 
 
+class NotCombined:
+    """Base of pytrees that are not combined over replicas array by array: ragged tensors."""
+
+    __slots__ = ()
+
+
+def refuse_to_combine(value: Any) -> None:
+    """Raises TypeError if `value` is not combined over replicas array by array."""
+    if isinstance(value, NotCombined):
+        raise TypeError(
+            f"A {type(value).__name__} has rows of its own on every replica, and is not reduced or "
+            "gathered. Reduce what the replicas compute of it (sums of its rows, say), or take "
+            "each replica's by strategy.experimental_local_results()."
+        )
+
+
 def _of_several_dtypes(kinds: Sequence[str]) -> str:
     return (
         f"The components of a PerReplica value must have one rank and one dtype. Received: {kinds}"

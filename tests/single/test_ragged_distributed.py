@@ -147,6 +147,24 @@ def test_a_ragged_tensor_of_every_replica_is_an_argument():
     assert [part.tolist() for part in parts] == [[1, 5], [2, 7]]
 
 
+@pytest.mark.parametrize("how", ["reduce", "gather", "all_reduce", "all_gather"])
+def test_a_ragged_tensor_is_not_combined_over_replicas(how):
+    strategy = strategy_of(2)
+    x, _ = next(iter(distributed(strategy, 4)))
+
+    def combine(x):
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce("sum", x) if how == "all_reduce" else context.all_gather(x, 0)
+
+    actions = {
+        "reduce": lambda: strategy.reduce("SUM", x, axis=None),
+        "gather": lambda: strategy.gather(x, axis=0),
+    }
+    action = actions.get(how, lambda: strategy.run(combine, args=(x,)))
+    with pytest.raises(TypeError, match="experimental_local_results"):
+        action()
+
+
 def test_a_compiled_loop_around_a_strategy_takes_ragged_batches():
     strategy = strategy_of(2)
 

@@ -25,6 +25,7 @@ from unison.runtime.placement import REPLICA_AXIS
 from unison.runtime.precision import device_dtype
 from unison.slices import IndexedSlices
 from unison.thread_local import ThreadLocal
+from unison.values import NotCombined, refuse_to_combine
 
 
 class ReduceOp(enum.Enum):
@@ -102,7 +103,7 @@ def _all_reduced(
     axis_name: str,
     options: CommunicationOptions | None,
 ) -> Any:
-    value = jax.tree.map(_as_operand, value, is_leaf=_is_slices)
+    value = jax.tree.map(_as_operand, value, is_leaf=_is_operand)
     if callable(op):
         return combined_in_order(op, value, axis_name)
     op = ReduceOp.parse(op)
@@ -168,6 +169,7 @@ def all_gather(value: Any, axis: int, axis_name: str = REPLICA_AXIS) -> Any:
     """
 
     def gather(leaf: Any) -> jax.Array:
+        refuse_to_combine(leaf)
         leaf = jnp.asarray(leaf)
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(
@@ -179,7 +181,7 @@ def all_gather(value: Any, axis: int, axis_name: str = REPLICA_AXIS) -> Any:
             return lax.all_gather(leaf, axis_name, axis=axis % leaf.ndim, tiled=True)
         return _gather_uneven(leaf, axis % leaf.ndim, sizes, axis_name)
 
-    return jax.tree.map(gather, value)
+    return jax.tree.map(gather, value, is_leaf=lambda leaf: isinstance(leaf, NotCombined))
 
 
 def _gather_uneven(leaf: jax.Array, axis: int, sizes: Sequence[int], axis_name: str) -> jax.Array:
@@ -288,7 +290,12 @@ def _countable(array: jax.Array) -> jax.Array:
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
 
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, IndexedSlices | NotCombined)
+
+
 def _as_operand(leaf: Any) -> Any:
+    refuse_to_combine(leaf)
     return leaf if _is_slices(leaf) else jnp.asarray(leaf)
 
 

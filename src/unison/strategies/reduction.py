@@ -21,7 +21,14 @@ from unison.program import MIRRORED, PER_REPLICA
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.replica_function import ReplicaFunction
 from unison.slices import IndexedSlices
-from unison.values import DistributedValues, PerReplica, ReplicaLocal, is_distributed
+from unison.values import (
+    DistributedValues,
+    NotCombined,
+    PerReplica,
+    ReplicaLocal,
+    is_distributed,
+    refuse_to_combine,
+)
 from unison.variables import Variable
 
 Axis = int | Sequence[int] | None
@@ -29,7 +36,8 @@ Axis = int | Sequence[int] | None
 
 def is_leaf(value: Any) -> bool:
     """Whether `value` is one value in a tree that is reduced or gathered."""
-    return is_distributed(value) or isinstance(value, IndexedSlices) or has_cell(value)
+    is_one = is_distributed(value) or isinstance(value, IndexedSlices | NotCombined)
+    return is_one or has_cell(value)
 
 
 def components_of(value: Any) -> tuple[Any, ...] | None:
@@ -54,6 +62,7 @@ def reduced(
     cross_device_ops: CrossDeviceOps | None = None,
 ) -> Any:
     """Combines the components of a leaf into one value; see `Strategy.reduce`."""
+    refuse_to_combine(value)
     if has_cell(value):
         value = _copies_or_value(value.cell)
     if isinstance(value, ReplicaLocal):
@@ -76,6 +85,7 @@ def reduced(
 
 def gathered(value: Any, axis: int, placement: Placement) -> Any:
     """Concatenates the components of a leaf along `axis`; see `Strategy.gather`."""
+    refuse_to_combine(value)
     if isinstance(value, ReplicaLocal):
         return all_gather(value.local, axis)
     lift = current_lift()

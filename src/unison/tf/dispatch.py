@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from unison.values import NotCombined
+
 
 class Ragged:
     """Base of what makes a call one of ragged tensors: them, and their specifications."""
@@ -19,7 +21,7 @@ class Ragged:
     __slots__ = ()
 
 
-class CompositeTensor(Ragged):
+class CompositeTensor(Ragged, NotCombined):
     """Base of tensors that consist of several arrays: of `RaggedTensor`."""
 
     __slots__ = ()
