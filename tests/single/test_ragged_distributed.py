@@ -174,3 +174,13 @@ def test_a_compiled_loop_around_a_strategy_takes_ragged_batches():
 
     totals = [int(step(*batch)) for batch in distributed(strategy, 4)]
     assert totals == [sum(map(sum, ROWS[:4])), sum(map(sum, ROWS[4:]))]
+
+
+def test_values_with_padding_are_refused_in_replicas():
+    strategy = strategy_of(2)
+    ((x, _), *_) = distributed(strategy, 4)
+    for name in ("values", "flat_values"):
+        with pytest.raises(ValueError, match=r"end with padding.*map_flat_values"):
+            strategy.run(lambda x, name=name: tf.reduce_sum(getattr(x, name)), args=(x,))
+    doubled = strategy.run(lambda x: tf.ragged.map_flat_values(lambda v: 2 * v, x), args=(x,))
+    assert rows_of(strategy, doubled)[0] == [[6, 2], []]

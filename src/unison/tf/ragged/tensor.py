@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -28,20 +27,6 @@ from unison.tf.ragged.partitions import (
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.tensors import convert_to_tensor, known_value, tensor_dtype
 from unison.tf.text import StringTensor
-from unison.tracebacks import users_line
-
-logger = logging.getLogger("unison")
-
-#: The lines for which the warning has been logged.
-_warned: set[str] = set()
-
-_PADDING = (
-    "In a compiled program, the %s of a ragged tensor of a distributed batch have padding (zeros) "
-    "at their end. What is computed of each value and put back by with_flat_values is right, but "
-    "sums and means over all values must be those of the ragged tensor: "
-    "tf.ragged.map_flat_values(f, x) and tf.reduce_mean(x). At %s."
-)
-
 
 @jax.tree_util.register_pytree_node_class
 class RaggedTensor(Constructors):
@@ -154,23 +139,32 @@ class RaggedTensor(Constructors):
 
     @property
     def values(self) -> Any:
-        """The rows, one after the other: a tensor, or a ragged one."""
-        self._warn_of_padding("values")
+        """The rows, one after the other: a tensor, or a ragged one.
+
+        Raises:
+            ValueError: In a compiled program they have padding, of a distributed batch.
+        """
+        self._refuse_padding("values")
         return self.inner
 
     @property
     def flat_values(self) -> Any:
-        """The values inside of all ragged axes."""
-        self._warn_of_padding("flat_values")
+        """The values inside of all ragged axes.
+
+        Raises:
+            ValueError: As `values`.
+        """
+        self._refuse_padding("flat_values")
         return self.flat
 
-    def _warn_of_padding(self, name: str) -> None:
-        if not self._is_padded or not isinstance(self._flat, jax.core.Tracer):
-            return
-        place = users_line()
-        if place not in _warned:
-            _warned.add(place)
-            logger.warning(_PADDING, name, place)
+    def _refuse_padding(self, name: str) -> None:
+        if self._is_padded and isinstance(self._flat, jax.core.Tracer):
+            raise ValueError(
+                f"In strategy.run, the {name} of a ragged tensor of a distributed batch end with "
+                "padding, which sums and means over them would count. Compute of each value by "
+                "tf.ragged.map_flat_values(function, x), and reduce the ragged tensor itself: "
+                "tf.reduce_mean(x)."
+            )
 
     @property
     def inner(self) -> Any:
