@@ -1,7 +1,5 @@
 """Ragged tensors in compiled programs, where their splits are traced and sizes are fixed."""
 
-import logging
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,15 +150,3 @@ def test_rows_of_two_arguments_that_differ_are_refused_when_the_program_runs():
 
     with pytest.raises(Exception, match="rows of the same lengths"):
         run()
-
-
-def test_values_with_padding_are_warned_of_once_a_line(caplog):
-    def loss(x):
-        return tf.reduce_mean(x.flat_values)
-
-    with caplog.at_level(logging.WARNING, logger="unison"):
-        jax.jit(loss)(padded(of(ROWS)))
-        jax.jit(lambda x: loss(x))(padded(of(ROWS)))
-        jax.jit(tf.reduce_mean)(padded(of(ROWS)))
-        jax.jit(loss)(of(ROWS))
-    assert caplog.text.count("map_flat_values") == 1

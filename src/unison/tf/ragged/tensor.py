@@ -28,6 +28,7 @@ from unison.tf.tensor_spec import TensorShape
 from unison.tf.tensors import convert_to_tensor, known_value, tensor_dtype
 from unison.tf.text import StringTensor
 
+
 @jax.tree_util.register_pytree_node_class
 class RaggedTensor(Constructors):
     """A tensor with one or more axes whose slices may have different lengths.
