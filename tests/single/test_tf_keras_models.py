@@ -552,6 +552,30 @@ def test_a_model_made_outside_is_not_trained_inside_a_scope(two_replicas):
         model.fit(X, Y, verbose=0)
 
 
+# -- models of a trained model's layers -------------------------------------------------------
+
+
+def of_the_first_layer(strategy):
+    with strategy.scope():
+        inputs = tf.keras.Input((3,))
+        hidden = tf.keras.layers.Dense(2, kernel_initializer="ones")(inputs)
+        tf.keras.Model(inputs, tf.keras.layers.Dense(1)(hidden))
+    return tf.keras.Model(inputs, hidden)
+
+
+def test_such_a_model_predicts_outside_the_scope(two_replicas):
+    inner = of_the_first_layer(two_replicas)
+    predicted = inner.predict(np.ones((5, 3), np.float32), verbose=0)
+    np.testing.assert_allclose(predicted, np.full((5, 2), 3.0))
+
+
+def test_such_a_model_is_evaluated_outside_the_scope(two_replicas):
+    inner = of_the_first_layer(two_replicas)
+    inner.compile(loss="mse")
+    examples = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+    assert inner.evaluate(*examples, verbose=0) == pytest.approx(4.0)
+
+
 # -- DatasetCreator -------------------------------------------------------------------------
 
 

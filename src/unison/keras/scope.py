@@ -8,6 +8,7 @@ inside a scope are changed permanently.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ from unison.program import tracing_contexts
 from unison.strategies import Strategy
 from unison.strategies.current import get_strategy, has_strategy
 from unison.tracebacks import filter_traceback
+
+#: The attribute of a variable that holds a weak reference to the strategy that it was created in.
+_STRATEGY = "_unison_strategy"
 
 #: The methods of a model that run its steps.
 ENTRY_POINTS = (
@@ -72,8 +76,29 @@ def _creating_variable(original: Callable[..., Any]) -> Any:
             original(self, *args, **kwargs)
             if has_strategy():
                 adopt(self, get_strategy().placement)
+                vars(self)[_STRATEGY] = weakref.ref(get_strategy())
 
     return init
+
+
+def computes_by_its_variables(model: keras.Model) -> bool:
+    """Gives a model that was created outside all scopes the trainer of its variables' strategy.
+
+    Such models are made of a trained model's layers, to see what an inner layer gives, or to use
+    its encoder and decoder alone. Keras' own loops would compute them on one device.
+
+    Returns:
+        Whether the model got the trainer now, which has replaced its methods.
+    """
+    if has_strategy() or trainer_of(model) is not None:
+        return False
+    references = (vars(variable).get(_STRATEGY) for variable in model.variables)
+    strategies = {reference() for reference in references if reference is not None} - {None}
+    if len(strategies) != 1:
+        return False
+    strategy = strategies.pop()
+    (strategy.keras_trainer() or ReplicaTrainer)(model, strategy)
+    return True
 
 
 def _using_model(original: Callable[..., Any]) -> Any:

@@ -17,6 +17,7 @@ from unison.identity_key import Reference
 from unison.keras.control_flow import with_methods_converted
 from unison.keras.host_layers import with_text_as_objects
 from unison.keras.losses import scaled_loss, unscaled_loss
+from unison.keras.scope import computes_by_its_variables
 from unison.keras.stateful_step import call_assigning
 from unison.keras.trainer import trainer_of, trains_alone
 from unison.keras.variables import annotate
@@ -26,6 +27,9 @@ from unison.tf.tensors import start_devices
 
 #: The arguments by which `fit` of Keras 2 configures its queue; Keras 3 asks `PyDataset` instead.
 _QUEUE_ARGUMENTS = ("max_queue_size", "workers", "use_multiprocessing")
+
+#: The methods of a model that leave its weights as they are.
+_READING = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 
 
 class ModelMethods:
@@ -129,15 +133,15 @@ def entry_point(name: str) -> Callable[..., Any]:
     """Returns `fit`, `evaluate`, `train_on_batch`, ... of `keras.Model` for programs of Keras 2.
 
     It has the arguments of Keras 2, of which those of the queue are ignored, and trains a model
-    whose steps Keras cannot run on JAX (see `unison.keras.trainer.trains_alone`) by a trainer of
-    ours.
+    whose steps Keras cannot run on JAX (see `unison.keras.trainer.trains_alone`), or whose
+    variables are a strategy's, by a trainer of ours.
     """
     method = getattr(keras.Model, name)
     is_on_batch = name.endswith("_on_batch")
 
     @functools.wraps(method)
     def wrapper(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if trains_alone(self):
+        if trains_alone(self) or (name in _READING and computes_by_its_variables(self)):
             return getattr(self, name)(*args, **kwargs)
         trainer = trainer_of(self)
         if trainer is not None and trainer.takes_text:
