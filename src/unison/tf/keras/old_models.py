@@ -22,6 +22,7 @@ from unison.keras.stateful_step import call_assigning
 from unison.keras.trainer import trainer_of, trains_alone
 from unison.keras.variables import annotate
 from unison.strategies import get_strategy
+from unison.tf.keras.masks import in_keras_step
 from unison.tf.keras.utils import DatasetCreator
 from unison.tf.tensors import start_devices
 
@@ -122,9 +123,10 @@ def step_with_or_without_state(name: str) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def wrapper(self: keras.Model, *args: Any) -> Any:
-        if len(args) == 1:
-            return call_assigning(self, step, name, *args)
-        return with_methods_converted(self, lambda: step(self, *args))
+        with in_keras_step.bound_to(name == "train_step"):
+            if len(args) == 1:
+                return call_assigning(self, step, name, *args)
+            return with_methods_converted(self, lambda: step(self, *args))
 
     return wrapper
 

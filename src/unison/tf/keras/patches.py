@@ -1,7 +1,7 @@
 """The additions of `unison.tf.keras` to Keras' classes, made when it is imported.
 
-Methods, arguments and file formats of Keras 2 that TensorFlow programs use. Nothing that Keras 3
-does changes: what is added was an error before.
+Methods, arguments and file formats of Keras 2 that TensorFlow programs use. What is added was an
+error before; one thing that Keras 3 does changes: on JAX, it counts padding in metrics of `fit`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 from keras.src import datasets
 from keras.src.api_export import register_internal_serializable
 from keras.src.backend.common import dtypes
+from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.dtype_policies.dtype_policy import DTypePolicy
 from keras.src.layers import layer as layer_module
 from keras.src.models.functional import Functional
@@ -21,7 +22,7 @@ from keras.src.utils import file_utils
 from unison.keras import text_input
 from unison.keras.scope import ENTRY_POINTS
 from unison.keras.stateful_step import STATE_OF_STEPS
-from unison.tf.keras import layers, old_models, old_optimizers, old_saving, utils
+from unison.tf.keras import layers, masks, old_models, old_optimizers, old_saving, utils
 from unison.tf.keras.sharded_weights import weights_by_shards
 
 #: Keras' own layers of these names need TensorFlow.
@@ -53,6 +54,9 @@ def patch_keras() -> None:
         setattr(keras.Model, f"{name}_generator", getattr(keras.Model, name))
     for name in STATE_OF_STEPS:
         setattr(keras.Model, name, old_models.step_with_or_without_state(name))
+    # Where they are defined, so that Keras and we recognize a program's own.
+    JAXTrainer.compute_loss_and_updates = masks.returning_masks(JAXTrainer.compute_loss_and_updates)
+    JAXTrainer._update_metrics_variables = masks.taking_masks(JAXTrainer._update_metrics_variables)
     _give(old_models.ModelMethods, keras.Model)
     _give(old_saving.SavingMethods, keras.Model)
     let_text_pass()
