@@ -377,3 +377,13 @@ def test_texts_of_a_directory_are_a_dataset_of_strings(tmp_path):
     texts, labels = next(iter(dataset))
     assert texts.numpy().tolist() == [b"a bad film", b"a good film"]
     assert np.asarray(labels).tolist() == [0, 1]
+
+
+def test_windows_of_a_series_are_a_dataset_by_both_names():
+    for module in (tf.keras.utils, tf.keras.preprocessing):
+        dataset = module.timeseries_dataset_from_array(
+            np.arange(6.0), np.arange(2.0, 6.0), sequence_length=3, batch_size=2
+        )
+        windows, targets = next(iter(dataset))
+        assert np.asarray(windows).tolist() == [[0, 1, 2], [1, 2, 3]]
+        assert np.asarray(targets).tolist() == [2, 3]
