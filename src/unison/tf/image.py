@@ -30,6 +30,7 @@ from unison.tf.image_files import (
     extract_jpeg_shape,
     is_jpeg,
 )
+from unison.tf.image_quality import halved, product_of_scales, structural_similarities
 from unison.tf.image_scaling import nearest_pixels, scaling_weights
 from unison.tf.missing import names_missing_from
 from unison.tf.random_keys import key_of, next_key
@@ -483,10 +484,62 @@ def total_variation(images: Any, name: str | None = None) -> jax.Array:
 
 def psnr(a: Any, b: Any, max_val: Any, name: str | None = None) -> jax.Array:
     """Returns the peak signal-to-noise ratio, in decibels. TF: `tf.image.psnr`."""
-    highest = convert_image_dtype(jnp.asarray(max_val, convert_to_tensor(a).dtype), dtypes.float32)
-    a, b = (convert_image_dtype(image, dtypes.float32) for image in (a, b))
+    a, b, highest = _compared(a, b, max_val)
     error = jnp.mean(jnp.square(a - b), (-3, -2, -1))
     return 20 * jnp.log10(highest) - 10 * jnp.log10(error)
+
+
+def ssim(
+    img1: Any,
+    img2: Any,
+    max_val: Any,
+    filter_size: int = 11,
+    filter_sigma: float = 1.5,
+    k1: float = 0.01,
+    k2: float = 0.03,
+    return_index_map: bool = False,
+) -> jax.Array:
+    """Returns the structural similarity of images, -1 to 1: the mean over windows and channels.
+
+    With `return_index_map`, a map of it; `image_quality` describes the other arguments.
+
+    TF: `tf.image.ssim`.
+    """
+    a, b, highest = _compared(img1, img2, max_val)
+    similar, _ = structural_similarities(a, b, highest, filter_size, filter_sigma, k1, k2)
+    return jnp.mean(similar, -1) if return_index_map else jnp.mean(similar, (-3, -2, -1))
+
+
+def ssim_multiscale(
+    img1: Any,
+    img2: Any,
+    max_val: Any,
+    power_factors: Any = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333),
+    filter_size: int = 11,
+    filter_sigma: float = 1.5,
+    k1: float = 0.01,
+    k2: float = 0.03,
+) -> jax.Array:
+    """Returns the structural similarity of images at as many scales as there are factors.
+
+    Each scale has half the size of the one before. TF: `tf.image.ssim_multiscale`.
+    """
+    a, b, highest = _compared(img1, img2, max_val)
+    structures: list[jax.Array] = []
+    for scale in range(len(power_factors)):
+        a, b = (halved(a), halved(b)) if scale else (a, b)
+        maps = structural_similarities(a, b, highest, filter_size, filter_sigma, k1, k2)
+        similar, structure = (jnp.mean(each, (-3, -2)) for each in maps)
+        structures.append(structure)
+    by_channel = product_of_scales(power_factors, structures[:-1], similar)
+    return jnp.mean(by_channel, -1)
+
+
+def _compared(a: Any, b: Any, max_val: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Two images, and the highest value that they may have, as float32."""
+    highest = jnp.asarray(max_val, convert_to_tensor(a).dtype)
+    a, b, highest = (convert_image_dtype(each, dtypes.float32) for each in (a, b, highest))
+    return a, b, highest
 
 
 def image_gradients(image: Any) -> tuple[jax.Array, jax.Array]:

@@ -31,12 +31,12 @@ def names_missing_from(
         instead: Replacements for some of TensorFlow's names; they take precedence over `advice.py`.
 
     Examples:
-        >>> lookup = names_missing_from("unison.tf.nn", {"ctc_loss": "use optax.ctc_loss"})
+        >>> lookup = names_missing_from("unison.tf.nn", {"dilation2d": "use max_pool2d"})
         >>> try:
-        ...     lookup("ctc_loss")
+        ...     lookup("dilation2d")
         ... except AttributeError as error:
         ...     print(error)
-        tf.nn.ctc_loss is not supported by Unison: use optax.ctc_loss
+        tf.nn.dilation2d is not supported by Unison: use max_pool2d
     """
     path = module.removeprefix("unison.")
 

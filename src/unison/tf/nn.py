@@ -46,6 +46,7 @@ from unison.tf.cross_entropy import (
     sparse_softmax_cross_entropy_with_logits,
     weighted_cross_entropy_with_logits,
 )
+from unison.tf.ctc import ctc_loss
 from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.math import (
     in_top_k,
@@ -83,6 +84,7 @@ __all__ = [
     "conv_transpose",
     "convolution",
     "crelu",
+    "ctc_loss",
     "depth_to_space",
     "depthwise_conv2d",
     "dropout",
