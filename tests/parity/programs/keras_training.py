@@ -382,3 +382,45 @@ def one_hot_labels(tf):
         tf.keras.utils.to_categorical([0, 2], 3),
         tf.keras.utils.normalize(np.array([[3.0, 4.0]])),
     ]
+
+
+@fact(
+    ours=plain(np.array([[0.9], [0.9]], np.float32)),
+    because="Adam, RMSprop, Adagrad, Nadam and Ftrl of Keras 3 under TensorFlow square the "
+    "gradients of a row's lookups one by one, so that a row that a batch looks up n times moves by "
+    "√n times the rate; here, as in Keras on JAX, it is the square of their sum",
+)
+def adam_on_a_row_that_is_looked_up_several_times(tf):
+    table = tf.keras.layers.Embedding(2, 1, embeddings_initializer="ones")
+    table.build(())
+    optimizer = tf.keras.optimizers.Adam(0.1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(table(np.array([0, 0, 0, 0, 1])))
+    gradients = tape.gradient(loss, table.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, table.trainable_variables, strict=True))
+    return tf.convert_to_tensor(table.embeddings)
+
+
+@fact
+def the_metrics_of_fit_leave_out_masked_padding(tf, two):
+    words = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [1, 2, 3, 1], [2, 2, 2, 0]])
+    targets = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
+    with two.scope():
+        model = tf.keras.Sequential(
+            [
+                tf.keras.Input((4,), dtype="int32"),
+                tf.keras.layers.Embedding(4, 2, mask_zero=True),
+                tf.keras.layers.Dense(1, kernel_initializer="zeros"),
+            ]
+        )
+        model.compile(tf.keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+    return model.fit(words, targets, batch_size=4, verbose=0).history["mae"]
+
+
+@fact
+def a_model_of_a_trained_models_layers_predicts_outside_the_scope(tf, two):
+    with two.scope():
+        inputs = tf.keras.Input((3,))
+        hidden = tf.keras.layers.Dense(2, kernel_initializer="ones")(inputs)
+        tf.keras.Model(inputs, tf.keras.layers.Dense(1)(hidden))
+    return tf.keras.Model(inputs, hidden).predict(np.ones((4, 3), np.float32), verbose=0)
