@@ -155,13 +155,18 @@ def answers(tf: Any, chosen: Iterable[Fact], kind: str = "CPU") -> Iterator[tupl
 
 def main(module: str, process: str, *only: str) -> None:
     tf = importlib.import_module(module)
+    use_logical_devices(tf)
+    chosen = (fact for fact in facts(*only) if fact.process == process)
+    found = [[fact.topic, fact.name, answer] for fact, answer in answers(tf, chosen)]
+    print(json.dumps({"versions": _versions(tf), "answers": found}))
+
+
+def use_logical_devices(tf: Any) -> None:
+    """Divides the CPU into the logical devices that the programs have."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES
     )
-    chosen = (fact for fact in facts(*only) if fact.process == process)
-    found = [[fact.topic, fact.name, answer] for fact, answer in answers(tf, chosen)]
-    print(json.dumps({"versions": _versions(tf), "answers": found}))
 
 
 def _versions(tf: Any) -> dict[str, str]:

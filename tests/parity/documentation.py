@@ -1,4 +1,8 @@
-"""Writes `docs/parity.md`: how many facts there are, and each that differs, with the reason."""
+"""Writes the pages about what was compared.
+
+`docs/parity.md` says how many facts there are, and each that differs, with the reason;
+`docs/whole-programs.md` lists the programs, and how each is compared.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ from typing import Any
 
 from parity.facts import facts, topics
 from parity.recorded_answers import RECORDED, recorded
+from parity.recorded_programs import versions
+from parity.whole_programs import GROWN_ROUND_OFF, Program, load, names
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "parity.md"
+_DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PAGE = _DOCS / "parity.md"
+PAGE_OF_PROGRAMS = _DOCS / "whole-programs.md"
 _LONGEST = 60
 
 _HEAD = """\
@@ -43,9 +51,58 @@ Each difference is a fact too: the tests require Unison to give the result on th
 """
 
 
-def write_page() -> None:
-    """Writes `docs/parity.md`."""
+_PROGRAMS = """\
+# Whole programs
+
+{count} programs in the manner of Keras' examples and of TensorFlow's tutorials and guides train
+under `MirroredStrategy` on two replicas, and give the numbers that TensorFlow {version} with Keras
+{keras} gives on one device. They are in `tests/programs`, one file each, in our own words, with
+tiny data; under TensorFlow they are the same files, with `tensorflow` where they import
+`unison.tf`. Each trains by `fit`, by a step of its own or by its own loop, from weights and data
+that NumPy draws, and returns losses, metrics, weights or predictions. Numbers may differ by
+{tolerance:g} of their size, or by the tolerance in the table: round-off grows over the steps of a
+training. Where numbers are drawn by chance in the program, properties are compared: that the loss
+falls, what shapes have.
+
+```bash
+cd tests && python -m parity record-programs --tf-python PATH
+```
+
+records TensorFlow's numbers again (`tests/parity/recorded/whole_programs.json`), and
+`tests/single/test_whole_programs.py` compares.
+
+{programs}
+"""
+
+
+def write_pages() -> None:
+    """Writes both pages."""
     PAGE.write_text(page())
+    PAGE_OF_PROGRAMS.write_text(page_of_programs())
+
+
+def page_of_programs() -> str:
+    """The text of `docs/whole-programs.md`."""
+    programs = sorted(map(load, names()), key=lambda program: (program.task, program.name))
+    rows = [[each.task, f"`{each.name}`", each.title, _comparison(each)] for each in programs]
+    return _PROGRAMS.format(
+        count=len(programs),
+        version=versions()["tensorflow"],
+        keras=versions()["keras"],
+        tolerance=GROWN_ROUND_OFF,
+        programs=_table(["task", "program", "what it does", "compared"], rows),
+    )
+
+
+def _comparison(program: Program) -> str:
+    if program.chance:
+        return f"by properties: {program.chance}"
+    how = [
+        "with one device" if program.replicas == 1 else "with two replicas of TensorFlow",
+        f"to {program.tolerance:g}" * (program.tolerance != GROWN_ROUND_OFF),
+    ]
+    said = ", ".join(filter(None, how))
+    return f"{said}: {program.because}" if program.because else said
 
 
 def page() -> str:

@@ -26,7 +26,7 @@ def ask_tensorflow(python: str, *only: str) -> dict[str, Any]:
     given: dict[str, Any] = {"answers": {topic: {} for topic in only or topics()}}
     failed, said = [], ""
     for process in dict.fromkeys(fact.process for fact in facts(*only)):
-        finished = _run(python, "tensorflow", process, *only)
+        finished = run_with_tensorflow(python, "parity.answers", process, *only)
         last_line = json.loads(finished.stdout.splitlines()[-1])
         given["versions"] = last_line["versions"]
         for topic, name, answer in last_line["answers"]:
@@ -42,9 +42,16 @@ def ask_tensorflow(python: str, *only: str) -> dict[str, Any]:
     return given
 
 
-def _run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_with_tensorflow(
+    python: str, module: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a module of this package that takes `tensorflow` and the arguments.
+
+    Raises:
+        RuntimeError: It failed.
+    """
     finished = subprocess.run(
-        [python, "-m", "parity.answers", *arguments],
+        [python, "-m", module, "tensorflow", *arguments],
         env=os.environ
         | {
             "PYTHONPATH": str(ROOM.parent),
@@ -67,7 +74,7 @@ def record(python: str, *only: str) -> int:
     given = ask_tensorflow(python, *only)
     for topic, of_topic in given["answers"].items():
         in_order = {fact.name: of_topic[fact.name] for fact in facts(topic)}
-        text = _laid_out({"versions": given["versions"], "facts": in_order})
+        text = laid_out({"versions": given["versions"], "facts": in_order})
         (RECORDED / f"{topic}.json").write_text(text + "\n")
     return sum(map(len, given["answers"].values()))
 
@@ -107,7 +114,7 @@ def expected_of(fact: Fact, theirs: Any) -> Any:
     return fact.ours if fact.differs else theirs
 
 
-def _laid_out(value: Any, indent: str = "", before: int = 0) -> str:
+def laid_out(value: Any, indent: str = "", before: int = 0) -> str:
     """JSON with what fits into 100 columns on one line."""
     line = json.dumps(value)
     if len(indent) + before + len(line) < 100 or not isinstance(value, dict | list):
@@ -115,12 +122,12 @@ def _laid_out(value: Any, indent: str = "", before: int = 0) -> str:
     inner = indent + " "
     if isinstance(value, dict):
         items = [
-            f"{json.dumps(key)}: {_laid_out(item, inner, len(key) + 4)}"
+            f"{json.dumps(key)}: {laid_out(item, inner, len(key) + 4)}"
             for key, item in value.items()
         ]
         opening, closing = "{}"
     else:
-        items = [_laid_out(item, inner) for item in value]
+        items = [laid_out(item, inner) for item in value]
         opening, closing = "[]"
     body = f",\n{inner}".join(items)
     return f"{opening}\n{inner}{body}\n{indent}{closing}"

@@ -1,0 +1,58 @@
+"""The programs of `tests/programs` train on two replicas as under TensorFlow on one device.
+
+TensorFlow's numbers are recorded in `tests/parity/recorded/whole_programs.json`. Where a program's
+replicas are meant to give something else than one device (each normalizes by its own examples,
+say), they are those of two replicas of TensorFlow; `docs/whole-programs.md` lists them.
+"""
+
+import pytest
+
+import unison.tf as tf
+from parity.documentation import PAGE_OF_PROGRAMS, page_of_programs
+from parity.recorded_answers import disagreement
+from parity.recorded_programs import recorded_programs
+from parity.whole_programs import load, names, numbers, strategy_of
+
+RECORDED = recorded_programs()
+#: One trained by `fit`, and one by its own loop.
+SMOKE = ("convolutional_network", "reinforce")
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    return strategy_of(tf, 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.smoke] * (name in SMOKE)) for name in names()],
+)
+def test_a_program_gives_the_numbers_that_it_gives_under_tensorflow(name, two_replicas):
+    program = load(name)
+    said = disagreement(RECORDED[name], numbers(tf, program, two_replicas), program.tolerance)
+    assert not said, said
+
+
+def test_all_numbers_that_are_recorded_belong_to_programs():
+    assert sorted(RECORDED) == names()
+
+
+def test_there_are_many_programs_of_all_tasks():
+    tasks = [load(name).task for name in names()]
+    assert len(tasks) > 60
+    assert set(tasks) == {
+        "audio",
+        "generative",
+        "graphs",
+        "recommenders",
+        "reinforcement learning",
+        "structured data",
+        "text",
+        "time series",
+        "vision",
+    }
+
+
+def test_the_page_of_programs_is_up_to_date():
+    written = PAGE_OF_PROGRAMS.read_text()
+    assert written == page_of_programs(), "write it anew: cd tests && python -m parity document"
