@@ -20,11 +20,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from unison.net.acceptor import Acceptor
+from unison.net.array_messages import Connection
 from unison.net.connecting import connect
 from unison.net.handshake import server_handshake
 from unison.net.listening import listen
 from unison.net.tls import TLS_VARIABLE
-from unison.parameter_server.messages import CHANNEL, Connection
+from unison.parameter_server.messages import CHANNEL
 
 SECRET = b"a secret for the benchmark, only"
 

@@ -94,7 +94,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("at", ["ftruncate", "close"])
 def test_a_parameter_server_that_is_killed_while_it_makes_or_sends_a_slot(killed, at):
     program = """
-from unison.parameter_server.slots import Outbox
+from unison.net.slots import Outbox
 
 with mock.patch.object(os, AT, die):
     slot, file = Outbox().slot(1 << 20)

@@ -8,7 +8,7 @@ import pytest
 
 from unison.data import Dataset
 from unison.monitoring.process import SentBytes
-from unison.parameter_server.messages import listen
+from unison.net.listening import listen_with_local
 from unison.runtime.launching.workers import ProcessWorker, Program
 from unison.runtime.liveness.sockets import listening, shut_down
 from unison.runtime.open_sockets import tcp_sockets
@@ -95,7 +95,7 @@ def test_the_processes_of_a_map_wait_for_elements_for_longer_than_the_programs_s
 
 @pytest.mark.usefixtures("with_default_timeout")
 def test_a_server_waits_for_clients_for_longer_than_the_programs_sockets():
-    listeners = listen("127.0.0.1:0")
+    listeners = listen_with_local("127.0.0.1:0")
     assert {each.gettimeout() for each in listeners} == {None}
     for each in listeners:
         each.close()

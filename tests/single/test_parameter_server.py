@@ -18,6 +18,7 @@ from connections import Squatter
 from left_over import Since
 from parameter_server_threads import free_addresses
 from unison.errors import CancelledError, DeadlineExceededError, OutOfRangeError
+from unison.net.array_messages import Connection
 from unison.net.connecting import connect
 from unison.net.secret import key
 from unison.parameter_server import (
@@ -31,7 +32,6 @@ from unison.parameter_server import (
     shards_of,
     workers,
 )
-from unison.parameter_server.messages import Connection
 from unison.parameter_server.store import ServerLostError
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers import SimpleClusterResolver

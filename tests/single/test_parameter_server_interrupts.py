@@ -11,8 +11,8 @@ import pytest
 import unison
 from parameter_server_threads import clusters, until
 from unison.errors import CancelledError
+from unison.net.array_messages import Connection
 from unison.parameter_server import FixedShardsPartitioner
-from unison.parameter_server.messages import Connection
 from unison.parameter_server.store import Store
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from connections import served
 from unison.errors import UnauthenticatedError, UnavailableError
+from unison.net import array_messages
+from unison.net.array_messages import Connection, NoRoomError
+from unison.net.slots import Inbox, Outbox
 from unison.net.tls import TLS_VARIABLE
-from unison.parameter_server import messages
-from unison.parameter_server.messages import Connection, NoRoomError
-from unison.parameter_server.slots import Inbox, Outbox
 from unison.storage.memory_left import memory_in_words, memory_left
 
 KEY = b"k" * 32
@@ -89,7 +89,7 @@ def test_an_operand_of_a_program_does_not_change_while_it_lives(ends):
 
 
 def test_what_there_is_no_memory_for_is_named_and_the_next_message_comes(ends, monkeypatch):
-    monkeypatch.setattr(messages, "memory_left", lambda: (1000, "a limit"))
+    monkeypatch.setattr(array_messages, "memory_left", lambda: (1000, "a limit"))
     array = np.zeros((5_000, 1_000), np.float32)
     words = r"Out of memory: float32\[5000, 1000\], 20,000,000"
     with pytest.raises(NoRoomError, match=words) as no:

@@ -13,6 +13,7 @@ import pytest
 
 import unison
 from parameter_server_threads import free_addresses
+from unison.net.array_messages import Message
 from unison.parameter_server import (
     ClusterCoordinator,
     ParameterServerStrategy,
@@ -20,7 +21,6 @@ from unison.parameter_server import (
     VariableStore,
 )
 from unison.parameter_server.jobs import Jobs
-from unison.parameter_server.messages import Message
 from unison.parameter_server.servers import VariableServer
 from unison.parameter_server.snapshots import Part, Snapshots
 from unison.runtime.cluster import ClusterSpec

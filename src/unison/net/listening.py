@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sys
 
 from unison.net import tls
+from unison.net.addresses import joined_address, own_address, split_address
 
 #: The length of the kernel's queue of connections that are not accepted yet.
 _BACKLOG = 128
@@ -54,3 +57,30 @@ def listen_locally(name: str | bytes, backlog: int = _BACKLOG) -> socket.socket:
         raise
     listener.settimeout(None)
     return listener
+
+
+def listen_with_local(address: str) -> list[socket.socket]:
+    """Returns sockets that listen at a host and port only, and at no other address of the machine.
+
+    Raises:
+        OSError: Another process listens there, or the host is not an address of this machine.
+    """
+    host, port = split_address(address)
+    listening = [listen(host, port)]
+    local = local_name_of(joined_address(host, listening[0].getsockname()[1]))
+    if local is not None:
+        with contextlib.suppress(OSError):  # the name is taken: the network socket remains
+            listening.append(listen_locally(local))
+    return listening
+
+
+def local_name_of(address: str) -> str | None:
+    """Returns the name of the local socket that stands for an address of this machine.
+
+    It takes half the time of a network socket. Abstract names like this (on Linux) belong to a
+    network namespace, as addresses do. Any user can claim one: so both ends check which user the
+    peer's process belongs to, and use the network if it is another user's.
+    """
+    host, port = split_address(address)
+    own = own_address(host) if sys.platform == "linux" else None
+    return None if own is None else f"\0unison-{own}:{port}"

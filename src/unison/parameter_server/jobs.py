@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from unison.parameter_server.messages import Message
+from unison.net.array_messages import Message
 from unison.parameter_server.servers import Answer, VariableServer
 from unison.parameter_server.shared import SharedVariables
 from unison.parameter_server.snapshots import Part, Snapshots

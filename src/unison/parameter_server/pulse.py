@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from unison.errors import UnavailableError
 from unison.monitoring import first_worker
-from unison.parameter_server.messages import Connection, connect
+from unison.net.array_messages import Connection
+from unison.parameter_server.messages import connect
 
 #: Seconds between two heartbeats.
 _EVERY = 1.0

@@ -18,8 +18,9 @@ import jax
 import numpy as np
 
 from unison.errors import AlreadyExistsError, NotFoundError
+from unison.net.array_messages import Connection, Message
 from unison.parameter_server.compressed import Encoding, received, sent
-from unison.parameter_server.messages import Connection, Message, operand
+from unison.parameter_server.messages import operand
 from unison.parameter_server.shared import JobVariables, SharedVariables, seen_whole, store_of
 from unison.parameter_server.snapshots import Part
 from unison.saving.exported import read_exported

@@ -24,10 +24,12 @@ from unison.errors import OpError, UnavailableError
 from unison.monitoring import start_if_asked
 from unison.monitoring.reporting import gathered
 from unison.net.acceptor import AcceptingThread, Acceptor
+from unison.net.array_messages import Connection, Message
 from unison.net.handshake import Accepted, server_handshake
+from unison.net.listening import listen_with_local
 from unison.net.secret import key
 from unison.parameter_server.jobs import Jobs
-from unison.parameter_server.messages import CHANNEL, Connection, Message, accept, listen
+from unison.parameter_server.messages import CHANNEL, accept
 from unison.parameter_server.programs import traced_worker_index
 from unison.parameter_server.servers import VariableServer
 from unison.parameter_server.snapshots import Snapshots
@@ -132,7 +134,7 @@ class Server:
             return
         secret = key()
         try:
-            listening = listen(self._address)
+            listening = listen_with_local(self._address)
         except OSError as error:
             raise OSError(
                 f"{self.job_name} {self.task_index} cannot listen at {self._address}: {error}. The "

@@ -13,8 +13,9 @@ import numpy as np
 
 from unison import errors
 from unison.errors import OpError, UnavailableError
+from unison.net.array_messages import Connection, Message, NoRoomError
 from unison.parameter_server.compressed import Encoding, received
-from unison.parameter_server.messages import Connection, Message, NoRoomError, connect
+from unison.parameter_server.messages import connect
 from unison.parameter_server.pulse import Pulse
 from unison.runtime.interrupts import signals_held
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from unison import errors
 from unison.errors import OpError, UnavailableError
+from unison.net.array_messages import Connection, Message
 from unison.parameter_server.calls import Call
-from unison.parameter_server.messages import Connection, Message, connect
+from unison.parameter_server.messages import connect
 from unison.parameter_server.programs import WantsBatchError, described
 from unison.parameter_server.pulse import Pulse
 from unison.parameter_server.serving import dataset_of

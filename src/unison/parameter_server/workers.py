@@ -23,8 +23,9 @@ import numpy as np
 from jax import export
 
 from unison.errors import OutOfRangeError, UnavailableError
+from unison.net.array_messages import Connection, Message, NoRoomError
 from unison.parameter_server.compressed import Encoding
-from unison.parameter_server.messages import Connection, Message, NoRoomError, operand
+from unison.parameter_server.messages import operand
 from unison.parameter_server.programs import described
 from unison.parameter_server.store import Request, ServerLostError, Shard, Store, Wanted
 from unison.program.recently_used import RecentlyUsed

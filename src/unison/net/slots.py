@@ -24,7 +24,7 @@ _FEWEST_BYTES = 1 << 14
 _MOST_BYTES = 1 << 26
 
 #: One slot being written, one whose arrays a program is using, and one that waits for its program.
-_MOST_SLOTS = 3
+MOST_SLOTS = 3
 
 
 class Slot:
@@ -66,9 +66,14 @@ class Slot:
 
 
 class Outbox:
-    """The slots of the sender."""
+    """The slots of the sender.
 
-    def __init__(self) -> None:
+    Args:
+        most_slots: The maximum number of slots.
+    """
+
+    def __init__(self, most_slots: int = MOST_SLOTS) -> None:
+        self._most_slots = most_slots
         self._slots: list[Slot] = []
         self._is_possible = hasattr(os, "memfd_create")
 
@@ -84,7 +89,7 @@ class Outbox:
         fitting = [slot for slot in free if slot.capacity >= size]
         if fitting:
             return min(fitting, key=lambda slot: slot.capacity), None
-        if len(self._slots) < _MOST_SLOTS:
+        if len(self._slots) < self._most_slots:
             return self._made(len(self._slots), size)
         return self._made(free[0].number, size) if free else None
 
