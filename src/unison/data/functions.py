@@ -54,6 +54,9 @@ class ElementFunction:
     def restore(self, state: State) -> None:
         """Restores the state of earlier calls of an equal function."""
 
+    def begin_passes_at(self, number: int) -> None:
+        """Lets the next pass be pass `number`, which determines its random numbers."""
+
     def begin(self) -> Any:
         """Returns the common part of the calls of one pass over the elements."""
         return None

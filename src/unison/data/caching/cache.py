@@ -83,6 +83,11 @@ class Cache(KeepsElements):
         self._is_used = True
         self._is_to_be_filled = False
 
+    @property
+    def is_in_files(self) -> bool:
+        """Whether the elements are stored in files."""
+        return self._path is not None
+
     def of(self, source: Plan, part: str = "") -> Cache:
         return Cache(source, None if self._path is None else self._path + part)
 

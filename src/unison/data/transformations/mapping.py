@@ -80,6 +80,13 @@ class Map(Transformation):
         self._pool: WorkerPool | None = None
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process makes processes and a lock of its own.
+        return {**vars(self), "_pool": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
     @property
     def is_of_single_elements(self) -> bool:
         """Whether this process calls the function for any element, in any order: it gets nothing

@@ -17,6 +17,11 @@ class Repeat(SameElements):
         super().__init__(source)
         self._count = count
 
+    @property
+    def passes(self) -> int:
+        """The number of passes; negative: without end."""
+        return self._count
+
     def cardinality(self) -> int:
         length = self._input.cardinality()
         if self._count == 0 or length == 0:

@@ -143,6 +143,20 @@ class TensorFunction(ElementFunction):
     def is_stateful(self) -> bool:  # type: ignore[override]
         return self._traces.is_stateful
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process analyses the function itself: programs cannot be pickled.
+        own = {**vars(self), "_traces": None, "_inner": None}
+        return {**own, "_seeds": self._seeds.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        seeds = _Seeds()
+        seeds.restore(state["_seeds"])
+        vars(self).update(state, _inner={}, _seeds=seeds)
+        self._traces = _traces_of(self.user_function)
+
+    def begin_passes_at(self, number: int) -> None:
+        self._seeds.passes.resume(number - 1)
+
     def begin(self) -> Epoch:
         return Epoch(self._seeds)
 

@@ -1,0 +1,9 @@
+from unison.data.service.configuration import CrossTrainerCache as CrossTrainerCache
+from unison.data.service.configuration import DispatcherConfig as DispatcherConfig
+from unison.data.service.configuration import ShardingPolicy as ShardingPolicy
+from unison.data.service.configuration import WorkerConfig as WorkerConfig
+from unison.data.service.datasets import distribute as distribute
+from unison.data.service.datasets import from_dataset_id as from_dataset_id
+from unison.data.service.datasets import register_dataset as register_dataset
+from unison.data.service.dispatcher import DispatchServer as DispatchServer
+from unison.data.service.worker_process import WorkerServer as WorkerServer
