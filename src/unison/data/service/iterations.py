@@ -75,6 +75,8 @@ class Iteration:
         self._num_places = num_places
         #: The next row of each source in each of its repetitions.
         self._cursors: dict[tuple[int, int], int] = {}
+        #: Whether there will be no further elements; it stays so.
+        self.is_complete = False
         #: The workers whose task has ended, with their places.
         self._ended: dict[str, int | None] = {}
         #: The workers that serve each block of rounds.
@@ -113,18 +115,16 @@ class Iteration:
 
     # -- tasks -----------------------------------------------------------------------------
 
-    def note_ended(self, worker: str, place: int | None) -> bool:
-        """Records that a worker's task has no elements left; returns whether that is new."""
-        is_new = worker not in self._ended
+    def note_ended(self, worker: str, place: int | None) -> None:
+        """Records that a worker's task has no elements left."""
         self._ended[worker] = place
-        return is_new
 
     def has_ended_on(self, worker: str) -> bool:
         """Whether a worker's task has no elements left."""
         return worker in self._ended
 
-    def is_complete(self, present: Iterable[str]) -> bool:
-        """Whether there will be no further elements.
+    def completes_with(self, present: Iterable[str]) -> bool:
+        """Whether there will be no further elements if these workers are present.
 
         - Static shares: every share has ended. That of a lost worker begins again elsewhere.
         - Otherwise: the tasks of all present workers have ended, and at least one. What a lost

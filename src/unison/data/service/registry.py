@@ -25,7 +25,7 @@ from unison.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 Event = dict[str, Any]
 
 #: The events that workers and consumers wait for.
-_AWAITED = ("iteration", "removed")
+_AWAITED = ("iteration", "ended", "complete", "removed")
 
 #: Seconds for which a worker whose connection is closed may connect again before it is lost, and
 #: for which workers are awaited after a restart.
@@ -189,12 +189,13 @@ class Registry:
     def _lose(self, worker: Worker) -> None:
         del self.workers[worker.id]
         self.version += 1
+        self._note_complete()
 
     def tasks_of(self, worker: Worker) -> dict[int, dict[str, Any]]:
         """Returns what a worker has to compute: a description for each iteration."""
         tasks = {}
         for number, iteration in self._iterations.items():
-            if iteration.has_ended_on(worker.id) or iteration.is_complete(self._present()):
+            if iteration.has_ended_on(worker.id) or iteration.is_complete:
                 continue
             if not iteration.spec.policy.is_static or worker.place is not None:
                 tasks[number] = {
@@ -209,8 +210,26 @@ class Registry:
         """Records that a worker's tasks have no elements left."""
         for number in numbers:
             iteration = self._iterations.get(number)
-            if iteration is not None and iteration.note_ended(worker.id, worker.place):
-                self.version += 1
+            if iteration is not None and not iteration.has_ended_on(worker.id):
+                event = {"event": "ended", "number": number, "worker": worker.id}
+                self._happen({**event, "place": worker.place})
+        self._note_complete()
+
+    def _apply_ended(self, event: Event, payload: bytes) -> None:
+        del payload
+        iteration = self._iterations.get(int(event["number"]))
+        if iteration is not None:
+            iteration.note_ended(str(event["worker"]), event["place"])
+
+    def _note_complete(self) -> None:
+        present = self._present()
+        for number, iteration in self._iterations.items():
+            if not iteration.is_complete and iteration.completes_with(present):
+                self._happen({"event": "complete", "number": number})
+
+    def _apply_complete(self, event: Event, payload: bytes) -> None:
+        del payload
+        self._iterations[int(event["number"])].is_complete = True
 
     def _present(self) -> list[str]:
         return sorted(self.workers, key=lambda each: self.workers[each].number)
@@ -288,7 +307,7 @@ class Registry:
             "workers": {
                 each.id: each.address for each in workers if not is_static or each.place is not None
             },
-            "is_complete": iteration.is_complete(present),
+            "is_complete": iteration.is_complete,
             "version": self.version,
         }
 
