@@ -92,10 +92,12 @@ class HandsOut:
         spec = dataclasses.replace(DYNAMIC, dataset="sized")
         self.number = self.made.join("c", "j", 0, spec, 0.0).number
         self.most = most
+        self.requests = itertools.count()
 
     def __call__(self, source, repetition, is_nested):
         most = 1 if is_nested else self.most
-        return self.made.hand_out(self.number, source, repetition, most)
+        request = next(self.requests)
+        return self.made.hand_out(self.number, source, repetition, most, "w", request)
 
 
 def elements_of_workers(dataset, count, most=3):
@@ -169,7 +171,7 @@ def test_splits_become_smaller_towards_the_end_so_that_workers_end_together():
     spec = dataclasses.replace(DYNAMIC, dataset="large")
     number = made.join("c", "j", 0, spec, 0.0).number
     sizes, end = [], 0
-    while (found := made.hand_out(number, 0, 0, 500)) is not None:
+    while (found := made.hand_out(number, 0, 0, 500, "a", end)) is not None:
         assert found[0] == end
         end = found[1]
         sizes.append(found[1] - found[0])
@@ -434,7 +436,7 @@ def test_recorded_events_are_the_same_datasets_jobs_and_splits(tmp_path):
         made.register_dataset(ABOUT, b"payload", "d")
         made.hear_worker("1", "h:1", None, 0.0)
         number = made.join("c", "j", 0, DYNAMIC, 0.0).number
-        handed_out = [made.hand_out(number, 0, 0, 2) for _ in range(2)]
+        handed_out = [made.hand_out(number, 0, 0, 2, "1", request) for request in range(2)]
         rounds = made.workers_of_round(number, 3, 0.0)
     again = Registry((), 0.0)
     with contextlib.closing(Journal(str(tmp_path / "journal"))) as journal:
@@ -442,7 +444,9 @@ def test_recorded_events_are_the_same_datasets_jobs_and_splits(tmp_path):
             again.apply(event, payload)
     assert again.dataset("d").payload == b"payload"
     assert again.join("c", "j", 0, DYNAMIC, 0.0).number == number
-    begin, _ = again.hand_out(number, 0, 0, 2)
+    # The answer to the latest request may have been lost with the dispatcher.
+    assert again.hand_out(number, 0, 0, 2, "1", 1) == handed_out[-1]
+    begin, _ = again.hand_out(number, 0, 0, 2, "1", 2)
     assert begin == handed_out[-1][1]
     assert again.workers_of_round(number, 3, 0.0) == rounds == ["1"]
     assert again.hear_worker("2", "h:2", None, 0.0).number == 1

@@ -232,11 +232,19 @@ class Connection:
             raise RuntimeError(answer["text"])
         return answer
 
-    def close(self) -> None:
-        """Closes the connection; waits at either end raise an UnavailableError."""
+    def shut_down(self) -> None:
+        """Ends the waits of other threads, at either end, with an UnavailableError.
+
+        The thread that uses the connection closes it: its file descriptor must not stand for
+        another file while the thread waits for it.
+        """
         self.is_open = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connection; waits at either end raise an UnavailableError."""
+        self.shut_down()
         self._socket.close()
 
     def _gone(self, why: object) -> UnavailableError:

@@ -45,13 +45,16 @@ _MOST_SECONDS_OF_AN_ANSWER = 30.0
 _SECONDS_TO_CLOSE = 5.0
 
 
-def connect(address: str, seconds: float, what: str) -> Connection:
+def connect(
+    address: str, seconds: float, what: str, tries_again: Callable[[], bool] = lambda: True
+) -> Connection:
     """Connects to a dispatcher or a worker, which may not have started yet.
 
     Args:
         address: Host and port.
         seconds: The timeout.
         what: Its name in messages.
+        tries_again: Whether to try again after an attempt that has failed.
 
     Raises:
         DeadlineExceededError: No process listens there in time.
@@ -71,7 +74,7 @@ def connect(address: str, seconds: float, what: str) -> Connection:
         except OSError as error:
             if isinstance(error, UnauthenticatedError | FailedPreconditionError):
                 raise
-            if time.monotonic() > end:
+            if time.monotonic() > end or not tries_again():
                 raise DeadlineExceededError(
                     message=f"{what} does not answer at {address} within {seconds:g} s: {error}. "
                     "Is it started, and is the address right?"
@@ -99,6 +102,7 @@ class Calls:
         self._seconds = seconds
         self._is_wanted = is_wanted
         self._connection: Connection | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def call(self, kind: str, arrays: Any = (), **fields: Any) -> Message:
@@ -112,6 +116,8 @@ class Calls:
         with self._lock:
             while True:
                 try:
+                    if self._is_closed:
+                        raise UnavailableError(message="The connection has been closed.")
                     if self._connection is None:
                         left = max(end - time.monotonic(), 0.1)
                         self._connection = self._connected(left)
@@ -127,7 +133,7 @@ class Calls:
                     if self._connection is not None:
                         self._connection.close()
                     self._connection = None
-                    if not self._is_wanted() or time.monotonic() > end:
+                    if self._is_closed or not self._is_wanted() or time.monotonic() > end:
                         raise
                     time.sleep(_BETWEEN_ATTEMPTS)
         if answer.kind == "error":
@@ -135,29 +141,30 @@ class Calls:
         return answer
 
     def _connected(self, seconds: float) -> Connection:
-        """Connects in short attempts, between which it may be called off."""
-        end = time.monotonic() + seconds
-        while True:
-            left = end - time.monotonic()
-            try:
-                return connect(self._address, min(max(left, 0.05), 0.5), "The dispatcher")
-            except DeadlineExceededError as error:
-                if not self._is_wanted():
-                    raise UnavailableError(message="The input service is not used any more.") from (
-                        error
-                    )
-                if left <= 0:
-                    raise DeadlineExceededError(
-                        message=f"The dispatcher of the input service does not answer at "
-                        f"{self._address} within {self._seconds:g} s ({error.message}). Start it, "
-                        "or start one with fault_tolerant_mode again at the same port."
-                    ) from error
+        def tries_again() -> bool:
+            return not self._is_closed and self._is_wanted()
+
+        try:
+            return connect(self._address, seconds, "The dispatcher", tries_again)
+        except DeadlineExceededError as error:
+            if not tries_again():
+                raise UnavailableError(message="The connection has been closed.") from error
+            raise DeadlineExceededError(
+                message=f"The dispatcher of the input service does not answer at {self._address} "
+                f"within {self._seconds:g} s ({error.message}). Start it, or start one with "
+                "fault_tolerant_mode again at the same port."
+            ) from error
 
     def close(self) -> None:
-        """Closes the connection; a call in flight raises an UnavailableError."""
+        """Closes the connection; a call in flight, and later ones, raise an UnavailableError."""
+        self._is_closed = True
         connection = self._connection
         if connection is not None:
-            connection.close()
+            connection.shut_down()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
 
 #: Answers a message of a connection: returns the type, the arrays and the fields of the answer.
@@ -258,7 +265,7 @@ class Listening:
             self._is_closed = True
             threads = dict(self._open)
         for connection in threads:
-            connection.close()
+            connection.shut_down()
         end = time.monotonic() + _SECONDS_TO_CLOSE
         for thread in threads.values():
             if thread is not threading.current_thread():

@@ -236,7 +236,7 @@ class _Serving:
 
     def _read(self, connection: Connection, message: Message) -> Answer:
         number, consumer = int(message["iteration"]), str(message["consumer"])
-        self._wait_for_change(int(message["version"]))
+        self._wait_for_change(int(message["version"]), float(message["seconds"]))
         found = self._registry.hear_consumer(number, consumer, time.monotonic())
         return "state", (), found
 
@@ -274,6 +274,8 @@ class _Serving:
             int(message["source"]),
             int(message["repetition"]),
             min(int(message["most"]), _MOST_ROWS),
+            str(message["worker"]),
+            int(message["request"]),
         )
         return "rows", (), {"rows": found}
 
@@ -283,7 +285,7 @@ class _Serving:
         )
         return "workers", (), {"workers": workers}
 
-    def _wait_for_change(self, version: int, seconds: float = _MOST_SECONDS_OF_WAITING) -> None:
+    def _wait_for_change(self, version: int, seconds: float) -> None:
         """Waits until the state is newer than a version that the peer has seen."""
         self._changed.wait_for(
             lambda: self._is_closed or self._registry.version != version,

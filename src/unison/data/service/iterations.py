@@ -79,6 +79,8 @@ class Iteration:
         self.is_complete = False
         #: The workers whose task has ended, with their places.
         self._ended: dict[str, int | None] = {}
+        #: The number of the latest request of each worker, and the rows that it got.
+        self._latest: dict[str, tuple[int, tuple[int, int]]] = {}
         #: The workers that serve each block of rounds.
         self._blocks: dict[int, list[str]] = {}
         #: When each consumer was heard last, and since when there has been none.
@@ -108,10 +110,20 @@ class Iteration:
         share = -(-(size - begin) // (_PARTS_OF_REST * max(num_workers, 1)))
         return begin, begin + max(min(most, share), 1)
 
-    def note_split(self, source: int, repetition: int, end: int) -> None:
-        """Records that the rows before `end` have been handed out."""
+    def answer_to(self, worker: str, request: int) -> tuple[int, int] | None:
+        """Returns the rows of a worker's latest request, if it repeats that one: the answer was
+        lost with a connection, or with the dispatcher.
+        """
+        latest, rows = self._latest.get(worker, (-1, (0, 0)))
+        return rows if latest == request else None
+
+    def note_split(
+        self, source: int, repetition: int, rows: tuple[int, int], worker: str, request: int
+    ) -> None:
+        """Records that rows have been handed out to a worker."""
         key = (source, repetition)
-        self._cursors[key] = max(self._cursors.get(key, 0), end)
+        self._cursors[key] = max(self._cursors.get(key, 0), rows[1])
+        self._latest[worker] = request, rows
 
     # -- tasks -----------------------------------------------------------------------------
 

@@ -42,6 +42,9 @@ _SECONDS_TO_CONNECT = 5.0
 #: Seconds for which a worker's answer is awaited: it answers earlier, if only that it has nothing.
 _SECONDS_OF_AN_ANSWER = 30.0
 
+#: Seconds for which the dispatcher waits for a change before it answers.
+_SECONDS_OF_WAITING = 5.0
+
 #: Seconds for which threads are awaited.
 _SECONDS_TO_CLOSE = 5.0
 
@@ -270,8 +273,13 @@ class _State:
         awaited_since = time.monotonic()
         ended: set[str] = set()
         while not self.is_closed:
+            left = awaited_since + self.consumer.timeout - time.monotonic()
             answer = self.calls.call(
-                "read", iteration=self.iteration, consumer=self._id, version=version
+                "read",
+                iteration=self.iteration,
+                consumer=self._id,
+                version=version,
+                seconds=min(max(left, 0.0), _SECONDS_OF_WAITING),
             )
             version = int(answer["version"])
             workers = {str(key): str(value) for key, value in answer["workers"].items()}
@@ -366,8 +374,9 @@ class _Fetching:
 
     def close(self) -> None:
         """Ends a wait for the worker."""
-        if self._connection is not None:
-            self._connection.close()
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
 
     def run(self) -> None:
         """Fetches until there are no elements left, or the worker is lost."""
@@ -396,8 +405,7 @@ class _Fetching:
 
     def _fetch(self) -> bool:
         """Fetches until the connection is lost; returns whether there are no elements left."""
-        what = f"The input worker {self.id}"
-        self._connection = connection = connect(self._address, _SECONDS_TO_CONNECT, what)
+        self._connection = connection = _connected(self._address, self.id)
         wants_more = True
         while True:
             was_complete = self._state.is_complete
@@ -470,7 +478,7 @@ class _Rounds:
                     awaited_since = time.monotonic()
                     continue
                 except (UnavailableError, OSError):
-                    self._connections.pop(worker).close()
+                    self._drop(worker)
             self._blocks.clear()  # a lost worker's rounds are assigned to another one
             if time.monotonic() - awaited_since > self._state.consumer.timeout:
                 return self._state.no_workers()
@@ -486,11 +494,20 @@ class _Rounds:
             self._blocks = {block: [str(each) for each in found]}
         return self._blocks[block]
 
+    def _drop(self, worker: str) -> None:
+        if worker in self._connections:
+            self._connections.pop(worker).close()
+
     def _connected(self, worker: str, address: str) -> Connection:
         if worker not in self._connections:
-            made = connect(address, _SECONDS_TO_CONNECT, f"The input worker {worker}")
-            self._connections[worker] = made
+            self._connections[worker] = _connected(address, worker)
         return self._connections[worker]
+
+
+def _connected(address: str, worker: str) -> Connection:
+    """Connects to a worker. It is not tried again here: the worker may be lost."""
+    name = f"The input worker {worker}"
+    return connect(address, _SECONDS_TO_CONNECT, name, lambda: False)
 
 
 def _ask(connection: Connection, state: _State, most: int, round_number: int = -1) -> None:

@@ -329,14 +329,25 @@ class Registry:
     # -- splits and rounds -----------------------------------------------------------------
 
     def hand_out(
-        self, number: int, source: int, repetition: int, most: int
+        self, number: int, source: int, repetition: int, most: int, worker: str, request: int
     ) -> tuple[int, int] | None:
         """Returns rows of a source for a worker; None if all have been handed out.
+
+        Args:
+            number: The iteration.
+            source: The number of the source.
+            repetition: The number of the pass over it.
+            most: The most rows.
+            worker: The worker's id.
+            request: The number of the worker's request, by which a repeated one is recognized.
 
         Raises:
             NotFoundError: The iteration has been removed.
         """
         iteration = self.iteration(number)
+        again = iteration.answer_to(worker, request)
+        if again is not None:
+            return again
         found = iteration.next_split(source, repetition, most, len(self.workers))
         if found is not None:
             self._happen(
@@ -345,7 +356,9 @@ class Registry:
                     "number": number,
                     "source": source,
                     "repetition": repetition,
-                    "end": found[1],
+                    "rows": found,
+                    "worker": worker,
+                    "request": request,
                 }
             )
         return found
@@ -353,7 +366,14 @@ class Registry:
     def _apply_split(self, event: Event, payload: bytes) -> None:
         del payload
         iteration = self._iterations[int(event["number"])]
-        iteration.note_split(int(event["source"]), int(event["repetition"]), int(event["end"]))
+        begin, end = event["rows"]
+        iteration.note_split(
+            int(event["source"]),
+            int(event["repetition"]),
+            (int(begin), int(end)),
+            str(event["worker"]),
+            int(event["request"]),
+        )
 
     def workers_of_round(self, number: int, round_number: int, now: float) -> list[str]:
         """Returns the workers that serve the block of a round, by turns; empty if there are none.

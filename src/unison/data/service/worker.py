@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import threading
@@ -227,7 +228,7 @@ class InputWorker:
     ) -> Plan:
         """Returns the plan of this worker's part of an iteration."""
         if spec.policy is ShardingPolicy.DYNAMIC:
-            splits = _Splits(self._calls, number, is_closed)
+            splits = _Splits(self._calls, self.id, number, is_closed)
             return with_splits(with_random_numbers_of(plan, index, own), splits.hand_out)
         if spec.policy is ShardingPolicy.OFF:
             return with_random_numbers_of(plan, index, own)
@@ -275,8 +276,10 @@ class InputWorker:
 class _Splits:
     """Asks the dispatcher for rows, as many as take some time."""
 
-    def __init__(self, calls: Calls, iteration: int, is_closed: Callable[[], bool]):
+    def __init__(self, calls: Calls, worker: str, iteration: int, is_closed: Callable[[], bool]):
         self._calls = calls
+        self._worker = worker
+        self._requests = itertools.count()
         self._iteration = iteration
         self._is_closed = is_closed
         self._most = _FIRST_ROWS
@@ -302,6 +305,8 @@ class _Splits:
             source=source,
             repetition=repetition,
             most=1 if is_nested else self._most,
+            worker=self._worker,
+            request=next(self._requests),
         )
         self._begun = time.monotonic()
         if answer["rows"] is None:
