@@ -28,6 +28,7 @@ PACKAGES = (
     "unison",
     "unison.compression",
     "unison.data",
+    "unison.data.service",
     "unison.elastic",
     "unison.keras",
     "unison.monitoring",

@@ -28,9 +28,10 @@ from unison.data.service.elements import (
     unpacked,
 )
 from unison.data.service.iterations import JobSpec, worker_of_round
+from unison.data.service.own_random_numbers import with_random_numbers_of
 from unison.data.service.pickles import pickled, unpickled
 from unison.data.service.registry import ANONYMOUS, RECONNECTION_SECONDS, Registry
-from unison.data.service.shares import share_of, with_random_numbers_of
+from unison.data.service.shares import share_of
 from unison.data.service.splits import split_sizes, with_splits
 from unison.data.service.tasks import compacted
 from unison.errors import (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import unison
-from unison.cli import bench, demo, plan, run, top
+from unison.cli import bench, data_service, demo, plan, run, top
 from unison.cli.errors import CommandError
 from unison.runtime import logs
 
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     bench.add_command(commands)
+    data_service.add_command(commands)
     demo.add_command(commands)
     plan.add_command(commands)
     run.add_command(commands)

@@ -1,3 +1,4 @@
+import unison.data.service
 from unison.data.dataset import Dataset as Dataset
 from unison.data.distribution.distributed_dataset import DistributedDataset as DistributedDataset
 from unison.data.distribution.distributed_dataset import DistributedIterator as DistributedIterator

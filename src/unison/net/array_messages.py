@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
 
 from unison.errors import ResourceExhaustedError, UnavailableError
@@ -27,11 +26,14 @@ from unison.net.proof import sign, verified
 from unison.net.secret import key
 from unison.net.slots import MOST_SLOTS, Inbox, Outbox
 from unison.net.tls import Stream
+from unison.storage.decoding import dtype_named
 from unison.storage.memory_left import memory_in_words, memory_left
 
 #: The beginning of a message: the length of its header, and the slot with its arrays (-1: they
 #: follow). So the header's length does not depend on which slot is free.
 _BEGINNING = struct.Struct("<Ii")
+#: The kinds of the dtypes of arrays: numbers and times, which are plain bytes.
+_KINDS = "biufcmM"
 #: Arrays start at multiples of this, so that JAX can use them without a copy.
 _ALIGNMENT = 64
 #: The maximum number of buffers in one system call.
@@ -377,20 +379,8 @@ def _described(header: bytes) -> tuple[str, dict[str, Any], list[_Kind]]:
     kind, fields, described = json.loads(header)
     if not isinstance(kind, str) or not isinstance(fields, dict):
         raise TypeError("expected a kind and fields")
-    kinds = [(_dtype(dtype), tuple(shape)) for dtype, shape in described]
+    kinds = [(dtype_named(dtype, _KINDS), tuple(shape)) for dtype, shape in described]
     for _, shape in kinds:
         if not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
             raise ValueError(f"expected the shape of an array, received {shape}")
     return kind, fields, kinds
-
-
-def _dtype(name: str) -> np.dtype:
-    """Returns the dtype with a name, including those that JAX adds to NumPy's (bfloat16).
-
-    Raises:
-        TypeError: Arrays of it are not plain bytes.
-    """
-    dtype = np.dtype(jax.numpy.dtype(name))
-    if dtype.hasobject or dtype.fields is not None or not dtype.itemsize:
-        raise TypeError(f"expected the dtype of numbers, received {name!r}")
-    return dtype

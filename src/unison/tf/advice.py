@@ -25,7 +25,7 @@ _HASH = "use tf.strings.to_hash_bucket_fast, keras.layers.Hashing or StringLooku
 _RNN = "use Keras' recurrent layers"
 _TPU_EMBEDDING = "use keras.layers.Embedding, or Keras RS on TPUs"
 _GROUPS = "use Dataset.group_by_window with the size of the largest group, or Dataset.scan"
-_SERVICE = "run several workers, each with its shard of the input: unison run"
+_SERVICE = "start workers of tf.data.experimental.service, and apply distribute to the dataset"
 _EXTENSION = "use a dataclass registered with jax.tree_util.register_dataclass"
 
 ADVICE = {
@@ -71,7 +71,6 @@ ADVICE = {
     "tf.data.experimental.pad_to_cardinality": (
         "strategies train on uneven ends exactly; or concatenate a dataset of masked elements"
     ),
-    "tf.data.experimental.service": _SERVICE,
     "tf.data.experimental.table_from_dataset": "use tf.lookup.StaticHashTable",
     "tf.data.experimental.to_variant": _GRAPH,
     "tf.debugging.experimental": "use jax.config's jax_debug_nans and jax_debug_infs",

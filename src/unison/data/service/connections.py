@@ -6,6 +6,7 @@ The messages are those of `unison.net.array_messages`; both ends have proved tha
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -27,7 +28,8 @@ from unison.net.connecting import connect as connect_once
 from unison.net.handshake import Accepted, server_handshake
 from unison.net.listening import listen_with_local, local_name_of
 from unison.net.secret import key
-from unison.runtime.logs import logger
+
+logger = logging.getLogger("unison")
 
 #: The channel of these connections (`unison.net.proof`); the number changes with the protocol.
 CHANNEL = b"input-service-1"

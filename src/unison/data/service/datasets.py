@@ -12,7 +12,7 @@ import numpy as np
 from unison.data.chunks import Chunk
 from unison.data.dataset import Dataset
 from unison.data.leaves import concatenate
-from unison.data.options import AutoShardPolicy, Options
+from unison.data.options import AutoShardPolicy, Options, WithOptions
 from unison.data.passes import Passes
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream
 from unison.data.service.configuration import (
@@ -337,11 +337,11 @@ def _read(
     )
     # Which worker computes how many is known only when they have.
     known = cardinality if cardinality == INFINITE else UNKNOWN
-    dataset = kind._of(Served(consumer, signature, known))
+    plan: Plan = Served(consumer, signature, known)
     if job_name is not None:
         # The programs share the elements already.
-        dataset = dataset.with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
-    return dataset
+        plan = WithOptions(plan, Options(auto_shard_policy=AutoShardPolicy.OFF))
+    return kind._of(plan)
 
 
 def _about(plan: Plan) -> dict[str, Any]:

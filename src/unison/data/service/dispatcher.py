@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -118,6 +119,8 @@ class _Serving:
             if self._journal is not None:
                 for event, payload in self._journal.records:
                     self._registry.apply(event, payload)
+            # Versions of a dispatcher before this one are not taken for its own.
+            self._registry.version += secrets.randbits(40)
             host = own_host(config.host)
             self._listening = Listening(host, config.port, "dispatcher", self._answer, self._ended)
         except BaseException:

@@ -39,6 +39,9 @@ _ROUNDS_AHEAD = 4
 _BETWEEN_ATTEMPTS = 0.1
 _SECONDS_TO_CONNECT = 5.0
 
+#: Seconds after an answer without elements.
+_AFTER_NOTHING = 0.005
+
 #: Seconds for which a worker's answer is awaited: it answers earlier, if only that it has nothing.
 _SECONDS_OF_AN_ANSWER = 30.0
 
@@ -388,6 +391,8 @@ class _Fetching:
                         return
                 except (UnavailableError, OSError):
                     # Killed or unreachable; if it is lost, the dispatcher says so soon.
+                    if self._state.is_complete:
+                        return
                     with self._state.changed:
                         self._state.changed.wait(_BETWEEN_ATTEMPTS)
                 finally:
@@ -428,6 +433,8 @@ class _Fetching:
                 wants_more = False
                 if not self._reserved:
                     return True
+            else:
+                time.sleep(_AFTER_NOTHING)  # so that others may request elements
 
 
 class _Rounds:

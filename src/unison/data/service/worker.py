@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import secrets
 import threading
@@ -17,8 +18,8 @@ from unison.data.service.configuration import ANY_PORT, ShardingPolicy, WorkerCo
 from unison.data.service.connections import Answer, Calls, Listening
 from unison.data.service.elements import described_error, packed
 from unison.data.service.iterations import JobSpec, spec_of
+from unison.data.service.own_random_numbers import with_random_numbers_of
 from unison.data.service.pickles import unpickled
-from unison.data.service.shares import share_of, with_random_numbers_of
 from unison.data.service.splits import with_splits
 from unison.data.service.tasks import Task
 from unison.errors import (
@@ -31,7 +32,8 @@ from unison.errors import (
 from unison.net.addresses import joined_address
 from unison.net.array_messages import Connection, Message
 from unison.net.secret import key
-from unison.runtime.logs import logger
+
+logger = logging.getLogger("unison")
 
 #: Seconds for which a request for elements waits for some.
 _SECONDS_OF_A_REQUEST = 2.0
@@ -43,6 +45,9 @@ _MOST_ROWS = 1 << 16
 
 #: Seconds between two attempts to reach the dispatcher.
 _BETWEEN_ATTEMPTS = 0.2
+
+#: Seconds for which the thread of heartbeats is awaited.
+_SECONDS_TO_CLOSE = 5.0
 
 #: The number of datasets that are kept loaded.
 _MOST_DATASETS = 8
@@ -74,6 +79,7 @@ class InputWorker:
         self._number: int | None = None
         self._version = -1
         self._is_registered = threading.Event()
+        self._is_stopping = threading.Event()
         self._stopped = threading.Event()
         self._failure: OpError | None = None
         self._calls = self._new_calls()
@@ -88,7 +94,7 @@ class InputWorker:
         return Calls(
             self._config.dispatcher_address,
             self._config.dispatcher_timeout,
-            lambda: not self._stopped.is_set(),
+            lambda: not self._is_stopping.is_set(),
         )
 
     def wait_until_registered(self, seconds: float) -> bool:
@@ -107,14 +113,18 @@ class InputWorker:
 
     def stop(self) -> None:
         """Stops serving, and tells the dispatcher."""
-        if self._stopped.is_set():
-            return
+        with self._lock:
+            if self._is_stopping.is_set():
+                return
+            # No heartbeat follows what the dispatcher is told below.
+            self._is_stopping.set()
+        self._heartbeats.close()
         with contextlib.suppress(OpError, OSError):
             if self._is_registered.is_set():
                 self._calls.call("leave", worker=self.id)
-        self._stopped.set()
-        self._heartbeats.close()
         self._calls.close()
+        if threading.current_thread() is not self._heart:
+            self._heart.join(_SECONDS_TO_CLOSE)
         with self._lock:
             tasks = list(self._tasks.values())
         for task in tasks:
@@ -122,13 +132,12 @@ class InputWorker:
         self._listening.close()
         for task in tasks:
             task.close(waits=True)
-        if threading.current_thread() is not self._heart:
-            self._heart.join(5.0)
+        self._stopped.set()
 
     # -- the dispatcher --------------------------------------------------------------------
 
     def _beat(self) -> None:
-        while not self._stopped.is_set():
+        while not self._is_stopping.is_set():
             with self._lock:
                 ended = sorted(self._ended)
             try:
@@ -145,12 +154,13 @@ class InputWorker:
                 self._follow({int(number): task for number, task in answer["tasks"]})
                 self._is_registered.set()
             except UnavailableError:
-                self._stopped.wait(_BETWEEN_ATTEMPTS)
+                self._is_stopping.wait(_BETWEEN_ATTEMPTS)
             except OpError as error:
-                if not self._stopped.is_set():
+                if not self._is_stopping.is_set():
                     logger.error("The input worker at %s stops: %s", self.address, error)
                     self._failure = error
                     self._stopped.set()
+                    return
 
     def _follow(self, wanted: dict[int, dict[str, Any]]) -> None:
         """Starts the tasks that are wanted, and ends the others."""
@@ -232,6 +242,9 @@ class InputWorker:
             return with_splits(with_random_numbers_of(plan, index, own), splits.hand_out)
         if spec.policy is ShardingPolicy.OFF:
             return with_random_numbers_of(plan, index, own)
+        # Imports JAX, which a worker may not need otherwise.
+        from unison.data.service.shares import share_of
+
         assert place is not None
         # All workers have the same order, of which each takes its share.
         return share_of(with_random_numbers_of(plan, index, 0), spec.policy, num_places, place)
@@ -254,7 +267,7 @@ class InputWorker:
             task = self._tasks.get(number)
         if task is None:
             # It is not known yet, or not wanted any more: the consumer asks the dispatcher.
-            self._stopped.wait(_BETWEEN_ATTEMPTS / 10)
+            self._is_stopping.wait(_BETWEEN_ATTEMPTS / 10)
             return "later", (), {}
         try:
             chunk = task.take(request, _SECONDS_OF_A_REQUEST)

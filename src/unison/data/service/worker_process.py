@@ -12,15 +12,15 @@ import subprocess
 import sys
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 from unison.data.service.configuration import WorkerConfig
 from unison.data.service.elements import error_of
 from unison.data.service.local_workers import add_local_worker, remove_local_worker
+from unison.data.workers.pool import PROGRAM
 from unison.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 
-_PROGRAM = Path(__file__).with_name("worker_program.py")
+_MODULE = "unison.data.service.worker_program"
 
 #: Seconds in which the process has to start, and in which it has to end before it is killed.
 _SECONDS_TO_START = 120.0
@@ -105,7 +105,7 @@ class _Process:
             end.settimeout(None)
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno())],
+                [sys.executable, "-P", str(PROGRAM), _MODULE, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # An interrupt from the terminal is for this process.

@@ -1,32 +1,33 @@
-"""The program of a `WorkerServer`'s process.
+"""The process of a `WorkerServer`, which `unison.data.workers.start` runs.
 
-It is run as a file, so that it finds its parent's modules before it imports any. The main module
-of the parent is not run again.
+It imports those parts of the package that it needs, which only use NumPy; what the functions of a
+dataset use is imported when they are loaded. The main module of the parent is not run again.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
 
+from unison.data.service.configuration import WorkerConfig
+from unison.data.service.elements import described_error
+from unison.data.service.worker import InputWorker
+from unison.errors import OpError
 
-def main() -> None:
-    """Serves until the parent closes the socket whose descriptor is the argument, or ends."""
-    # An interrupt is for the parent, which ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = socket.socket(fileno=int(sys.argv[1]))
+
+def serve(descriptor: int) -> None:
+    """Serves until the parent closes the other end of a socket, or ends.
+
+    Args:
+        descriptor: The descriptor of the socket.
+    """
+    parent = socket.socket(fileno=descriptor)
     with parent.makefile("rb") as file:
         settings = json.loads(file.readline())
     sys.path[:] = settings["path"]
-    from unison.data.service.configuration import WorkerConfig
-    from unison.data.service.elements import described_error
-    from unison.data.service.worker import InputWorker
-    from unison.errors import OpError
-
     try:
         worker = InputWorker(WorkerConfig(**settings["config"]), settings["id"])
         worker.wait_until_registered(settings["seconds_to_register"])
@@ -54,7 +55,3 @@ def main() -> None:
         os._exit(1)
     # Functions of the user's may still run in threads of tasks.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

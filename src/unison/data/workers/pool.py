@@ -20,12 +20,13 @@ from typing import Any
 from unison.data.chunks import Chunk, ChunkFunction, Outcome, Pace
 from unison.data.leaves import NestedDataset
 from unison.data.transformations.prefetching import is_wanted
+from unison.data.workers import work
 from unison.data.workers.memory import Incoming, Outgoing, new_file
 from unison.data.workers.messages import Channel
-from unison.data.workers.work import Failure
 from unison.errors import CancelledError, InternalError
 
-_PROGRAM = Path(__file__).with_name("start.py")
+#: The program of worker processes; its first argument is a module with `serve`.
+PROGRAM = Path(__file__).with_name("start.py")
 
 #: The number of chunks of a worker: one that it computes, and one that is queued.
 _CHUNKS_A_WORKER = 2
@@ -154,7 +155,7 @@ class WorkerPool:
             ticket = worker.tickets.pop(number)
             self._pace.note(len(ticket.chunk), seconds)
             ticket.outcome = [
-                part.error() if isinstance(part, Failure) else part for part in outcome
+                part.error() if isinstance(part, work.Failure) else part for part in outcome
             ]
 
     def _new_worker(self) -> _Worker:
@@ -224,7 +225,7 @@ class _Worker:
         try:
             # In its own session, because an interrupt from the terminal is for the parent.
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM), *map(str, files)],
+                [sys.executable, "-P", str(PROGRAM), work.__name__, *map(str, files)],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -1,4 +1,4 @@
-"""The program of a worker process.
+"""The program of a worker process, of a pool or of an input service.
 
 It is run as a file, not as a part of the package: a worker needs a few of its modules, which only
 use NumPy, and importing the package would take many times as long. The main module of the parent
@@ -7,6 +7,7 @@ is not run again.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import signal
 import sys
@@ -38,15 +39,14 @@ def _leave_unread(name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """Serves the parent, which is connected through the descriptors in the arguments."""
+    """Calls `serve` of the module in the first argument with the descriptors in the others."""
     # An interrupt is for the parent, which terminates its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = Path(__file__).resolve().parents[2]
     _leave_unread("unison", folder)
     _leave_unread("unison.data", folder / "data")
-    from unison.data.workers.work import serve
-
-    serve(*map(int, sys.argv[1:]))
+    module, *descriptors = sys.argv[1:]
+    importlib.import_module(module).serve(*map(int, descriptors))
 
 
 if __name__ == "__main__":

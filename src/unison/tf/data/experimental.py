@@ -9,6 +9,7 @@ from unison.data import AUTOTUNE, SHARD_HINT, AutoShardPolicy
 from unison.data import INFINITE as INFINITE_CARDINALITY
 from unison.data import UNKNOWN as UNKNOWN_CARDINALITY
 from unison.tf import dtypes
+from unison.tf.data import service
 from unison.tf.data.csv_files import CsvDataset, make_csv_dataset
 from unison.tf.data.dataset import Dataset, Optional, TFRecordDataset
 from unison.tf.data.functions import enable_debug_mode
@@ -60,6 +61,7 @@ __all__ = [
     "sample_from_datasets",
     "save",
     "scan",
+    "service",
     "shuffle_and_repeat",
     "snapshot",
     "take_while",
