@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mutations import mutated_bytes, mutated_structure
+from unison.data.service import connections as input_connections
+from unison.net.array_messages import Connection
 from unison.net.connecting import connect
 from unison.net.lines import Line, encoded
 from unison.net.secret import key
@@ -156,6 +158,65 @@ def _of_worker(rng: random.Random) -> list[_Frame]:
         "goodbye": {},
     }
     return _frames(rng, _hello(**about), requests)
+
+
+_SPEC = {
+    "dataset": "d",
+    "description": "Range",
+    "policy": 1,
+    "num_consumers": None,
+    "is_shared": False,
+}
+
+
+def _of_input_dispatcher(rng: random.Random) -> list[_Frame]:
+    about = {
+        "description": "Range",
+        "signature": {},
+        "cardinality": 3,
+        "split_sizes": [3],
+        "split_error": "",
+    }
+    payload = rng.randbytes(64)
+    register = _Frame(["register", {"about": about, "id": "d"}, [["uint8", [64]]]], payload)
+    rows = {"source": 0, "repetition": 0, "most": 1, "worker": "w", "request": 1}
+    requests = {
+        "describe": {"id": "d"},
+        "payload": {"id": "d"},
+        "join": {"consumer": "c", "job": "j", "index": 0, "spec": _SPEC},
+        "read": {"iteration": 0, "consumer": "c", "version": -1, "seconds": 0},
+        "split": {"iteration": 0, **rows},
+        "round": {"iteration": 0, "round": 3},
+        "work": {
+            "worker": "w",
+            "address": "127.0.0.1:1",
+            "number": None,
+            "ended": [0],
+            "version": -1,
+            "seconds": 0,
+        },
+        "leave": {"worker": "w"},
+        "release": {"iteration": 0, "consumer": "c"},
+    }
+    chosen = rng.sample(list(requests), rng.randrange(1, len(requests)))
+    return [register, *(_Frame([kind, requests[kind], []]) for kind in chosen)]
+
+
+def _of_input_worker(rng: random.Random) -> list[_Frame]:
+    request = {"iteration": 0, "most": 0, "consumer": -1, "round": -1, "trainer": ""}
+    return [_Frame(["take", request, []])] * rng.randrange(1, 4)
+
+
+def _served_input(kind: str, fields: dict[str, Any], answer: str) -> Callable[[Running, str], None]:
+    def is_served(running: Running, address: str) -> None:
+        channel = input_connections.CHANNEL
+        connection = Connection(connect(where(address), key(), channel, seconds=PATIENCE), key())
+        with contextlib.closing(connection):
+            connection.send(kind, **fields)
+            assert connection.wait(PATIENCE)
+            assert connection.receive().kind == answer
+
+    return is_served
 
 
 def _of_register(rng: random.Random) -> list[Any]:
@@ -324,6 +385,18 @@ def _of_monitor(rng: random.Random) -> list[Any]:
     return [f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n".encode()]
 
 
+def _serving_input(
+    said: Callable[[random.Random], list[_Frame]], kind: str, fields: dict[str, Any], answer: str
+) -> Listener:
+    return Listener(
+        _served_input(kind, fields, answer),
+        input_connections.CHANNEL,
+        said,
+        lambda rng, frame: frame.mutated(rng),
+        lambda frame: frame.encoded(),
+    )
+
+
 def _serving(said: Callable[[random.Random], list[_Frame]]) -> Listener:
     return Listener(
         _served_server,
@@ -348,6 +421,15 @@ _BYTES: Callable[[random.Random], list[Any]] = lambda rng: [rng.randbytes(300)] 
 LISTENERS = {
     "parameter server": _serving(_of_parameter_server),
     "worker": _serving(_of_worker),
+    "input dispatcher": _serving_input(
+        _of_input_dispatcher, "describe", {"id": "unknown"}, "error"
+    ),
+    "input worker": _serving_input(
+        _of_input_worker,
+        "take",
+        {"iteration": -1, "most": 0, "consumer": -1, "round": -1, "trainer": ""},
+        "later",
+    ),
     "register": Listener(
         _served_register, REGISTER_CHANNEL, _of_register, mutated_structure, _line, uses_token=True
     ),

@@ -17,6 +17,8 @@ import threading
 import time
 import urllib.parse
 
+from unison.data.service import DispatchServer, WorkerConfig
+from unison.data.service.worker import InputWorker
 from unison.errors import OpError
 from unison.monitoring.collector import Collector
 from unison.monitoring.job import WatchedJob
@@ -56,6 +58,15 @@ def servers():
     cluster = ClusterSpec({"worker": [first], "ps": [second]})
     kept = [Server(cluster, "worker", 0), Server(cluster, "ps", 0)]
     return {"worker": first, "parameter server": second}, kept
+
+
+def input_service():
+    """A dispatcher of an input service, and a worker of another one, which has nothing to do."""
+    dispatcher, other = DispatchServer(), DispatchServer()
+    worker = InputWorker(WorkerConfig(other.target.split("://")[1]))
+    worker.wait_until_registered(20)
+    found = {"input dispatcher": dispatcher.target.split("://")[1], "input worker": worker.address}
+    return found, [worker, other, dispatcher]
 
 
 def register(token):
@@ -201,6 +212,9 @@ def main():
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     token = secrets.token_hex(16)
     found, kept = servers()
+    of_input, input_kept = input_service()
+    found |= of_input
+    kept += input_kept
     found["register"] = register(token)
     found["meeting"] = meeting()
     found["machines"] = machines()

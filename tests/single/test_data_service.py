@@ -467,25 +467,27 @@ def test_few_elements_are_computed_before_they_are_needed():
 def test_an_iterator_that_is_dropped_ends_its_threads_and_its_job():
     with Cluster() as one:
         worker = one.add_worker()
+        before = set(threading.enumerate())
         iterator = iter(one.read(Dataset.counter(), ShardingPolicy.OFF))
         next(iterator)
+        added = {
+            thread
+            for thread in set(threading.enumerate()) - before
+            if thread.name in ("unison-input-fetch", "unison-input-job", "unison-input-task-0")
+        }
+        assert len(added) == 3
         del iterator
         end = time.monotonic() + 20
-        while time.monotonic() < end:
-            names = [thread.name for thread in threading.enumerate()]
-            is_over = not any(
-                name.startswith(("unison-input-fetch", "unison-input-job")) for name in names
-            )
-            if is_over and not worker._tasks:
-                return
+        while worker._tasks or any(thread.is_alive() for thread in added):
+            assert time.monotonic() < end, added
             time.sleep(0.02)
-        raise AssertionError(names)
 
 
 def test_nothing_is_left_of_a_service_that_was_stopped():
     before = set(threading.enumerate())
     with cluster(2) as made:
         numbers(made.read(Dataset.range(10), ShardingPolicy.DYNAMIC))
+        assert set(threading.enumerate()) - before
     end = time.monotonic() + 20
     while set(threading.enumerate()) - before and time.monotonic() < end:
         time.sleep(0.02)
