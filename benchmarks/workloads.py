@@ -82,6 +82,9 @@ WORKERS_SCALED = (1, 2, 4, 8)
 _SCALED_LOAD = ("mlp", 64, 200)
 _LOADS_BESIDE = (("mlp", 256, 60), ("narrow_mlp", 64, 300), ("wide_mlp", 64, 50))
 
+#: The arrays that input services send: KiB, and how many in a round.
+_ARRAYS_SERVED = ((4, 4000), (64, 2000), (1024, 400))
+
 #: The seconds that a job trains before one of its workers is killed. Standbys are ready then.
 _SECONDS_BEFORE_LOSS = 40.0
 
@@ -469,6 +472,34 @@ class ServerWork:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class ServiceWork:
+    """Reading what the processes of an input service compute; a round is a number of elements.
+
+    Attributes:
+        load: `arrays`: the same array again and again; `jpeg`: batches of decoded images.
+        kibibytes: The size of an array.
+        examples: How many a round has: arrays, or images.
+        workers: The number of workers.
+    """
+
+    load: str
+    kibibytes: int
+    examples: int
+    workers: int
+    task: str = "data_service"
+
+    unit = "examples/s"
+    higher_is_better = True
+    processes = 1
+
+    @property
+    def name(self) -> str:
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        what = f"arrays of {self.kibibytes} KiB" if self.load == "arrays" else "JPEG, batch 32"
+        return f"input service, {what}, {workers}"
+
+
 Work = (
     FitWork
     | RunWork
@@ -482,6 +513,7 @@ Work = (
     | CheckpointWork
     | RecoveryWork
     | ServerWork
+    | ServiceWork
 )
 
 
@@ -590,6 +622,13 @@ def image_input_workloads(cores: int, quick: bool) -> list[Work]:
         return [ImageInputWork(count, 8, 16) for count in (1, 2)]
     counts = [count for count in (1, 2, 4, 8) if count <= cores]
     return [ImageInputWork(count, 64, 2048) for count in counts]
+
+
+def service_workloads(quick: bool) -> list[Work]:
+    loads = [("arrays", size, count) for size, count in _ARRAYS_SERVED] + [("jpeg", 0, 768)]
+    if quick:
+        return [ServiceWork(load, size, 64, 1) for load, size, _ in loads[:1] + loads[-1:]]
+    return [ServiceWork(*load, 1) for load in loads] + [ServiceWork(*loads[-1], 2)]
 
 
 def weak_scaling_workloads(models: Iterable[str], quick: bool) -> list[Work]:

@@ -19,6 +19,7 @@ from benchmarks.workloads import (
     RecoveryWork,
     RunWork,
     ServerWork,
+    ServiceWork,
     SharesWork,
     TrainingWork,
     Work,
@@ -159,6 +160,12 @@ _IMAGE_INPUT_ENTRIES = [
     }.items()
 ]
 
+_SERVICE_ENTRIES = [
+    Entry("unison", "unison", "service_unison", (ServiceWork,), {}),
+    Entry("tf", "tf", "service_tf", (ServiceWork,), {}),
+    Entry("tf uncompressed", "tf", "service_tf", (ServiceWork,), {}, "uncompressed"),
+]
+
 _EVERYWHERE = ("workers", "weak_scaling", "network", "compression")
 _TUNED = ("workers", "network", "compression")
 _COMPRESSIONS = (
@@ -286,6 +293,7 @@ ENTRIES = (
     Entry("tf direct", "tf", "tensorflow_run_direct", (RunWork,), {}),
     *_DATA_ENTRIES,
     *_IMAGE_INPUT_ENTRIES,
+    *_SERVICE_ENTRIES,
     Entry("unison", "unison", "input_unison", (InputWork,), {"KERAS_BACKEND": "jax"}),
     *_TRAINING_ENTRIES,
     *_ALL_REDUCE_ENTRIES,
