@@ -477,7 +477,7 @@ class ServiceWork:
     """Reading what the processes of an input service compute; a round is a number of elements.
 
     Attributes:
-        load: `arrays`: the same array again and again; `jpeg`: batches of decoded images.
+        load: `arrays`: the same random bytes again and again; `jpeg`: batches of decoded images.
         kibibytes: The size of an array.
         examples: How many a round has: arrays, or images.
         workers: The number of workers.
@@ -628,7 +628,7 @@ def service_workloads(quick: bool) -> list[Work]:
     loads = [("arrays", size, count) for size, count in _ARRAYS_SERVED] + [("jpeg", 0, 768)]
     if quick:
         return [ServiceWork(load, size, 64, 1) for load, size, _ in loads[:1] + loads[-1:]]
-    return [ServiceWork(*load, 1) for load in loads] + [ServiceWork(*loads[-1], 2)]
+    return [ServiceWork(*load, 1) for load in loads]
 
 
 def weak_scaling_workloads(models: Iterable[str], quick: bool) -> list[Work]:

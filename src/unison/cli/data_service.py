@@ -20,6 +20,7 @@ from unison.data.service.worker import InputWorker
 from unison.errors import OpError
 from unison.net.secret import KEY_VARIABLE
 from unison.runtime import logs
+from unison.runtime.memory import keep_freed_memory
 
 
 def add_command(commands: Any) -> None:
@@ -102,6 +103,7 @@ def _run_dispatcher(options: argparse.Namespace) -> int:
 
 
 def _run_worker(options: argparse.Namespace) -> int:
+    keep_freed_memory()  # every element and every batch creates an array
     try:
         dispatcher = address_of_service(options.dispatcher)
         worker = InputWorker(WorkerConfig(dispatcher, options.address, options.port))

@@ -7,8 +7,8 @@ next step faults every page in again: a third of the CPU time of a small CNN's s
 to the system before the process ends.
 
 This is done if several logical CPU devices or several processes train, before their backend starts,
-and in the processes of parameter servers. The environment variable `UNISON_KEEP_MEMORY=0` turns it
-off.
+and in the processes of parameter servers and input workers. The environment variable
+`UNISON_KEEP_MEMORY=0` turns it off.
 """
 
 from __future__ import annotations

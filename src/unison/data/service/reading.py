@@ -27,7 +27,7 @@ from unison.net.array_messages import Connection
 from unison.runtime.interrupts import wait_until
 
 #: The requests of a worker that are answered one after the other without waiting for this end.
-_REQUESTS_OF_WORKER = 2
+_REQUESTS_OF_WORKER = 3
 
 #: The chunks that wait in the buffer, for each worker.
 _CHUNKS_OF_WORKER = 2

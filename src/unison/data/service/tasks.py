@@ -13,7 +13,7 @@ from unison.data.service.buffers import Buffer, Request, size_of
 from unison.errors import CancelledError
 
 #: The bytes of a chunk, about.
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 22
 
 #: Larger elements are sent as they are: copying them once more would take longer.
 _SMALL_BYTES = 1 << 15

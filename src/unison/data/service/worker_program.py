@@ -16,6 +16,7 @@ from unison.data.service.configuration import WorkerConfig
 from unison.data.service.elements import described_error
 from unison.data.service.worker import InputWorker
 from unison.errors import OpError
+from unison.runtime.memory import keep_freed_memory
 
 
 def serve(descriptor: int) -> None:
@@ -28,6 +29,7 @@ def serve(descriptor: int) -> None:
     with parent.makefile("rb") as file:
         settings = json.loads(file.readline())
     sys.path[:] = settings["path"]
+    keep_freed_memory()  # every element and every batch creates an array
     try:
         worker = InputWorker(WorkerConfig(**settings["config"]), settings["id"])
         worker.wait_until_registered(settings["seconds_to_register"])
