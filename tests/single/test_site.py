@@ -184,12 +184,20 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (subcommands,) = (
-        action.choices
-        for action in cli._parser()._actions
+    found = {**subcommands_of(cli._parser()), "bench compare": bench._comparing_parser()}
+    for name, parser in list(found.items()):
+        found |= {f"{name} {role}": each for role, each in subcommands_of(parser).items()}
+    return found
+
+
+def subcommands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a command's subcommands, by name."""
+    return {
+        name: each
+        for action in parser._actions
         if isinstance(action, argparse._SubParsersAction)
-    )
-    return {**subcommands, "bench compare": bench._comparing_parser()}
+        for name, each in action.choices.items()
+    }
 
 
 @pytest.mark.parametrize("command", sorted(commands()))

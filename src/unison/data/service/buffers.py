@@ -26,7 +26,7 @@ _MOST_CHUNKS = 4
 
 
 class Request:
-    """What a consumer asks a task for.
+    """A consumer's request for elements of a task.
 
     Args:
         most: The most elements; 0: as many as one message should have.

@@ -18,7 +18,7 @@ ROUNDS_OF_BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class JobSpec:
-    """What all consumers of a job must agree on.
+    """The properties of a job on which all its consumers must agree.
 
     Attributes:
         dataset: The id of the dataset.
@@ -83,7 +83,7 @@ class Iteration:
         self._latest: dict[str, tuple[int, tuple[int, int]]] = {}
         #: The workers that serve each block of rounds.
         self._blocks: dict[int, list[str]] = {}
-        #: When each consumer was heard last, and since when there has been none.
+        #: The time at which each consumer was heard last, and since which there has been none.
         self.consumers: dict[str, float] = {}
         self.idle_since: float | None = None
 

@@ -57,7 +57,7 @@ _SECONDS_FOR_DISPATCHER = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """How a program reads a job.
+    """A program's way of reading a job.
 
     Attributes:
         address: The address of the dispatcher.
@@ -109,7 +109,7 @@ class JobReader:
 
 
 class _State:
-    """What the threads of a reader share.
+    """The state that the threads of a reader share.
 
     Args:
         consumer: How the job is read.

@@ -44,7 +44,7 @@ class Task:
         self._when_ended = when_ended
         self._changed = threading.Condition()
         self._errors: list[BaseException] = []
-        #: Why there are no elements at all.
+        #: The reason for which there are no elements at all.
         self._broken: BaseException | None = None
         self._has_computed_all = False
         self._has_ended = False

@@ -85,7 +85,7 @@ class InputWorker:
         self._calls = self._new_calls()
         self._heartbeats = self._new_calls()
         self._listening = Listening(config.host, config.port, "input worker", self._answer)
-        #: Where it is reached.
+        #: The address at which it is reached.
         self.address = _announced(config, self._listening.port)
         self._heart = threading.Thread(target=self._beat, name="unison-input-worker", daemon=True)
         self._heart.start()
