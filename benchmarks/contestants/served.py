@@ -15,7 +15,7 @@ BATCH = 32
 CROP = 128
 
 #: The part of a round's elements that is read before, since buffers were filled in the meantime.
-_PART_BEFORE = 0.5
+_PART_BEFORE = 1.5
 
 
 class Served(Contestant):

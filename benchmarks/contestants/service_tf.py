@@ -63,7 +63,7 @@ def _dataset(work: ServiceWork) -> tf.data.Dataset:
     if work.load == "arrays":
         array = np.random.default_rng(0).integers(0, 256, work.kibibytes << 10, np.uint8)
         return tf.data.Dataset.from_tensors(array).repeat()
-    files = jpegs.encoded()
+    files = jpegs.encoded() * 32
     return tf.data.Dataset.from_tensor_slices(files).repeat().map(_decoded).batch(BATCH)
 
 

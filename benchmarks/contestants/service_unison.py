@@ -29,7 +29,7 @@ def _dataset(work: ServiceWork) -> Dataset:
     if work.load == "arrays":
         array = np.random.default_rng(0).integers(0, 256, work.kibibytes << 10, np.uint8)
         return Dataset.from_tensors(array).repeat()
-    files = jpegs.encoded()
+    files = jpegs.encoded() * 32
     return Dataset.from_tensor_slices(files).repeat().map(_decoded).batch(BATCH)
 
 

@@ -107,7 +107,9 @@ class Iteration:
         begin = self._cursors.get((source, repetition), 0)
         if begin >= size:
             return None
-        share = -(-(size - begin) // (_PARTS_OF_REST * max(num_workers, 1)))
+        # One worker has nobody to end at the same time with.
+        parts = _PARTS_OF_REST * num_workers if num_workers > 1 else 1
+        share = -(-(size - begin) // parts)
         return begin, begin + max(min(most, share), 1)
 
     def answer_to(self, worker: str, request: int) -> tuple[int, int] | None:
