@@ -244,7 +244,6 @@ def test_random_numbers_are_the_same_one_by_one_and_as_blocks():
         ("SqlDataset", "sqlite3"),
         ("at", "skip"),
         ("index_table_from_dataset", "StringLookup"),
-        ("service", "workers"),
     ],
 )
 def test_what_is_not_there_says_what_to_use_instead(name, advice):

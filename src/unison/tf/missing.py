@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.abc
+import importlib.machinery
 import importlib.resources
 import sys
 import types
@@ -51,17 +52,18 @@ def names_missing_from(
 class MissingModules(importlib.abc.MetaPathFinder):
     """Raises the error for a module that the face does not have, when it is imported.
 
-    It stands last in `sys.meta_path`: it is asked for what no other finder has found.
+    It stands last in `sys.meta_path`: imports ask it for what no other finder has found. Tools ask
+    it for any module.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         package, _, name = fullname.rpartition(".")
-        if package == "unison.tf" or package.startswith("unison.tf."):
+        is_ours = package == "unison.tf" or package.startswith("unison.tf.")
+        if is_ours and importlib.machinery.PathFinder.find_spec(fullname, path) is None:
             # Not under the module's own name: Python would drop an error that has it in
             # `from unison.tf import name`.
-            path = fullname.removeprefix("unison.")
             message = _message(package.removeprefix("unison."), name, _NOT_PUBLIC)
-            raise ModuleNotFoundError(message, name=path)
+            raise ModuleNotFoundError(message, name=fullname.removeprefix("unison."))
 
 
 def namespace(module: str, **names: Any) -> types.ModuleType:

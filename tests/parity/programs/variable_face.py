@@ -56,19 +56,6 @@ def a_variable_is_indexed_like_a_tensor(tf):
     return [v[0], v[1:, ::2], v[-1, -1], v[..., 1], v[:, tf.newaxis, 0]]
 
 
-@fact(
-    ours=raises("AttributeError"),
-    because="`v[1:3]` is a tensor; scatter_nd_update assigns a part",
-)
-def part_of_a_variable_is_assigned(tf):
-    def partly_assigned():
-        v = tf.Variable([1.0, 2.0, 3.0, 4.0])
-        v[1:3].assign([20.0, 30.0])
-        return v.read_value()
-
-    return attempt(partly_assigned)
-
-
 @fact
 def assigning_returns_a_variable_that_can_go_on(tf):
     v = tf.Variable(1.0)
