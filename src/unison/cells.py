@@ -558,8 +558,9 @@ class Cell:
         """Replaces every copy by the result of `function` on it, from outside the replicas."""
         with LAUNCH_LOCK:
             if self.layout is Layout.LOCAL:
-                new = self.placement.spread(jax.vmap(function)(self.stored()))
-                self._replace(self._concrete(new))
+                # One by one: `function` may use arrays that are on one device.
+                of_each = [function(jnp.asarray(copy, dtype=copy.dtype)) for copy in self.copies()]
+                self._replace(self.placement.spread(np.stack(list(map(np.asarray, of_each)))))
             else:
                 self._replace(self._place(function(self._whole())))
 

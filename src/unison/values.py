@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -248,11 +248,31 @@ class Mirrored(DistributedValues):
         """Returns the value as a NumPy array or number."""
         return np.array(self.values[0])[()]
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"A {type(self).__name__} has no {name!r}", name=name, obj=self)
+        return getattr(self.values[0], name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[0][index]
+
+    def __len__(self) -> int:
+        return len(self.values[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values[0])
+
+    def __format__(self, spec: str) -> str:
+        return format(self.values[0], spec) if spec else str(self)
+
     def __float__(self) -> float:
         return float(self.values[0])
 
     def __int__(self) -> int:
         return int(self.values[0])
+
+    def __index__(self) -> int:
+        return operator.index(self.values[0])
 
     def __bool__(self) -> bool:
         return bool(self.values[0])

@@ -600,7 +600,12 @@ def _check_index(index: Any, shape: tuple[int, ...]) -> None:
     JAX would drop what is assigned there.
     """
     leaves, structure = jax.tree.flatten(index, is_leaf=lambda leaf: leaf is None)
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    bounds = [
+        bound
+        for leaf in leaves
+        for bound in ((leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,))
+    ]
+    if not any(isinstance(bound, jax.core.Tracer) for bound in bounds):
         known = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
         _ = np.broadcast_to(np.empty(()), shape)[jax.tree.unflatten(structure, known)]
 

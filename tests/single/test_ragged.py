@@ -155,3 +155,12 @@ def test_operations_keep_their_names_signatures_and_documentation():
     assert list(inspect.signature(tf.reduce_sum).parameters)[:2] == ["input_tensor", "axis"]
     assert tf.reduce_sum.__name__ == "reduce_sum"
     assert "tf.math.reduce_sum" in tf.reduce_sum.__doc__
+
+
+def test_products_of_rows_have_gradients():
+    values = tf.Variable([1.0, 2.0, 0.0, 4.0, 5.0])
+    with tf.GradientTape() as tape:
+        ragged = tf.RaggedTensor.from_row_splits(values, [0, 2, 2, 5])
+        products = tf.reduce_prod(ragged, axis=1)
+    assert products.numpy().tolist() == [2.0, 1.0, 0.0]
+    assert tape.gradient(products, values).numpy().tolist() == [2.0, 1.0, 20.0, 0.0, 0.0]

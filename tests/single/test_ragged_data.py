@@ -38,6 +38,15 @@ def test_rows_of_an_array_by_index_slice_and_indices():
     )
 
 
+def test_rows_are_counted_from_the_end_and_iterated():
+    rows = RaggedArray.stacked([np.arange(1), np.arange(2), np.arange(3)])
+    assert [np.asarray(rows[i].flat).tolist() for i in (-1, -2, -3)] == [[0, 1, 2], [0, 1], [0]]
+    assert [len(row) for row in rows] == [1, 2, 3]
+    for outside in (3, -4):
+        with pytest.raises(IndexError, match="3 rows"):
+            rows[outside]
+
+
 def test_arrays_of_several_lengths_are_stacked():
     stacked = RaggedArray.stacked([np.arange(2), np.arange(0), np.arange(3)])
     assert (stacked.flat.tolist(), stacked.splits[0].tolist()) == ([0, 1, 0, 1, 2], [0, 2, 2, 5])

@@ -13,18 +13,21 @@ REFUSED = {"string_", "unicode_"}
 A = [[1.0, 2.0], [3.0, 4.0]]
 CALLS = {
     "add": ([1.0, 2.0], 1),
+    "average": ([1.0, 2.0], None, [1.0, 3.0]),
+    "compress": ([True, False], [1, 2]),
     "clip": ([1.0, 5.0], [2.0, 2.0], 3.0),
     "concatenate": ([[1], [2]],),
     "cross": ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]),
     "diff": ([1, 4, 9],),
-    "einsum": ("ij->ji", np.float32(A)),
+    "einsum": ("ij,ij->i", A, A),
     "fix": ([-1.5, 1.5],),
-    "full": ((2, 1), 3.0),
-    "linspace": (0.0, 1.0, 3),
+    "full": ([2, 2], [1, 2]),
+    "linspace": ([0.0, 1.0], [2.0, 3.0], 3),
     "matmul": (A, A),
     "mean": (A, 0),
     "meshgrid": ([1, 2], [3, 4]),
     "pad": ([1], [[1, 1]]),
+    "repeat": ([1, 2], [2, 3]),
     "polyval": ([1.0, 2.0], [3.0]),
     "select": ([[True, False], [True, True]], [[1, 2], [3, 4]]),
     "sort": ([3, 1, 2],),
@@ -44,6 +47,14 @@ def test_functions_give_what_numpy_gives(name):
     expected = getattr(np, name)(*(np.array(arguments[0]), 2) if name == "split" else arguments)
     result = getattr(tnp, name)(*arguments)
     np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-6)
+
+
+def test_lists_are_arguments_by_name():
+    assert tnp.stack(arrays=[[1], [2]], axis=1).tolist() == [[1, 2]]
+    assert tnp.take([5, 6, 7], indices=[0]).tolist() == [5]
+    assert int(tnp.sum(a=[1, 2])) == 3
+    with pytest.raises(TypeError, match="axes"):
+        tnp.sum([1, 2], axes=0)
 
 
 def test_all_names_are_there_except_types_of_text():

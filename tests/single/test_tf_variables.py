@@ -1,5 +1,9 @@
 """`tf.Variable` and `tf.distribute`: TensorFlow's signatures and names."""
 
+import copy
+import gc
+import weakref
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -295,3 +299,50 @@ def test_variable_knows_the_strategy_of_its_scope(strategy):
     assert v.distribute_strategy is strategy
     assert v.initializer is None
     assert not hasattr(tf.Variable(1.0), "distribute_strategy")
+
+
+def test_slices_with_computed_indices_are_assigned(strategy):
+    v = tf.Variable([1.0, 2.0, 3.0])
+    matrix = tf.Variable(tf.zeros([2, 3]))
+    tf.function(lambda i: v[i].assign(9.0))(tf.constant(-1))
+    tf.function(lambda i: v[i : i + 2].assign([7.0, 8.0]))(tf.constant(0))
+    tf.function(lambda i: matrix[i, 1:].assign([5.0, 6.0]))(tf.constant(1))
+    assert v.numpy().tolist() == [7.0, 8.0, 9.0]
+    assert matrix.numpy().tolist() == [[0.0, 0.0, 0.0], [0.0, 5.0, 6.0]]
+    with strategy.scope():
+        mirrored = tf.Variable([1.0, 2.0, 3.0])
+    strategy.run(lambda i: mirrored[i : i + 2].assign([5.0, 4.0]), args=(tf.constant(1),))
+    assert [copy.numpy().tolist() for copy in mirrored.values] == [[1.0, 5.0, 4.0]] * 2
+
+
+@pytest.mark.parametrize("part", [lambda v, i: v[i], lambda v, i: v[i - 1 : i + 1]])
+def test_computed_index_outside_of_a_variable_is_an_error(part):
+    v = tf.Variable([1.0, 1.0, 1.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="3 elements"):
+        tf.function(lambda i: part(v, i).assign(tf.zeros(part(v, i).shape)).read_value())(
+            tf.constant(3)
+        ).block_until_ready()
+    assert v.numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("index", [slice(None), ..., slice(0, 4), 0])
+def test_slice_does_not_keep_its_variable_alive(index):
+    v = tf.Variable(tf.zeros([4]))
+    assert float(tf.reduce_sum(v[index])) == 0.0
+    reference = weakref.ref(v)
+    del v
+    gc.collect()
+    assert reference() is None
+
+
+def test_copies_that_differ_are_added_to_and_copied(strategy):
+    with strategy.scope():
+        v = tf.Variable([1.0, 2.0])
+    v.values[1].assign([5.0, 6.0])
+    delta = strategy.reduce("SUM", strategy.run(lambda: tf.ones([2])), axis=None)
+    v.assign_add(delta * 2.0)
+    v[0:1].assign(delta[0:1])
+    assert [copy.numpy().tolist() for copy in v.values] == [[2.0, 6.0], [2.0, 10.0]]
+    twin = copy.deepcopy(v.values[1])
+    twin.assign([0.0, 0.0])
+    assert v.values[1].numpy().tolist() == [2.0, 10.0]

@@ -38,6 +38,9 @@ def test_mirrored_value_computes_as_its_value_does(compute):
     assert compute(value).tolist() == compute(jnp.full(2, 3.0)).tolist()
     assert (value + value).tolist() == [6.0, 6.0]
     assert jnp.sum(value) == 6.0
+    assert (value[0], value.ndim, len(value), f"{value[0]:.1f}") == (3.0, 1, 2, "3.0")
+    assert value.sum() == 6.0
+    assert not hasattr(value, "no_such_method")
 
 
 @pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])

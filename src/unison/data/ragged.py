@@ -84,8 +84,12 @@ class RaggedArray(OtherLeaf):
             is_row = isinstance(index, int | np.integer)
             return part if is_row else RaggedArray(part, (), self.splits_dtype)
         if isinstance(index, int | np.integer):
-            begin, end = self.splits[0][index : index + 2] if index >= 0 else self.splits[0][-2:]
-            return self.values[int(begin) : int(end)]
+            if not -len(self) <= index < len(self):
+                raise IndexError(
+                    f"Expected the index of one of {len(self)} rows. Received: {index}"
+                )
+            place = index % len(self)
+            return self.values[int(self.splits[0][place]) : int(self.splits[0][place + 1])]
         if isinstance(index, slice) and index.step in (None, 1):
             start, stop, _ = index.indices(len(self))
             splits = self.splits[0][start : max(start, stop) + 1]

@@ -61,10 +61,10 @@ class Generator(Tracked):
                 "Expected either copy_from or state. Use Generator.from_seed(seed) for a new one."
             )
         start_devices()
-        given = copy_from.state if copy_from is not None else convert_to_tensor(state)
-        if given.shape != (2,):
-            raise ValueError(f"A generator's state has the shape (2,). Received: {given.shape}")
         with outside_the_program():
+            given = copy_from.state if copy_from is not None else convert_to_tensor(state)
+            if given.shape != (2,):
+                raise ValueError(f"A generator's state has the shape (2,). Received: {given.shape}")
             self._cell = stream_cell(
                 placement_in_scope(), np.asarray(given).astype(np.uint32), "tf.random.Generator"
             )

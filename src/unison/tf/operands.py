@@ -19,7 +19,7 @@ TAKE_LISTS = [
 
 
 def taking_lists(operator: _Operator, as_tensor: Callable[[Any, Any], Any]) -> _Operator:
-    """Returns an operator of arrays, extended by lists, which get the array's dtype.
+    """Returns an operator of arrays, extended by lists and tuples, which get the array's dtype.
 
     A list that this dtype cannot hold is a TypeError, as in TensorFlow.
 
@@ -27,10 +27,12 @@ def taking_lists(operator: _Operator, as_tensor: Callable[[Any, Any], Any]) -> _
         operator: The operator.
         as_tensor: Converts a list to an array of a dtype.
     """
+    # JAX itself compares arrays with tuples.
+    takes_tuples = operator.__name__ not in ("__eq__", "__ne__")
 
     @functools.wraps(operator)
     def extended(self: Any, other: Any) -> Any:
-        if type(other) is list:
+        if type(other) is list or (takes_tuples and type(other) is tuple):
             other = as_tensor(other, self.dtype)
         return operator(self, other)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.program.assertions import require
 from unison.runtime.private_jax import constant_difference, constant_value
 from unison.tf.tensor_spec import is_symbolic_size
 
@@ -40,6 +42,36 @@ def with_computed_bounds(getitem: _Getitem) -> _Getitem:
         return getitem(self, tuple(computed))
 
     return extended
+
+
+def places_of(index: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an index that a program computes as the places of the elements that it selects.
+
+    An index without computed parts is returned as it is.
+
+    Raises:
+        InvalidArgumentError: It selects an element outside of `shape`; when the program runs.
+    """
+    entries = index if isinstance(index, tuple) else (index,)
+    computed = [
+        (entry, axis)
+        for entry, axis in zip(entries, _axes(entries, len(shape)), strict=True)
+        if isinstance(entry, jax.core.Tracer) or _is_computed(entry)
+    ]
+    if not computed:
+        return index
+    for entry, axis in computed:
+        if isinstance(entry, jax.core.Tracer) and np.issubdtype(entry.dtype, np.integer):
+            size = shape[axis]
+            require((entry >= -size) & (entry < size), _outside, entry, np.int64(size))
+    numbers = jnp.arange(math.prod(shape)).reshape(shape)
+    places = with_computed_bounds(type(numbers).__getitem__)(numbers, index)
+    require(places >= 0, _outside, places, np.int64(numbers.size))
+    return jnp.unravel_index(places, shape)
+
+
+def _outside(index: Any, size: Any) -> str:
+    return f"Expected an index of an axis of {size} elements. Received: {index}"
 
 
 def _is_computed(entry: Any) -> bool:

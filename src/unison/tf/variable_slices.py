@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 
 class _Origin(NamedTuple):
     """The origin of an array, which is `variable[index]`."""
@@ -24,11 +26,15 @@ class _Origin(NamedTuple):
 _origins: dict[int, _Origin] = {}
 
 
-def remember_slice(part: Any, variable: Any, index: Any) -> None:
-    """Lets `part`, which is `variable[index]`, be assigned to."""
+def assignable(part: Any, variable: Any, index: Any) -> Any:
+    """Returns `part`, which is `variable[index]`, as an array that can be assigned to."""
+    if part.shape == variable.shape:
+        # All of the variable may be the very array that it stores: it would keep itself alive.
+        part = jax.numpy.copy(part)
     key = id(part)
     forget = functools.partial(_origins.pop, key, None)
     _origins[key] = _Origin(weakref.ref(part, lambda _: forget()), variable, index)
+    return part
 
 
 def assign_of(part: Any) -> Callable[..., Any]:
@@ -48,6 +54,9 @@ def assign_of(part: Any) -> Callable[..., Any]:
 
     def assign(value: Any, name: str | None = None) -> Any:
         del name
-        return origin.variable.assign_slice(origin.index, value)
+        from unison.tf.slicing import places_of
+
+        variable = origin.variable
+        return variable.assign_slice(places_of(origin.index, variable.shape), value)
 
     return assign

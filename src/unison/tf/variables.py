@@ -20,7 +20,7 @@ from unison.slices import nd_index, row_index
 from unison.strategies.context import strategy_in_scope
 from unison.tf.dtypes import as_dtype
 from unison.tf.tensor_spec import TensorShape
-from unison.tf.variable_slices import remember_slice
+from unison.tf.variable_slices import assignable
 
 
 class Variable(variables.Variable):
@@ -164,9 +164,7 @@ class Variable(variables.Variable):
         return TensorShape(None if self._sizes is ... else self._sizes)
 
     def __getitem__(self, index: Any) -> jax.Array:
-        part = super().__getitem__(index)
-        remember_slice(part, self, index)
-        return part
+        return assignable(super().__getitem__(index), self, index)
 
     def ref(self) -> Reference:
         """Returns a key for dictionaries and sets. TF: `tf.Variable.ref`."""
@@ -285,6 +283,11 @@ class VariableCopy(Variable):
                 "them. Use the variable itself in the program: each replica reads its own copy."
             )
         return self._copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        twin = Variable(self.numpy(), self.trainable, name=self.name.removesuffix(":0"))
+        memo[id(self)] = twin
+        return twin
 
     @property
     def device(self) -> str:

@@ -7,6 +7,7 @@ in JAX, unless an argument or `dtype=` says otherwise.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -28,23 +29,14 @@ _OTHER_NAMES: dict[str, Any] = {
     "ndarray": jax.Array,
 }
 
-#: Functions whose first argument is a shape, a number, a dtype or a formula, rather than an array.
-_TAKE_NO_ARRAY_FIRST = frozenset(
-    "arange can_cast diag_indices einsum empty eye finfo full geomspace identity iinfo isscalar "
-    "issubdtype linspace logspace ones promote_types result_type tri zeros".split()
+#: The names of parameters that are arrays, in the functions of `jax.numpy`.
+_ARRAYS = frozenset(
+    "A a a1 a2 a_max a_min arr array ary b c condition default f fill_value indices m max min "
+    "obj operand p p1 p2 q reps repeats start stop u v values weights x x1 x2 xp y".split()
 )
 
-#: Functions of lists of arrays.
-_TAKE_LISTS_OF_ARRAYS = frozenset("concatenate dstack hstack select stack vstack".split())
-
-#: Functions whose second argument is an array, too.
-_TAKE_TWO = frozenset(
-    "add allclose append arctan2 array_equal bitwise_and bitwise_or bitwise_xor cross divide "
-    "divmod dot equal float_power floor_divide gcd greater greater_equal heaviside hypot inner "
-    "isclose kron lcm less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor "
-    "matmul maximum minimum mod multiply nextafter not_equal outer polyval power remainder select "
-    "subtract take take_along_axis tensordot true_divide vdot".split()
-)
+#: The names of those that are several arrays.
+_SEVERAL_ARRAYS = frozenset("args arrays choicelist condlist operands tup xi".split())
 
 __all__ = ["experimental_enable_numpy_behavior", "newaxis", "random"]  # and what __getattr__ finds
 
@@ -83,7 +75,7 @@ def __getattr__(name: str) -> Any:
     if found is None:
         return _missing(name)
     is_function = callable(found) and not isinstance(found, type) and not hasattr(found, "dtype")
-    globals()[name] = found = _taking_lists(name, found) if is_function else found
+    globals()[name] = found = _taking_lists(found) if is_function else found
     return found
 
 
@@ -91,29 +83,27 @@ def __dir__() -> list[str]:
     return [*__all__, *public_names("tf.experimental.numpy")]
 
 
-def _taking_lists(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _taking_lists(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of `jax.numpy` that takes lists where it takes arrays."""
-    count = _number_of_arrays(name)
+    signature = inspect.signature(function)
+    var_positional = inspect.Parameter.VAR_POSITIONAL
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         start_devices()
-        if name in _TAKE_LISTS_OF_ARRAYS:
-            arrays = [list(map(_array, arg)) for arg in args[:count]]
-        else:
-            arrays = list(map(_array, args[:count]))
-        return function(*arrays, *args[len(arrays) :], **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # which says what is wrong
+        for name, value in bound.arguments.items():
+            is_variadic = signature.parameters[name].kind is var_positional
+            if name in _SEVERAL_ARRAYS and isinstance(value, list | tuple):
+                bound.arguments[name] = (tuple if is_variadic else list)(map(_array, value))
+            elif name in _ARRAYS:
+                bound.arguments[name] = _array(value)
+        return function(*bound.args, **bound.kwargs)
 
     return called
-
-
-def _number_of_arrays(name: str) -> int | None:
-    """Returns how many of a function's first arguments are arrays, or lists of them; None: all."""
-    if name in ("meshgrid", "ix_", "broadcast_arrays"):
-        return None
-    if name in _TAKE_NO_ARRAY_FIRST:
-        return 0
-    return {"where": 3, "clip": 3}.get(name, 2 if name in _TAKE_TWO else 1)
 
 
 def _array(value: Any) -> Any:

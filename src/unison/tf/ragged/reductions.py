@@ -31,7 +31,16 @@ def _sum(values: Any, ids: Any, count: int) -> Any:
 
 
 def _prod(values: Any, ids: Any, count: int) -> Any:
-    return jax.ops.segment_prod(values, ids, count)
+    # JAX has no gradient of segment_prod.
+    if not values.shape[0]:
+        return jnp.ones((count, *values.shape[1:]), values.dtype)
+    order = jnp.argsort(ids)
+    ids = jnp.asarray(ids)[order]
+    products = _running(values[order], ids, jnp.multiply)
+    ends = jnp.searchsorted(ids, jnp.arange(count), side="right") - 1
+    has_values = jax.ops.segment_sum(jnp.ones(ids.shape, np.int32), ids, count) > 0
+    shape = (-1, *(1,) * (values.ndim - 1))
+    return jnp.where(has_values.reshape(shape), products[jnp.maximum(ends, 0)], 1)
 
 
 def _max(values: Any, ids: Any, count: int) -> Any:
@@ -358,24 +367,34 @@ def cumsum(
     flat, splits = inner.flat, inner.partitions[0]
     rows = jnp.asarray(rowids_of(splits, flat.shape[0])).astype(np.int32)
     if reverse:
-        totals = _running(flat[::-1], rows[::-1], exclusive)[::-1]
+        totals = _running_sums(flat[::-1], rows[::-1], exclusive)[::-1]
     else:
-        totals = _running(flat, rows, exclusive)
+        totals = _running_sums(flat, rows, exclusive)
     return with_flat(x, totals)
 
 
-def _running(values: Any, rows: Any, exclusive: bool) -> Any:
+def _running_sums(values: Any, rows: Any, exclusive: bool) -> Any:
     """Returns the running sums of values, which begin anew where the row changes."""
     if not values.shape[0]:
         return values
-    shape = (-1, *(1,) * (values.ndim - 1))
-    begins = jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]]).reshape(shape)
     if exclusive:
         before = jnp.concatenate([jnp.zeros_like(values[:1]), values[:-1]])
-        values = jnp.where(begins, 0, before)
+        values = jnp.where(_begins(values, rows), 0, before)
+    return _running(values, rows, jnp.add)
+
+
+def _begins(values: Any, rows: Any) -> Any:
+    """Returns whether a row begins at each value, in a shape that is broadcast to the values'."""
+    shape = (-1, *(1,) * (values.ndim - 1))
+    return jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]]).reshape(shape)
+
+
+def _running(values: Any, rows: Any, operation: Callable[[Any, Any], Any]) -> Any:
+    """Returns the running results of an operation, which begin anew where the row changes."""
 
     def combine(one: Any, other: Any) -> Any:
-        begins, total = other
-        return one[0] | begins, jnp.where(begins, total, one[1] + total)
+        begins, result = other
+        return one[0] | begins, jnp.where(begins, result, operation(one[1], result))
 
+    begins = _begins(values, rows)
     return jax.lax.associative_scan(combine, (begins, values))[1].astype(values.dtype)
