@@ -16,6 +16,13 @@ from parity.whole_programs import load, names, numbers, strategy_of
 RECORDED = recorded_programs()
 #: One trained by `fit`, and one by its own loop.
 SMOKE = ("convolutional_network", "reinforce")
+#: Those whose compilation takes longest, which only `make soak` runs.
+SOAK = frozenset(
+    "attention_translation bidirectional_lstm captcha_reader character_rnn contrastive_learning "
+    "low_light_enhancement masked_language_model mixup real_nvp sequential_recommendation "
+    "shifted_window_transformer speech_recognition_ctc translation_transformer unet_segmentation "
+    "wavenet window_generator".split()
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +30,11 @@ def two_replicas():
     return strategy_of(tf, 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.smoke] * (name in SMOKE)) for name in names()],
-)
+def marks_of(name):
+    return [pytest.mark.smoke] * (name in SMOKE) + [pytest.mark.soak] * (name in SOAK)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in names()])
 def test_a_program_gives_the_numbers_that_it_gives_under_tensorflow(name, two_replicas):
     program = load(name)
     said = disagreement(RECORDED[name], numbers(tf, program, two_replicas), program.tolerance)
