@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,8 +101,13 @@ class Registry:
         self.workers: dict[str, Worker] = {}
         self._iterations: dict[int, Iteration] = {}
         self._by_name: dict[tuple[str, int], int] = {}
-        self._next_iteration = 0
+        #: Random, so that a dispatcher without the journal of an earlier one does not give its
+        #: numbers to other jobs: workers and consumers may still have them. With the journal, the
+        #: numbers go on.
+        self._next_iteration = secrets.randbits(40) << 16
         self._next_worker = 0
+        #: The numbers of workers that registered before a restart, and not since.
+        self._awaited: set[int] = set()
         #: Counts the changes that consumers and workers wait for.
         self.version = 0
 
@@ -167,6 +173,7 @@ class Registry:
             self._happen({"event": "worker", "number": number})
         taken = {each.place for each in self.workers.values() if each.place is not None}
         place = place_in_list(address, self._listed, taken)
+        self._awaited.discard(number)
         worker = Worker(worker_id, address, number, place, now)
         self.workers[worker_id] = worker
         self.version += 1
@@ -175,6 +182,7 @@ class Registry:
     def _apply_worker(self, event: Event, payload: bytes) -> None:
         del payload
         self._next_worker = max(self._next_worker, int(event["number"]) + 1)
+        self._awaited.add(int(event["number"]))
 
     def close_worker(self, worker_id: str, now: float) -> None:
         """Records that the connection of a worker is closed."""
@@ -222,6 +230,8 @@ class Registry:
             iteration.note_ended(str(event["worker"]), event["place"])
 
     def _note_complete(self) -> None:
+        if self._awaited:
+            return  # they may have elements; `expire` ends the wait
         present = self._present()
         for number, iteration in self._iterations.items():
             if not iteration.is_complete and iteration.completes_with(present):
@@ -279,7 +289,7 @@ class Registry:
         self._iterations[number] = made
         made.idle_since = self._started
         self._by_name[job, index] = number
-        self._next_iteration = max(self._next_iteration, number + 1)
+        self._next_iteration = number + 1
 
     def iteration(self, number: int) -> Iteration:
         """Returns an iteration.
@@ -402,6 +412,8 @@ class Registry:
 
     def expire(self, now: float) -> None:
         """Removes workers that are lost, and iterations that nobody reads."""
+        if now - self._started > _SECONDS_AFTER_RESTART:
+            self._awaited.clear()
         for worker in list(self.workers.values()):
             is_gone = worker.closed is not None and now - worker.closed > RECONNECTION_SECONDS
             if is_gone or now - worker.heard > self._worker_timeout:
@@ -417,6 +429,7 @@ class Registry:
                 timeout = _CONSUMER_SECONDS
             if iteration.idle_since is not None and 0 <= timeout < now - iteration.idle_since:
                 self._happen({"event": "removed", "number": iteration.number})
+        self._note_complete()
 
 
 #: The beginning of the names of jobs that one consumer reads alone.
