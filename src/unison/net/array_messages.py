@@ -145,7 +145,7 @@ class Connection:
         Raises:
             UnavailableError: The peer has closed the connection.
         """
-        parts = [np.asarray(array) for array in arrays]
+        parts = [_native(np.asarray(array)) for array in arrays]
         described = [[part.dtype.name, part.shape] for part in parts]
         size = sum(_aligned(part.nbytes) for part in parts)
         with self._sending:
@@ -343,6 +343,11 @@ class Connection:
             raise self._gone(error) from error
         self.received_bytes += count
         return data
+
+
+def _native(part: np.ndarray) -> np.ndarray:
+    """Returns an array in this machine's byte order, which the name of its dtype stands for."""
+    return part if part.dtype.isnative else part.astype(part.dtype.newbyteorder("="))
 
 
 def _aligned(size: int) -> int:
