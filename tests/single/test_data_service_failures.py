@@ -1,11 +1,21 @@
 """What is lost and what is not if parts of an input service fail, without sockets."""
 
+import contextlib
+import os
+import resource
+import socket
+import time
+
+import numpy as np
 import pytest
 
-from unison.data.service.configuration import ShardingPolicy
+from unison.data.service.configuration import DispatcherConfig, ShardingPolicy
+from unison.data.service.dispatcher import DispatchServer
 from unison.data.service.iterations import JobSpec
 from unison.data.service.registry import Registry
-from unison.errors import NotFoundError
+from unison.errors import DataLossError, NotFoundError, ResourceExhaustedError
+from unison.net.array_messages import Connection
+from unison.storage.journal import Journal
 
 ABOUT = {
     "description": "Range",
@@ -86,3 +96,120 @@ def test_with_a_journal_the_numbers_of_iterations_go_on():
     again = restarted(kept)
     assert again.join("c", "j", 0, OFF, 0.0).number == number
     assert again.join("c", "j", 1, OFF, 0.0).number == number + 1
+
+
+# -- a journal ---------------------------------------------------------------------------------
+
+
+def journal(path, *records):
+    """Writes records, and returns all that are read again."""
+    with contextlib.closing(Journal(str(path))) as made:
+        for record in records:
+            made.append(record, b"data")
+    with contextlib.closing(Journal(str(path))) as made:
+        return [record for record, _ in made.records]
+
+
+@contextlib.contextmanager
+def limited_size(size):
+    """Inside, no file can become larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_any_changed_bit_of_a_journal_is_an_error(tmp_path):
+    path = tmp_path / "journal"
+    journal(path, 1, 2, 3)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(DataLossError, match=r"journal is corrupt: checksum mismatch"):
+            Journal(str(path))
+        assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("count", [1, 19, 20, 64, 5000])
+def test_zeros_at_the_end_of_a_journal_are_a_record_that_was_not_written(tmp_path, count):
+    path = tmp_path / "journal"
+    journal(path, 1, 2)
+    path.write_bytes(path.read_bytes() + bytes(count))
+    assert journal(path, 3) == [1, 2, 3]
+
+
+def test_what_could_not_be_appended_is_not_in_the_journal(tmp_path):
+    path = tmp_path / "journal"
+    with contextlib.closing(Journal(str(path))) as made:
+        made.append(1)
+        size = os.path.getsize(path)
+        with limited_size(size + 5), pytest.raises(OSError, match="too large"):
+            made.append("failed", bytes(100))
+        assert os.path.getsize(path) == size
+        made.append(2)
+    assert journal(path) == [1, 2]
+
+
+def test_a_dispatcher_that_cannot_write_its_journal_says_so_and_goes_on(tmp_path, caplog):
+    config = DispatcherConfig(
+        work_dir=str(tmp_path),
+        fault_tolerant_mode=True,
+        job_gc_timeout=0.0,
+        job_gc_check_interval=0.05,
+    )
+    dispatcher = DispatchServer(config)
+    serving = dispatcher._serving
+    path = tmp_path / "dispatcher.journal"
+    try:
+        serving._registry.register_dataset(ABOUT, b"payload", "d")
+        with (
+            limited_size(os.path.getsize(path)),
+            pytest.raises(ResourceExhaustedError, match=str(path)),
+        ):
+            serving._registry.join("c", "j", 0, OFF, 0.0)
+        number = serving._registry.join("c", "j", 0, OFF, 0.0).number
+        with limited_size(os.path.getsize(path)):
+            serving._registry.release(number, "c", 0.0)
+            wait_for(lambda: "What has expired is removed later" in caplog.text)
+        wait_for(lambda: number not in serving._registry._iterations)
+    finally:
+        dispatcher.stop()
+
+
+def wait_for(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# -- what is sent ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET], ids=["shared memory", "tcp"])
+def test_arrays_of_another_byte_order_arrive_with_their_values(family):
+    with contextlib.ExitStack() as closing:
+        ends = [closing.enter_context(contextlib.closing(end)) for end in pair(family)]
+        sent = [np.array([1, 2], ">i4"), np.array(1.5, ">f8"), np.array(["2024-01-02"], ">M8[s]")]
+        ends[0].send("kind", sent)
+        for own, other in zip(ends[1].receive().arrays, sent, strict=True):
+            assert own.dtype.isnative
+            np.testing.assert_array_equal(own, other)
+
+
+def pair(family):
+    """Two connected ends."""
+    if family == socket.AF_UNIX:
+        streams = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            first = socket.create_connection(listening.getsockname())
+            streams = first, listening.accept()[0]
+    ends = [Connection(stream, b"k" * 32) for stream in streams]
+    for end in ends:
+        end.begin()
+    return ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -15,11 +16,18 @@ from unison.data.service.configuration import DispatcherConfig, own_host
 from unison.data.service.connections import Answer, Listening
 from unison.data.service.iterations import spec_of
 from unison.data.service.registry import RECONNECTION_SECONDS, Event, Registry
-from unison.errors import FailedPreconditionError, InvalidArgumentError
+from unison.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    ResourceExhaustedError,
+)
 from unison.net.addresses import joined_address
 from unison.net.array_messages import Connection, Message
 from unison.storage.file_systems import is_remote
 from unison.storage.journal import Journal
+
+logger = logging.getLogger("unison")
 
 #: Seconds for which a question about changes waits for one.
 _MOST_SECONDS_OF_WAITING = 5.0
@@ -153,8 +161,15 @@ class _Serving:
             self._journal.close()
 
     def _record(self, event: Event, payload: bytes) -> None:
-        if self._journal is not None:
+        if self._journal is None:
+            return
+        try:
             self._journal.append(event, payload)
+        except OSError as error:
+            raise ResourceExhaustedError(
+                message=f"The dispatcher cannot write its journal {self._journal.path}: {error}. "
+                "Free space there; the dispatcher goes on without being restarted."
+            ) from error
 
     def _tick(self) -> None:
         """Removes what has expired."""
@@ -167,7 +182,10 @@ class _Serving:
             while not self._is_closed:
                 self._changed.wait(every)
                 before = self._registry.version
-                self._registry.expire(time.monotonic())
+                try:
+                    self._registry.expire(time.monotonic())
+                except OpError as error:
+                    logger.warning("What has expired is removed later: %s", error)
                 if self._registry.version != before:
                     self._changed.notify_all()
 

@@ -27,6 +27,7 @@ from unison.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from unison.net.addresses import joined_address
@@ -153,7 +154,7 @@ class InputWorker:
                 self._number, self._version = int(answer["number"]), int(answer["version"])
                 self._follow({int(number): task for number, task in answer["tasks"]})
                 self._is_registered.set()
-            except UnavailableError:
+            except (UnavailableError, ResourceExhaustedError):  # also: it cannot write its journal
                 self._is_stopping.wait(_BETWEEN_ATTEMPTS)
             except OpError as error:
                 if not self._is_stopping.is_set():
