@@ -4,16 +4,20 @@ import contextlib
 import os
 import resource
 import socket
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from unison.data import Dataset
+from unison.data.service.buffers import Request, Rounds
 from unison.data.service.configuration import DispatcherConfig, ShardingPolicy
 from unison.data.service.dispatcher import DispatchServer
 from unison.data.service.iterations import JobSpec
 from unison.data.service.registry import Registry
-from unison.errors import DataLossError, NotFoundError, ResourceExhaustedError
+from unison.data.service.tasks import Task
+from unison.errors import DataLossError, NotFoundError, ResourceExhaustedError, UnavailableError
 from unison.net.array_messages import Connection
 from unison.storage.journal import Journal
 
@@ -213,3 +217,50 @@ def pair(family):
     for end in ends:
         end.begin()
     return ends
+
+
+# -- a task ------------------------------------------------------------------------------------
+
+
+def task_of(function, ended):
+    plan = Dataset.range(3).map(function).plan
+    return Task(lambda: plan, Rounds(1), lambda: ended.append(True), "task")
+
+
+def test_a_task_that_is_closed_has_not_ended():
+    may_go_on, ended = threading.Event(), []
+    task = task_of(lambda number: (may_go_on.wait(10), number)[1], ended)
+    task.close()
+    assert task.take(Request(1, 0, 0), 5.0) is None
+    may_go_on.set()
+    task.close(waits=True)
+    task.take(Request(1, 0, 0), 5.0)
+    assert task.take(Request(1, 0, 1), 5.0) is None
+    assert not ended
+
+
+def test_a_call_that_ends_with_a_closed_task_is_no_error_of_an_element():
+    may_go_on, ended = threading.Event(), []
+
+    def call(number):
+        may_go_on.wait(10)
+        raise UnavailableError(message="closed")
+
+    task = task_of(call, ended)
+    task.close()
+    may_go_on.set()
+    task.close(waits=True)
+    assert task.take(Request(1, 0, 0), 5.0) is None
+    assert not ended
+
+
+def test_a_task_without_elements_left_says_so_once():
+    ended = []
+    task = task_of(lambda number: number, ended)
+    for number in range(3):
+        assert task.take(Request(1, 0, number), 5.0) is not None
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            task.take(Request(1, 0, 3), 5.0)
+    task.close(waits=True)
+    assert ended == [True]

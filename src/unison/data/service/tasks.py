@@ -10,7 +10,7 @@ from unison.data.chunks import Chunk, ChunkReader, Pace
 from unison.data.leaves import NestedDataset, dtype_of, shape_of, stack
 from unison.data.plan import Plan
 from unison.data.service.buffers import Buffer, Request, size_of
-from unison.errors import CancelledError
+from unison.errors import OpError
 
 #: The bytes of a chunk, about.
 _CHUNK_BYTES = 1 << 22
@@ -28,7 +28,8 @@ class Task:
     Args:
         open_plan: Returns the plan; called in the thread.
         buffer: Where elements are kept.
-        when_ended: Called in the thread of a request when no elements are left, once.
+        when_ended: Called in the thread of a request when no elements are left, once. A task that
+            is closed before has not ended.
         name: The thread's name.
     """
 
@@ -61,7 +62,7 @@ class Task:
             self._thread.join(_SECONDS_TO_CLOSE)
 
     def take(self, request: Request, seconds: float) -> Chunk | None:
-        """Returns elements; None if there are none within `seconds`.
+        """Returns elements; None if there are none within `seconds`, or the task is closed.
 
         Raises:
             StopIteration: There are none left.
@@ -80,10 +81,10 @@ class Task:
                     error = self._errors.pop()
                     self._changed.notify_all()
                     raise error
-                if self._has_computed_all or self.is_closed:
+                if self._has_computed_all:
                     break
                 left = end - time.monotonic()
-                if left <= 0:
+                if left <= 0 or self.is_closed:
                     return None
                 self._changed.wait(left)
             is_first, self._has_ended = not self._has_ended, True
@@ -92,15 +93,19 @@ class Task:
         raise StopIteration
 
     def _run(self) -> None:
+        broken = None
         try:
-            self._compute(ChunkReader(self._open_plan()))
+            has_computed_all = self._compute(ChunkReader(self._open_plan()))
         except BaseException as error:
-            self._broken = error
+            has_computed_all, broken = False, error
         with self._changed:
-            self._has_computed_all = True
+            self._has_computed_all = has_computed_all
+            if not self.is_closed:
+                self._broken = broken
             self._changed.notify_all()
 
-    def _compute(self, reader: ChunkReader) -> None:
+    def _compute(self, reader: ChunkReader) -> bool:
+        """Computes until the task is closed; returns whether there are no elements left."""
         pace = _PaceOfChunks(self._buffer.chunk_size)
         while self._may_continue():
             begin = time.perf_counter()
@@ -108,17 +113,18 @@ class Task:
                 chunk = reader.read(pace.elements())
             except Exception as error:
                 # As everywhere, the element after a failed one is the next one.
-                if isinstance(error, CancelledError) and self.is_closed:
-                    return
+                if isinstance(error, OpError) and self.is_closed:
+                    return False
                 self._fail(error)
                 continue
             if chunk is None:
-                return
+                return True
             pace.note(chunk, time.perf_counter() - begin)
             chunk = compacted(chunk)
             with self._changed:
                 self._buffer.add(chunk)
                 self._changed.notify_all()
+        return False
 
     def _may_continue(self) -> bool:
         with self._changed:

@@ -119,6 +119,10 @@ class InputWorker:
                 return
             # No heartbeat follows what the dispatcher is told below.
             self._is_stopping.set()
+            tasks = list(self._tasks.values())
+        # They end before the calls that they make do, which is no error of their elements.
+        for task in tasks:
+            task.close()
         self._heartbeats.close()
         with contextlib.suppress(OpError, OSError):
             if self._is_registered.is_set():
@@ -127,7 +131,7 @@ class InputWorker:
         if threading.current_thread() is not self._heart:
             self._heart.join(_SECONDS_TO_CLOSE)
         with self._lock:
-            tasks = list(self._tasks.values())
+            tasks = list({*tasks, *self._tasks.values()})
         for task in tasks:
             task.close()
         self._listening.close()
@@ -268,8 +272,7 @@ class InputWorker:
             task = self._tasks.get(number)
         if task is None:
             # It is not known yet, or not wanted any more: the consumer asks the dispatcher.
-            self._is_stopping.wait(_BETWEEN_ATTEMPTS / 10)
-            return "later", (), {}
+            return self._later()
         try:
             chunk = task.take(request, _SECONDS_OF_A_REQUEST)
         except StopIteration:
@@ -278,13 +281,17 @@ class InputWorker:
             where = f"the input worker at {self.address} (process {os.getpid()})"
             return "failed", (), described_error(error, where)
         if chunk is None:
-            return "later", (), {}
+            return self._later() if task.is_closed else ("later", (), {})
         try:
             fields, arrays = packed(chunk)
         except Exception as error:
             where = f"the input worker at {self.address} (process {os.getpid()})"
             return "failed", (), described_error(error, where)
         return "elements", arrays, fields
+
+    def _later(self) -> Answer:
+        time.sleep(_BETWEEN_ATTEMPTS / 10)  # the consumer asks again at once
+        return "later", (), {}
 
 
 class _Splits:
