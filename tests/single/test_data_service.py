@@ -11,7 +11,7 @@ import pytest
 
 from unison.cli import main
 from unison.data import Dataset, TextLineDataset, service
-from unison.data.service import ShardingPolicy
+from unison.data.service import ShardingPolicy, reading
 from unison.data.service.configuration import DispatcherConfig, WorkerConfig
 from unison.data.service.worker import InputWorker
 from unison.errors import (
@@ -376,6 +376,20 @@ def test_local_workers_are_those_that_this_process_has_started(two_workers):
     )
     with pytest.raises(UnavailableError, match="none that this process has started"):
         numbers(read)
+
+
+def test_local_readers_of_one_job_end_while_workers_of_others_compute(monkeypatch):
+    with cluster(0) as made:
+        own, _ = made.add_worker(), made.add_worker()
+        monkeypatch.setattr(reading, "ids_of_local_workers", lambda: frozenset({own.id}))
+        dataset = made.read(
+            Dataset.range(4), ShardingPolicy.OFF, job_name="local", target_workers="LOCAL"
+        )
+        assert sorted(numbers(dataset)) == [0, 1, 2, 3]
+        late = made.read(
+            Dataset.range(4), ShardingPolicy.OFF, job_name="local", target_workers="LOCAL"
+        )
+        assert numbers(late) == []
 
 
 def test_an_error_of_a_function_names_the_worker_and_the_element(two_workers):

@@ -102,6 +102,41 @@ def test_with_a_journal_the_numbers_of_iterations_go_on():
     assert again.join("c", "j", 1, OFF, 0.0).number == number + 1
 
 
+# -- what has ended ----------------------------------------------------------------------------
+
+
+def test_a_named_job_that_is_complete_is_so_for_a_program_that_comes_late():
+    made = registry(job_timeout=300.0, worker_timeout=1e9)
+    worker = made.hear_worker("1", "h:1", None, 0.0)
+    number = made.join("c", "j", 0, DYNAMIC, 0.0).number
+    made.end_tasks(worker, [number])
+    made.release(number, "c", 1.0)
+    made.expire(1000.0)
+    late = made.join("late", "j", 0, DYNAMIC, 1000.0)
+    assert (late.number, late.is_complete) == (number, True)
+    assert not made.tasks_of(worker)
+
+
+def test_a_static_share_that_has_ended_is_not_computed_again():
+    made = registry("h:1", "h:2")
+    first, _ = two_workers(made)
+    number = made.join("c", "j", 0, DATA, 0.0).number
+    made.end_tasks(first, [number])
+    again = made.hear_worker("new", "h:1", None, 1.0)
+    assert (made.tasks_of(again), made.ended_of(again)) == ({}, [number])
+
+
+def test_a_worker_knows_what_it_has_no_elements_of_until_the_iteration_is_complete():
+    made = registry()
+    first, second = two_workers(made)
+    number = made.join("c", "j", 0, DYNAMIC, 0.0).number
+    assert made.ended_of(first) == []
+    made.end_tasks(first, [number])
+    assert (made.ended_of(first), made.ended_of(second)) == ([number], [])
+    made.end_tasks(second, [number])
+    assert made.ended_of(first) == []
+
+
 # -- a journal ---------------------------------------------------------------------------------
 
 

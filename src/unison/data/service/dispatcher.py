@@ -281,8 +281,13 @@ class _Serving:
             self._changed.notify_all()
         self._wait_for_change(int(message["version"]), float(message["seconds"]))
         tasks = self._registry.tasks_of(worker)
-        fields = {"number": worker.number, "version": self._registry.version}
-        return "tasks", (), {**fields, "tasks": [[each, task] for each, task in tasks.items()]}
+        fields = {
+            "number": worker.number,
+            "version": self._registry.version,
+            "tasks": [[each, task] for each, task in tasks.items()],
+            "ended": self._registry.ended_of(worker),
+        }
+        return "tasks", (), fields
 
     def _leave(self, connection: Connection, message: Message) -> Answer:
         self._workers.pop(connection, None)

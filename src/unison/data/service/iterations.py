@@ -133,9 +133,13 @@ class Iteration:
         """Records that a worker's task has no elements left."""
         self._ended[worker] = place
 
-    def has_ended_on(self, worker: str) -> bool:
-        """Whether a worker's task has no elements left."""
-        return worker in self._ended
+    def has_ended_for(self, worker: str, place: int | None) -> bool:
+        """Whether a worker's task has no elements left: its own, or that of an earlier worker which
+        had the same static share.
+        """
+        if worker in self._ended:
+            return True
+        return self.spec.policy.is_static and place is not None and place in self._ended.values()
 
     def completes_with(self, present: Iterable[str]) -> bool:
         """Whether there will be no further elements if these workers are present.

@@ -203,7 +203,7 @@ class Registry:
         """Returns what a worker has to compute: a description for each iteration."""
         tasks = {}
         for number, iteration in self._iterations.items():
-            if iteration.has_ended_on(worker.id) or iteration.is_complete:
+            if iteration.has_ended_for(worker.id, worker.place) or iteration.is_complete:
                 continue
             if not iteration.spec.policy.is_static or worker.place is not None:
                 tasks[number] = {
@@ -214,11 +214,19 @@ class Registry:
                 }
         return tasks
 
+    def ended_of(self, worker: Worker) -> list[int]:
+        """Returns the iterations that go on, but have no elements of a worker left."""
+        return [
+            number
+            for number, iteration in self._iterations.items()
+            if not iteration.is_complete and iteration.has_ended_for(worker.id, worker.place)
+        ]
+
     def end_tasks(self, worker: Worker, numbers: Sequence[int]) -> None:
         """Records that a worker's tasks have no elements left."""
         for number in numbers:
             iteration = self._iterations.get(number)
-            if iteration is not None and not iteration.has_ended_on(worker.id):
+            if iteration is not None and not iteration.has_ended_for(worker.id, worker.place):
                 event = {"event": "ended", "number": number, "worker": worker.id}
                 self._happen({**event, "place": worker.place})
         self._note_complete()
@@ -427,6 +435,8 @@ class Registry:
             timeout = self._job_timeout
             if iteration.job.startswith(ANONYMOUS):
                 timeout = _CONSUMER_SECONDS
+            elif iteration.is_complete:
+                continue  # a program that comes late does not get all elements again
             if iteration.idle_since is not None and 0 <= timeout < now - iteration.idle_since:
                 self._happen({"event": "removed", "number": iteration.number})
         self._note_complete()

@@ -75,7 +75,10 @@ class InputWorker:
         self._secret = key()
         self._lock = threading.Lock()
         self._tasks: dict[int, Task] = {}
+        #: The tasks of which the dispatcher has to know that they have ended, and the iterations
+        #: of which it knows that this worker has no elements left.
         self._ended: set[int] = set()
+        self._without_elements: set[int] = set()
         self._datasets: dict[str, bytes] = {}
         self._number: int | None = None
         self._version = -1
@@ -156,7 +159,10 @@ class InputWorker:
                     seconds=self._config.heartbeat_interval,
                 )
                 self._number, self._version = int(answer["number"]), int(answer["version"])
-                self._follow({int(number): task for number, task in answer["tasks"]})
+                self._follow(
+                    {int(number): task for number, task in answer["tasks"]},
+                    {int(number) for number in answer["ended"]},
+                )
                 self._is_registered.set()
             except (UnavailableError, ResourceExhaustedError):  # also: it cannot write its journal
                 self._is_stopping.wait(_BETWEEN_ATTEMPTS)
@@ -167,9 +173,10 @@ class InputWorker:
                     self._stopped.set()
                     return
 
-    def _follow(self, wanted: dict[int, dict[str, Any]]) -> None:
+    def _follow(self, wanted: dict[int, dict[str, Any]], without_elements: set[int]) -> None:
         """Starts the tasks that are wanted, and ends the others."""
         with self._lock:
+            self._without_elements = without_elements
             unwanted = [self._tasks.pop(each) for each in list(self._tasks) if each not in wanted]
             for number, described in wanted.items():
                 if number not in self._tasks:
@@ -270,6 +277,9 @@ class InputWorker:
         )
         with self._lock:
             task = self._tasks.get(number)
+            has_ended = number in self._without_elements
+        if task is None and has_ended:
+            return "end", (), {}
         if task is None:
             # It is not known yet, or not wanted any more: the consumer asks the dispatcher.
             return self._later()
