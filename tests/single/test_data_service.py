@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import socket
 import threading
 import time
 
@@ -13,6 +14,7 @@ from unison.cli import main
 from unison.data import Dataset, TextLineDataset, service
 from unison.data.service import ShardingPolicy, reading
 from unison.data.service.configuration import DispatcherConfig, WorkerConfig
+from unison.data.service.connections import Calls, Listening
 from unison.data.service.worker import InputWorker
 from unison.errors import (
     DeadlineExceededError,
@@ -390,6 +392,55 @@ def test_local_readers_of_one_job_end_while_workers_of_others_compute(monkeypatc
             Dataset.range(4), ShardingPolicy.OFF, job_name="local", target_workers="LOCAL"
         )
         assert numbers(late) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"consumer_index": 0, "num_consumers": 1}], ids=str)
+def test_a_worker_that_cannot_be_reached_is_named_after_the_timeout(options):
+    with cluster(0) as made:
+        port = free_port()
+        calls = Calls(made.target[7:], 5.0)
+        made.callback(calls.close)
+        heartbeat = {"number": None, "ended": [], "version": -1, "seconds": 0.0}
+        calls.call("work", worker="w", address=f"127.0.0.1:{port}", **heartbeat)
+        dataset = made.read(
+            Dataset.counter(), ShardingPolicy.OFF, job_name="j", timeout=0.5, **options
+        )
+        with pytest.raises(UnavailableError, match=f"127.0.0.1:{port}.*refused"):
+            next(iter(dataset))
+
+
+def test_a_lost_worker_that_does_not_answer_does_not_keep_others_from_the_end():
+    may_answer = threading.Event()
+    with cluster(1) as made:
+        mute = Listening(
+            "127.0.0.1", 0, "mute", lambda *of: (may_answer.wait(30), ("later", (), {}))[1]
+        )
+        made.callback(mute.close)
+        made.callback(may_answer.set)
+        calls = Calls(made.target[7:], 5.0)
+        made.callback(calls.close)
+        heartbeat = {"number": None, "ended": [], "version": -1, "seconds": 0.0}
+        calls.call("work", worker="w", address=f"127.0.0.1:{mute.port}", **heartbeat)
+        iterator = iter(made.read(Dataset.range(3), ShardingPolicy.OFF, timeout=20.0))
+        assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
+        begin = time.monotonic()
+        calls.call("leave", worker="w")
+        assert next(iterator, None) is None
+        assert time.monotonic() - begin < 8.0
+
+
+def test_a_worker_listens_at_the_port_of_its_address():
+    with cluster(0) as made:
+        port = free_port()
+        worker = made.add_worker(worker_address=f"127.0.0.1:{port}")
+        assert worker.address == f"127.0.0.1:{port}"
+        dataset = made.read(Dataset.range(3), ShardingPolicy.OFF, timeout=5.0)
+        assert numbers(dataset) == [0, 1, 2]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def test_an_error_of_a_function_names_the_worker_and_the_element(two_workers):

@@ -317,6 +317,9 @@ def test_workers_that_are_not_in_the_list_get_no_static_share():
         ("h:9", ("h", "h"), {0}, 1),
         ("h:9", ("h:%port%",), set(), 0),
         ("[::1]:9", ("[::1]:9",), set(), 0),
+        ("127.0.0.1:9", ("localhost:%port%",), set(), 0),
+        ("[::1]:9", ("localhost",), set(), 0),
+        ("10.0.0.1:9", ("localhost",), set(), None),
     ],
 )
 def test_a_listed_address_may_leave_the_port_open(address, listed, taken, place):

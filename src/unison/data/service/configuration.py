@@ -136,7 +136,7 @@ class WorkerConfig:
         dispatcher_address: The address of the dispatcher, host:port.
         worker_address: The address at which programs reach it, host:port; the port may be `%port%`,
             the one that it listens at. Default: `UNISON_DATA_SERVICE_HOST`, or loopback.
-        port: The port; 0: a free one.
+        port: The port; 0: that of `worker_address`, or a free one.
         heartbeat_interval: Seconds between two heartbeats.
         dispatcher_timeout: Seconds for which it tries to reach the dispatcher.
 
@@ -163,6 +163,12 @@ class WorkerConfig:
             return own_host(None)
         host, _, _ = self.worker_address.rpartition(":")
         return (host or self.worker_address).strip("[]")
+
+    @property
+    def own_port(self) -> int:
+        """The port that the worker listens at; 0: a free one."""
+        _, _, port = (self.worker_address or "").rpartition(":")
+        return self.port or (int(port) if port.isdecimal() else 0)
 
 
 def own_host(host: str | None) -> str:
@@ -207,6 +213,10 @@ def place_in_list(address: str, listed: tuple[str, ...], taken: set[int]) -> int
         if place in taken:
             continue
         own_name, _, own_port = each.rpartition(":") if ":" in each else (each, "", ANY_PORT)
-        if own_name.strip("[]") == host and own_port in (ANY_PORT, str(port)):
+        if _is_host(own_name.strip("[]"), host) and own_port in (ANY_PORT, str(port)):
             return place
     return None
+
+
+def _is_host(name: str, host: str) -> bool:
+    return name == host or (name == "localhost" and host in ("127.0.0.1", "::1"))

@@ -51,6 +51,9 @@ _SECONDS_OF_WAITING = 5.0
 #: Seconds for which threads are awaited.
 _SECONDS_TO_CLOSE = 5.0
 
+#: Seconds for which a lost worker may send what was requested from it.
+_SECONDS_AFTER_LOSS = 1.0
+
 #: Seconds for which the dispatcher is tried again if it does not answer.
 _SECONDS_FOR_DISPATCHER = 60.0
 
@@ -133,6 +136,10 @@ class _State:
         #: The addresses of the present workers, by id.
         self.workers: dict[str, str] = {}
         self._fetching: dict[str, _Fetching] = {}
+        #: The workers that have no elements left.
+        self.ended: set[str] = set()
+        #: Why a worker could not be reached, and where.
+        self.unreachable = ""
         self._buffer: collections.deque[Chunk | Exception] = collections.deque()
         #: The elements that are requested or buffered.
         self._outstanding = 0
@@ -268,13 +275,17 @@ class _State:
         with self.changed:
             if self._fetching.get(worker.id) is worker:
                 del self._fetching[worker.id]
+            if self.consumer.is_local and self._have_ended():
+                self.is_complete = True
             self.changed.notify_all()
+
+    def _have_ended(self) -> bool:
+        return bool(self.workers) and self.workers.keys() <= self.ended
 
     def _follow(self) -> None:
         """Follows which workers there are, until the iteration is complete."""
         version = -1
         awaited_since = time.monotonic()
-        ended: set[str] = set()
         while not self.is_closed:
             left = awaited_since + self.consumer.timeout - time.monotonic()
             answer = self.calls.call(
@@ -292,33 +303,57 @@ class _State:
             with self.changed:
                 self.workers = workers
                 self.is_complete = bool(answer["is_complete"])
-                self._follow_workers(ended)
-                has_ended = bool(workers) and workers.keys() <= ended
-                if self.consumer.is_local and has_ended:
+                self._follow_workers()
+                if self.consumer.is_local and self._have_ended():
                     self.is_complete = True
                 self.changed.notify_all()
+                are_reached = any(each.is_connected for each in self._fetching.values())
             if self.is_complete:
+                self._await_lost()
                 return
-            if workers and not has_ended:
+            # Of coordinated reads, `_Rounds` awaits the workers.
+            if are_reached or (workers and self.consumer.spec.num_consumers is not None):
                 awaited_since = time.monotonic()
             elif time.monotonic() - awaited_since > self.consumer.timeout:
                 raise self.no_workers()
 
-    def _follow_workers(self, ended: set[str]) -> None:
+    def _follow_workers(self) -> None:
         """Starts threads for new workers, and ends those of lost ones."""
         if self.consumer.spec.num_consumers is not None:
             return
+        now = time.monotonic()
         for worker in self._fetching.values():
-            worker.is_over = worker.is_over or worker.id not in self.workers
+            if not worker.is_over and worker.id not in self.workers:
+                worker.is_over, worker.over_since = True, now
+            elif worker.is_over and now - worker.over_since > _SECONDS_AFTER_LOSS:
+                worker.close()
         for worker_id, address in self.workers.items():
-            is_new = worker_id not in self._fetching and worker_id not in ended
+            is_new = worker_id not in self._fetching and worker_id not in self.ended
             if is_new and not self.is_complete:
-                fetching = _Fetching(self, worker_id, address, ended)
+                fetching = _Fetching(self, worker_id, address)
                 self._fetching[worker_id] = fetching
                 self.start(fetching.run, "unison-input-fetch")
 
+    def _await_lost(self) -> None:
+        """Ends the threads of lost workers when they have had time to send what was requested."""
+
+        def lost() -> list[_Fetching]:
+            return [each for each in self._fetching.values() if each.is_over]
+
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_closed or not lost(), _SECONDS_AFTER_LOSS)
+            for worker in lost():
+                worker.close()
+
     def no_workers(self) -> UnavailableError:
         """Returns the error for workers that did not come."""
+        if self.workers and self.unreachable:
+            return UnavailableError(
+                message="Timed out waiting for input workers: none that is registered with the "
+                f"dispatcher at {self.consumer.address} can be reached for "
+                f"{self.consumer.timeout:g} s. {self.unreachable} Give workers an address at which "
+                "this machine reaches them: WorkerConfig(worker_address=...)."
+            )
         which = "that this process has started " if self.consumer.is_local else ""
         return UnavailableError(
             message=f"Timed out waiting for input workers: none {which}is registered with the "
@@ -362,16 +397,17 @@ class _Fetching:
         state: What the threads share.
         worker_id: The worker.
         address: Its address.
-        ended: The workers that have no elements left.
     """
 
-    def __init__(self, state: _State, worker_id: str, address: str, ended: set[str]):
+    def __init__(self, state: _State, worker_id: str, address: str):
         self.id = worker_id
-        #: Whether the worker is lost.
+        #: Whether the worker is lost, and since when.
         self.is_over = False
+        self.over_since = 0.0
+        #: Whether it can be reached.
+        self.is_connected = False
         self._state = state
         self._address = address
-        self._ended = ended
         self._connection: Connection | None = None
         self._reserved: collections.deque[int] = collections.deque()
 
@@ -387,9 +423,11 @@ class _Fetching:
             while not (self._state.is_closed or self.is_over):
                 try:
                     if self._fetch():
-                        self._ended.add(self.id)
+                        self._state.ended.add(self.id)
                         return
-                except (UnavailableError, OSError):
+                except (UnavailableError, OSError) as error:
+                    if not self.is_connected:
+                        self._state.unreachable = str(error)
                     # Killed or unreachable; if it is lost, the dispatcher says so soon.
                     if self._state.is_complete:
                         return
@@ -401,6 +439,7 @@ class _Fetching:
             self._state.forget(self)
 
     def _disconnect(self) -> None:
+        self.is_connected = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -411,6 +450,7 @@ class _Fetching:
     def _fetch(self) -> bool:
         """Fetches until the connection is lost; returns whether there are no elements left."""
         self._connection = connection = _connected(self._address, self.id)
+        self.is_connected = True
         wants_more = True
         while True:
             was_complete = self._state.is_complete
@@ -484,7 +524,9 @@ class _Rounds:
                         return _ended_early(worker)
                     awaited_since = time.monotonic()
                     continue
-                except (UnavailableError, OSError):
+                except (UnavailableError, OSError) as error:
+                    if worker not in self._connections:
+                        self._state.unreachable = str(error)
                     self._drop(worker)
             self._blocks.clear()  # a lost worker's rounds are assigned to another one
             if time.monotonic() - awaited_since > self._state.consumer.timeout:

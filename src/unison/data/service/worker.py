@@ -88,7 +88,7 @@ class InputWorker:
         self._failure: OpError | None = None
         self._calls = self._new_calls()
         self._heartbeats = self._new_calls()
-        self._listening = Listening(config.host, config.port, "input worker", self._answer)
+        self._listening = Listening(config.host, config.own_port, "input worker", self._answer)
         #: The address at which it is reached.
         self.address = _announced(config, self._listening.port)
         self._heart = threading.Thread(target=self._beat, name="unison-input-worker", daemon=True)
@@ -357,9 +357,9 @@ def _announced(config: WorkerConfig, port: int) -> str:
     if config.worker_address is None or ":" not in config.worker_address:
         return joined_address(config.host, port)
     given = config.worker_address.replace(ANY_PORT, str(port))
-    if config.port and not given.endswith(f":{config.port}"):
+    if not given.endswith(f":{port}"):
         raise FailedPreconditionError(
-            message=f"Expected worker_address to end with the port {config.port} of the worker. "
+            message=f"Expected worker_address to end with the port {port} of the worker. "
             f"Received: {config.worker_address!r}. Write %port% for it."
         )
     return given
