@@ -11,13 +11,21 @@ import numpy as np
 import pytest
 
 from unison.data import Dataset
+from unison.data.chunks import Chunk
 from unison.data.service.buffers import Request, Rounds
 from unison.data.service.configuration import DispatcherConfig, ShardingPolicy
 from unison.data.service.dispatcher import DispatchServer
 from unison.data.service.iterations import JobSpec
 from unison.data.service.registry import Registry
+from unison.data.service.splits import with_splits
 from unison.data.service.tasks import Task
-from unison.errors import DataLossError, NotFoundError, ResourceExhaustedError, UnavailableError
+from unison.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from unison.net.array_messages import Connection
 from unison.storage.journal import Journal
 
@@ -299,3 +307,74 @@ def test_a_task_without_elements_left_says_so_once():
             task.take(Request(1, 0, 3), 5.0)
     task.close(waits=True)
     assert ended == [True]
+
+
+# -- coordinated reads -------------------------------------------------------------------------
+
+
+def chunk(value):
+    return Chunk(0, (np.array([value]),))
+
+
+def filled(buffer):
+    while not buffer.is_full():
+        buffer.add(chunk(0))
+    return buffer
+
+
+def test_a_program_that_restarts_is_told_that_its_rounds_are_over():
+    buffer = Rounds(2)
+    for number in (0, 2, 4):
+        for consumer in (0, 1):
+            assert filled(buffer).take(Request(1, consumer, number)) is not None
+    with pytest.raises(FailedPreconditionError, match=r"Round 0 .* round 4.*another job_name"):
+        filled(buffer).take(Request(1, 1, 0))
+    assert filled(buffer).take(Request(1, 1, 4)) is not None
+    assert filled(buffer).take(Request(1, 1, 6)) is not None
+
+
+def test_a_consumer_that_is_far_ahead_waits_for_the_others():
+    buffer = Rounds(2)
+    number = 0
+    while number < 100 and filled(buffer).take(Request(1, 0, number)) is not None:
+        number += 1
+    assert number == len(buffer._rounds) == 32
+    for late in range(number):
+        assert filled(buffer).take(Request(1, 1, late)) is not None
+    assert filled(buffer).take(Request(1, 0, number)) is not None
+
+
+def test_rounds_that_a_consumer_has_read_from_a_lost_worker_do_not_keep_the_others_waiting():
+    buffer = Rounds(2)
+    for number in range(32):
+        assert filled(buffer).take(Request(1, 1, number)) is not None
+    assert buffer.take(Request(1, 1, 32)) is None
+    assert buffer.take(Request(1, 0, 40)) is not None  # this one had read them elsewhere
+    assert filled(buffer).take(Request(1, 1, 32)) is not None
+
+
+# -- an empty source ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.range(0).repeat(),
+        Dataset.range(0).map(lambda number: number).repeat(),
+        Dataset.range(0).concatenate(Dataset.range(0)).repeat().repeat(),
+    ],
+    ids=["source", "map", "twice"],
+)
+@pytest.mark.timeout(10)
+def test_passes_over_empty_sources_end(dataset):
+    plan = with_splits(dataset.plan, lambda source, repetition, is_nested: None)
+    assert plan.stream().next() is None
+    assert plan.stream().next_block(5) is None
+
+
+def test_passes_over_sources_of_which_some_are_empty_go_on():
+    dataset = Dataset.range(0).concatenate(Dataset.range(3)).repeat(2)
+    rows = iter([None, (0, 2), None, None, (2, 3), None])
+    plan = with_splits(dataset.plan, lambda source, repetition, is_nested: next(rows))
+    stream = plan.stream()
+    assert [int(stream.next()[0]) for _ in range(3)] == [0, 1, 2]

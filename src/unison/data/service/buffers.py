@@ -13,13 +13,18 @@ import collections
 from typing import Protocol
 
 from unison.data.chunks import Chunk
-from unison.errors import InvalidArgumentError
+from unison.data.service.iterations import ROUNDS_OF_BLOCK
+from unison.errors import FailedPreconditionError, InvalidArgumentError
 
 #: The number of bytes that a buffer holds; a larger element is held alone.
 MOST_BYTES = 32 << 20
 
 #: The number of bytes that are kept for several trainers.
 WINDOW_BYTES = 256 << 20
+
+#: The most rounds that wait for the slowest consumer. It is more than those of a block, which a
+#: worker may serve in the place of a lost one to consumers that have not read them elsewhere.
+_MOST_ROUNDS = 2 * ROUNDS_OF_BLOCK
 
 #: The most chunks that wait, beside the limit in bytes.
 _MOST_CHUNKS = 4
@@ -97,7 +102,7 @@ class Rounds:
 
     A round gets its elements when its first consumer asks for it. A consumer asks for rounds in
     ascending order, and may ask for one again if the connection was lost; a round that all have
-    passed is dropped.
+    passed is dropped. A consumer that is far ahead of another one waits.
 
     Args:
         num_consumers: The number of consumers.
@@ -125,13 +130,21 @@ class Rounds:
                 f"Received: {consumer}"
             )
         self._latest[consumer] = max(self._latest[consumer], number)
+        passed = min(self._latest)
+        if number < passed:
+            raise FailedPreconditionError(
+                message=f"Round {number} of coordinated reads is over: all consumers have asked "
+                f"for round {passed}. A program that has restarted cannot take part in the "
+                "iteration of the others: restart all of them, with another job_name."
+            )
+        for old in [each for each in self._rounds if each < passed]:
+            del self._rounds[old]
         if number not in self._rounds:
+            if sum(each < number for each in self._rounds) >= _MOST_ROUNDS:
+                return None
             if len(self._ready) < self._num_consumers:
                 return None
             self._rounds[number] = [self._ready.popleft() for _ in range(self._num_consumers)]
-        passed = min(self._latest)
-        for old in [each for each in self._rounds if each < passed]:
-            del self._rounds[old]
         return self._rounds[number][consumer]
 
 

@@ -92,6 +92,8 @@ def with_splits(plan: Plan, hand_out: HandOut) -> Plan:
         if isinstance(each, AssertCardinality):
             return inputs[0]  # it is the number of all workers' elements
         if isinstance(each, Repeat):
+            if not any(map(_rows_of, _sources(each.inputs[0]))):
+                return inputs[0]  # all passes are empty, on all workers
             return Again(inputs[0], each.passes)
         return each.with_inputs(inputs)
 
