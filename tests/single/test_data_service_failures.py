@@ -90,9 +90,34 @@ def test_workers_that_were_lost_with_the_dispatcher_are_not_awaited_for_long():
     number = made.join("c", "j", 0, DYNAMIC, 0.0).number
     made.end_tasks(first, [number])
     again = restarted(kept, now=10.0)
-    again.hear_worker("1", "h:1", 0, 10.1)
-    again.expire(15.1)
+    for now in (10.1, 69.0, 70.1):
+        assert not again.iteration(number).is_complete
+        again.hear_worker("1", "h:1", 0, now)
+        again.expire(now)
     assert again.iteration(number).is_complete
+
+
+def test_a_worker_that_was_lost_before_a_restart_is_not_awaited():
+    kept = []
+    made = registry(kept=kept)
+    two_workers(made)
+    number = made.join("c", "j", 0, DYNAMIC, 0.0).number
+    made.leave_worker("2")
+    again = restarted(kept, now=10.0)
+    again.end_tasks(again.hear_worker("1", "h:1", 0, 10.1), [number])
+    assert again.iteration(number).is_complete
+
+
+def test_a_worker_that_was_lost_and_came_back_before_a_restart_is_awaited():
+    kept = []
+    made = registry(kept=kept)
+    _, second = two_workers(made)
+    number = made.join("c", "j", 0, DYNAMIC, 0.0).number
+    made.leave_worker("2")
+    made.hear_worker("2", "h:2", second.number, 1.0)
+    again = restarted(kept, now=10.0)
+    again.end_tasks(again.hear_worker("1", "h:1", 0, 10.1), [number])
+    assert not again.iteration(number).is_complete
 
 
 def test_a_dispatcher_without_a_journal_does_not_use_the_numbers_of_another_one():

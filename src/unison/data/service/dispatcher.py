@@ -178,14 +178,18 @@ class _Serving:
             self._config.worker_timeout / 4,
             max(self._config.job_gc_check_interval, 0.05),
         )
+        has_failed = False
         with self._changed:
             while not self._is_closed:
                 self._changed.wait(every)
                 before = self._registry.version
                 try:
                     self._registry.expire(time.monotonic())
+                    has_failed = False
                 except OpError as error:
-                    logger.warning("What has expired is removed later: %s", error)
+                    if not has_failed:
+                        logger.warning("What has expired is removed later: %s", error)
+                    has_failed = True
                 if self._registry.version != before:
                     self._changed.notify_all()
 

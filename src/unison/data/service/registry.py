@@ -1,7 +1,8 @@
 """All that a dispatcher knows: datasets, workers, jobs. Decisions only, without sockets or threads.
 
 What has to survive a restart is an event, which is recorded before it is applied; applying the
-recorded events to a new registry gives the same one. Workers are not recorded: they register again.
+recorded events to a new registry gives the same one. Of workers, only the numbers are recorded:
+they register again, and nothing is complete before they have had time for it.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Registry:
         #: numbers go on.
         self._next_iteration = secrets.randbits(40) << 16
         self._next_worker = 0
-        #: The numbers of workers that registered before a restart, and not since.
+        #: The numbers of workers that were present before a restart, and have not registered since.
         self._awaited: set[int] = set()
         #: Counts the changes that consumers and workers wait for.
         self.version = 0
@@ -170,6 +171,7 @@ class Registry:
             self._lose(other)  # a new process has taken its place
         if number is None:
             number = self._next_worker
+        if number not in self._awaited:
             self._happen({"event": "worker", "number": number})
         taken = {each.place for each in self.workers.values() if each.place is not None}
         place = place_in_list(address, self._listed, taken)
@@ -184,6 +186,10 @@ class Registry:
         self._next_worker = max(self._next_worker, int(event["number"]) + 1)
         self._awaited.add(int(event["number"]))
 
+    def _apply_lost(self, event: Event, payload: bytes) -> None:
+        del payload
+        self._awaited.discard(int(event["number"]))
+
     def close_worker(self, worker_id: str, now: float) -> None:
         """Records that the connection of a worker is closed."""
         if worker_id in self.workers:
@@ -195,6 +201,7 @@ class Registry:
             self._lose(self.workers[worker_id])
 
     def _lose(self, worker: Worker) -> None:
+        self._happen({"event": "lost", "number": worker.number})
         del self.workers[worker.id]
         self.version += 1
         self._note_complete()
@@ -420,7 +427,7 @@ class Registry:
 
     def expire(self, now: float) -> None:
         """Removes workers that are lost, and iterations that nobody reads."""
-        if now - self._started > _SECONDS_AFTER_RESTART:
+        if now - self._started > self._worker_timeout:
             self._awaited.clear()
         for worker in list(self.workers.values()):
             is_gone = worker.closed is not None and now - worker.closed > RECONNECTION_SECONDS
