@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import unison.tf as tf  # before any test: it sets an option of JAX
 from unison.data import AUTOTUNE, Dataset
 from unison.errors import InternalError
 
@@ -167,8 +168,6 @@ def test_a_worker_starts_no_backend_and_does_not_run_the_main_module():
 
 
 def test_under_the_face_functions_in_workers_see_numpy_and_give_tensors():
-    import unison.tf as tf
-
     def halved(n):
         assert isinstance(n, np.integer)
         return np.float32(n / 2)

@@ -7,10 +7,10 @@ is copied to devices.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from unison.errors import InvalidArgumentError
@@ -22,7 +22,6 @@ class OtherLeaf:
     __slots__ = ()
 
 
-@jax.tree_util.register_pytree_node_class
 class RaggedArray(OtherLeaf):
     """An array with ragged axes, or a row of one.
 
@@ -126,6 +125,10 @@ class RaggedArray(OtherLeaf):
 
     def __repr__(self) -> str:
         return f"RaggedArray({self.flat!r}, {self.splits!r})"
+
+
+if "jax" in sys.modules:  # not in the processes of workers, which load what needs NumPy only
+    sys.modules["jax"].tree_util.register_pytree_node_class(RaggedArray)
 
 
 def _around(values: RaggedArray, splits: np.ndarray) -> RaggedArray:
