@@ -58,8 +58,10 @@ class MissingModules(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         package, _, name = fullname.rpartition(".")
-        is_ours = package == "unison.tf" or package.startswith("unison.tf.")
-        if is_ours and importlib.machinery.PathFinder.find_spec(fullname, path) is None:
+        if package != "unison.tf" and not package.startswith("unison.tf."):
+            return
+        places = getattr(sys.modules.get(package), "__path__", path)
+        if importlib.machinery.PathFinder.find_spec(fullname, places) is None:
             # Not under the module's own name: Python would drop an error that has it in
             # `from unison.tf import name`.
             message = _message(package.removeprefix("unison."), name, _NOT_PUBLIC)
