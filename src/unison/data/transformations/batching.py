@@ -82,7 +82,51 @@ class _BatchStream(Stream):
         return block
 
 
-class RaggedBatch(_Batches):
+class _OfElements(_Batches):
+    """Base of batches that are made of single elements, of which shapes may differ.
+
+    Attributes:
+        method: The method of `Dataset` that makes them, for messages.
+    """
+
+    method: ClassVar[str]
+
+    def batch_of(self, elements: Sequence[Leaves]) -> Leaves:
+        """Returns elements, at least one, as a batch."""
+        raise NotImplementedError
+
+    def _stream(self) -> Stream:
+        return _OfElementsStream(self, self._input.stream())
+
+    def next_of(self, stream: Stream, start: int) -> Leaves | None:
+        """Returns the next batch of the input's elements; the next element is `start`."""
+        elements: list[Leaves] = []
+        while len(elements) < self._size and (element := stream.next()) is not None:
+            elements.append(element)
+        if not elements or (self._drop_remainder and len(elements) < self._size):
+            return None
+        try:
+            return self.batch_of(elements)
+        except Exception as error:
+            note_batch(error, self.method, start)
+            raise
+
+
+class _OfElementsStream(Stream):
+    moving = ("_stream", "_position")
+
+    def __init__(self, plan: _OfElements, stream: Stream):
+        self._plan = plan
+        self._stream = stream
+        self._position = 0
+
+    def next(self) -> Leaves | None:
+        start = self._position
+        self._position += self._plan.batch_size
+        return self._plan.next_of(self._stream, start)
+
+
+class RaggedBatch(_OfElements):
     """Consecutive elements stacked, of which arrays of unknown sizes become ragged.
 
     An array is ragged up to the last axis whose size is not known.
@@ -95,6 +139,7 @@ class RaggedBatch(_Batches):
     """
 
     identity = (*_Batches.identity, "_splits_dtype")
+    method = "ragged_batch"
 
     def __init__(self, source: Plan, size: int, drop_remainder: bool, splits_dtype: Any):
         super().__init__(source, size, drop_remainder)
@@ -102,51 +147,24 @@ class RaggedBatch(_Batches):
 
     def _ragged(self, spec: Any) -> Any:
         """Returns the spec of an element as that of the leaf that is stacked."""
-        unknown = [
-            axis for axis, size in enumerate(getattr(spec, "shape", None) or ()) if size is None
-        ]
-        if not isinstance(spec, ArraySpec) or not unknown:
-            if isinstance(spec, ArraySpec) and spec.shape is None:
-                raise TypeError(
-                    "ragged_batch needs a known number of axes. Received elements of "
-                    f"unknown shape: {spec}"
-                )
+        if not isinstance(spec, ArraySpec):
             return spec
-        return RaggedSpec(spec.shape or (), spec.dtype, unknown[-1], self._splits_dtype)
+        if spec.shape is None:
+            raise TypeError(
+                "ragged_batch needs a known number of axes. Received elements of unknown shape: "
+                f"{spec}"
+            )
+        unknown = [axis for axis, size in enumerate(spec.shape) if size is None]
+        if not unknown:
+            return spec
+        return RaggedSpec(spec.shape, spec.dtype, unknown[-1], self._splits_dtype)
 
     def signature_from(self, inputs: Sequence[Signature]) -> Signature:
         return inputs[0].map(lambda spec: self._ragged(spec).batched(self._known_size))
 
-    def _stream(self) -> Stream:
-        return _RaggedBatchStream(self, self._input.stream())
-
-    def next_of(self, stream: Stream, start: int) -> Leaves | None:
-        """Returns the next batch of the input's elements; the next element is `start`."""
-        elements: list[Leaves] = []
-        while len(elements) < self._size and (element := stream.next()) is not None:
-            elements.append(element)
-        if not elements or (self._drop_remainder and len(elements) < self._size):
-            return None
+    def batch_of(self, elements: Sequence[Leaves]) -> Leaves:
         specs = [self._ragged(spec) for spec in self._input.signature.specs]
-        try:
-            return stack([tuple(map(_as_ragged, element, specs)) for element in elements])
-        except Exception as error:
-            note_batch(error, "ragged_batch", start)
-            raise
-
-
-class _RaggedBatchStream(Stream):
-    moving = ("_stream", "_position")
-
-    def __init__(self, plan: RaggedBatch, stream: Stream):
-        self._plan = plan
-        self._stream = stream
-        self._position = 0
-
-    def next(self) -> Leaves | None:
-        start = self._position
-        self._position += self._plan.batch_size
-        return self._plan.next_of(self._stream, start)
+        return stack([tuple(map(_as_ragged, element, specs)) for element in elements])
 
 
 def _as_ragged(leaf: Any, spec: Any) -> Any:
@@ -155,7 +173,7 @@ def _as_ragged(leaf: Any, spec: Any) -> Any:
     return ragged_of(leaf, spec.ragged_rank, spec.splits_dtype)
 
 
-class PaddedBatch(_Batches):
+class PaddedBatch(_OfElements):
     """Consecutive elements, padded to one shape and stacked.
 
     Args:
@@ -170,6 +188,8 @@ class PaddedBatch(_Batches):
         ValueError: Shapes are required, since the number of axes is unknown, or are invalid.
         TypeError: A value does not have the dtype of its leaf.
     """
+
+    method = "padded_batch"
 
     def __init__(self, source: Plan, size: int, shapes: Any, values: Any, drop_remainder: bool):
         super().__init__(source, size, drop_remainder)
@@ -201,24 +221,7 @@ class PaddedBatch(_Batches):
         ]
         return Signature(inner.structure, tuple(specs))
 
-    def _stream(self) -> Stream:
-        return _PaddedBatchStream(self, self._input.stream())
-
-    def next_of(self, stream: Stream, start: int) -> Leaves | None:
-        """Returns the next batch of the input's elements; the next element is `start`."""
-        elements: list[Leaves] = []
-        while len(elements) < self._size and (element := stream.next()) is not None:
-            elements.append(element)
-        if not elements or (self._drop_remainder and len(elements) < self._size):
-            return None
-        try:
-            return self.padded(elements)
-        except Exception as error:
-            note_batch(error, "padded_batch", start)
-            raise
-
-    def padded(self, elements: Sequence[Leaves]) -> Leaves:
-        """Returns elements, at least one, padded and stacked."""
+    def batch_of(self, elements: Sequence[Leaves]) -> Leaves:
         if self._paddings is None:
             # One element does not determine the sizes of all.
             first = Signature.of(elements[0], self._input.structure)
@@ -227,20 +230,6 @@ class PaddedBatch(_Batches):
             _pad([element[index] for element in elements], shape, value)
             for index, (shape, value) in enumerate(self._paddings)
         )
-
-
-class _PaddedBatchStream(Stream):
-    moving = ("_stream", "_position")
-
-    def __init__(self, plan: PaddedBatch, stream: Stream):
-        self._plan = plan
-        self._stream = stream
-        self._position = 0
-
-    def next(self) -> Leaves | None:
-        start = self._position
-        self._position += self._plan.batch_size
-        return self._plan.next_of(self._stream, start)
 
 
 def _per_leaf(given: Any, structure: Structure, may_be_one: bool = False) -> Sequence[Any]:

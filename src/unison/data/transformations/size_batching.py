@@ -204,4 +204,4 @@ class _BatchBySizeStream(Stream):
                 break
             self._waiting = None
             batch.append(tuple(element))
-        return self._padding.padded(batch) if batch else None
+        return self._padding.batch_of(batch) if batch else None
