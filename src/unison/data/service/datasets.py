@@ -11,7 +11,6 @@ import numpy as np
 
 from unison.data.chunks import Chunk
 from unison.data.dataset import Dataset
-from unison.data.leaves import concatenate
 from unison.data.options import AutoShardPolicy, Options, WithOptions
 from unison.data.passes import Passes
 from unison.data.plan import INFINITE, UNKNOWN, Plan, Stream
@@ -31,7 +30,8 @@ from unison.data.service.registry import ANONYMOUS
 from unison.data.service.splits import split_sizes
 from unison.data.specs import ArraySpec, Signature
 from unison.data.state import State
-from unison.data.structure import Leaves, flatten
+from unison.data.structure import flatten
+from unison.data.transformations.prefetching import ReadsChunks
 from unison.errors import InvalidArgumentError
 from unison.net.secret import key
 
@@ -242,33 +242,12 @@ class Served(Plan):
         return _ServedStream(JobReader(self._consumer, self._iterations.begin()))
 
 
-class _ServedStream(Stream):
+class _ServedStream(ReadsChunks, Stream):
     def __init__(self, reader: JobReader):
         self._reader = reader
-        self._chunk: Chunk | None = None
-        self._place = 0
 
-    def _present(self) -> Chunk | None:
-        if self._chunk is None or self._place >= len(self._chunk):
-            self._chunk = self._reader.next()
-            self._place = 0
-        return self._chunk
-
-    def next(self) -> Leaves | None:
-        chunk = self._present()
-        if chunk is None:
-            return None
-        self._place += 1
-        return chunk[self._place - 1]
-
-    def next_block(self, count: int) -> Leaves | None:
-        blocks: list[Leaves] = []
-        while count and (chunk := self._present()) is not None:
-            part = chunk.part(self._place, self._place + count)
-            self._place += len(part)
-            count -= len(part)
-            blocks.append(part.stacked())
-        return concatenate(blocks) if blocks else None
+    def _read(self) -> Chunk | None:
+        return self._reader.next()
 
     def state(self) -> State:
         raise TypeError(_NO_POSITION)

@@ -67,7 +67,50 @@ class Prefetch(SameElements):
         return ReadAheadStream(self._input, self._buffer_size, self._when_ready)
 
 
-class ReadAheadStream(Stream):
+class ReadsChunks:
+    """Base of streams whose elements come in chunks."""
+
+    _chunk: Chunk | None = None
+    _place = 0
+
+    def _read(self) -> Chunk | None:
+        """Returns the next chunk; None at the end."""
+        raise NotImplementedError
+
+    def _ask_for(self, count: int) -> None:
+        """Says how many elements are wanted next."""
+
+    def next(self) -> Leaves | None:
+        self._ask_for(1)
+        chunk = self._present()
+        if chunk is None:
+            return None
+        self._place += 1
+        return chunk[self._place - 1]
+
+    def next_block(self, count: int) -> Leaves | None:
+        self._ask_for(count)
+        blocks: list[Leaves] = []
+        while count and (chunk := self._present()) is not None:
+            part = chunk.part(self._place, self._place + count)
+            self._place += len(part)
+            count -= len(part)
+            blocks.append(part.stacked())
+        return concatenate(blocks) if blocks else None
+
+    @property
+    def _has_chunk(self) -> bool:
+        return self._chunk is not None and self._place < len(self._chunk)
+
+    def _present(self) -> Chunk | None:
+        """Returns the chunk that contains the next element at its current position."""
+        if not self._has_chunk:
+            self._chunk = self._read()
+            self._place = 0
+        return self._chunk
+
+
+class ReadAheadStream(ReadsChunks, Stream):
     """A stream that is read in its own thread: elements, or blocks if those are requested.
 
     Args:
@@ -89,26 +132,11 @@ class ReadAheadStream(Stream):
         # The thread must not reference this object, so that dropping it ends the thread.
         size = AUTOTUNE_SIZE if self._size is None else self._size
         self._ahead = ReadAhead(self._source.next, size, self._when_ready)
-        self._chunk: Chunk | None = None
+        self._chunk = None
         self._place = 0
 
-    def next(self) -> Leaves | None:
-        self._ask_for(1)
-        chunk = self._present()
-        if chunk is None:
-            return None
-        self._place += 1
-        return chunk[self._place - 1]
-
-    def next_block(self, count: int) -> Leaves | None:
-        self._ask_for(count)
-        blocks: list[Leaves] = []
-        while count and (chunk := self._present()) is not None:
-            part = chunk.part(self._place, self._place + count)
-            self._place += len(part)
-            count -= len(part)
-            blocks.append(part.stacked())
-        return concatenate(blocks) if blocks else None
+    def _read(self) -> Chunk | None:
+        return self._ahead.get()
 
     @property
     def num_ready(self) -> int:
@@ -129,17 +157,6 @@ class ReadAheadStream(Stream):
         self._source.asked_for = count
         if self._size is not None:
             self._ahead.resize(-(-self._size // count))
-
-    @property
-    def _has_chunk(self) -> bool:
-        return self._chunk is not None and self._place < len(self._chunk)
-
-    def _present(self) -> Chunk | None:
-        """Returns the chunk that contains the next element at its current position."""
-        if not self._has_chunk:
-            self._chunk = self._ahead.get()
-            self._place = 0
-        return self._chunk
 
     def state(self) -> State:
         with self._ahead.paused() as waiting:
