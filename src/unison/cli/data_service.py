@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from unison.cli.errors import CommandError
 from unison.cli.numbers import seconds
@@ -15,8 +14,6 @@ from unison.data.service.configuration import (
     WorkerConfig,
     address_of_service,
 )
-from unison.data.service.dispatcher import DispatchServer
-from unison.data.service.worker import InputWorker
 from unison.errors import OpError
 from unison.net.secret import KEY_VARIABLE
 from unison.runtime import logs
@@ -79,6 +76,9 @@ def _add_worker(roles: Any) -> None:
 
 
 def _run_dispatcher(options: argparse.Namespace) -> int:
+    # Here, since every command of `unison` loads this file.
+    from unison.data.service.dispatcher import DispatchServer
+
     listed = options.workers.split(",") if options.workers else ()
     config = DispatcherConfig(
         port=options.port,
@@ -103,6 +103,8 @@ def _run_dispatcher(options: argparse.Namespace) -> int:
 
 
 def _run_worker(options: argparse.Namespace) -> int:
+    from unison.data.service.worker import InputWorker
+
     keep_freed_memory()  # every element and every batch creates an array
     try:
         dispatcher = address_of_service(options.dispatcher)
@@ -124,9 +126,5 @@ def _run_worker(options: argparse.Namespace) -> int:
 def _begin(text: str) -> None:
     """Announces a process, and lets SIGTERM end it as Ctrl-C does."""
     logs.show_what_is_asked_for()
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(text, flush=True)

@@ -117,7 +117,7 @@ def replacing_folder(path: str, last: str) -> Iterator[str]:
             for folder, _, names in os.walk(new.path):
                 for name in names:
                     _sync(os.path.join(folder, name))
-                _sync_folder(folder)
+                sync_folder(folder)
             new.publish()
 
 
@@ -154,7 +154,7 @@ class Aside:
             if not (os.path.isdir(self.path) and os.path.isdir(self._target)):
                 raise
             _exchange(self.path, self._target)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
 
     def publish_if_absent(self) -> bool:
         """Renames a file atomically if nothing is at its path; returns whether it has."""
@@ -162,7 +162,7 @@ class Aside:
             os.link(self.path, self._target)
         except FileExistsError:
             return False
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         return True
 
 
@@ -242,7 +242,8 @@ def _sync(path: str) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Waits until the names in a folder are on the disk, if its file system can say that."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from unison.errors import FailedPreconditionError
+from unison.storage.atomic import sync_folder
 from unison.storage.decoding import corrupt, parsed_json
 from unison.storage.locks import lock
 
@@ -64,13 +64,13 @@ class Journal:
             self.records = list(self._read(content))
             self._file.truncate(self._end)
             if not content:
-                _sync_folder(path)
+                sync_folder(os.path.dirname(os.path.abspath(path)))
         except BaseException:
             self._file.close()
             raise
 
     def _read(self, content: bytes) -> Iterator[tuple[Any, bytes]]:
-        #: Where the last record ends. What follows it was not written completely.
+        #: The end of the last record. What follows it was not written completely.
         self._end = 0
         remedy = f"Remove {self.path}."
         while self._end + _HEAD_SIZE <= len(content):
@@ -129,11 +129,3 @@ class Journal:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def _sync_folder(path: str) -> None:
-    folder = os.open(pathlib.Path(path).resolve().parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
