@@ -559,13 +559,13 @@ class Cell:
         with LAUNCH_LOCK:
             if self.layout is Layout.LOCAL:
                 # One by one: `function` may use arrays that are on one device.
-                of_each = [function(jnp.asarray(copy, dtype=copy.dtype)) for copy in self.copies()]
-                self._replace(self.placement.spread(np.stack(list(map(np.asarray, of_each)))))
+                nothing = [None] * len(self.placement.local_replicas)
+                self.update_each(nothing, lambda copy, _: function(copy))
             else:
                 self._replace(self._place(function(self._whole())))
 
     def update_each(
-        self, values: Sequence[jax.Array], function: Callable[[jax.Array, jax.Array], jax.Array]
+        self, values: Sequence[Any], function: Callable[[jax.Array, Any], jax.Array]
     ) -> None:
         """Replaces each copy by the result of `function` on it and its element of `values`.
 
@@ -584,9 +584,10 @@ class Cell:
                 for copy, value in zip(self.copies(), values, strict=True)
             ]
             spread = self.placement.spread(np.stack(copies))
-            of_all = self.placement.whole(spread)
-            if any(not np.array_equal(copy, of_all[0]) for copy in of_all):
-                self.localize()
+            if self.layout is not Layout.LOCAL:
+                of_all = self.placement.whole(spread)
+                if any(not np.array_equal(copy, of_all[0]) for copy in of_all):
+                    self.localize()
             if self.layout is Layout.LOCAL:
                 self._replace(spread)
             else:

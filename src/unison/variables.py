@@ -19,10 +19,10 @@ from unison.cells import (
     VariableSynchronization,
     has_cell,
 )
-from unison.collectives import all_gather, all_reduce, broadcast
+from unison.collectives import all_gather, broadcast
 from unison.collectives.components import on_device
 from unison.eager_fallback import needs_python
-from unison.lifting import current_lift, outside_the_program
+from unison.lifting import combine_writes, current_lift, outside_the_program
 from unison.names import current_name_scope
 from unison.observers import note_read
 from unison.runtime.device_strings import canonical_name
@@ -298,31 +298,16 @@ class Variable:
         index = jax.tree.map(self._operand, index, is_leaf=has_cell)
         _check_index(index, self._shape_now)
         value = _as_array(value, self.dtype, self.name)
-
-        def update(copy: jax.Array) -> jax.Array:
-            return copy.at[index].set(value)
-
-        lift = current_lift()
-        if lift is None:
-            if self._cell.is_on_read and not self._cell.is_alone:
-                raise NotImplementedError(
-                    f"Outside of the replicas, a part of the ON_READ variable {self.name!r} cannot "
-                    "be assigned. Assign the whole value, or the part in strategy.run."
-                )
-            self._cell.update(update)
-        elif self._cell.is_alone or not lift.combines_now(self._cell):
-            lift.update(self._cell, update)
-        else:
-            value = self._combined(value)
-            with lift.equal_writes():
-                lift.update(self._cell, update)
-        return self
-
-    def _combined(self, value: jax.Array) -> jax.Array:
-        """Returns what the replicas' values are as one, by the aggregation."""
-        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return broadcast(value)
-        return all_reduce(self.aggregation.name, value)
+        if current_lift() is None and self._cell.is_on_read and not self._cell.is_alone:
+            raise NotImplementedError(
+                f"Outside of the replicas, a part of the ON_READ variable {self.name!r} cannot be "
+                "assigned. Assign the whole value, or the part in strategy.run."
+            )
+        return self._update_parts(
+            lambda copy, value: copy.at[index].set(value),
+            (value,),
+            lambda value: combine_writes([self._cell], [value]),
+        )
 
     def scatter_add(self, slices: IndexedSlices) -> Variable:
         """Adds slices along the first axis; those with a repeated index are applied in sequence.
@@ -441,9 +426,29 @@ class Variable:
         self, how: str, values: Any, indices: Any, index: Callable[[jax.Array, Any], Index]
     ) -> Variable:
         values = _as_array(values, self.dtype, self.name)
+        return self._update_parts(
+            lambda copy, values, indices: updated(copy, how, values, index(copy, indices)),
+            (values, indices),
+            self._combined_slices,
+        )
+
+    def _update_parts(
+        self,
+        function: Callable[..., jax.Array],
+        operands: Sequence[Any],
+        combine: Callable[..., Sequence[Any]],
+    ) -> Variable:
+        """Replaces every copy by `function(copy, *operands)`.
+
+        Args:
+            function: Updates some elements of a copy.
+            operands: What it takes, of this replica inside a replica program.
+            combine: Maps these to the operands of all replicas that contribute, if the aggregation
+                combines what the replicas write.
+        """
 
         def update(copy: jax.Array) -> jax.Array:
-            return updated(copy, how, values, index(copy, indices))
+            return function(copy, *operands)
 
         lift = current_lift()
         if lift is None:
@@ -451,7 +456,7 @@ class Variable:
         elif self._cell.is_alone or not lift.combines_now(self._cell):
             lift.update(self._cell, update)
         else:
-            values, indices = self._combined_slices(values, indices)
+            operands = combine(*operands)
             with lift.equal_writes():
                 lift.update(self._cell, update)
         return self

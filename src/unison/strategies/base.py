@@ -190,8 +190,7 @@ class Strategy:
         Raises:
             RuntimeError: Inside another strategy's scope, or inside a replica program.
         """
-        context.require_cross_replica_context("strategy.scope()")
-        context.require_no_other_scope(self, "strategy.scope()")
+        context.require_own_cross_replica_context(self, "strategy.scope()")
         with context.entered(self), observed_scope():
             yield self
 
@@ -246,8 +245,7 @@ class Strategy:
         """
         try:
             del options
-            context.require_cross_replica_context("strategy.run()")
-            context.require_no_other_scope(self, "strategy.run()")
+            context.require_own_cross_replica_context(self, "strategy.run()")
             if not callable(fn):
                 raise TypeError(f"strategy.run needs a function to call. Received: {fn!r}")
             if not isinstance(args, tuple | list):

@@ -116,14 +116,16 @@ def require_cross_replica_context(what: str) -> None:
         )
 
 
-def require_no_other_scope(strategy: Strategy, what: str) -> None:
-    """Raises a RuntimeError if the thread is in the scope of another strategy."""
-    current = strategy_in_scope()
-    if current is not None and current is not strategy:
-        raise RuntimeError(
-            f"{what} of {strategy!r} is called inside the scope of another strategy, {current!r}. "
-            "Leave that scope first, or use one strategy for both."
-        )
+def require_own_cross_replica_context(strategy: Strategy, what: str) -> None:
+    """Raises a RuntimeError in replica context, and in the scope of another strategy."""
+    frames = _frames.value
+    if not frames or (frames[-1].strategy is strategy and frames[-1].replica_context is None):
+        return
+    require_cross_replica_context(what)
+    raise RuntimeError(
+        f"{what} of {strategy!r} is called inside the scope of another strategy, "
+        f"{frames[-1].strategy!r}. Leave that scope first, or use one strategy for both."
+    )
 
 
 class ReplicaContext:

@@ -342,7 +342,7 @@ class CopyOfCell:
     def update(self, function: Callable[[jax.Array], jax.Array]) -> None:
         """Replaces the copy by `function` of it; the others stay as they are."""
         count = len(self._of_all.placement.local_replicas)
-        is_own: list[Any] = [index == self._index for index in range(count)]
+        is_own = [index == self._index for index in range(count)]
         self._of_all.update_each(is_own, lambda copy, own: function(copy) if own else copy)
 
     def require_addable(self) -> None:
