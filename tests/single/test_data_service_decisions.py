@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from input_registry import ABOUT, DATA, DYNAMIC, OFF, registry
 from unison.data import SHARD_HINT, AutoShardPolicy, Dataset, TextLineDataset
 from unison.data.chunks import Chunk
 from unison.data.service.buffers import FirstCome, Request, Rounds, Window
@@ -27,7 +28,7 @@ from unison.data.service.elements import (
     signature_of,
     unpacked,
 )
-from unison.data.service.iterations import JobSpec, worker_of_round
+from unison.data.service.iterations import worker_of_round
 from unison.data.service.own_random_numbers import with_random_numbers_of
 from unison.data.service.pickles import pickled, unpickled
 from unison.data.service.registry import ANONYMOUS, RECONNECTION_SECONDS, Registry
@@ -44,25 +45,7 @@ from unison.errors import (
 )
 from unison.storage.journal import Journal
 
-ABOUT = {
-    "description": "Range",
-    "signature": {},
-    "cardinality": 10,
-    "split_sizes": [10],
-    "split_error": "",
-}
-OFF = JobSpec("d", "Range", ShardingPolicy.OFF)
-DYNAMIC = JobSpec("d", "Range", ShardingPolicy.DYNAMIC)
-DATA = JobSpec("d", "Range", ShardingPolicy.DATA)
 KEY = b"k" * 32
-
-
-def registry(*listed, events=None, **options):
-    """A registry with a dataset, whose events are recorded."""
-    kept = [] if events is None else events
-    made = Registry(listed, 0.0, lambda event, payload: kept.append((event, payload)), **options)
-    made.register_dataset(ABOUT, b"payload", "d")
-    return made
 
 
 def elements_of(plan):
@@ -635,6 +618,12 @@ def test_elements_that_are_datasets_cannot_be_sent():
         described_signature(windows.plan.signature)
     with pytest.raises(InvalidArgumentError, match="flat_map"):
         packed(Chunk(0, elements=[windows.plan.stream().next()]))
+
+
+def test_ragged_elements_cannot_be_sent():
+    ragged = Dataset.from_generator(lambda: iter([[1], [2, 3]])).ragged_batch(2)
+    with pytest.raises(InvalidArgumentError, match=r"x\.to_tensor\(\)"):
+        described_signature(ragged.plan.signature)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
+from input_registry import ABOUT, DATA, DYNAMIC, OFF, registry
 from unison.data import Dataset
 from unison.data.chunks import Chunk
 from unison.data.service.buffers import Request, Rounds
-from unison.data.service.configuration import DispatcherConfig, ShardingPolicy
+from unison.data.service.configuration import DispatcherConfig
 from unison.data.service.dispatcher import DispatchServer
-from unison.data.service.iterations import JobSpec
 from unison.data.service.registry import Registry
 from unison.data.service.splits import with_splits
 from unison.data.service.tasks import Task
@@ -28,25 +28,6 @@ from unison.errors import (
 )
 from unison.net.array_messages import Connection
 from unison.storage.journal import Journal
-
-ABOUT = {
-    "description": "Range",
-    "signature": {},
-    "cardinality": 10,
-    "split_sizes": [10],
-    "split_error": "",
-}
-OFF = JobSpec("d", "Range", ShardingPolicy.OFF)
-DYNAMIC = JobSpec("d", "Range", ShardingPolicy.DYNAMIC)
-DATA = JobSpec("d", "Range", ShardingPolicy.DATA)
-
-
-def registry(*listed, kept=None, **options):
-    """A registry with a dataset, whose events are kept."""
-    events = [] if kept is None else kept
-    made = Registry(listed, 0.0, lambda event, payload: events.append((event, payload)), **options)
-    made.register_dataset(ABOUT, b"payload", "d")
-    return made
 
 
 def restarted(kept, now=0.0):
@@ -67,7 +48,7 @@ def two_workers(made):
 @pytest.mark.parametrize("spec", [OFF, DYNAMIC], ids=["off", "dynamic"])
 def test_workers_that_still_compute_are_awaited_after_a_restart(spec):
     kept = []
-    made = registry(kept=kept)
+    made = registry(events=kept)
     first, _ = two_workers(made)
     number = made.join("c", "j", 0, spec, 0.0).number
     if spec is DYNAMIC:
@@ -85,7 +66,7 @@ def test_workers_that_still_compute_are_awaited_after_a_restart(spec):
 
 def test_workers_that_were_lost_with_the_dispatcher_are_not_awaited_for_long():
     kept = []
-    made = registry(kept=kept)
+    made = registry(events=kept)
     first, _ = two_workers(made)
     number = made.join("c", "j", 0, DYNAMIC, 0.0).number
     made.end_tasks(first, [number])
@@ -99,7 +80,7 @@ def test_workers_that_were_lost_with_the_dispatcher_are_not_awaited_for_long():
 
 def test_a_worker_that_was_lost_before_a_restart_is_not_awaited():
     kept = []
-    made = registry(kept=kept)
+    made = registry(events=kept)
     two_workers(made)
     number = made.join("c", "j", 0, DYNAMIC, 0.0).number
     made.leave_worker("2")
@@ -110,7 +91,7 @@ def test_a_worker_that_was_lost_before_a_restart_is_not_awaited():
 
 def test_a_worker_that_was_lost_and_came_back_before_a_restart_is_awaited():
     kept = []
-    made = registry(kept=kept)
+    made = registry(events=kept)
     _, second = two_workers(made)
     number = made.join("c", "j", 0, DYNAMIC, 0.0).number
     made.leave_worker("2")
@@ -129,7 +110,7 @@ def test_a_dispatcher_without_a_journal_does_not_use_the_numbers_of_another_one(
 
 def test_with_a_journal_the_numbers_of_iterations_go_on():
     kept = []
-    number = registry(kept=kept).join("c", "j", 0, OFF, 0.0).number
+    number = registry(events=kept).join("c", "j", 0, OFF, 0.0).number
     again = restarted(kept)
     assert again.join("c", "j", 0, OFF, 0.0).number == number
     assert again.join("c", "j", 1, OFF, 0.0).number == number + 1

@@ -162,13 +162,14 @@ def described_signature(signature: Signature) -> dict[str, Any]:
     """Returns a signature as JSON.
 
     Raises:
-        InvalidArgumentError: Elements hold datasets.
+        InvalidArgumentError: Elements hold datasets, or are ragged.
     """
     specs = signature.specs
     if not all(isinstance(spec, ArraySpec) for spec in specs):
         raise InvalidArgumentError(
-            message="Elements that are datasets, such as windows, cannot be sent by an input "
-            f"service. Received elements of {signature.element_spec}. Use flat_map before."
+            message="Elements that are datasets, such as windows, or ragged, cannot be sent by an "
+            f"input service. Received elements of {signature.element_spec}. Map them to arrays "
+            "before: flat_map for datasets, x.to_tensor() for ragged ones."
         )
     described = [[spec.shape, "object" if _is_text(spec) else spec.dtype.name] for spec in specs]
     return {"structure": as_json(signature.structure), "specs": described}

@@ -149,15 +149,8 @@ class InputWorker:
             with self._lock:
                 ended = sorted(self._ended)
             try:
-                answer = self._heartbeats.call(
-                    "work",
-                    worker=self.id,
-                    address=self.address,
-                    number=self._number,
-                    ended=ended,
-                    version=self._version,
-                    seconds=self._config.heartbeat_interval,
-                )
+                seconds = self._config.heartbeat_interval
+                answer = self._tell(self._heartbeats, ended, self._version, seconds)
                 self._number, self._version = int(answer["number"]), int(answer["version"])
                 self._follow(
                     {int(number): task for number, task in answer["tasks"]},
@@ -172,6 +165,25 @@ class InputWorker:
                     self._failure = error
                     self._stopped.set()
                     return
+
+    def _tell(self, calls: Calls, ended: list[int], version: int, seconds: float) -> Message:
+        """Tells the dispatcher of this worker; returns what it wants.
+
+        Args:
+            calls: The connection.
+            ended: The tasks that have ended.
+            version: The state that is known here.
+            seconds: For which the dispatcher waits for another one before it answers.
+        """
+        return calls.call(
+            "work",
+            worker=self.id,
+            address=self.address,
+            number=self._number,
+            ended=ended,
+            version=version,
+            seconds=seconds,
+        )
 
     def _follow(self, wanted: dict[int, dict[str, Any]], without_elements: set[int]) -> None:
         """Starts the tasks that are wanted, and ends the others."""
@@ -199,15 +211,7 @@ class InputWorker:
             # The heartbeat that waits for a change ends, and the next one tells.
             self._version = -1
             with contextlib.suppress(OpError, OSError):
-                self._calls.call(
-                    "work",
-                    worker=self.id,
-                    address=self.address,
-                    number=self._number,
-                    ended=[number],
-                    version=-1,
-                    seconds=0.0,
-                )
+                self._tell(self._calls, [number], -1, 0.0)
 
         own = self._number or 0
         place = described["place"]
@@ -285,15 +289,11 @@ class InputWorker:
             return self._later()
         try:
             chunk = task.take(request, _SECONDS_OF_A_REQUEST)
+            if chunk is None:
+                return self._later() if task.is_closed else ("later", (), {})
+            fields, arrays = packed(chunk)
         except StopIteration:
             return "end", (), {}
-        except Exception as error:
-            where = f"the input worker at {self.address} (process {os.getpid()})"
-            return "failed", (), described_error(error, where)
-        if chunk is None:
-            return self._later() if task.is_closed else ("later", (), {})
-        try:
-            fields, arrays = packed(chunk)
         except Exception as error:
             where = f"the input worker at {self.address} (process {os.getpid()})"
             return "failed", (), described_error(error, where)

@@ -256,17 +256,13 @@ def _mean(ragged: RaggedTensor, axis: Any, keepdims: bool) -> Any:
         total = jnp.sum(without_padding(ragged, 0), dtype=flat.dtype)
         is_known = is_value(ragged) is None
         count = flat.size if is_known else number_of_values(ragged) * inner
-        mean = _divided(total, jnp.asarray(count).astype(flat.dtype))
+        mean = divide(total, jnp.asarray(count).astype(flat.dtype))
         return jnp.reshape(mean, (1,) * ragged.rank) if keepdims else mean
     flat = ragged.flat
     total = reduced(_sum, ragged, axes, keepdims)
     count = reduced(_sum, with_flat(ragged, jnp.ones(flat.shape, flat.dtype)), axes, keepdims)
     if is_ragged(total):
-        return with_flat(total, _divided(total.flat, count.flat))
-    return _divided(total, count)
-
-
-def _divided(total: Any, count: Any) -> Any:
+        return with_flat(total, divide(total.flat, count.flat))
     return divide(total, count)
 
 
