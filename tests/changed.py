@@ -30,18 +30,23 @@ _NAMES = re.compile(r"\bunison(?:\.\w+)+")
 _OF_TF = re.compile(r"\btf((?:\.\w+)+)")
 
 
-def reached_tests(changed: Iterable[str], sources: Mapping[str, str]) -> list[str]:
+def reached_tests(
+    changed: Iterable[str],
+    sources: Mapping[str, str],
+    reached: Mapping[str, set[str]] | None = None,
+) -> list[str]:
     """Returns the test files that changed files can reach.
 
     Args:
         changed: Paths below the root of the repository.
         sources: The sources of the package's and the tests' files, by such a path.
+        reached: Their `edges`, if they are known.
     """
     changed = set(changed)
     tests = [path for path in sources if Path(path).name.startswith("test_")]
     if changed.intersection(EVERYTHING):
         return sorted(tests)
-    reached = edges(sources)
+    reached = edges(sources) if reached is None else reached
     others = {Path(path).name for path in changed - sources.keys()}
     affected = changed | {path for path, source in sources.items() if _names_one(source, others)}
     while new := {path for path, used in reached.items() if used & affected} - affected:

@@ -162,6 +162,7 @@ def test_a_worker_that_hangs_is_left_out_and_comes_back(command, tmp_path):
     assert first.ends() == 0
 
 
+@pytest.mark.soak
 def test_a_worker_that_wakes_after_the_end_leaves_nothing_to_resume(command, tmp_path):
     job = tmp_path / "job"
     first = command("--min-workers", 1, "-n", 2, "--heartbeat-timeout", 1, "--folder", job)
@@ -177,6 +178,7 @@ def test_a_worker_that_wakes_after_the_end_leaves_nothing_to_resume(command, tmp
     assert not any("to resume" in line for line in first.messages)
 
 
+@pytest.mark.soak
 def test_a_worker_that_hangs_for_too_long_is_killed_and_started_again(command, tmp_path):
     first = command("--min-workers", 1, "-n", 2, "--heartbeat-timeout", 1, "--wait", 1)
     first.says("the job runs: 2 workers")
@@ -216,6 +218,7 @@ def test_a_stranger_cannot_join(command, tmp_path):
     assert not any("joined" in line for line in first.messages)
 
 
+@pytest.mark.soak
 def test_a_job_may_have_no_workers_of_its_own(command, tmp_path):
     job = tmp_path / "job"
     first = command("--min-workers", 1, "--max-workers", 2, "--workers", 0, "--folder", job)

@@ -60,6 +60,7 @@ def test_one_after_the_other_is_lost_until_one_is_left(form, tmp_path):
     assert outcome.exit_codes == ends
 
 
+@pytest.mark.soak
 @forms("keras", soaked=["tf"])
 def test_several_are_killed_at_once_with_many_steps_in_one(form):
     faults = [Fault("kill", 0, 30, "exchange"), Fault("kill", 1, 30, "exchange")]
@@ -68,6 +69,7 @@ def test_several_are_killed_at_once_with_many_steps_in_one(form):
     assert len(require_the_same_training(outcome, alone(*FIT))) == 1
 
 
+@pytest.mark.soak
 @forms("tf", soaked=["keras"])
 def test_workers_that_are_lost_come_back_and_take_part_in_a_later_fit(form):
     # One is lost while the first group forms; in the second `fit` again, and another one while the
@@ -84,6 +86,7 @@ def test_workers_that_are_lost_come_back_and_take_part_in_a_later_fit(form):
     assert outcome.exit_codes[1] == ["SIGKILL", "SIGKILL", "exit code 0"]
 
 
+@pytest.mark.soak
 def test_a_worker_that_joins_in_a_later_epoch_trains_all_epochs_of_the_next_fit():
     given = ("fit", "epochs=3", "loops=2")
     fault = Fault("kill", 1, 18)  # in the second epoch, of 12 steps
@@ -113,6 +116,7 @@ def test_a_worker_that_hangs_is_left_out_and_one_that_comes_to_is_taken_in_again
     assert sizes(outcome)[0] == 3
 
 
+@pytest.mark.soak
 def test_a_slow_worker_stays_and_an_error_of_the_program_ends_the_job():
     faults = [Fault("slow", 1, 20, seconds=1.0), Fault("exception", 0, 30)]
     outcome = train(2, faults, *STEPWISE, "full=2")
@@ -134,6 +138,7 @@ def test_with_too_few_workers_the_job_stops_and_goes_on_when_it_is_started_again
     assert len(require_the_same_training(second, alone(*FIT))) == 2
 
 
+@pytest.mark.soak
 @forms("keras", soaked=["tf"])
 def test_whoever_joins_between_epochs_shuffles_a_dataset_as_the_others_do(form):
     given = ("fit", "epochs=3", "data=dataset")
@@ -242,6 +247,7 @@ def test_what_is_summed_over_the_replicas_is_not_given_to_whoever_joins(tmp_path
     assert (old["tasks"], new["tasks"]) == ([0, 0, 2], [None, 1, 2])
 
 
+@pytest.mark.soak
 def test_what_is_summed_over_the_replicas_stays_what_it_is_when_a_job_is_started_again(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(COUNTING)
@@ -257,6 +263,7 @@ def test_what_is_summed_over_the_replicas_stays_what_it_is_when_a_job_is_started
         assert 0 < told["steps"] < 40
 
 
+@pytest.mark.soak
 @forms("keras", soaked=["tf"])
 def test_the_batches_of_replicas_may_stay_and_the_learning_rate_follow(form):
     # Two replicas in each worker.

@@ -87,15 +87,20 @@ def printed_by(gpt, *arguments):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("mirrored", "--devices", "2"),
         ("mirrored",),
         ("zero1",),
-        ("zero2",),
         ("zero3",),
         ("tensor",),
         ("pipeline",),
-        ("pipeline", "--devices", "2"),
-        ("zero3", "--remat"),
+        *(
+            pytest.param(arguments, marks=pytest.mark.soak)
+            for arguments in (
+                ("mirrored", "--devices", "2"),
+                ("zero2",),
+                ("pipeline", "--devices", "2"),
+                ("zero3", "--remat"),
+            )
+        ),
     ],
     ids=" ".join,
 )
@@ -126,7 +131,10 @@ def test_a_gpt_in_bfloat16_accumulates_gradients_and_resumes(gpt, on_one_device,
     assert resumed[-1] < losses[1]
 
 
-@pytest.mark.parametrize("strategy", ["workers", "tensor", "pipeline"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["workers", *(pytest.param(name, marks=pytest.mark.soak) for name in ("tensor", "pipeline"))],
+)
 def test_workers_train_a_gpt_together(strategy, on_one_device):
     arguments = ["-n", "2", "--devices-per-worker", "1"]
     command = [*arguments, EXAMPLES / "gpt.py", "--strategy", strategy, *SMALL]

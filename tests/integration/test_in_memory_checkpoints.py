@@ -34,14 +34,19 @@ KEEPING = keeping()
 TWO_WORKERS = ("-n", "2")
 
 
+def soaked(*parameters):
+    """Parameters of a case that only `make soak` runs."""
+    return pytest.param(*parameters, marks=pytest.mark.soak)
+
+
 @pytest.mark.parametrize(
     ("options", "given", "kills"),
     [
         pytest.param(TWO_WORKERS, ("loop",), "30:1", marks=pytest.mark.smoke),
-        (TWO_WORKERS, ("loop",), "25:0,40:1,50:0"),
-        (TWO_WORKERS, ("fit",), "30:1"),
+        soaked(TWO_WORKERS, ("loop",), "25:0,40:1,50:0"),
+        soaked(TWO_WORKERS, ("fit",), "30:1"),
         (TWO_WORKERS, ("fit",), "3:1,30:1,45:0"),
-        (TWO_WORKERS, ("fit", "loops=3", "epochs=2"), "30:1,60:0,100:1"),
+        soaked(TWO_WORKERS, ("fit", "loops=3", "epochs=2"), "30:1,60:0,100:1"),
         (("-n", "1", "--devices-per-worker", "2"), ("fit", "zero=3"), "30:0"),
         (TWO_WORKERS, ("fit", "model=2"), "30:1"),
     ],

@@ -145,6 +145,7 @@ def test_what_workers_say_to_the_first_one_cannot_be_read_on_the_network(slow_ho
     assert [word for word in WORDS if word in seen] == []
 
 
+@pytest.mark.soak
 def test_without_encryption_it_can_be(slow_hosts, tmp_path):
     seen = seen_on_the_network(slow_hosts, tmp_path / "packets", UNISON_TLS="off")
     assert [word for word in WORDS if word in seen] == list(WORDS)

@@ -444,6 +444,7 @@ print("total", float(total))
 """
 
 
+@pytest.mark.soak
 def test_jobs_one_after_the_other_share_a_server_that_outlives_them(tmp_path):
     (address,) = free_addresses(1)
     (tmp_path / "program.py").write_text(SHARING)

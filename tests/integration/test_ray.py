@@ -70,6 +70,7 @@ def program(tmp_path: Path) -> Path:
     return written_program(tmp_path)
 
 
+@pytest.mark.soak
 def test_the_workers_of_a_job_get_a_key_of_their_own(address, monkeypatch):
     monkeypatch.delenv("UNISON_KEY")
 
@@ -83,6 +84,7 @@ def test_the_workers_of_a_job_get_a_key_of_their_own(address, monkeypatch):
     assert len(bytes.fromhex(first)) == 32
 
 
+@pytest.mark.soak
 def test_workers_come_together_one_a_node_by_default(address, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(TRAINING)
@@ -148,6 +150,7 @@ def test_the_first_failure_ends_all_and_is_explained(address, program):
     assert ends_within(program, 30)
 
 
+@pytest.mark.soak
 def test_ctrl_c_reaches_the_workers(address, program):
     with started(address.address, program) as process:
         process.send_signal(signal.SIGINT)

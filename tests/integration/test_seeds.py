@@ -185,6 +185,7 @@ def test_the_multi_worker_program_trains_on_two_workers(tmp_path):
     assert history["accuracy"][-1] > 0.8
 
 
+@pytest.mark.soak
 @with_seeds
 @with_mnist
 @pytest.mark.timeout(300)

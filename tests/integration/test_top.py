@@ -107,6 +107,7 @@ def program(tmp_path, monkeypatch):
         started.kill()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_job_is_watched_from_its_first_step_over_a_loss_to_its_end(program):
     state = program.state_when(functools.partial(all_run, 2))

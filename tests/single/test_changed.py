@@ -2,7 +2,7 @@
 
 import pytest
 
-from changed import reached_tests, sources_of_all
+from changed import edges, reached_tests, sources_of_all
 
 SOURCES = {
     "src/unison/__init__.py": "",
@@ -49,8 +49,13 @@ def test_what_all_tests_depend_on_reaches_all():
     assert len(reached_tests(["pyproject.toml"], SOURCES)) == 7
 
 
-def test_the_tests_of_a_module_are_among_those_that_its_change_reaches():
+@pytest.fixture(scope="module")
+def ours():
     sources = sources_of_all()
+    return sources, edges(sources)
+
+
+def test_the_tests_of_a_module_are_among_those_that_its_change_reaches(ours):
     for changed, test in (
         ("src/unison/lockstep.py", "single/test_lockstep.py"),
         ("src/unison/tf/image.py", "single/test_tf_surface.py"),
@@ -58,10 +63,9 @@ def test_the_tests_of_a_module_are_among_those_that_its_change_reaches():
         ("src/unison/keras/step.py", "parallel/test_multi_worker.py"),
         ("tests/tutorials/guide.py", "integration/test_tutorials.py"),
     ):
-        assert f"tests/{test}" in reached_tests([changed], sources), changed
+        assert f"tests/{test}" in reached_tests([changed], *ours), changed
 
 
-def test_a_change_at_the_top_does_not_reach_everything():
-    sources = sources_of_all()
-    tests = [path for path in sources if "/test_" in path]
-    assert len(reached_tests(["src/unison/benching/drawing.py"], sources)) < len(tests) / 3
+def test_a_change_at_the_top_does_not_reach_everything(ours):
+    tests = [path for path in ours[0] if "/test_" in path]
+    assert len(reached_tests(["src/unison/benching/drawing.py"], *ours)) < len(tests) / 3

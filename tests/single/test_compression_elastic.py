@@ -73,7 +73,10 @@ print("REPORT", json.dumps(told), flush=True)
 """
 
 
-@pytest.mark.parametrize("replicas", [1, 2], ids=["lost", "back again"])
+@pytest.mark.parametrize(
+    "replicas",
+    [pytest.param(1, id="lost"), pytest.param(2, id="back again", marks=pytest.mark.soak)],
+)
 def test_what_is_still_to_be_sent_outlives_a_lost_worker(replicas, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

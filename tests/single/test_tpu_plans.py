@@ -105,6 +105,7 @@ def test_the_articles_model_sends_all_gradients_and_metrics_in_one_all_reduce(ta
     assert plan.flops > 6 * 64 * 784 * 128 * 0.6
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("target", "devices"),
     [("v5e:2x4", 8), pytest.param("v5e:8x8", 64, marks=pytest.mark.soak)],
