@@ -16,6 +16,7 @@ import numpy as np
 from unison.identity_key import Reference
 from unison.program.assertions import require
 from unison.tf import dtypes
+from unison.tf.dispatch import dispatch_on_ragged
 from unison.tf.dtypes import DType, as_dtype, named
 from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape
@@ -53,12 +54,12 @@ def _compare(
     def describe(x: np.ndarray, y: np.ndarray) -> str:
         x, y = np.broadcast_arrays(x, y)
         wrong = np.argwhere(~np.asarray(holds(x, y), bool))
-        places = [tuple(place) for place in wrong[:3]]
+        first = wrong[:3]
+        places = tuple(first.T)
         return (
-            f"{message or ''}\nCondition x {sign} y did not hold.\nIndices of first {len(places)} "
-            f"different values:\n{wrong[:3].tolist()}\nCorresponding x values:\n"
-            f"{[x[place] for place in places]}\nCorresponding y values:\n"
-            f"{[y[place] for place in places]}"
+            f"{message or ''}\nCondition x {sign} y did not hold.\nIndices of first {len(first)} "
+            f"different values:\n{first.tolist()}\nCorresponding x values:\n"
+            f"{x[places].tolist()}\nCorresponding y values:\n{y[places].tolist()}"
         )
 
     require(holds(x, y), describe, x, y)
@@ -431,3 +432,16 @@ def set_log_device_placement(enabled: bool) -> None:
 def get_log_device_placement() -> bool:
     """TF: `tf.debugging.get_log_device_placement`."""
     return _logs_placement
+
+
+dispatch_on_ragged(
+    globals(),
+    [
+        "assert_equal",
+        "assert_none_equal",
+        "assert_less",
+        "assert_less_equal",
+        "assert_greater",
+        "assert_greater_equal",
+    ],
+)

@@ -526,6 +526,48 @@ def running_sums_and_softmax_of_rows(tf):
     ]
 
 
+@fact
+def running_sums_over_rows(tf):
+    return [
+        shown(tf.cumsum(x(tf), axis, exclusive, reverse))
+        for x, axes in ((numbers, [0]), (nested, [0, 1]), (with_inner, [0]))
+        for axis in axes
+        for exclusive in (False, True)
+        for reverse in (False, True)
+    ]
+
+
+@fact
+def variances_of_integers(tf):
+    return [
+        shown(tf.cast(function(rows(tf), axis), tf.float32))
+        for function in (tf.math.reduce_variance, tf.math.reduce_std)
+        for axis in (None, 0, 1)
+    ]
+
+
+@fact
+def assertions_about_two_tensors(tf):
+    x = rows(tf)
+    check = tf.debugging
+    return [
+        attempt(assertion)
+        for assertion in (
+            lambda: check.assert_equal(x, x),
+            lambda: check.assert_equal(x, x + 1),
+            lambda: check.assert_equal(x, x[:-1]),
+            lambda: check.assert_none_equal(x, x + 1),
+            lambda: check.assert_none_equal(x, x),
+            lambda: check.assert_less(x, x + 1),
+            lambda: check.assert_less(x, x),
+            lambda: check.assert_less_equal(x, 100),
+            lambda: check.assert_greater(x, -100),
+            lambda: check.assert_greater(x + 1, y=x),
+            lambda: check.assert_greater_equal(x, 100),
+        )
+    ]
+
+
 # -- joining and selecting -----------------------------------------------------------------
 
 

@@ -1,14 +1,22 @@
 """`tf.ragged`: tensors whose rows have different lengths.
 
 `tensor` has the class `RaggedTensor`; the other modules implement operations of `unison.tf` for
-ragged arguments, which `unison.tf.dispatch` calls: `elementwise`, `reductions`, `arrays`, `texts`,
-`conversions` and `indexing`, all of them by the row splits of `partitions`.
+ragged arguments, which `unison.tf.dispatch` calls: `elementwise`, `reductions`, `assertions`,
+`arrays`, `texts`, `conversions` and `indexing`, all of them by the row splits of `partitions`.
 """
 
 from __future__ import annotations
 
 from unison.tf.missing import names_missing_from
-from unison.tf.ragged import arrays, conversions, elementwise, indexing, reductions, texts
+from unison.tf.ragged import (
+    arrays,
+    assertions,
+    conversions,
+    elementwise,
+    indexing,
+    reductions,
+    texts,
+)
 from unison.tf.ragged.arrays import boolean_mask
 from unison.tf.ragged.elementwise import map_flat_values
 from unison.tf.ragged.factories import (
@@ -36,4 +44,4 @@ __all__ = [
 __getattr__ = names_missing_from(__name__)
 
 #: The modules that register their operations, which are loaded with this package.
-IMPLEMENTATIONS = (arrays, conversions, elementwise, indexing, reductions, texts)
+IMPLEMENTATIONS = (arrays, assertions, conversions, elementwise, indexing, reductions, texts)

@@ -275,7 +275,6 @@ def reduce_variance(
     name: str | None = None,
 ) -> Any:
     """Returns the mean square minus the square of the mean, as TensorFlow computes it."""
-    operation(jnp.zeros(1, input_tensor.flat.dtype))  # refuses integers
     return _variance(input_tensor, axis, bool(keepdims))
 
 
@@ -298,7 +297,6 @@ def reduce_std(
     name: str | None = None,
 ) -> Any:
     """Returns the root of the variance."""
-    operation(jnp.zeros(1, input_tensor.flat.dtype))
     variance = _variance(input_tensor, axis, bool(keepdims))
     if is_ragged(variance):
         return with_flat(variance, jnp.sqrt(variance.flat))
@@ -347,16 +345,17 @@ def cumsum(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Returns the running sums of every row, or along an axis inside of all ragged ones."""
+    """Returns the running sums: of every row, inside of all ragged axes, or over rows.
+
+    Over rows, those that are too short count as padded by zeros.
+    """
     (number,) = axes_of(x, axis) or [0]
     if number > x.ragged_rank:
         inner = operation(x.flat, number - x.ragged_rank, exclusive, reverse)
         return with_flat(x, inner)
-    if number != x.ragged_rank:
-        raise ValueError(
-            f"tf.cumsum of a RaggedTensor of shape {x.shape} is along axis {x.ragged_rank} or one "
-            f"behind it. Received: axis={axis}"
-        )
+    if number < x.ragged_rank:
+        sums = operation(x.to_tensor(), number, exclusive, reverse)
+        return x.from_tensor(sums, lengths=x.nested_row_lengths())
     inner = x
     while is_ragged(inner.inner):
         inner = inner.inner
