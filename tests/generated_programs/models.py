@@ -198,4 +198,9 @@ def _output(output: Output, tensor: Any, name: str) -> Any:
         "classes": (CLASSES, "softmax"),
         "one_hot": (CLASSES, "softmax"),
     }[output.kind]
-    return keras.layers.Dense(units, activation, name=name, dtype=keras.config.floatx())(tensor)
+    # Biases that differ: an example of zeros would be of several classes alike, and round-off would
+    # say of which.
+    biases = keras.initializers.RandomUniform(0.05, 0.2, seed=7)
+    dtype = keras.config.floatx()
+    layer = keras.layers.Dense(units, activation, bias_initializer=biases, name=name, dtype=dtype)
+    return layer(tensor)
