@@ -34,7 +34,8 @@ from ray_cluster import (
 from server_program import write_program
 from unison.cli import main
 from unison.errors import UnavailableError
-from unison.runtime.launching import Program, launch, ray_nodes
+from unison.runtime.launching import Program, launch
+from unison.runtime.launching import ray_cluster as clusters
 from unison.runtime.launching.ray_nodes import WorkerActor
 
 pytestmark = [with_ray, pytest.mark.timeout(360)]
@@ -197,7 +198,7 @@ def test_ray_is_an_extra(monkeypatch):
 
 
 def test_nobody_answers_for_ever(monkeypatch):
-    monkeypatch.setattr(ray_nodes, "_SECONDS_TO_JOIN", 0.2)
+    monkeypatch.setattr(clusters, "_SECONDS_TO_JOIN", 0.2)
     monkeypatch.setattr("ray.init", lambda *args, **kwargs: time.sleep(20))
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
@@ -321,7 +322,7 @@ def taken(address, cpus):
 def test_servers_for_which_there_is_no_room_end_the_job_with_an_error(
     address, program_with_servers, monkeypatch, capsys
 ):
-    monkeypatch.setattr(ray_nodes, "_SECONDS_FOR_ROOM", 0.5)
+    monkeypatch.setattr(clusters, "_SECONDS_FOR_ROOM", 0.5)
     with taken(address, 2):
         for servers, said in (
             (3, "Expected room for 5 workers"),  # there never is

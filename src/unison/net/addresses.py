@@ -75,9 +75,15 @@ def is_same_machine(connection: socket.socket) -> bool:
     except OSError:  # it has been closed
         return False
     # Loopback has many addresses; the two ends may use different ones.
-    return own == other or (_is_loopback(own) and _is_loopback(other))
+    return own == other or (is_loopback(own) and is_loopback(other))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address is one of loopback, which only this machine reaches.
+
+    Examples:
+        >>> is_loopback("127.0.0.2"), is_loopback("10.0.0.1")
+        (True, False)
+    """
     plain = host.removeprefix("::ffff:")
     return plain.startswith("127.") or plain == "::1"

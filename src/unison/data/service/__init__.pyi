@@ -6,4 +6,5 @@ from unison.data.service.datasets import distribute as distribute
 from unison.data.service.datasets import from_dataset_id as from_dataset_id
 from unison.data.service.datasets import register_dataset as register_dataset
 from unison.data.service.dispatcher import DispatchServer as DispatchServer
+from unison.data.service.ray_workers import RayWorkers as RayWorkers
 from unison.data.service.worker_process import WorkerServer as WorkerServer

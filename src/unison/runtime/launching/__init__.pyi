@@ -12,8 +12,8 @@ from unison.runtime.launching.guards import Guard as Guard
 from unison.runtime.launching.job_folder import JobFolder as JobFolder
 from unison.runtime.launching.jobs import Failure as Failure
 from unison.runtime.launching.jobs import Job as Job
+from unison.runtime.launching.ray_cluster import Room as Room
 from unison.runtime.launching.ray_nodes import RayNodes as RayNodes
-from unison.runtime.launching.ray_nodes import Room as Room
 from unison.runtime.launching.restarts import Restarts as Restarts
 from unison.runtime.launching.workers import ProcessWorker as ProcessWorker
 from unison.runtime.launching.workers import Program as Program

@@ -19,7 +19,8 @@ from unison.runtime.launching.environments import (
     worker_environments,
 )
 from unison.runtime.launching.jobs import Failure, Job
-from unison.runtime.launching.ray_nodes import RayNodes, Room
+from unison.runtime.launching.ray_cluster import Room
+from unison.runtime.launching.ray_nodes import RayNodes
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Start
 
 #: The module that a worker runs.

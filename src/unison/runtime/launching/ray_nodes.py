@@ -9,30 +9,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import logging
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 from unison.errors import UnavailableError
 from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import cluster_on_this_machine
 from unison.runtime.launching.guards import Guard
+from unison.runtime.launching.ray_cluster import RayCluster, Room
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Worker
-
-Result = TypeVar("Result")
-
-#: Timeouts in seconds for a connection, for the start of Ray's driver, for resources, and for
-#: actors: their nodes fetch the folder, start Python and import Unison.
-_SECONDS_TO_CONNECT = 5.0
-_SECONDS_TO_JOIN = 30.0
-_SECONDS_FOR_ROOM = 60.0
-_SECONDS_TO_START = 180.0
 
 #: Seconds for which an actor waits for output to report, and the timeout of its replies.
 _TELL_EVERY = 1.0
@@ -48,55 +37,6 @@ _LOST = 1
 
 #: The prefixes of environment variables that are passed to the workers: library configuration.
 _FORWARDED = ("JAX_", "KERAS_", "NCCL_", "UNISON_", "XLA_")
-
-
-@dataclasses.dataclass(frozen=True)
-class Room:
-    """The resources that the workers of a job take from a Ray cluster.
-
-    Attributes:
-        workers: The number of workers. None: one per node.
-        cpus: The number of CPUs of each worker. None: an equal share of a node's.
-        gpus: The number of GPUs of each worker. None: an equal share of a node's.
-    """
-
-    workers: int | None = None
-    cpus: int | None = None
-    gpus: int | None = None
-
-    def on(self, nodes: list[dict[str, float]]) -> Room:
-        """Returns the request with its defaults set from the nodes, given by their resources.
-
-        Examples:
-            >>> Room().on([{"CPU": 4.0}, {"CPU": 6.0}])
-            Room(workers=2, cpus=4, gpus=0)
-            >>> Room(workers=4).on([{"CPU": 4.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 2.0}])
-            Room(workers=4, cpus=2, gpus=1)
-        """
-        workers = self.workers or len(nodes)
-        of_a_node = -(-workers // len(nodes))
-
-        def share(resource: str) -> int:
-            return min(int(node.get(resource, 0)) for node in nodes) // of_a_node
-
-        cpus = max(1, share("CPU")) if self.cpus is None else self.cpus
-        return Room(workers, cpus, share("GPU") if self.gpus is None else self.gpus)
-
-    def fits_on(self, nodes: list[dict[str, float]]) -> bool:
-        """Returns whether the nodes have these resources, if all are free.
-
-        Examples:
-            >>> Room(workers=3, cpus=2, gpus=0).fits_on([{"CPU": 4.0}, {"CPU": 3.0}])
-            True
-            >>> Room(workers=3, cpus=2, gpus=1).fits_on([{"CPU": 4.0, "GPU": 1.0}, {"CPU": 3.0}])
-            False
-        """
-        wanted = {"CPU": self.cpus, "GPU": self.gpus}
-        places = (
-            min(int(node.get(name, 0)) // count for name, count in wanted.items() if count)
-            for node in nodes
-        )
-        return sum(places) >= (self.workers or 1)
 
 
 class RayNodes:
@@ -134,30 +74,10 @@ class RayNodes:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undoing:
-            ray = _connected(self._address, self._folder, undoing)
-            alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
-            nodes = [
-                {name: count for name, count in node.items() if name in ("CPU", "GPU")}
-                for node in alive
-                if node.get("CPU", 0) >= 1
-            ]
-            if not nodes:
-                raise UnavailableError(
-                    message=f"The Ray cluster {self._address} has no node with a CPU."
-                )
-            room = self._room.on(nodes)
-            self._actors = _placed_actors(ray, room, nodes, undoing)
-            try:
-                addresses = ray.get(
-                    [actor.address.remote() for actor in self._actors], timeout=_SECONDS_TO_START
-                )
-            except ray.exceptions.RayError as error:
-                raise UnavailableError(
-                    message=f"The nodes of the Ray cluster {self._address} cannot start workers. "
-                    "They need the Unison, Python and Ray of this process, and take a folder of "
-                    f"some hundred MB at most. Ray says: {error}"
-                ) from error
-            self.cluster = ClusterSpec({"worker": addresses})
+            cluster = RayCluster(self._address, self._folder, undoing)
+            room = self._room.on(cluster.nodes)
+            self._actors = cluster.placed(WorkerActor, room, undoing)
+            self.cluster = ClusterSpec({"worker": cluster.answers(self._actors, "address")})
             self.cores = room.cpus or 1
             self._end = undoing.pop_all()
         return self
@@ -352,111 +272,3 @@ class WorkerActor:
 
     def _keep_report(self, report: bytes, ahead: float) -> None:
         self._reports.append(report)
-
-
-def _connected(address: str, folder: str | None, undoing: contextlib.ExitStack) -> Any:
-    """Returns the module `ray`, connected to the cluster."""
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError(
-            f"--address and launch(address={address!r}) need Ray: pip install 'unison[ray]'"
-        ) from error
-    if ray.is_initialized():
-        return ray
-    _check_reachable(address)
-    sent = {} if folder is None else {"working_dir": folder}
-    try:
-        _within(
-            _SECONDS_TO_JOIN,
-            lambda: ray.init(
-                address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=sent or None
-            ),
-        )
-    except Exception as error:  # Ray raises errors of many kinds
-        raise UnavailableError(
-            message=f"Cannot join the Ray cluster {address}: {error}. Give the address that `ray "
-            "start` has printed, or ray://HOST:10001 from outside of the cluster."
-        ) from error
-    undoing.callback(ray.shutdown)
-    return ray
-
-
-def _check_reachable(address: str) -> None:
-    """Checks that the address can be reached, which takes Ray a minute to find out."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if address == "auto":
-        return
-    if not host or not port.isdecimal():
-        raise UnavailableError(
-            message=f"Expected auto, HOST:PORT or ray://HOST:PORT. Received: {address!r}"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
-    except (OSError, OverflowError) as error:
-        raise UnavailableError(
-            message=f"Nobody listens at {address}: {error}. Start a Ray cluster (`ray start "
-            "--head`), and give the address that it prints."
-        ) from error
-
-
-def _placed_actors(
-    ray: Any, room: Room, nodes: list[dict[str, float]], undoing: contextlib.ExitStack
-) -> list[Any]:
-    """Returns one actor per worker, spread over the nodes."""
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    each = {"CPU": room.cpus, **({"GPU": room.gpus} if room.gpus else {})}
-    no_room = (
-        f"Expected room for {room.workers} workers with {each} each. The cluster has: {nodes}. Ask "
-        "for fewer workers, or for less for each (--cpus-per-worker, --gpus-per-worker)."
-    )
-    if not room.fits_on(nodes):
-        raise UnavailableError(message=no_room)
-    group = placement_group([each] * (room.workers or 0), strategy="SPREAD")
-    undoing.callback(remove_placement_group, group)
-    if not group.wait(_SECONDS_FOR_ROOM):
-        free = ray.available_resources()
-        raise UnavailableError(
-            message=f"{no_room} Others left after {_SECONDS_FOR_ROOM:g} s only: {free}"
-        )
-    actor = ray.remote(WorkerActor)
-    actors = []
-    for index in range(room.workers or 0):
-        placed = actor.options(
-            num_cpus=room.cpus,
-            num_gpus=room.gpus,
-            max_concurrency=4,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=index
-            ),
-        ).remote()
-        undoing.callback(ray.kill, placed)
-        actors.append(placed)
-    return actors
-
-
-def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """Calls a function in a thread, and returns its result or raises its error.
-
-    Raises:
-        TimeoutError: It takes longer; it continues in its thread.
-    """
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            outcome.append((call(), None))
-        except Exception as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=work, name="unison-ray-init", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result

@@ -1,0 +1,148 @@
+"""`RayWorkers`: input workers on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import weakref
+from typing import Any, Self
+
+from unison.data.service.configuration import ANY_PORT, WorkerConfig
+from unison.data.service.worker_process import WorkerServer
+from unison.errors import UnavailableError
+from unison.net.addresses import is_loopback, own_address, split_address
+from unison.net.secret import KEY_VARIABLE, key
+from unison.runtime.launching.ray_cluster import RayCluster, Room
+
+#: The number of times that Ray starts a lost actor again, for Ray.
+_ALWAYS = -1
+
+#: Timeout in seconds for the end of the workers; actors that have not answered are killed.
+_SECONDS_TO_STOP = 10.0
+
+
+class RayWorkers:
+    """Input workers as actors of a Ray cluster, each with a process of its own on its node.
+
+    They serve from its creation on, until `stop`, the end of a `with` block, or the end of this
+    program. Ray starts one that is lost again; if its node is lost, on another one that has room.
+    To add workers while programs read, create another object.
+
+    Args:
+        config: The configuration. The nodes must reach the address of the dispatcher; the workers
+            listen at their nodes' addresses, at free ports.
+        workers: The number of workers. Default: one per node.
+        cpus: The number of CPUs that each takes from the cluster. Default: an equal share of a
+            node's.
+        address: The address of the cluster: `"auto"`, `"HOST:PORT"` or `"ray://HOST:PORT"`. A
+            program that has called `ray.init` uses the cluster that it has joined.
+        folder: A folder that is sent to the nodes, from which datasets' functions import.
+
+    Raises:
+        ValueError: `config` has an address or a port for workers, or the dispatcher listens at
+            loopback and nodes are on other machines.
+        ImportError: Ray is not installed.
+        UnavailableError: The cluster cannot be reached, lacks resources, or its nodes do not have
+            Unison.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        workers: int | None = None,
+        cpus: int | None = None,
+        address: str = "auto",
+        folder: str | None = None,
+    ):
+        if config.worker_address is not None or config.port:
+            raise ValueError(
+                "Workers on a Ray cluster listen at their nodes' addresses, at free ports. Expected"
+                f" neither worker_address nor port in the WorkerConfig. Received: {config}"
+            )
+        # Nothing leaves the cluster before the program ends: others of its workers may run there.
+        cluster = RayCluster(address, folder, contextlib.ExitStack())
+        _check_reachable(config.dispatcher_address, cluster.addresses)
+        with contextlib.ExitStack() as ending:
+            self._actors = cluster.placed(
+                InputActor,
+                Room(workers, cpus, gpus=0).on(cluster.nodes),
+                ending,
+                args=(config, key().hex()),
+                restarts=_ALWAYS,
+            )
+            self._cluster = cluster
+            cluster.answers(self._actors, "address")
+            self._end = weakref.finalize(self, _end, self._actors, ending.pop_all())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses at which the workers are reached, host:port.
+
+        Raises:
+            UnavailableError: One is lost, and not started again in time.
+        """
+        return self._cluster.answers(self._actors, "address")
+
+    def stop(self) -> None:
+        """Ends the workers; their parts of unfinished iterations are lost."""
+        self._end()
+
+
+class InputActor:
+    """The Ray actor on a node, which has an input worker in a process.
+
+    Args:
+        config: The worker's configuration, without its address.
+        secret: The key of the dispatcher's job, as hexadecimal digits.
+    """
+
+    def __init__(self, config: WorkerConfig, secret: str):
+        import ray
+
+        os.environ[KEY_VARIABLE] = secret
+        own = ray.util.get_node_ip_address()
+        host = f"[{own}]" if ":" in own else own
+        self._server = WorkerServer(
+            dataclasses.replace(config, worker_address=f"{host}:{ANY_PORT}")
+        )
+        threading.Thread(target=self._end_with_server, daemon=True).start()
+
+    def address(self) -> str:
+        """Returns the address of the worker."""
+        return self._server.address
+
+    def stop(self) -> None:
+        """Ends the worker, which tells the dispatcher."""
+        self._server.stop()
+
+    def _end_with_server(self) -> None:
+        try:
+            self._server.join()
+        except UnavailableError:
+            os._exit(1)  # so Ray starts this actor again
+
+
+def _check_reachable(dispatcher: str, nodes: list[str]) -> None:
+    host, _ = split_address(dispatcher)
+    others = [node for node in nodes if own_address(node) is None]
+    if others and (host == "localhost" or is_loopback(host)):
+        raise ValueError(
+            f"The dispatcher at {dispatcher} is reached from its own machine only, and the Ray "
+            f"cluster has nodes at {', '.join(others)}. Start it with DispatcherConfig(host=...), "
+            "an address of this machine in their network, and name that in the WorkerConfig."
+        )
+
+
+def _end(actors: list[Any], ending: contextlib.ExitStack) -> None:
+    import ray
+
+    with ending, contextlib.suppress(ray.exceptions.RayError):
+        ray.get([actor.stop.remote() for actor in actors], timeout=_SECONDS_TO_STOP)
