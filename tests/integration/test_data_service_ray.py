@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ray_cluster import NODES, ray_cluster, with_ray
+from subprocess_program import run_program
 from unison.data import Dataset, service
 from unison.data.service import DispatcherConfig, ShardingPolicy, WorkerConfig, ray_workers
 from unison.errors import UnavailableError
@@ -124,6 +125,51 @@ def test_what_does_not_fit_or_cannot_be_reached_is_refused(address, dispatcher, 
     monkeypatch.setattr(ray_workers, "own_address", lambda host: None)
     with pytest.raises(ValueError, match=r"DispatcherConfig\(host=\.\.\.\)"):
         service.RayWorkers(WorkerConfig("localhost:5050"), address=address)
+
+
+def test_a_folder_cannot_be_sent_to_a_cluster_that_was_joined_before(address, dispatcher):
+    with pytest.raises(ValueError, match="working_dir"):
+        service.RayWorkers(configuration(dispatcher), address=address, folder=".")
+
+
+def test_workers_with_another_key_are_refused_at_once(address, dispatcher, monkeypatch):
+    monkeypatch.setenv("UNISON_KEY", "cd" * 32)
+    with pytest.raises(UnavailableError, match="UnauthenticatedError"):
+        service.RayWorkers(configuration(dispatcher), workers=1, address=address)
+
+
+PROGRAM = """
+import sys
+from unison.data import Dataset, service
+
+sys.path.insert(0, sys.argv[3])  # where the function finds what it imports here, too
+dispatcher = service.DispatchServer(service.DispatcherConfig(host=sys.argv[2]))
+config = service.WorkerConfig(dispatcher.target.split("://")[1])
+workers = service.RayWorkers(config, address=sys.argv[1], folder=sys.argv[3])
+workers.stop() if sys.argv[4] == "stop" else None
+
+def squared(number):
+    from beside import square
+    return square(number)
+
+if sys.argv[4] == "end":
+    dataset = Dataset.range(8).map(squared)
+    read = dataset.apply(service.distribute("distributed_epoch", dispatcher.target))
+    print(sorted(int(number) for number in read))
+if sys.argv[4] == "left":
+    import ray
+    ray.shutdown()
+    workers.stop()
+"""
+
+
+@pytest.mark.parametrize("end", ["end", "stop", "left"])
+def test_a_program_sends_a_folder_and_ends_in_any_way(address, tmp_path, end):
+    (tmp_path / "beside.py").write_text("square = lambda number: number * number")
+    done = run_program(PROGRAM, address, NODES[0], tmp_path, end, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ("[0, 1, 4, 9, 16, 25, 36, 49]\n" if end == "end" else "")
 
 
 def test_ray_is_an_extra(dispatcher, monkeypatch):

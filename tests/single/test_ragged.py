@@ -164,3 +164,35 @@ def test_products_of_rows_have_gradients():
         products = tf.reduce_prod(ragged, axis=1)
     assert products.numpy().tolist() == [2.0, 1.0, 0.0]
     assert tape.gradient(products, values).numpy().tolist() == [2.0, 1.0, 20.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "variance"),
+    [
+        ([[1.0, 2.0], [4.0, 4.0, 7.0]], "float32", [0.25, 2.0]),
+        ([[1 + 2j, 3 - 1j], [2j]], "complex64", [3.25, 0.0]),
+    ],
+)
+def test_a_variance_is_real(rows, dtype, variance):
+    x = tf.ragged.constant(rows, dtype=dtype)
+    np.testing.assert_allclose(tf.math.reduce_variance(x, axis=1), variance, rtol=1e-6)
+    np.testing.assert_allclose(tf.math.reduce_std(x, axis=1), np.sqrt(variance), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[[True], [False, True]], [[1], [2, 3]]])
+def test_only_real_and_complex_numbers_have_a_variance(rows):
+    with pytest.raises(TypeError, match="real or complex"):
+        tf.math.reduce_variance(tf.ragged.constant(rows))
+
+
+def test_running_sums_over_rows_have_the_rows_of_the_tensor():
+    x = tf.ragged.constant([[1, 2], [3]], row_splits_dtype=tf.int32)
+    assert (x + tf.cumsum(x, axis=0)).to_list() == [[2, 4], [7]]
+
+
+def test_assertions_say_what_they_compare():
+    x = tf.ragged.constant([[1], [2, 3]])
+    with pytest.raises(ValueError, match="not structures"):
+        tf.debugging.assert_equal([x], [x])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"x values:\n\[b'a'\]"):
+        tf.debugging.assert_equal("a", "b")

@@ -39,7 +39,7 @@ FUNCTIONS = {
     "size": tf.size,
     "softmax": tf.nn.softmax,
     "running sum": lambda x: tf.cumsum(x, axis=x.ragged_rank),
-    "assertion": lambda x: (tf.debugging.assert_greater(x, 0.0), x)[1],
+    "assertion": lambda x: (tf.debugging.assert_greater(x, 0), x)[1],
     "arithmetic": lambda x: 2 * x + x * x - 1,
     "concatenation of rows": lambda x: tf.concat([x, 10 * x], 0),
     "concatenation in rows": lambda x: tf.concat([x, 10 * x], 1),

@@ -59,10 +59,14 @@ def _compare(
         return (
             f"{message or ''}\nCondition x {sign} y did not hold.\nIndices of first {len(first)} "
             f"different values:\n{first.tolist()}\nCorresponding x values:\n"
-            f"{x[places].tolist()}\nCorresponding y values:\n{y[places].tolist()}"
+            f"{_listed(x[places])}\nCorresponding y values:\n{_listed(y[places])}"
         )
 
     require(holds(x, y), describe, x, y)
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(np.asarray(values).reshape(-1).tolist())
 
 
 def assert_equal(

@@ -538,15 +538,6 @@ def running_sums_over_rows(tf):
 
 
 @fact
-def variances_of_integers(tf):
-    return [
-        shown(tf.cast(function(rows(tf), axis), tf.float32))
-        for function in (tf.math.reduce_variance, tf.math.reduce_std)
-        for axis in (None, 0, 1)
-    ]
-
-
-@fact
 def assertions_about_two_tensors(tf):
     x = rows(tf)
     check = tf.debugging

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import os
 import threading
+import time
+import traceback
 import weakref
 from typing import Any, Self
 
@@ -14,10 +16,21 @@ from unison.data.service.worker_process import WorkerServer
 from unison.errors import UnavailableError
 from unison.net.addresses import is_loopback, own_address, split_address
 from unison.net.secret import KEY_VARIABLE, key
-from unison.runtime.launching.ray_cluster import RayCluster, Room
+from unison.runtime.launching.ray_cluster import (
+    RayCluster,
+    Room,
+    forwarded_variables,
+    is_joined,
+)
 
 #: The number of times that Ray starts a lost actor again, for Ray.
 _ALWAYS = -1
+
+#: The variables of workers, which compute on CPUs wherever the program trains.
+_OF_WORKERS = {"JAX_PLATFORMS": "cpu"}
+
+#: Seconds that pass before a worker that could not be started again is started once more.
+_SECONDS_BETWEEN_STARTS = 5.0
 
 #: Timeout in seconds for the end of the workers; actors that have not answered are killed.
 _SECONDS_TO_STOP = 10.0
@@ -34,25 +47,26 @@ class RayWorkers:
         config: The configuration. The nodes must reach the address of the dispatcher; the workers
             listen at their nodes' addresses, at free ports.
         workers: The number of workers. Default: one per node.
-        cpus: The number of CPUs that each takes from the cluster. Default: an equal share of a
-            node's.
+        cpus: The number of CPUs that each takes from the cluster.
         address: The address of the cluster: `"auto"`, `"HOST:PORT"` or `"ray://HOST:PORT"`. A
-            program that has called `ray.init` uses the cluster that it has joined.
-        folder: A folder that is sent to the nodes, from which datasets' functions import.
+            program that has joined a cluster, by `ray.init` or by earlier `RayWorkers`, uses that.
+        folder: A folder that is sent to the nodes when the program joins the cluster, from which
+            datasets' functions import.
 
     Raises:
-        ValueError: `config` has an address or a port for workers, or the dispatcher listens at
-            loopback and nodes are on other machines.
+        ValueError: `config` has an address or a port for workers, the dispatcher listens at
+            loopback and nodes are on other machines, or there is a `folder` for a cluster that
+            the program has joined before.
         ImportError: Ray is not installed.
-        UnavailableError: The cluster cannot be reached, lacks resources, or its nodes do not have
-            Unison.
+        UnavailableError: The cluster cannot be reached, lacks resources, its nodes do not have
+            Unison, or the dispatcher refuses the workers.
     """
 
     def __init__(
         self,
         config: WorkerConfig,
         workers: int | None = None,
-        cpus: int | None = None,
+        cpus: int = 1,
         address: str = "auto",
         folder: str | None = None,
     ):
@@ -61,20 +75,28 @@ class RayWorkers:
                 "Workers on a Ray cluster listen at their nodes' addresses, at free ports. Expected"
                 f" neither worker_address nor port in the WorkerConfig. Received: {config}"
             )
-        # Nothing leaves the cluster before the program ends: others of its workers may run there.
-        cluster = RayCluster(address, folder, contextlib.ExitStack())
-        _check_reachable(config.dispatcher_address, cluster.addresses)
-        with contextlib.ExitStack() as ending:
-            self._actors = cluster.placed(
+        if folder is not None and is_joined():
+            raise ValueError(
+                "This program has joined a Ray cluster, and a folder is sent when it does. Received"
+                f": folder={folder!r}. Send it by ray.init(runtime_env={{'working_dir': folder}})."
+            )
+        room = Room(workers, cpus, gpus=0)
+        with contextlib.ExitStack() as leaving, contextlib.ExitStack() as ending:
+            self._cluster = RayCluster(address, folder, leaving)
+            _check_reachable(config.dispatcher_address, self._cluster.addresses)
+            self._actors = self._cluster.placed(
                 InputActor,
-                Room(workers, cpus, gpus=0).on(cluster.nodes),
+                room.on(self._cluster.nodes),
                 ending,
-                args=(config, key().hex()),
+                args=(config, {**forwarded_variables(), **_OF_WORKERS, KEY_VARIABLE: key().hex()}),
                 restarts=_ALWAYS,
             )
-            self._cluster = cluster
-            cluster.answers(self._actors, "address")
-            self._end = weakref.finalize(self, _end, self._actors, ending.pop_all())
+            self._cluster.answers(self._actors, "address")
+            leaving.pop_all()  # the cluster is left when the program ends: others may run there
+            self._end = weakref.finalize(
+                self, _end, self._actors, ending.pop_all(), self._cluster.job
+            )
+            self._end.atexit = False  # Ray ends the actors with the program
 
     def __enter__(self) -> Self:
         return self
@@ -101,18 +123,26 @@ class InputActor:
 
     Args:
         config: The worker's configuration, without its address.
-        secret: The key of the dispatcher's job, as hexadecimal digits.
+        environment: Environment variables for it, with the key of the dispatcher's job.
     """
 
-    def __init__(self, config: WorkerConfig, secret: str):
+    def __init__(self, config: WorkerConfig, environment: dict[str, str]):
         import ray
 
-        os.environ[KEY_VARIABLE] = secret
+        os.environ.update(environment)
         own = ray.util.get_node_ip_address()
         host = f"[{own}]" if ":" in own else own
-        self._server = WorkerServer(
-            dataclasses.replace(config, worker_address=f"{host}:{ANY_PORT}")
-        )
+        try:
+            self._server = WorkerServer(
+                dataclasses.replace(config, worker_address=f"{host}:{ANY_PORT}")
+            )
+        except Exception:
+            if not ray.get_runtime_context().was_current_actor_reconstructed:
+                raise  # in the program that starts the workers
+            # Ray gives up an actor that raises here, and starts one again whose process ends.
+            traceback.print_exc()
+            time.sleep(_SECONDS_BETWEEN_STARTS)
+            os._exit(1)
         threading.Thread(target=self._end_with_server, daemon=True).start()
 
     def address(self) -> str:
@@ -127,7 +157,7 @@ class InputActor:
         try:
             self._server.join()
         except UnavailableError:
-            os._exit(1)  # so Ray starts this actor again
+            os._exit(1)  # Ray starts this actor again
 
 
 def _check_reachable(dispatcher: str, nodes: list[str]) -> None:
@@ -141,8 +171,11 @@ def _check_reachable(dispatcher: str, nodes: list[str]) -> None:
         )
 
 
-def _end(actors: list[Any], ending: contextlib.ExitStack) -> None:
+def _end(actors: list[Any], ending: contextlib.ExitStack, job: str) -> None:
+    """Ends actors, unless Ray has ended them with its job."""
     import ray
 
-    with ending, contextlib.suppress(ray.exceptions.RayError):
-        ray.get([actor.stop.remote() for actor in actors], timeout=_SECONDS_TO_STOP)
+    if is_joined() and ray.get_runtime_context().get_job_id() == job:
+        with ending:
+            asked = [actor.stop.remote() for actor in actors]
+            ray.wait(asked, num_returns=len(asked), timeout=_SECONDS_TO_STOP)

@@ -83,6 +83,7 @@ class InputWorker:
         self._number: int | None = None
         self._version = -1
         self._is_registered = threading.Event()
+        self._is_answered = threading.Event()  # by the dispatcher, which may have refused it
         self._is_stopping = threading.Event()
         self._stopped = threading.Event()
         self._failure: OpError | None = None
@@ -102,8 +103,15 @@ class InputWorker:
         )
 
     def wait_until_registered(self, seconds: float) -> bool:
-        """Waits until the dispatcher knows it, and returns whether it does."""
-        return self._is_registered.wait(seconds)
+        """Waits until the dispatcher knows it, and returns whether it does.
+
+        Raises:
+            OpError: The dispatcher refuses it.
+        """
+        self._is_answered.wait(seconds)
+        if self._failure is not None:
+            raise self._failure
+        return self._is_registered.is_set()
 
     def join(self) -> None:
         """Waits until it has stopped.
@@ -157,12 +165,14 @@ class InputWorker:
                     {int(number) for number in answer["ended"]},
                 )
                 self._is_registered.set()
+                self._is_answered.set()
             except (UnavailableError, ResourceExhaustedError):  # also: it cannot write its journal
                 self._is_stopping.wait(_BETWEEN_ATTEMPTS)
             except OpError as error:
                 if not self._is_stopping.is_set():
                     logger.error("The input worker at %s stops: %s", self.address, error)
                     self._failure = error
+                    self._is_answered.set()
                     self._stopped.set()
                     return
 

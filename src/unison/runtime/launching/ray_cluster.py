@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,6 +22,9 @@ _SECONDS_TO_CONNECT = 5.0
 _SECONDS_TO_JOIN = 30.0
 _SECONDS_FOR_ROOM = 60.0
 _SECONDS_TO_START = 180.0
+
+#: The prefixes of environment variables that are passed to the nodes: library configuration.
+_FORWARDED = ("JAX_", "KERAS_", "NCCL_", "UNISON_", "XLA_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +41,12 @@ class Room:
     cpus: int | None = None
     gpus: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("cpus", 1), ("gpus", 0)):
+            count = getattr(self, name)
+            if count is not None and count < least:
+                raise ValueError(f"Expected {name} of at least {least}. Received: {count}")
+
     def on(self, nodes: list[dict[str, float]]) -> Room:
         """Returns the request with its defaults set from the nodes, given by their resources.
 
@@ -45,7 +56,7 @@ class Room:
             >>> Room(workers=4).on([{"CPU": 4.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 2.0}])
             Room(workers=4, cpus=2, gpus=1)
         """
-        workers = self.workers or len(nodes)
+        workers = len(nodes) if self.workers is None else self.workers
         of_a_node = -(-workers // len(nodes))
 
         def share(resource: str) -> int:
@@ -92,6 +103,8 @@ class RayCluster:
         alive = [node for node in alive if node["Resources"].get("CPU", 0) >= 1]
         if not alive:
             raise UnavailableError(message=f"The Ray cluster {address} has no node with a CPU.")
+        #: The id of this process's job there.
+        self.job = str(self._ray.get_runtime_context().get_job_id())
         #: The CPUs and GPUs of each node.
         self.nodes = [
             {name: count for name, count in node["Resources"].items() if name in ("CPU", "GPU")}
@@ -126,8 +139,8 @@ class RayCluster:
         each = {"CPU": room.cpus, **({"GPU": room.gpus} if room.gpus else {})}
         no_room = (
             f"Expected room for {room.workers} workers with {each} each. The cluster has: "
-            f"{self.nodes}. Ask for fewer workers, or for less for each (--cpus-per-worker, "
-            "--gpus-per-worker)."
+            f"{self.nodes}. Ask for fewer workers, or for less for each (--cpus-per-worker and "
+            "--gpus-per-worker; cpus and gpus in Python)."
         )
         if not room.fits_on(self.nodes):
             raise UnavailableError(message=no_room)
@@ -146,6 +159,7 @@ class RayCluster:
                 num_gpus=room.gpus,
                 max_concurrency=4,
                 max_restarts=restarts,
+                max_task_retries=restarts,  # calls wait for one that is started again
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=index
                 ),
@@ -165,10 +179,21 @@ class RayCluster:
             return list(self._ray.get(asked, timeout=_SECONDS_TO_START))
         except self._ray.exceptions.RayError as error:
             raise UnavailableError(
-                message=f"The nodes of the Ray cluster {self._address} cannot start workers. They "
-                "need the Unison, Python and Ray of this process, and take a folder of some "
+                message=f"The nodes of the Ray cluster {self._address} have not started workers. "
+                "They need the Unison, Python and Ray of this process, and take a folder of some "
                 f"hundred MB at most. Ray says: {error}"
             ) from error
+
+
+def is_joined() -> bool:
+    """Whether this process has joined a Ray cluster."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def forwarded_variables() -> dict[str, str]:
+    """Returns the environment variables that are passed to the nodes."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
 
 
 def _connected(address: str, folder: str | None, leaving: contextlib.ExitStack) -> Any:

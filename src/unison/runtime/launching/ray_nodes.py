@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
 import signal
 import threading
 import time
@@ -20,7 +19,7 @@ from unison.net.secret import KEY_VARIABLE, new_key
 from unison.runtime.cluster import ClusterSpec
 from unison.runtime.launching.environments import cluster_on_this_machine
 from unison.runtime.launching.guards import Guard
-from unison.runtime.launching.ray_cluster import RayCluster, Room
+from unison.runtime.launching.ray_cluster import RayCluster, Room, forwarded_variables
 from unison.runtime.launching.workers import OnLine, ProcessWorker, Program, Worker
 
 #: Seconds for which an actor waits for output to report, and the timeout of its replies.
@@ -34,9 +33,6 @@ _MOST_REPORTS = 64
 
 #: The exit code of a worker whose node or actor is lost.
 _LOST = 1
-
-#: The prefixes of environment variables that are passed to the workers: library configuration.
-_FORWARDED = ("JAX_", "KERAS_", "NCCL_", "UNISON_", "XLA_")
 
 
 class RayNodes:
@@ -91,10 +87,7 @@ class RayNodes:
         Raises:
             UnavailableError: Its node is lost.
         """
-        forwarded = {
-            name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)
-        }
-        environment = {KEY_VARIABLE: self._key, **forwarded, **program.environment}
+        environment = {KEY_VARIABLE: self._key, **forwarded_variables(), **program.environment}
         program = dataclasses.replace(program, environment=environment)
         return RayWorker(index, program, on_line, self._actors[index], self._grace)
 

@@ -11,6 +11,7 @@ from unison.tf.ragged.elementwise import elementwise
 from unison.tf.ragged.reductions import is_value
 from unison.tf.ragged.rows import implements
 from unison.tf.ragged.tensor import is_ragged
+from unison.tf.tensors import convert_to_tensor
 
 #: The assertions, and two numbers of which each holds.
 _HOLD = {
@@ -26,7 +27,13 @@ _HOLD = {
 @implements(*(f"tf.debugging.{name}" for name in _HOLD))
 def compare(operation: Callable[..., Any], x: Any, y: Any, *args: Any, **kwargs: Any) -> None:
     """Raises unless the rows are equally long, and a comparison of their values holds."""
-    ragged = max(filter(is_ragged, (x, y)), key=lambda tensor: tensor.ragged_rank)
+    among = [tensor for tensor in (x, y) if is_ragged(tensor)]
+    if not among:
+        raise ValueError(
+            f"tf.debugging.{operation.__name__} compares tensors, not structures or specifications "
+            f"of ragged ones. Received: {x!r} and {y!r}"
+        )
+    ragged = max(among, key=lambda tensor: tensor.ragged_rank)
     are_values = is_value(ragged)
 
     def compared(*values: Any) -> Any:
@@ -35,7 +42,7 @@ def compare(operation: Callable[..., Any], x: Any, y: Any, *args: Any, **kwargs:
             return values[0]
         # Padding, of which nothing is asserted, is replaced by numbers of which it is true.
         mask = are_values.reshape(-1, *(1,) * (ragged.flat.ndim - 1))
-        pairs = zip(values, _HOLD[operation.__name__], strict=True)
+        pairs = zip(map(convert_to_tensor, values), _HOLD[operation.__name__], strict=True)
         operation(*(jnp.where(mask, value, number) for value, number in pairs), *args, **kwargs)
         return values[0]
 

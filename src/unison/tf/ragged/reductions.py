@@ -275,17 +275,24 @@ def reduce_variance(
     name: str | None = None,
 ) -> Any:
     """Returns the mean square minus the square of the mean, as TensorFlow computes it."""
-    return _variance(input_tensor, axis, bool(keepdims))
+    return _variance(operation, input_tensor, axis, bool(keepdims))
 
 
-def _variance(ragged: RaggedTensor, axis: Any, keepdims: bool) -> Any:
-    squares = _mean(with_flat(ragged, jnp.square(ragged.flat)), axis, keepdims)
+def _variance(
+    operation: Callable[..., Any], ragged: RaggedTensor, axis: Any, keepdims: bool
+) -> Any:
+    operation(jnp.zeros(1, ragged.flat.dtype))  # refuses integers
+    squares = _mean(with_flat(ragged, _square(ragged.flat)), axis, keepdims)
     mean = _mean(ragged, axis, keepdims)
 
     def difference(squares: Any, mean: Any) -> Any:
-        return jnp.maximum(squares - jnp.square(mean), 0)
+        return jnp.maximum(squares - _square(mean), 0)
 
     return elementwise(difference, squares, mean) if is_ragged(mean) else difference(squares, mean)
+
+
+def _square(values: Any) -> Any:
+    return jnp.square(jnp.abs(values))
 
 
 @implements("tf.math.reduce_std")
@@ -297,7 +304,7 @@ def reduce_std(
     name: str | None = None,
 ) -> Any:
     """Returns the root of the variance."""
-    variance = _variance(input_tensor, axis, bool(keepdims))
+    variance = _variance(operation, input_tensor, axis, bool(keepdims))
     if is_ragged(variance):
         return with_flat(variance, jnp.sqrt(variance.flat))
     return jnp.sqrt(variance)
@@ -355,7 +362,7 @@ def cumsum(
         return with_flat(x, inner)
     if number < x.ragged_rank:
         sums = operation(x.to_tensor(), number, exclusive, reverse)
-        return x.from_tensor(sums, lengths=x.nested_row_lengths())
+        return with_flat(x, x.from_tensor(sums, lengths=x.nested_row_lengths()).flat)
     inner = x
     while is_ragged(inner.inner):
         inner = inner.inner
