@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             process.end()
     if options.json:
         versions = {name: hello["versions"] for name, hello in begun.items()}
-        about = {"machine": machine.description(), "replicas": options.replicas}
+        about = {"machine": machine.description(), "replicas": options.replicas, "more": _MORE}
         written = {**about, "versions": versions, "programs": measured}
         options.json.write_text(json.dumps(written, indent=1) + "\n")
     return 0

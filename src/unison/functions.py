@@ -61,6 +61,9 @@ class Function:
         (Array(2., dtype=float32), 2.0)
     """
 
+    #: The name of the option `converts`.
+    _option = "converts"
+
     def __init__(self, python_function: Callable[..., Any], converts: bool = False):
         if not callable(python_function):
             raise TypeError(f"Expected a function. Received: {python_function!r}")
@@ -113,7 +116,10 @@ class Function:
         except ControlFlowError as error:
             self._stepwise.add(signature)
             logger.warning(
-                "%s is not compiled. It runs step by step, because at %s", self._name, error
+                "%s is not compiled. It runs step by step%s, because at %s",
+                self._name,
+                "" if self._converts else f" ({self._option}=True converts its control flow)",
+                error,
             )
         return self._run(*args, **kwargs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 from typing import Any
 
 from parity.facts import facts, topics
@@ -19,6 +20,9 @@ _DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGE = _DOCS / "parity.md"
 PAGE_OF_PROGRAMS = _DOCS / "whole-programs.md"
 _LONGEST = 60
+
+#: What `python -m benchmarks.whole_programs` has measured.
+SPEEDS = _DOCS.parent / "benchmarks" / "whole_programs.json"
 
 _HEAD = """\
 # Parity with TensorFlow
@@ -72,7 +76,33 @@ records TensorFlow's numbers again (`tests/parity/recorded/whole_programs.json`)
 `tests/single/test_whole_programs.py` compares.
 
 {programs}
+
+## Speed
+
+An epoch on one CPU device, the median of {epochs} or more of a training, and the whole training,
+with imports done and everything else to do: tracing, compiling, {epochs} epochs, what is evaluated
+and drawn. The data are tiny, so an epoch is mostly what a framework does around a step; a whole
+training is often mostly compilation, of which XLA does more. {machine}; the contestants took turns.
+
+```bash
+python -m benchmarks.whole_programs --tf-python PATH --json benchmarks/whole_programs.json
+```
+
+{speeds}
+
+Slower are:
+
+{slower}
 """
+
+#: The reason for which an epoch of a program takes longer than under TensorFlow.
+SLOWER = {
+    "deep_dream": "a function that loops over a tensor outside of a strategy runs step by step in "
+    "Python, so that its effects on Python's objects happen, and a warning says so; with "
+    "`tf.function(autograph=True)`, one program, an epoch takes 1.2 ms",
+    "gated_residual_network": "the function of `map` parses and reshapes each of 16 lines by "
+    "operations that are called one by one, 2 ms a line; TensorFlow compiles it",
+}
 
 
 def write_pages() -> None:
@@ -91,7 +121,51 @@ def page_of_programs() -> str:
         keras=versions()["keras"],
         tolerance=GROWN_ROUND_OFF,
         programs=_table(["task", "program", "what it does", "compared"], rows),
+        **_speeds(),
     )
+
+
+def speed_ratios() -> dict[str, float]:
+    """How many times as fast as under TensorFlow an epoch of each program was."""
+    return {
+        name: statistics.median(
+            their["epoch"][0] / our["epoch"][0]
+            for our, their in zip(found["unison"], found["tensorflow"], strict=True)
+        )
+        for name, found in _measured()["programs"].items()
+    }
+
+
+def _speeds() -> dict[str, Any]:
+    """What the page says of speeds."""
+    measured, ratios = _measured(), speed_ratios()
+
+    def median(name: str, contestant: str, part: str) -> float:
+        return statistics.median(each[part][0] for each in measured["programs"][name][contestant])
+
+    head = ["program", "ms an epoch", "TensorFlow", "times as fast", "whole, s", "TensorFlow"]
+    rows = [
+        [
+            f"`{name}`",
+            f"{1e3 * median(name, 'unison', 'epoch'):.1f}",
+            f"{1e3 * median(name, 'tensorflow', 'epoch'):.1f}",
+            f"{ratio:.2g}",
+            f"{median(name, 'unison', 'whole'):.1f}",
+            f"{median(name, 'tensorflow', 'whole'):.1f}",
+        ]
+        for name, ratio in sorted(ratios.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    machine = measured["machine"]
+    return {
+        "epochs": measured["more"],
+        "machine": f"{machine['cores']} cores of an {machine['cpu']}, {machine['day']}",
+        "speeds": _table(head, rows),
+        "slower": "\n".join(f"- `{name}`: {reason}" for name, reason in sorted(SLOWER.items())),
+    }
+
+
+def _measured() -> dict[str, Any]:
+    return json.loads(SPEEDS.read_text())
 
 
 def _comparison(program: Program) -> str:

@@ -8,7 +8,7 @@ say), they are those of two replicas of TensorFlow; `docs/whole-programs.md` lis
 import pytest
 
 import unison.tf as tf
-from parity.documentation import PAGE_OF_PROGRAMS, page_of_programs
+from parity.documentation import PAGE_OF_PROGRAMS, SLOWER, page_of_programs, speed_ratios
 from parity.recorded_answers import disagreement
 from parity.recorded_programs import recorded_programs
 from parity.whole_programs import load, names, numbers, strategy_of
@@ -59,6 +59,12 @@ def test_there_are_many_programs_of_all_tasks():
         "time series",
         "vision",
     }
+
+
+def test_each_program_that_is_slower_than_under_tensorflow_has_a_reason():
+    ratios = speed_ratios()
+    assert sorted(ratios) == names()
+    assert {name for name, ratio in ratios.items() if ratio < 1} == set(SLOWER)
 
 
 def test_the_page_of_programs_is_up_to_date():

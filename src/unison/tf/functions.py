@@ -39,6 +39,8 @@ class Function(CompiledFunction):
         input_signature: The specs that the arguments must fit; None: any arguments.
     """
 
+    _option = "autograph"
+
     def __init__(
         self,
         python_function: Callable[..., Any],
