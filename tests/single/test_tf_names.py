@@ -1,5 +1,6 @@
 """Every public name of TensorFlow is there, or says what to use instead."""
 
+import importlib.util
 import inspect
 import re
 import types
@@ -163,3 +164,8 @@ def test_arguments_have_tensorflows_names_order_and_defaults():
 def test_import_of_a_missing_module_says_what_to_use(line, advice):
     with pytest.raises(ModuleNotFoundError, match=re.escape(advice)):
         exec(line, {})
+
+
+def test_who_only_asks_for_a_module_is_told_that_there_is_none():
+    assert importlib.util.find_spec("unison.tf.feature_column") is None
+    assert importlib.util.find_spec("unison.tf.data") is not None

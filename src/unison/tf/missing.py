@@ -11,6 +11,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.resources
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -60,6 +61,9 @@ class MissingModules(importlib.abc.MetaPathFinder):
         package, _, name = fullname.rpartition(".")
         if package != "unison.tf" and not package.startswith("unison.tf."):
             return
+        asks = sys._getframe(1).f_back  # behind importlib's own function
+        if asks is not None and asks.f_code is importlib.util.find_spec.__code__:
+            return  # it only asks whether there is such a module
         places = getattr(sys.modules.get(package), "__path__", path)
         if importlib.machinery.PathFinder.find_spec(fullname, places) is None:
             # Not under the module's own name: Python would drop an error that has it in
