@@ -1,6 +1,7 @@
 """Clusters as a process finds them, and `MultiWorkerMirroredStrategy` in a cluster of one."""
 
 import json
+import os
 
 import jax
 import pytest
@@ -70,6 +71,14 @@ def test_arguments_override_the_task(monkeypatch):
     resolver = TFConfigClusterResolver(task_id=1, rpc_layer="grpc")
     assert resolver.task_id == 1
     assert resolver.master() == "grpc://b:2"
+
+
+def test_the_only_task_has_no_master_unless_one_is_named(monkeypatch):
+    set_config(monkeypatch, {"worker": ["a:1"]}, type="worker", index=0)
+    assert TFConfigClusterResolver().master("worker", 0) == ""
+    config = json.loads(os.environ["TF_CONFIG"])
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config | {"session_master": "grpc://x:1"}))
+    assert TFConfigClusterResolver().master() == "grpc://x:1"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cluster": []}', '{"task": 3}'])

@@ -46,6 +46,23 @@ class TFConfigClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         return self._cluster_spec
 
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address of a task, or of this one.
+
+        It is `session_master`, if `TF_CONFIG` has one, and "" if this is the only task.
+        """
+        named = _tf_config().get("session_master")
+        if named is not None:
+            return str(named)
+        if sum(len(tasks) for tasks in self._cluster_spec.as_dict().values()) <= 1:
+            return ""
+        return super().master(task_type, task_id, rpc_layer)
+
 
 #: The expected form of `TF_CONFIG`, for errors.
 _EXPECTED = (

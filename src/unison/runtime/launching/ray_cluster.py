@@ -179,7 +179,7 @@ class RayCluster:
             return list(self._ray.get(asked, timeout=_SECONDS_TO_START))
         except self._ray.exceptions.RayError as error:
             raise UnavailableError(
-                message=f"The nodes of the Ray cluster {self._address} have not started workers. "
+                message=f"The nodes of the Ray cluster {self._address} cannot start workers. "
                 "They need the Unison, Python and Ray of this process, and take a folder of some "
                 f"hundred MB at most. Ray says: {error}"
             ) from error
@@ -202,7 +202,7 @@ def _connected(address: str, folder: str | None, leaving: contextlib.ExitStack) 
         import ray
     except ImportError as error:
         raise ImportError(
-            f"The Ray cluster {address} needs Ray here, too: pip install 'unison[ray]'"
+            f"Programs that join a Ray cluster ({address}) need Ray: pip install 'unison[ray]'"
         ) from error
     if ray.is_initialized():
         return ray
