@@ -642,6 +642,23 @@ def errors_that_are_caught(x):
     return y
 
 
+def any_error_is_caught(x):
+    try:
+        if x > 0.0:
+            x = x * 2.0
+    except Exception:
+        x = x * 0.0
+    return x
+
+
+def an_integer_in_a_try(x):
+    try:
+        n = int(x)
+    except (TypeError, ValueError):
+        n = 99
+    return x * n
+
+
 def assertions_that_are_caught(x):
     try:
         assert x > 0.0
@@ -725,6 +742,8 @@ EFFECTS = [
     arrays_of_numpy,
     deeply_nested_lists,
     errors_that_are_caught,
+    any_error_is_caught,
+    an_integer_in_a_try,
     assertions_that_are_caught,
     effects_in_the_condition,
     extremes_of_iterators,
@@ -875,3 +894,40 @@ def test_replicas_that_agree_communicate_in_branches_and_loops():
 def test_replicas_that_do_not_agree_on_a_collective_are_an_error_that_names_the_line():
     with pytest.raises(LockstepError, match=f"{__file__}.*some replicas take this branch"):
         update_where(lambda context, x: x > 2.5)
+
+
+def array_that_grows(x):
+    array = tf.TensorArray(tf.float32, size=0, dynamic_size=True).write(0, x[0])
+    for i in tf.range(3):
+        array = array.write(i + 1, x[i] * 10.0)
+    return array.stack()
+
+
+def test_an_array_that_grows_in_a_loop_runs_step_by_step():
+    x = tf.constant([1.0, 2.0, 3.0])
+    for autograph in (None, True):
+        got = tf.function(array_that_grows, autograph=autograph)(x)
+        assert got.numpy().tolist() == [1.0, 10.0, 20.0, 30.0]
+    assert next(iter(tf.data.Dataset.from_tensors(x).map(array_that_grows))).shape == (4,)
+
+
+def test_replicas_say_that_an_array_cannot_grow():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    x = tf.constant([1.0, 2.0, 3.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tf\.TensorArray\(dtype, size=n\)"):
+        strategy.run(array_that_grows, (x,))
+
+    def from_nothing(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in tf.range(3):
+            array = array.write(i, x[i])
+        return array.stack()
+
+    with pytest.raises(TypeError, match=r"line \d+, in from_nothing: .* of 0 elements grow"):
+        strategy.run(from_nothing, (x,))
+
+
+@pytest.mark.parametrize("program", [any_error_is_caught, an_integer_in_a_try])
+def test_the_function_of_map_does_not_catch_the_errors_of_its_trace(program):
+    numbers = tf.data.Dataset.from_tensor_slices([3.0, -2.0])
+    assert [float(y) for y in numbers.map(program)] == [float(program(x)) for x in (3.0, -2.0)]

@@ -43,7 +43,12 @@ from unison.program.compiling import (
     cell_spec,
     compile_replicas,
 )
-from unison.program.control_flow import VALUE_WANTED, converted, converted_if_needed
+from unison.program.control_flow import (
+    VALUE_WANTED,
+    converted,
+    converted_if_needed,
+    raising_caught,
+)
 from unison.program.host_errors import errors_of_callbacks
 from unison.program.identity import Calling, identity
 from unison.program.recently_used import MOST_PROGRAMS, RecentlyUsed
@@ -441,7 +446,7 @@ class ProgramCache:
             )
 
         try:
-            traces = trace_classes()
+            traces = raising_caught(trace_classes)
         except VALUE_WANTED as error:
             of_each = self._trace_each(function, arguments, may_create)
             if of_each is None:
@@ -610,7 +615,11 @@ class ProgramCache:
         if len(every) == 1:
             return None
         try:
-            return self._trace_all(function, arguments, every, every, may_create, is_known=True)
+            return raising_caught(
+                lambda: self._trace_all(
+                    function, arguments, every, every, may_create, is_known=True
+                )
+            )
         except VALUE_WANTED:
             return None
 

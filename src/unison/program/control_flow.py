@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import jax
 
 from unison import conversion
 from unison.cells import has_cell
+from unison.thread_local import ThreadLocal
 
 T = TypeVar("T")
 
@@ -20,6 +22,9 @@ VALUE_WANTED = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+
+#: The errors of the present trace that were raised in users' functions; None: nobody looks.
+_raised: ThreadLocal[list[Exception] | None] = ThreadLocal(None)
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -42,6 +47,35 @@ _GENERAL = (
 )
 
 
+def note_raised(error: Exception, frame: types.FrameType | None) -> None:
+    """Notes that Python has wanted a value, so that a user's `except` does not hide it.
+
+    Args:
+        error: The error that is about to be raised.
+        frame: What raises it. Only errors of the user's own statements count: libraries try what
+            they can do with a value.
+    """
+    errors = _raised.value
+    while errors is not None and frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("jax", "jaxlib"):
+            if not _is_library(frame.f_code.co_filename):
+                errors.append(error)
+            return
+        frame = frame.f_back
+
+
+def raising_caught(trace: Callable[[], T]) -> T:
+    """Returns `trace()`; raises the error that a function of the user's has caught, if it has.
+
+    The function could not tell it from an error of its own: TensorFlow's AutoGraph raises none.
+    """
+    with _raised.bound_to([]) as errors:
+        result = trace()
+    if errors:
+        raise errors[0]
+    return result
+
+
 def converted(trace: Callable[[], T], first: BaseException) -> T:
     """Returns `trace()`, in which users' functions are converted.
 
@@ -56,7 +90,7 @@ def converted(trace: Callable[[], T], first: BaseException) -> T:
         raise value_wanted(first) from first
     try:
         with conversion.converting():
-            return trace()
+            return raising_caught(trace)
     except VALUE_WANTED as error:
         raise value_wanted(error) from first
 
@@ -64,7 +98,7 @@ def converted(trace: Callable[[], T], first: BaseException) -> T:
 def converted_if_needed(trace: Callable[[], T]) -> T:
     """Returns `trace()`; see `converted`, which is used where Python needs a value."""
     try:
-        return trace()
+        return raising_caught(trace)
     except VALUE_WANTED as error:
         return converted(trace, error)
 

@@ -8,6 +8,7 @@ named (see `unison.runtime.precision`), as TensorFlow does.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from unison.identity_key import Reference
+from unison.program.control_flow import note_raised
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.variable_slices import assign_of
 
@@ -49,6 +51,13 @@ def _ref(self: Any) -> Reference:
     return Reference(self)
 
 
+#: The errors of `if`, `int()`, `range()` and their kin on a value that is being traced.
+_NOTED: tuple[Any, ...] = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
 #: NumPy's functions of the shape and dtype of an array, which do not need its value.
 _OF_SHAPE_AND_DTYPE = frozenset(
     (np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj)
@@ -73,6 +82,17 @@ def _array_function(
     return func(*args, **kwargs)
 
 
+def _noted(init: Callable[..., None]) -> Any:
+    """Wraps the initialization of an error that Python wants a value; see `note_raised`."""
+
+    @functools.wraps(init)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        note_raised(self, sys._getframe(1))
+
+    return noted
+
+
 def patch_jax() -> None:
     """Gives JAX's arrays, and its values inside traced programs, TensorFlow's methods."""
     jax.config.update("jax_explicit_x64_dtypes", "allow")
@@ -85,6 +105,8 @@ def patch_jax() -> None:
         kind.assign = property(assign_of)
     arrays: Any = jax.Array
     arrays.__array_function__ = _array_function
+    for error in _NOTED:
+        error.__init__ = _noted(error.__init__)
 
 
 def patch_operators(as_tensor: Callable[[Any, Any], Any]) -> None:

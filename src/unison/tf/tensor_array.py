@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unison.eager_fallback import is_on_trial
 from unison.errors import InvalidArgumentError, OutOfRangeError
-from unison.program.control_flow import VALUE_WANTED
+from unison.program.assertions import require
+from unison.program.control_flow import VALUE_WANTED, ControlFlowError
 from unison.tf import dtypes
 from unison.tf.dtypes import DType, as_dtype
 from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape, TypeSpec
 from unison.tf.tensors import convert_to_tensor, known_value, sizes, tensor_dtype
+from unison.tracebacks import users_line
 
 __getattr__ = names_missing_from(__name__)
 
@@ -23,7 +26,8 @@ __getattr__ = names_missing_from(__name__)
 class TensorArray:
     """An array of tensors of one shape and dtype. Writing returns the array with which to continue.
 
-    In loops of compiled programs its size must be known, and `dynamic_size` does not grow it.
+    In compiled programs its size is that with which the loop begins: a write at a computed index
+    does not grow it. Where it might have to, a `tf.function` runs step by step.
 
     Args:
         dtype: The dtype of the elements.
@@ -91,7 +95,9 @@ class TensorArray:
 
         Raises:
             OutOfRangeError: The index is out of range, and the array does not grow.
-            InvalidArgumentError: `value` has another dtype.
+            InvalidArgumentError: `value` has another dtype; or a compiled program would have to let
+                the array grow, when it runs.
+            TypeError: It has no elements, and the index is computed in a compiled program.
         """
         value = convert_to_tensor(value, dtype_hint=self.dtype)
         if value.dtype != self.dtype:
@@ -103,6 +109,8 @@ class TensorArray:
         try:
             place = int(index)
         except VALUE_WANTED:
+            if self.dynamic_size or not self._size:
+                self._require_room(index)
             return self._with(elements.at[index].set(value))
         if place >= self._size and self.dynamic_size:
             missing = place + 1 - self._size
@@ -113,6 +121,17 @@ class TensorArray:
                 f"is: {self._size}"
             )
         return self._with(elements.at[place].set(value))
+
+    def _require_room(self, index: Any) -> None:
+        """Refuses a write at an index that the program computes, if it would have to grow."""
+        size = self._size
+        remedy = (
+            f"a compiled program cannot let a TensorArray of {size} elements grow. Give it its "
+            "final size: tf.TensorArray(dtype, size=n)"
+        )
+        if not size or is_on_trial():
+            raise ControlFlowError(f"{users_line()}: a write at a computed index: {remedy}.")
+        require(index < size, lambda place: f"a write at index {place}: {remedy}.", index)
 
     def read(self, index: Any, name: str | None = None) -> jax.Array:
         """Returns the element at `index`.

@@ -41,6 +41,7 @@ from unison.data.state import State
 from unison.data.structure import Leaves, Structure, flatten
 from unison.eager_fallback import NeedsPythonError, on_trial
 from unison.lifting import Lift
+from unison.program.control_flow import raising_caught
 from unison.program.tracing import traced
 from unison.runtime.precision import array_type, device_array
 from unison.runtime.private_jax import nothing_is_traced
@@ -334,7 +335,7 @@ class TensorFunction(ElementFunction):
         avals = [array_type(shape, dtype) for shape, dtype in inputs]
         states = [array_type((2,), np.dtype(np.uint32)) for _ in trial.streams]
         with _at_once(), trial.tracing():
-            jaxpr = traced(function, *avals, *states)
+            jaxpr = raising_caught(lambda: traced(function, *avals, *states))
         if not jaxpr.jaxpr.outvars or _has_effects(jaxpr.jaxpr):
             raise NeedsPythonError("It has effects, or returns nothing.")
         if self.structure not in (None, results[0]):
