@@ -7,6 +7,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+from keras.src.backend.jax.trainer import JAXTrainer
 
 import unison
 from keras_comparison import assert_close, mirrored, regression_data
@@ -304,3 +305,29 @@ def test_batch_logs_are_those_of_the_metrics_compiled_last(two_replicas):
         with two_replicas.scope():
             model.compile("sgd", "mse", metrics=[metric])
         assert set(model.train_on_batch(x, y, return_dict=True)) == {"loss", metric}
+
+
+class TrainedLayer(JAXTrainer, keras.layers.Layer):
+    """A layer that has Keras' trainer as a base, which is no model."""
+
+    def __init__(self):
+        keras.layers.Layer.__init__(self)
+        JAXTrainer.__init__(self)
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_layer_with_keras_trainer_trains_as_alone():
+    def trained():
+        layer = TrainedLayer()
+        layer.compile("sgd", "mse", metrics=["mae"])
+        history = layer.fit(X, Y, **FIT).history
+        return [*history["loss"], *history["mae"], *layer.evaluate(X, Y, verbose=0)], layer
+
+    expected, _ = trained()
+    with mirrored(2).scope():
+        found, layer = trained()
+    assert_close(found, expected)
+    assert layer.predict(X, verbose=0).shape == (35, 1)

@@ -41,12 +41,27 @@ def _creating_model(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         model = original(cls, *args, **kwargs)
-        if has_strategy() and trainer_of(model) is None:
-            strategy = get_strategy()
-            (strategy.keras_trainer() or ReplicaTrainer)(model, strategy)
+        _give_trainer(model)
         return model
 
     return staticmethod(new)
+
+
+def _creating_trainer(original: Callable[..., Any]) -> Any:
+    """Wraps what models call, too, for layers that have Keras' trainer as a base."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _give_trainer(self)
+
+    return init
+
+
+def _give_trainer(model: Any) -> None:
+    if has_strategy() and trainer_of(model) is None:
+        strategy = get_strategy()
+        (strategy.keras_trainer() or ReplicaTrainer)(model, strategy)
 
 
 def _creating_optimizer(original: Callable[..., Any]) -> Any:
@@ -137,6 +152,7 @@ def _owner_of(method: str) -> type:
 
 _WRAPPERS: list[tuple[type, str, Callable[..., Any]]] = [
     (keras.Model, "__new__", _creating_model),
+    (_owner_of("fit"), "__init__", _creating_trainer),
     (keras.Variable, "__init__", _creating_variable),
     (keras.optimizers.Optimizer, "__init__", _creating_optimizer),
     (keras.layers.BatchNormalization, "__new__", _creating_normalization),
