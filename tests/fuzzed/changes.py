@@ -37,6 +37,16 @@ def change_headed(path, folder, chance):
     return how
 
 
+def json_of(name):
+    def values(folder, chance):
+        (path,) = folder.rglob(name)
+        value, how = changed_value(json.loads(path.read_text()), chance, outside_of(folder))
+        path.write_text(json.dumps(value))
+        return how
+
+    return values
+
+
 # -- archives of checkpoints ---------------------------------------------------------------------
 
 

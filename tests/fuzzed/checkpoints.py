@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 
 import numpy as np
 
 import tensorflow_bundle as bundles
 import unison
-from fuzzed.changes import archive_structures, comparable, outside_of
+from fuzzed.changes import archive_structures, comparable, json_of, outside_of
 from fuzzed.format import Format, is_anything
-from fuzzed.mutations import LENGTHS, changed_bytes, hostile
+from fuzzed.mutations import LENGTHS, changed_bytes, changed_value, hostile
 from unison import train
 
 
@@ -137,7 +138,88 @@ def bundle_table(folder, chance):
     return how
 
 
+# -- safetensors ---------------------------------------------------------------------------
+
+
+def write_safetensors(folder):
+    variables = {"a": unison.Variable(np.arange(6.0, dtype=np.float32).reshape(2, 3))}
+    train.save_safetensors(variables | {"b": unison.Variable(1)}, folder / "m.safetensors", ABOUT)
+
+
+ABOUT = {"format": "pt"}
+
+
+def read_safetensors(folder, name="m.safetensors"):
+    reader = train.load_checkpoint(folder / name)
+    found = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+    variable = unison.Variable(np.zeros((2, 3), np.float32))
+    train.Checkpoint(a=variable).read(folder / name).expect_partial()
+    return comparable([found, variable.numpy()])
+
+
+def safetensors_header(folder, chance):
+    path = folder / "m.safetensors"
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, how = changed_value(json.loads(content[8 : 8 + length]), chance, outside_of(folder))
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    return how
+
+
+LIST = "m.safetensors.index.json"
+
+
+def write_several_safetensors(folder):
+    write_safetensors(folder)
+    files = {"weight_map": {"a": "m.safetensors", "b": "m.safetensors"}}
+    (folder / LIST).write_text(json.dumps(files))
+
+
+def read_several_safetensors(folder):
+    return read_safetensors(folder, LIST)
+
+
+# -- in parts, as Orbax's ------------------------------------------------------------------
+
+
+def write_parts(folder):
+    variable = unison.Variable(np.arange(600.0, dtype=np.float32).reshape(20, 30))
+    train.Checkpoint(format="orbax", a=variable, kept=Keeps(STATE)).write(folder / "ckpt")
+
+
+def read_parts(folder):
+    variable, kept = unison.Variable(np.zeros((20, 30), np.float32)), Keeps(None)
+    train.Checkpoint(a=variable, kept=kept).read(folder / "ckpt").expect_partial()
+    return comparable([variable.numpy(), kept.state])
+
+
+def parts_json(folder, chance):
+    """Changes what a file of JSON in the folder says: Orbax's metadata, OCDBT's, our index."""
+    texts = []
+    for path in sorted(folder.rglob("*")):
+        try:
+            texts.append((path, json.loads(path.read_bytes())))
+        except (OSError, ValueError):
+            continue
+    path, value = chance.choice(texts)
+    changed, how = changed_value(value, chance, outside_of(folder))
+    path.write_text(json.dumps(changed))
+    return f"{path.name} {how}"
+
+
 FORMATS = {
+    "safetensors": Format(  # no checksums
+        write_safetensors, read_safetensors, [safetensors_header], (ValueError,), is_anything
+    ),
+    "safetensors-list": Format(
+        write_several_safetensors,
+        read_several_safetensors,
+        [json_of(LIST)],
+        (ValueError,),
+        is_anything,
+    ),
+    "checkpoint-parts": Format(write_parts, read_parts, [parts_json], (ValueError,)),
     "checkpoint": Format(  # ValueError: a variable has another shape
         write_checkpoint, read_checkpoint, archive_structures("ckpt.index"), (ValueError,)
     ),

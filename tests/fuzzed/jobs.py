@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -14,6 +15,7 @@ from fuzzed.changes import (
     archive_structures,
     change_headed,
     comparable,
+    json_of,
     outside_of,
 )
 from fuzzed.format import Format, is_anything
@@ -22,7 +24,9 @@ from unison.benching.points import Point
 from unison.benching.records import Record
 from unison.benching.results import NoResultsError, Results
 from unison.collectives.communication import CommunicationOptions
-from unison.data import Dataset
+from unison.data import Dataset, service
+from unison.data.service.iterations import JobSpec
+from unison.data.service.registry import Registry
 from unison.data.state import decode, encode
 from unison.monitoring.running_jobs import RunningJob, published, running_jobs
 from unison.net import secret
@@ -35,6 +39,7 @@ from unison.runtime.elastic import persisted_state
 from unison.runtime.elastic.group import _unpacked_state
 from unison.runtime.launching import JobFolder
 from unison.storage import checksummed
+from unison.storage.journal import Journal
 from unison.train.handover import Handover
 
 # -- parameter servers ---------------------------------------------------------------------------
@@ -163,16 +168,6 @@ def read_running(folder):
         return comparable(running_jobs())
 
 
-def json_of(name):
-    def values(folder, chance):
-        (path,) = folder.rglob(name)
-        value, how = changed_value(json.loads(path.read_text()), chance, outside_of(folder))
-        path.write_text(json.dumps(value))
-        return how
-
-    return values
-
-
 # -- plans, options, results, traces -------------------------------------------------------------
 
 
@@ -269,7 +264,64 @@ def inner_position(folder, chance):
     return how
 
 
+# -- input services ------------------------------------------------------------------------
+
+
+def write_journal(folder):
+    events = []
+    made = Registry((), 0.0, lambda event, payload: events.append((event, payload)))
+    about = {
+        "description": "Range",
+        "signature": {},
+        "cardinality": 10,
+        "split_sizes": [10],
+        "split_error": "",
+    }
+    made.register_dataset(about, b"payload", "d")
+    worker = made.hear_worker("w", "127.0.0.1:1", None, 0.0)
+    spec = JobSpec("d", "Range", service.ShardingPolicy.DYNAMIC)
+    number = made.join("c", "j", 0, spec, 0.0).number
+    made.hand_out(number, 0, 0, 4, "w", 1)
+    made.end_tasks(worker, [number])
+    _append(folder, events)
+
+
+def _append(folder, records):
+    with contextlib.closing(Journal(str(folder / "dispatcher.journal"))) as journal:
+        for event, payload in records:
+            journal.append(event, payload)
+
+
+def _records(folder):
+    with contextlib.closing(Journal(str(folder / "dispatcher.journal"))) as journal:
+        return journal.records
+
+
+def read_journal(folder):
+    service.DispatchServer(
+        service.DispatcherConfig(work_dir=str(folder), fault_tolerant_mode=True)
+    ).stop()
+    return [[event, payload.decode(errors="replace")] for event, payload in _records(folder)]
+
+
+def is_beginning(found, right):
+    """A record that was not written completely is the last one, and does not count."""
+    return found == right[: len(found)]
+
+
+def journal_record(folder, chance):
+    records = _records(folder)
+    place = chance.randrange(len(records))
+    event, payload = records[place]
+    changed, how = changed_value(event, chance, outside_of(folder))
+    records[place] = changed, payload
+    os.remove(folder / "dispatcher.journal")
+    _append(folder, records)
+    return f"{place} {how}"
+
+
 FORMATS = {
+    "input-journal": Format(write_journal, read_journal, [journal_record], (), is_beginning),
     "snapshot": Format(
         write_snapshot, read_snapshot, [snapshot_header], is_right=is_whole_or_nothing
     ),

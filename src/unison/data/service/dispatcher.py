@@ -24,6 +24,7 @@ from unison.errors import (
 )
 from unison.net.addresses import joined_address
 from unison.net.array_messages import Connection, Message
+from unison.storage.decoding import decoding
 from unison.storage.file_systems import is_remote
 from unison.storage.journal import Journal
 
@@ -125,8 +126,9 @@ class _Serving:
         )
         try:
             if self._journal is not None:
-                for event, payload in self._journal.records:
-                    self._registry.apply(event, payload)
+                with decoding(f"The journal {self._journal.path}", "Remove it."):
+                    for event, payload in self._journal.records:
+                        self._registry.apply(event, payload)
             # Versions of a dispatcher before this one are not taken for its own.
             self._registry.version += secrets.randbits(40)
             host = own_host(config.host)
