@@ -178,6 +178,38 @@ def test_steps_are_skipped_where_those_of_one_device_are(strategy, kind):
     assert run_training_under(strategy, build, path).result == alone
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_under_a_global_policy_keras_scales_as_on_one_device(strategy, optimizer):
+    """Keras wraps an optimizer that is given by its name."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(64, 8)).astype(np.float32)
+    y = 5 * x.sum(axis=1, keepdims=True)
+
+    def build():
+        inputs = keras.Input((8,))
+        hidden = keras.layers.Dense(16, activation="relu")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(optimizer, "mse")
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        return model
+
+    def path(model):
+        scales = Scales()
+        history = model.fit(x, y, 16, 4, shuffle=False, verbose=0, callbacks=[scales]).history
+        return scales.path, history["loss"]
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        steps, losses = run_training(build, path).result
+        found, found_losses = run_training_under(strategy, build, path).result
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert steps[0][1] == 0  # the first step is skipped
+    assert steps[-1][1] > 8
+    assert found == steps
+    np.testing.assert_allclose(found_losses, losses, rtol=5e-3)  # of float16
+
+
 def test_overflow_halves_the_scale_once_and_finite_steps_double_it(strategy):
     with strategy.scope():
         model = overflowing_model()

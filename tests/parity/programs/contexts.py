@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.facts import attempt, fact
+from parity.facts import attempt, fact, raises
 
 
 @fact
@@ -334,3 +334,31 @@ def run_in_a_tf_function(tf, two):
 def run_options_are_accepted(tf, two):
     options = tf.distribute.RunOptions(experimental_enable_dynamic_batch_size=True)
     return two.experimental_local_results(two.run(lambda: tf.constant(1.0), options=options))
+
+
+@fact(
+    ours=raises("RuntimeError"),
+    because="what `merge_call` calls is a part of the program that `run` compiles, and no other "
+    "program runs inside it",
+)
+def run_inside_merge_call(tf, two):
+    def merged(strategy):
+        return strategy.reduce("SUM", strategy.run(lambda: tf.constant(2.0)), axis=None)
+
+    def step():
+        return tf.distribute.get_replica_context().merge_call(merged)
+
+    return attempt(lambda: two.experimental_local_results(two.run(step)))
+
+
+@fact
+def the_context_of_a_replica_is_one_object(tf, two):
+    are_one = []
+
+    def step():
+        context = tf.distribute.get_replica_context
+        are_one.append(context() is context())
+        return tf.constant(0.0)
+
+    two.run(step)
+    return all(are_one)

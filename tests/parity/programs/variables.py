@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.facts import attempt, fact
+from parity.facts import attempt, fact, raises
 
 AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 
@@ -277,6 +277,18 @@ def a_callable_initial_value_is_called_once_and_mirrored(tf, two):
 
     variable = made(tf, two, "ON_WRITE", "SUM", value=initial_value)
     return local_copies(two, variable)
+
+
+@fact(
+    ours=raises("ValueError"),
+    because="what `run` calls is one compiled program, as a `tf.function` is; TensorFlow refuses it "
+    "there",
+)
+def a_variable_made_in_every_call_of_run(tf, two):
+    def called():
+        return two.experimental_local_results(two.run(lambda: tf.Variable(1.0) + 1.0))
+
+    return attempt(called)
 
 
 @fact
