@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from unison.identity_key import Reference
-from unison.program.control_flow import note_raised
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.variable_slices import assign_of
 
@@ -87,6 +86,8 @@ def _noted(init: Callable[..., None]) -> Any:
 
     @functools.wraps(init)
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        from unison.program.control_flow import note_raised  # later: its imports take longer
+
         init(self, *args, **kwargs)
         note_raised(self, sys._getframe(1))
 
