@@ -281,8 +281,8 @@ def a_callable_initial_value_is_called_once_and_mirrored(tf, two):
 
 @fact(
     ours=raises("ValueError"),
-    because="what `run` calls is one compiled program, as a `tf.function` is; TensorFlow refuses it "
-    "there",
+    because="what `run` calls is one compiled program, as a `tf.function` is; TensorFlow refuses "
+    "it there",
 )
 def a_variable_made_in_every_call_of_run(tf, two):
     def called():
