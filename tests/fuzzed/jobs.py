@@ -20,13 +20,12 @@ from fuzzed.changes import (
 )
 from fuzzed.format import Format, is_anything
 from fuzzed.mutations import changed_bytes, changed_value
+from input_registry import DYNAMIC, registry
 from unison.benching.points import Point
 from unison.benching.records import Record
 from unison.benching.results import NoResultsError, Results
 from unison.collectives.communication import CommunicationOptions
 from unison.data import Dataset, service
-from unison.data.service.iterations import JobSpec
-from unison.data.service.registry import Registry
 from unison.data.state import decode, encode
 from unison.monitoring.running_jobs import RunningJob, published, running_jobs
 from unison.net import secret
@@ -269,18 +268,9 @@ def inner_position(folder, chance):
 
 def write_journal(folder):
     events = []
-    made = Registry((), 0.0, lambda event, payload: events.append((event, payload)))
-    about = {
-        "description": "Range",
-        "signature": {},
-        "cardinality": 10,
-        "split_sizes": [10],
-        "split_error": "",
-    }
-    made.register_dataset(about, b"payload", "d")
+    made = registry(events=events)
     worker = made.hear_worker("w", "127.0.0.1:1", None, 0.0)
-    spec = JobSpec("d", "Range", service.ShardingPolicy.DYNAMIC)
-    number = made.join("c", "j", 0, spec, 0.0).number
+    number = made.join("c", "j", 0, DYNAMIC, 0.0).number
     made.hand_out(number, 0, 0, 4, "w", 1)
     made.end_tasks(worker, [number])
     _append(folder, events)

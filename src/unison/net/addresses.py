@@ -33,8 +33,8 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     return split_address(address)
 
 
-def joined_address(host: str, port: int) -> str:
-    """Returns a host and a port as one address.
+def joined_address(host: str, port: int | str) -> str:
+    """Returns a host and a port, or what stands for one, as one address.
 
     Examples:
         >>> joined_address("::1", 2222), joined_address("10.0.0.1", 2222)

@@ -14,7 +14,7 @@ from typing import Any, Self
 from unison.data.service.configuration import ANY_PORT, WorkerConfig
 from unison.data.service.worker_process import WorkerServer
 from unison.errors import UnavailableError
-from unison.net.addresses import is_loopback, own_address, split_address
+from unison.net.addresses import is_loopback, joined_address, own_address, split_address
 from unison.net.secret import KEY_VARIABLE, key
 from unison.runtime.launching.ray_cluster import (
     RayCluster,
@@ -130,12 +130,9 @@ class InputActor:
         import ray
 
         os.environ.update(environment)
-        own = ray.util.get_node_ip_address()
-        host = f"[{own}]" if ":" in own else own
+        address = joined_address(ray.util.get_node_ip_address(), ANY_PORT)
         try:
-            self._server = WorkerServer(
-                dataclasses.replace(config, worker_address=f"{host}:{ANY_PORT}")
-            )
+            self._server = WorkerServer(dataclasses.replace(config, worker_address=address))
         except Exception:
             if not ray.get_runtime_context().was_current_actor_reconstructed:
                 raise  # in the program that starts the workers
@@ -162,8 +159,9 @@ class InputActor:
 
 def _check_reachable(dispatcher: str, nodes: list[str]) -> None:
     host, _ = split_address(dispatcher)
-    others = [node for node in nodes if own_address(node) is None]
-    if others and (host == "localhost" or is_loopback(host)):
+    if host != "localhost" and not is_loopback(host):
+        return
+    if others := [node for node in nodes if own_address(node) is None]:
         raise ValueError(
             f"The dispatcher at {dispatcher} is reached from its own machine only, and the Ray "
             f"cluster has nodes at {', '.join(others)}. Start it with DispatcherConfig(host=...), "

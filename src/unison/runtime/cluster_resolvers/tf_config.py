@@ -38,6 +38,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self.task_id = _index(task) if task_id is None else task_id
         self.rpc_layer = config.get("rpc_layer") if rpc_layer is None else rpc_layer
         self.environment = config.get("environment", "") if environment is None else environment
+        self._master = config.get("session_master")
         try:
             self._cluster_spec = ClusterSpec(config.get("cluster", {}))
         except (TypeError, ValueError) as error:
@@ -56,9 +57,8 @@ class TFConfigClusterResolver(ClusterResolver):
 
         It is `session_master`, if `TF_CONFIG` has one, and "" if this is the only task.
         """
-        named = _tf_config().get("session_master")
-        if named is not None:
-            return str(named)
+        if self._master is not None:
+            return str(self._master)
         if sum(len(tasks) for tasks in self._cluster_spec.as_dict().values()) <= 1:
             return ""
         return super().master(task_type, task_id, rpc_layer)
