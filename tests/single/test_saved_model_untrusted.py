@@ -353,6 +353,15 @@ def test_a_module_for_which_an_allocation_fails_is_corrupt(monkeypatch, tmp_path
         decoder.check([b"any"])
 
 
+def test_a_module_that_is_invalid_is_not_decoded_in_this_process():
+    """An error of MLIR's reader can leave the process's memory corrupt."""
+    module = exported(signature(lambda x: x), *AVALS).mlir_module_serialized
+    with ModuleDecoder() as decoder:
+        with pytest.raises(ValueError, match="is no StableHLO that the installed jaxlib can read"):
+            decoder.check([module[: len(module) // 2]])
+        decoder.check([module])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the limits are those of Linux")
 def test_the_memory_for_a_module_does_not_depend_on_the_number_of_cores():
     module = exported(signature(lambda x: x), *AVALS).mlir_module_serialized

@@ -2,7 +2,8 @@
 
 MLIR's reader of bytecode reads what a location or an attribute refers to again for each reference
 that it cannot resolve yet, so a few corrupt bytes can take it forever, and it aborts the process
-where memory ends. Nothing interrupts it inside of a process.
+where memory ends. Nothing interrupts it inside of a process. An error of the reader can leave the
+process's memory corrupt: only valid modules are decoded in this process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from unison.saving.module_decoder_start import INVALID, READY, VALID
 
 logger = logging.getLogger("unison")
 
@@ -49,10 +52,10 @@ class ModuleDecoder:
             self._process.communicate()
 
     def check(self, modules: Iterable[bytes]) -> None:
-        """Decodes modules, which may be invalid otherwise.
+        """Decodes modules.
 
         Raises:
-            ValueError: Decoding one takes too much time or memory.
+            ValueError: One is invalid, or decoding it takes too much time or memory.
         """
         for module in modules:
             if self._has_started:
@@ -70,7 +73,7 @@ class ModuleDecoder:
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             )
-            if self._answer():
+            if self._answer() == READY:
                 return True
         # Where the interpreter is a part of another program, for example.
         logger.warning(
@@ -90,19 +93,23 @@ class ModuleDecoder:
             self._process.stdin.write(module)
             self._process.stdin.flush()
         except BrokenPipeError:
-            is_decoded = False
+            answer = b""
         else:
-            is_decoded = self._answer()
-        if not is_decoded:
+            answer = self._answer()
+        if answer == INVALID:
+            raise ValueError(
+                f"a module of {size} bytes is no StableHLO that the installed jaxlib can read"
+            )
+        if answer != VALID:
             raise ValueError(
                 f"decoding a module of {size} bytes takes more than {seconds} s of CPU time or "
                 f"{memory >> 20} MB, or ends the process"
             )
 
-    def _answer(self) -> bool:
-        """Returns whether the child has answered before it ended, and in time."""
+    def _answer(self) -> bytes:
+        """Returns the child's answer; empty if it has ended, or did not answer in time."""
         assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             in_time = selector.select(_PATIENCE)
-        return bool(in_time and os.read(self._process.stdout.fileno(), 1))
+        return os.read(self._process.stdout.fileno(), 1) if in_time else b""

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 
+READY, VALID, INVALID = b"r", b"v", b"i"
+
 
 def main() -> None:
     """Decodes the modules that come through the standard input.
 
     Each comes after three numbers of 8 bytes: its size, and the maximum CPU time in seconds and the
-    maximum memory in bytes for it. Writes a byte when it is ready, and one after each module,
-    whether that is valid or not.
+    maximum memory in bytes for it. Writes `READY` once, and `VALID` or `INVALID` after each module.
     """
     if sys.platform == "linux":
         # MLIR and NumPy start a thread for each core, and what each reserves counts as memory.
@@ -28,7 +29,7 @@ def main() -> None:
     given, answers = sys.stdin.buffer, os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     limit = _limits()
-    os.write(answers, b"r")
+    os.write(answers, READY)
     while head := given.read(24):
         size, seconds, memory = struct.unpack("<QQQ", head)
         module = given.read(size)
@@ -38,8 +39,9 @@ def main() -> None:
         except MemoryError:
             return  # without an answer, as where the library ends the process
         except Exception:
-            pass  # what is wrong with it is said by the process that uses it
-        os.write(answers, b"d")
+            os.write(answers, INVALID)
+        else:
+            os.write(answers, VALID)
 
 
 def _limits() -> Callable[[int, int], None]:
