@@ -2,10 +2,10 @@
 
 A program (`generated_programs/choices.py`) is drawn from a seed and a number: a model with its
 inputs, layers and outputs, losses, metrics, an optimizer, a step, data, and what is done with them.
-It runs on one device without a strategy, and on 2, 3 or 4 replicas (which, is drawn); all losses,
-metrics, predictions, weights and optimizer variables must agree after each action. What is
-documented to differ is calculated on one device as documented (`generated_programs/layers.py`) or
-not drawn, for a reason that is written there (`generated_programs/drawing.py`).
+It runs on one device without a strategy, and on 2, 3 and 4 replicas; all losses, metrics,
+predictions, weights and optimizer variables must agree after each action. What is documented
+to differ is calculated on one device as documented (`generated_programs/layers.py`) or not drawn,
+for a reason that is written there (`generated_programs/drawing.py`).
 
     python tests/random_programs.py --seed 7 --programs 2000              on several replicas
     python tests/random_programs.py --seed 7 --programs 60 --workers 1    under two workers
@@ -25,13 +25,15 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 #: Programs of a child process, which forgets with it what it has compiled.
 CHUNK = 25
 
 #: Seconds for a program, on a busy machine and with shrinking.
-SECONDS_EACH = 60
+SECONDS_EACH = 100
+
+REPLICAS = (2, 3, 4)
 
 
 @dataclasses.dataclass
@@ -47,17 +49,29 @@ class Report:
     failures: list[str]
 
 
-def check(seed: int, first: int, count: int, shrinks: bool = True) -> Report:
-    """Runs programs on several replicas, in this process."""
+def check(
+    seed: int, first: int, count: int, replicas: Sequence[int] = REPLICAS, shrinks: bool = True
+) -> Report:
+    """Runs programs on several replicas, in this process.
+
+    Args:
+        seed: The seed of the programs.
+        first: The number of the first program.
+        count: How many programs.
+        replicas: The numbers of replicas on which each runs; none: on the number that is drawn.
+        shrinks: Whether a failing program is made small.
+    """
     from generated_programs.comparing import complaint_about
-    from generated_programs.drawing import draw_program
+    from generated_programs.drawing import draw_program, on_replicas
 
     failures = []
     for number in range(first, first + count):
-        program = draw_program(seed, number)
-        complaint = complaint_about(program)
-        if complaint is not None:
-            failures.append(_failure(seed, number, program, complaint, shrinks))
+        drawn = draw_program(seed, number)
+        for program in [on_replicas(drawn, each) for each in replicas] or [drawn]:
+            complaint = complaint_about(program)
+            if complaint is not None:
+                failures.append(_failure(seed, number, program, complaint, shrinks))
+                break
         gc.collect()
     return Report(count, failures)
 

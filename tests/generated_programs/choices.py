@@ -81,6 +81,7 @@ class Optimizer:
         accumulation: Over how many steps gradients are accumulated.
         schedule: Whether the learning rate decays.
         loss_scale: None, or the first scale of a `LossScaleOptimizer`.
+        growth: After how many steps without overflow the loss scale doubles.
     """
 
     name: str = "SGD"
@@ -90,6 +91,7 @@ class Optimizer:
     accumulation: int = 1
     schedule: bool = False
     loss_scale: float | None = None
+    growth: int = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +111,9 @@ class Program:
         step: Who computes the step: "keras"; "stateless" (an own `train_step(self, state, data)`);
             "compute_loss", "average", "global_batch" or "loss_object" (an own `train_step(self,
             data)` with a tape); "loop" (a loop of `strategy.run` with a tape).
+        applying: How a step with a tape applies gradients: "apply"; "clip_sums" (clips, by hand,
+            what it has added up over the replicas); "minimize"; "two_optimizers" (half of the
+            weights each).
         loop_loss: How a loop scales its loss: "average" (of a given batch size), "global_batch",
             or, by the number of replicas, "local_average" or "loss_object".
         examples: The number of examples.
@@ -134,6 +139,7 @@ class Program:
     optimizer: Optimizer = Optimizer()
     policy: str = "float32"
     step: str = "keras"
+    applying: str = "apply"
     loop_loss: str = "average"
     examples: int = 8
     batch: int = 8

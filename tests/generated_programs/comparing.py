@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from generated_programs.choices import Program
-from generated_programs.models import RANDOM
+from generated_programs.models import IMITATING, RANDOM
 from generated_programs.running import Seen, in_double_precision, mirrored, run_alone, run_under
 
 #: Relative and absolute. Replicas add the same numbers in another order than one device, so a sum
@@ -55,7 +55,7 @@ def compare(program: Program, run: Callable[[pathlib.Path], Seen]) -> Complaint 
     compared with a second run on as many replicas, which draws the same.
     """
     try:
-        expected = _expected(program, False)
+        expected = _expected(_as_reference(program), False)
     except Exception:
         return Complaint("invalid", traceback.format_exc())
     try:
@@ -67,7 +67,7 @@ def compare(program: Program, run: Callable[[pathlib.Path], Seen]) -> Complaint 
         return None
     if program.policy == "float32":
         with in_double_precision():
-            expected = _expected(program, True)
+            expected = _expected(_as_reference(program), True)
             seen = in_folder(run)
         in_double = difference(seen, expected, IN_DOUBLE_PRECISION, program)
         return None if in_double is None else Complaint("different", in_double)
@@ -85,7 +85,14 @@ def is_random(program: Program) -> bool:
     return program.has_layer(*RANDOM)
 
 
-@functools.lru_cache(maxsize=2)  # each of two workers is compared with it
+def _as_reference(program: Program) -> Program:
+    """Returns the program of which the reference is that of `program`."""
+    if is_random(program) or program.has_layer(*IMITATING):
+        return program
+    return dataclasses.replace(program, replicas=1)
+
+
+@functools.lru_cache(maxsize=2)  # all numbers of replicas and workers are compared with it
 def _expected(program: Program, is_double: bool) -> Seen:
     """Returns what is to be seen of a program; the precision is what is set."""
     return in_folder(lambda folder: reference(program, folder))

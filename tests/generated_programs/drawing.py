@@ -10,7 +10,7 @@ from generated_programs.choices import Input, Layer, Optimizer, Output, Program
 from generated_programs.layers import shares
 from generated_programs.models import LAYERS, RANDOM, REGULARIZED
 from generated_programs.parts import LOSSES, METRICS, OPTIMIZERS, REDUCTIONS
-from generated_programs.steps import STEPS
+from generated_programs.steps import APPLYING, STEPS, TAPED
 
 #: Layers that take means over the examples of their replica. (One that is synchronized is an error
 #: in a function of one's own, if a replica without examples leaves its collective operation out.)
@@ -29,6 +29,9 @@ _COUNTING = (
     "accuracy", "auc", "precision", "recall", "false_negatives", "iou", "sensitivity", "top",
     "word", "f1",
 )  # fmt: skip
+
+#: Keras' own first one is 2^15; with 2^40, the first steps of half precision are skipped.
+LOSS_SCALES = (64.0, 2.0**15, 2.0**40)
 
 ACTIONS = (
     "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
@@ -75,6 +78,7 @@ class _Drawing:
             optimizer=self._optimizer(),
             policy=self._one(["float32"] * 8 + ["mixed_bfloat16", "mixed_float16"]),
             step=step,
+            applying=self._one(["apply", *APPLYING]) if step in TAPED else "apply",
             loop_loss=self._one(["average", "global_batch", "local_average", "loss_object"]),
             **self._sizes(),
             source=self._one(["arrays", "arrays", "dataset", "batches"]),
@@ -144,7 +148,8 @@ class _Drawing:
             self._one([0.0, 0.0, 0.05]),
             self._one([1, 1, 1, 2, 3]),
             self._is(0.15),
-            64.0 if self._is(0.08) else None,
+            self._one(LOSS_SCALES) if self._is(0.08) else None,
+            self._one([2000, 2000, 1]),
         )
 
     def _actions(self, is_loop: bool) -> tuple[str, ...]:
@@ -164,15 +169,23 @@ def _with_fewer_conflicts(program: Program) -> Program:
     """Returns a consistent program, but for what a change has made necessary."""
     outputs, inputs = program.outputs, program.inputs
     change: dict[str, Any] = {}
-    if program.step == "stateless":
+    is_own_sum = program.applying == "clip_sums" and program.step != "loop"
+    if program.step not in TAPED or (is_own_sum and _has_idle_replicas(program)):
+        # A replica without examples computes the gradients of padding, of which only the optimizer
+        # knows that they do not count: a sum by hand in `fit` has them, which is a fault.
+        change["applying"] = "apply"
+    if program.step == "stateless" or program.applying != "apply":
         # Keras' loss scale is not known while its optimizer is not built, as in its guide's step.
+        # It belongs to one optimizer, whose `apply_gradients` takes it out of the gradients.
         policy = "mixed_bfloat16" if program.policy == "mixed_float16" else program.policy
         unscaled = dataclasses.replace(program.optimizer, loss_scale=None)
         program = dataclasses.replace(program, policy=policy, optimizer=unscaled)
+    scale = program.optimizer.loss_scale
     if program.policy == "mixed_float16" and program.has_layer("attention", "query_attention"):
         change["policy"] = "mixed_bfloat16"  # which XLA multiplies on a CPU
-    elif program.policy == "mixed_float16" and program.optimizer.loss_scale is None:
-        change["optimizer"] = dataclasses.replace(program.optimizer, loss_scale=64.0)
+    elif program.policy == "mixed_float16" and program.step == "loop" and not scale:
+        # Elsewhere `compile` gives the optimizer this one.
+        change["optimizer"] = dataclasses.replace(program.optimizer, loss_scale=2.0**15)
     biases = sum(layer.kind in _ENDING_WITH_BIAS for layer in program.layers())
     if program.has_layer("batch_norm", "sync_batch_norm") and biases > 1:
         change["policy"] = "float32"

@@ -10,7 +10,8 @@ import numpy as np
 import unison.tf as tf
 from generated_programs.choices import Program
 from generated_programs.examples import Examples
-from generated_programs.parts import LOSSES, METRICS, make_optimizer
+from generated_programs.parts import LOSSES, METRICS, make_optimizers
+from generated_programs.steps import apply_gradients
 
 _ON_READ = tf.VariableSynchronization.ON_READ
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
@@ -21,7 +22,7 @@ class Loop:
     """The loop of a program. Construct it in the strategy's scope.
 
     Attributes:
-        optimizer: The optimizer.
+        optimizers: The optimizers.
     """
 
     def __init__(self, program: Program, model: keras.Model, strategy: Any):
@@ -35,7 +36,7 @@ class Loop:
             [_metric(METRICS[output.kind][name]()) for name in output.metrics]
             for output in program.outputs
         ]
-        self.optimizer = make_optimizer(program.optimizer)
+        self.optimizers = make_optimizers(program)
         self._variables = {
             "seen": tf.Variable(0.0, trainable=False, synchronization=_ON_READ, aggregation=_SUM),
             "last": tf.Variable(0.0, trainable=False, synchronization=_ON_READ, aggregation=_MEAN),
@@ -72,7 +73,7 @@ class Loop:
         x, y, *rest = batch
         targets = _flat(y)
         weights = _flat(rest[0]) if rest else [None] * len(targets)
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             outputs = _flat(self._model(x, training=True))
             loss = 0.0
             for of_output, truth, guess, weight in zip(
@@ -81,10 +82,9 @@ class Loop:
                 loss += self._scaled(of_output(truth, guess, weight))
             if self._model.losses:
                 loss += tf.nn.scale_regularization_loss(tf.add_n(self._model.losses))
-            scaled = self.optimizer.scale_loss(loss)
-        weights_of_model = self._model.trainable_variables
-        gradients = tape.gradient(scaled, weights_of_model)
-        self.optimizer.apply_gradients(zip(gradients, weights_of_model, strict=True))
+            scaled = self.optimizers[0].scale_loss(loss)
+        variables = self._model.trainable_variables
+        apply_gradients(self._program.applying, tape, scaled, variables, self.optimizers)
         for metrics, truth, guess, weight in zip(
             self._metrics, targets, outputs, weights, strict=True
         ):

@@ -65,6 +65,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], Build]] = {
 #: Layers of which the kernel may be regularized and constrained, and the outputs regularized.
 REGULARIZED = ("dense", "relu", "lstm", "gru", "simple_rnn", "conv1d", "conv2d")
 
+#: Layers of which the results on one device are those of a number of replicas.
+IMITATING = ("batch_norm", "counts")
+
 #: Layers that draw random numbers.
 RANDOM = ("dropout", "noise", "seedless_dropout", "recurrent_dropout")
 

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 from keras import losses, metrics, ops
 
-from generated_programs.choices import Optimizer
+import unison.tf as tf
+from generated_programs.choices import Optimizer, Program
 
 #: The losses for each kind of output. Losses that compare the examples of a batch with each other
 #: (Dice, Tversky) see those of their replica only, as docs/keras.md says, and are not here.
@@ -56,6 +57,7 @@ METRICS: dict[str, dict[str, Callable[[], Any]]] = {
         "spread": lambda: Spread(name="spread"),
         "calls": lambda: Calls(name="calls"),
         "largest": lambda: Largest(name="largest"),
+        "level": lambda: Level(name="level"),
     },
     "binary": {
         "accuracy": lambda: metrics.BinaryAccuracy(name="accuracy"),
@@ -80,7 +82,8 @@ METRICS: dict[str, dict[str, Callable[[], Any]]] = {
     },
 }
 METRICS["steps"] = {
-    name: METRICS["number"][name] for name in ("mae", "rmse", "log_cosh", "spread", "calls")
+    name: METRICS["number"][name]
+    for name in ("mae", "rmse", "log_cosh", "spread", "calls", "level")
 }
 
 
@@ -137,6 +140,22 @@ class Calls(_OwnMetric):
 
 
 @keras.saving.register_keras_serializable("random programs")
+class Level(_OwnMetric):
+    """The sum of the predictions, as a mean over the replicas of multiples of their parts."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.level = self._variable("mean")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self.level.assign_add(replicas * ops.sum(ops.cast(y_pred, self.dtype)))
+
+    def result(self) -> Any:
+        return self.level.value
+
+
+@keras.saving.register_keras_serializable("random programs")
 class Largest(metrics.Metric):
     """The largest prediction: a state that is no sum."""
 
@@ -180,6 +199,12 @@ OPTIMIZERS: dict[str, tuple[type[keras.optimizers.Optimizer], dict[str, Any]]] =
 _CLIPS = {"clipnorm": 0.1, "global_clipnorm": 0.2, "clipvalue": 0.05}
 
 
+def make_optimizers(program: Program) -> list[keras.optimizers.Optimizer]:
+    """Returns as many new optimizers as a program has."""
+    number = 2 if program.applying == "two_optimizers" else 1
+    return [make_optimizer(program.optimizer) for _ in range(number)]
+
+
 def make_optimizer(optimizer: Optimizer) -> keras.optimizers.Optimizer:
     """Returns a new Keras optimizer."""
     kind, options = OPTIMIZERS[optimizer.name]
@@ -198,5 +223,6 @@ def make_optimizer(optimizer: Optimizer) -> keras.optimizers.Optimizer:
         options["gradient_accumulation_steps"] = optimizer.accumulation
     made = kind(**options)
     if optimizer.loss_scale is not None:
-        return keras.optimizers.LossScaleOptimizer(made, optimizer.loss_scale)
+        scaling = keras.optimizers.LossScaleOptimizer
+        return scaling(made, optimizer.loss_scale, dynamic_growth_steps=optimizer.growth)
     return made

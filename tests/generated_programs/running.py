@@ -19,7 +19,7 @@ from generated_programs.choices import VALIDATION_SPLIT, Program
 from generated_programs.examples import CLASS_WEIGHTS, Examples, batches_of, make_examples
 from generated_programs.layers import ReferenceNormalization, imitating
 from generated_programs.loops import Loop
-from generated_programs.parts import LOSSES, METRICS, make_optimizer
+from generated_programs.parts import LOSSES, METRICS, make_optimizers
 from generated_programs.steps import STEPS, DividesByBatch
 
 #: What can be seen of a program, by what it is and when it was seen.
@@ -102,6 +102,7 @@ class _Run:
         self._examples = make_examples(program)
         self.seen: Seen = {}
         self._loop: Loop | None = None
+        self._second_optimizer: Any = None
         with _dtype_policy(program.policy):
             self._build(program.seed)
             for number, action in enumerate(program.actions):
@@ -134,8 +135,9 @@ class _Run:
         def of_outputs(values: dict[str, Any]) -> Any:
             return values if named or len(values) == 1 else list(values.values())
 
+        optimizer, *further = make_optimizers(program)
         self._model.compile(
-            make_optimizer(program.optimizer),
+            optimizer,
             of_outputs(
                 {
                     name: LOSSES[output.kind][output.loss](reduction=output.reduction)
@@ -157,10 +159,13 @@ class _Run:
             ),
             steps_per_execution=program.steps_per_execution,
         )
-        self._give_losses()
+        self._prepare_step(*further)
 
-    def _give_losses(self) -> None:
-        """Gives a model whose step reduces the examples' losses itself what it needs."""
+    def _prepare_step(self, second_optimizer: Any = None) -> None:
+        """Gives a model with a step of its own what that needs."""
+        self._second_optimizer = second_optimizer
+        vars(self._model)["applying"] = self._program.applying
+        vars(self._model)["second_optimizer"] = second_optimizer
         by_example = self._program.step in ("average", "global_batch")
         vars(self._model)["example_losses"] = [
             LOSSES[output.kind][output.loss](reduction=None if by_example else output.reduction)
@@ -237,7 +242,7 @@ class _Run:
         self._model.save(path)
         with self._scope():
             self._model = keras.saving.load_model(path)
-        self._give_losses()
+            self._prepare_step(*make_optimizers(self._program)[1:])  # which no file holds
         self._restart_statistics()
 
     def _save_weights(self, where: str) -> None:
@@ -275,8 +280,12 @@ class _Run:
         weights = [v for v in self._model.weights if v.name != "of_replicas"]
         for number, variable in enumerate(weights):
             self.seen[f"{where}, weight {number} {variable.name}"] = _value(variable)
-        optimizer = self._loop.optimizer if self._loop is not None else self._model.optimizer
-        for number, variable in enumerate(optimizer.variables):
+        if self._loop is not None:
+            optimizers = self._loop.optimizers
+        else:
+            optimizers = [self._model.optimizer, self._second_optimizer]
+        variables = [v for each in optimizers if each is not None for v in each.variables]
+        for number, variable in enumerate(variables):
             self.seen[f"{where}, optimizer {number}"] = _value(variable)
 
 

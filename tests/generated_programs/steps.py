@@ -61,18 +61,45 @@ def _count(x: Any) -> Any:
     return jax.tree.leaves(x)[0].shape[0]
 
 
+APPLYING = ("apply", "clip_sums", "minimize", "two_optimizers")
+
+
+def apply_gradients(
+    way: str, tape: tf.GradientTape, loss: Any, variables: list[Any], optimizers: list[Any]
+) -> None:
+    """Updates variables by the gradients of a replica's loss, in one of the ways of `APPLYING`."""
+    if way == "minimize":
+        optimizers[0].minimize(loss, variables, tape=tape)
+    elif way == "two_optimizers":
+        half = len(variables) // 2
+        for optimizer, some in zip(optimizers, (variables[:half], variables[half:]), strict=True):
+            optimizer.apply_gradients(zip(tape.gradient(loss, some), some, strict=True))
+    elif way == "clip_sums":
+        replica = tf.distribute.get_replica_context()
+        sums = replica.all_reduce("SUM", tape.gradient(loss, variables))
+        clipped, _ = tf.clip_by_global_norm(sums, 0.3)
+        pairs = zip(clipped, variables, strict=True)
+        optimizers[0].apply_gradients(pairs, skip_gradients_aggregation=True)
+    else:
+        gradients = tape.gradient(loss, variables)
+        optimizers[0].apply_gradients(zip(gradients, variables, strict=True))
+
+
 class _Taped(tf.keras.Model):
+    applying = "apply"
+    second_optimizer: Any = None
+
     def loss_of(self, x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
         raise NotImplementedError
 
     def train_step(self, data: Any) -> Any:
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             predictions = self(x, training=True)
             loss = self.loss_of(x, y, predictions, sample_weight)
             scaled = self.optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        optimizers = [self.optimizer, self.second_optimizer]
+        apply_gradients(self.applying, tape, scaled, self.trainable_variables, optimizers)
         logs = self.compute_metrics(x, y, predictions, sample_weight)
         # What a tracker shows of such a loss is a replica's part, as docs/keras.md says.
         return {name: value for name, value in logs.items() if name != "loss"}
@@ -143,6 +170,9 @@ STEPS: dict[str, type[keras.Model]] = {
     "loss_object": CallsLosses,
     "loop": keras.Model,
 }
+
+#: Steps with a tape.
+TAPED = ("compute_loss", "average", "global_batch", "loss_object", "loop")
 
 #: Steps that reduce the examples' losses themselves.
 BY_EXAMPLE = ("average", "global_batch")

@@ -21,7 +21,8 @@ SEED = 3
 
 @pytest.mark.parametrize("number", range(5))
 def test_random_program_trains_on_several_replicas_as_on_one_device(number):
-    assert random_programs.check(SEED, number, 1, shrinks=False).failures == []
+    report = random_programs.check(SEED, number, 1, replicas=(), shrinks=False)
+    assert report.failures == []
 
 
 # -- the machine itself --------------------------------------------------------------------------
@@ -62,7 +63,7 @@ def test_a_failing_program_is_printed_with_the_command_that_repeats_it(
     wrong_gradients, monkeypatch
 ):
     monkeypatch.setattr(drawing, "draw_program", lambda seed, number: LARGE)
-    (failure,) = random_programs.check(9, 4, 1, shrinks=False).failures
+    (failure,) = random_programs.check(9, 4, 1, replicas=(), shrinks=False).failures
     assert describe(LARGE) in failure
     assert "python tests/random_programs.py --seed 9 --first 4 --programs 1" in failure
 
@@ -147,6 +148,8 @@ def test_every_choice_is_drawn():
         "layers": {layer.kind for program in programs for layer in program.layers()},
         "optimizers": {program.optimizer.name for program in programs},
         "steps": {program.step for program in programs},
+        "applying": {program.applying for program in programs},
+        "loss_scales": {program.optimizer.loss_scale for program in programs},
         "actions": {action for program in programs for action in program.actions},
         "reductions": {output.reduction for output in outputs},
         "losses": {(output.kind, output.loss) for output in outputs},
@@ -154,6 +157,8 @@ def test_every_choice_is_drawn():
     assert drawn["layers"] == {*drawing.LAYERS}
     assert drawn["optimizers"] == {*parts.OPTIMIZERS}
     assert drawn["steps"] == {*drawing.STEPS}
+    assert drawn["applying"] == {*drawing.APPLYING}
+    assert drawn["loss_scales"] == {None, *drawing.LOSS_SCALES}
     assert drawn["actions"] == {*drawing.ACTIONS}
     assert drawn["reductions"] == {*parts.REDUCTIONS}
     assert drawn["losses"] == {(kind, name) for kind in parts.LOSSES for name in parts.LOSSES[kind]}
