@@ -135,6 +135,7 @@ def test_missing_scikit_learn_names_the_extra_that_brings_it(run_command, monkey
     [
         ({"y_test": None}, "must hold the arrays x_train, y_train, x_test, y_test"),
         ({"x_train": np.zeros((150, 8, 8))}, "x_train must hold images of 28x28 pixels"),
+        ({"x_train": np.float32(0)}, "x_train must hold images of 28x28 pixels"),
         ({"y_test": np.zeros(3, "int32")}, "one integer for each of the 150 images"),
         ({"y_test": np.full(150, 10)}, "must hold classes from 0 to 9"),
         ({"y_test": np.array([{}] * 150)}, "is not an .npz file of NumPy arrays"),

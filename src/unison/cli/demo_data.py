@@ -105,7 +105,8 @@ def _from_file(path: pathlib.Path) -> Images:
 
 
 def _check(path: pathlib.Path, part: str, images: np.ndarray, labels: np.ndarray) -> None:
-    if not len(images) or images[0].size != _PIXELS or images.dtype.kind not in "uif":
+    is_empty = not images.ndim or not len(images)
+    if is_empty or images[0].size != _PIXELS or images.dtype.kind not in "uif":
         raise CommandError(
             f"{path}: x_{part} must hold images of 28x28 pixels; it has shape {images.shape} and "
             f"dtype {images.dtype}"
