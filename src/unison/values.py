@@ -14,6 +14,7 @@ from jax import lax
 from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.precision import device_array, device_dtype
 from unison.runtime.process_group import all_gather_json
+from unison.runtime.transfers import host_view
 
 
 class DistributedValues:
@@ -140,8 +141,9 @@ class PerReplica(DistributedValues):
         values = self._local_arrays(placement)
         if len({value.dtype for value in values}) > 1 or len(set(self.shapes(placement))) > 1:
             return None
-        if all(isinstance(value, np.ndarray) for value in values):
-            stacked = placement.spread(np.stack(values))
+        views = [view for value in values if (view := host_view(value)) is not None]
+        if len(views) == len(values):
+            stacked = placement.spread(np.stack(views))
         else:
             pairs = zip(values, placement.local_devices, strict=True)
             stacked = placement.assemble([jax.device_put(value, to)[None] for value, to in pairs])

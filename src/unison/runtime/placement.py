@@ -25,7 +25,7 @@ from unison.runtime.liveness import watched
 from unison.runtime.private_jax import shard_map
 from unison.runtime.replica_function import PlacedProgram, ReplicaFunction, specs_of_each
 from unison.runtime.shared_memory import shared_memory_of
-from unison.runtime.transfers import placed
+from unison.runtime.transfers import host_view, placed
 from unison.thread_local import ThreadLocal
 
 REPLICA_AXIS = "replica"
@@ -323,7 +323,10 @@ class Placement:
     def repeat(self, value: Any) -> jax.Array:
         """Returns a per-replica array whose every slice is `value`."""
         value = jnp.asarray(value)
-        return self.spread(jnp.broadcast_to(value, (len(self.local_replicas), *value.shape)))
+        shape = (len(self.local_replicas), *value.shape)
+        if (view := host_view(value)) is not None:
+            return self.spread(np.broadcast_to(view, shape))  # without a program for each shape
+        return self.spread(jnp.broadcast_to(value, shape))
 
     def divide(self, whole: Any) -> Any:
         """Returns an array whose rows are divided evenly among the replicas, in order.

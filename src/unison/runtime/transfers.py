@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
@@ -27,6 +28,7 @@ def placed(values: Any, to: Sharding | jax.Device) -> Any:
     """
     sharding = to if isinstance(to, Sharding) else SingleDeviceSharding(to)
     is_guarded = _OPTIONS.jax_transfer_guard_host_to_device not in _UNGUARDED
+    divides = len(sharding.device_set) > 1 and not is_guarded
 
     def place(leaf: Any) -> jax.Array:
         if isinstance(leaf, np.ndarray) and leaf.ndim and not is_guarded:
@@ -34,6 +36,32 @@ def placed(values: Any, to: Sharding | jax.Device) -> Any:
         is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
         if is_array and leaf.committed and leaf.sharding == sharding:
             return leaf
+        if is_array and leaf.ndim and divides and (view := host_view(leaf)) is not None:
+            # `jax.device_put` would compile a program for each new shape that slices it.
+            return jax.make_array_from_callback(view.shape, sharding, view.__getitem__)
         return jax.device_put(leaf, sharding)  # which guards know as an explicit transfer
 
     return jax.tree.map(place, values)
+
+
+def host_view(value: Any) -> np.ndarray | None:
+    """Returns a NumPy array as it is, and the memory of a JAX array if the host can read it now.
+
+    It can if the array is computed, and on one CPU device. Otherwise returns None; also for what a
+    NumPy array would not be placed as: weak types, and 64 bits where they are not enabled.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return None
+    array: Any = value  # has methods that JAX's types do not list
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended) or array.weak_type:
+        return None
+    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        return None
+    sharding = array.sharding
+    if not isinstance(sharding, SingleDeviceSharding) or not array.is_ready():
+        return None
+    devices: set[Any] = sharding.device_set
+    is_on_cpu = all(device.platform == "cpu" for device in devices)
+    return np.asarray(array) if is_on_cpu else None
