@@ -16,6 +16,11 @@ FORMS = {
     "tf.keras-above-the-scope": ("import unison.tf as tf; keras = tf.keras", ""),
     # As TensorFlow's guide writes it: Keras is not imported when the scope is entered.
     "tf.keras-in-the-scope": ("import unison.tf as tf", "keras = tf.keras"),
+    "tf.keras-in-the-second-scope": (
+        "import unison.tf as tf\nwith tf.distribute.OneDeviceStrategy('CPU:0').scope(): pass",
+        "keras = tf.keras",
+    ),
+    "unison.tf-in-the-scope": ("", "from unison.tf import keras"),
     "unison.keras-in-the-scope": ("", "import unison.keras, keras"),
 }
 
@@ -92,3 +97,51 @@ def test_backups_resume_within_an_epoch_and_files_are_replaced_whole(form, tmp_p
     assert told["resumed"] == [3, 4, 5]
     assert told["is_whole"]
     assert told["files"] == ["model.keras"]
+
+
+CLASSES = """
+import json, types
+{above}
+import unison
+
+def origins(function):
+    # Where a function comes from, and the functions that it wraps.
+    while function is not None:
+        function = getattr(function, "__func__", getattr(function, "fget", function))
+        code = getattr(function, "__code__", None)
+        yield code and f"{{code.co_filename}}:{{code.co_firstlineno}}"
+        function = getattr(function, "__wrapped__", None)
+
+strategy = unison.OneDeviceStrategy("CPU:0")
+with strategy.scope():
+    {inside}
+    keras.Sequential([keras.layers.Dense(1)]).compile("sgd", "mse")
+classes = [keras.Model, keras.Variable, keras.layers.Layer, keras.layers.BatchNormalization]
+classes += [keras.metrics.Metric, keras.optimizers.Optimizer]
+found = {{
+    f"{{owner.__name__}}.{{name}}": [*origins(value)]
+    for kind in classes
+    for owner in kind.__mro__
+    for name, value in vars(owner).items()
+    if isinstance(value, (types.FunctionType, staticmethod, classmethod, property))
+}}
+keras.Sequential([keras.layers.Dense(1)]).compile("sgd", "mse", **{arguments})
+print(json.dumps(found))
+"""
+
+
+def classes_after_a_scope(form, arguments):
+    above, inside = FORMS[form]
+    source = CLASSES.format(above=above, inside=inside or "pass", arguments=arguments)
+    done = run_program(source, imported=("jax", "unison"))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_keras_classes_are_the_same_after_a_scope_however_tensorflows_keras_came():
+    """Also with the arguments of Keras 2: they stay when the scope that brought them is closed."""
+    arguments = {"experimental_run_tf_function": False}
+    above = classes_after_a_scope("tf.keras-above-the-scope", arguments)
+    inside = classes_after_a_scope("tf.keras-in-the-scope", arguments)
+    assert inside == above
+    assert "Trainer.compile" in inside

@@ -28,13 +28,13 @@ from unison.keras.lookup import IntegerLookup, StringLookup
 from unison.keras.losses import teach_losses
 from unison.keras.normalization import BatchNormalization
 from unison.keras.pipeline import Pipeline
-from unison.keras.scope import KerasInScopes
+from unison.keras.scope import keras_in_scopes
 from unison.keras.tensorboard import TensorBoard
 from unison.keras.text_vectorization import Hashing, TextVectorization
 from unison.strategies.keras_additions import keras_is_imported
 from unison.strategies.scope_observers import observe_scopes
 
-observe_scopes(KerasInScopes())
+observe_scopes(keras_in_scopes)
 teach_keras()
 teach_feeding()
 teach_losses()

@@ -184,4 +184,6 @@ class KerasInScopes:
             self._restore.pop()()
 
 
+keras_in_scopes = KerasInScopes()
+
 tracing_contexts.append(LiftingScope)

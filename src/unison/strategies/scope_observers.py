@@ -32,6 +32,22 @@ def observe_scopes(observer: ScopeObserver) -> None:
 
 
 @contextlib.contextmanager
+def as_outside_scopes(observer: ScopeObserver) -> Iterator[None]:
+    """Has an observer restore what it changes in scopes for the duration of a block.
+
+    For a block that changes the same objects for good, and may run while a scope is open.
+    """
+    with _scopes_lock:
+        if _open_scopes:
+            observer.closed()
+        try:
+            yield
+        finally:
+            if _open_scopes:
+                observer.opened()
+
+
+@contextlib.contextmanager
 def observed_scope() -> Iterator[None]:
     """Counts a scope as open, for the observers."""
     global _open_scopes

@@ -12,12 +12,16 @@ import unison.keras  # noqa: F401  (before Keras: it chooses the JAX backend)
 
 import keras  # isort: skip
 
+from unison.keras.scope import keras_in_scopes
+from unison.strategies.scope_observers import as_outside_scopes
 from unison.tf.keras.names import make_module, stand_over, stand_over_modules_below
 from unison.tf.keras.patches import patch_keras
 
 __version__ = keras.__version__
 
-patch_keras()
+# A scope may be open, which restores Keras' own functions when it is closed: not these over them.
+with as_outside_scopes(keras_in_scopes):
+    patch_keras()
 
 __getattr__ = stand_over(__name__)
 
