@@ -77,18 +77,20 @@ def assert_same_outcome(together: Outcome, alone: Outcome) -> None:
     assert_close(together.optimizer, alone.optimizer, "optimizer")
 
 
-def assert_close(received: Any, expected: Any, where: str = "value") -> None:
+def assert_close(
+    received: Any, expected: Any, where: str = "value", round_off: dict[str, float] = ROUND_OFF
+) -> None:
     """Two trees of arrays have one structure, and agree to round-off."""
     if isinstance(expected, dict):
         assert set(received) == set(expected), where
         for name, value in expected.items():
-            assert_close(received[name], value, f"{where}[{name!r}]")
+            assert_close(received[name], value, f"{where}[{name!r}]", round_off)
     elif isinstance(expected, list | tuple):
         assert len(received) == len(expected), where
         for index, value in enumerate(expected):
-            assert_close(received[index], value, f"{where}[{index}]")
+            assert_close(received[index], value, f"{where}[{index}]", round_off)
     else:
-        np.testing.assert_allclose(received, expected, **ROUND_OFF, err_msg=where)
+        np.testing.assert_allclose(received, expected, **round_off, err_msg=where)
 
 
 def regression_data(
