@@ -17,6 +17,7 @@ import numpy as np
 import unison
 from keras_forms import scope_with_keras
 from parameter_server_threads import clusters
+from unison.parameter_server import FixedShardsPartitioner
 
 form, folder = sys.argv[1:]
 if form == "keras":
@@ -29,7 +30,8 @@ y = x.sum(1, keepdims=True)
 def train(strategy, form, **more):
     with scope_with_keras(strategy, form) as keras:
         keras.utils.set_random_seed(3)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        hidden = keras.layers.Dense(8, kernel_regularizer="l2")
+        model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
 
     class Stopping(keras.callbacks.Callback):
@@ -53,14 +55,16 @@ def train(strategy, form, **more):
 
 
 with clusters() as start:
-    strategy, _ = start(servers=2)
+    # The kernels are divided between the servers.
+    strategy, _ = start(servers=2, partitioner=FixedShardsPartitioner(2))
     told, epochs, model = train(
         strategy,
         form,
         backup=lambda keras: keras.callbacks.BackupAndRestore(f"{folder}/backup"),
         checkpoint=lambda keras: keras.callbacks.ModelCheckpoint(f"{folder}/model.keras"),
     )
-    weights = model.get_weights()
+    weights = [variable.numpy() for variable in model.trainable_weights]
+    told["shards"] = len(model.layers[0].weights)
 import keras
 
 loaded = keras.models.load_model(f"{folder}/model.keras").get_weights()
@@ -86,6 +90,8 @@ def results_of(form, folder):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_training_that_is_interrupted_and_resumed_equals_one_on_one_device(form, tmp_path):
     told, alone, epochs = results_of(form, str(tmp_path))
+    # The kernel and the bias; TensorFlow's layers list each of their shards.
+    assert told.pop("shards") == {"keras": 2, "tf": 4}[form]
     for name, expected in alone.items():  # a history is that of the epochs that were run last
         own = told[name]
         np.testing.assert_allclose(own, expected[-len(own) :], rtol=1e-4, atol=1e-5)

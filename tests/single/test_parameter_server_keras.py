@@ -183,7 +183,7 @@ def test_the_last_arrays_validate(started):
 def test_layers_list_the_shards_of_their_weights(started):
     strategy, _ = started(servers=2, partitioner=FixedShardsPartitioner(2))
     with strategy.scope():
-        layer = keras.layers.Embedding(7, 3)
+        layer = tf.keras.layers.Embedding(7, 3)
         layer.build()
     assert [tuple(weight.shape) for weight in layer.weights] == [(4, 3), (3, 3)]
     layer.set_weights([np.ones((4, 3)), np.zeros((3, 3))])

@@ -23,7 +23,7 @@ from unison.keras import text_input
 from unison.keras.scope import ENTRY_POINTS
 from unison.keras.stateful_step import STATE_OF_STEPS
 from unison.tf.keras import layers, masks, old_models, old_optimizers, old_saving, utils
-from unison.tf.keras.sharded_weights import weights_by_shards
+from unison.tf.keras.sharded_weights import of_whole_weights, weights_by_shards
 
 #: Keras' own layers of these names need TensorFlow.
 _OWN_LAYERS = ("Hashing", "IntegerLookup", "StringLookup", "TextVectorization")
@@ -44,6 +44,9 @@ def patch_keras() -> None:
     for owner in (keras.layers.Layer, keras.metrics.Metric):
         owner.add_weight = old_models.method_adding_weights(owner)
     keras.layers.Layer.weights = weights_by_shards(keras.layers.Layer.weights)
+    for name in ("trainable_weights", "non_trainable_weights"):
+        whole = of_whole_weights(getattr(keras.layers.Layer, name))
+        setattr(keras.layers.Layer, name, whole)
     for tensors in ("input", "output"):
         setattr(keras.layers.Layer, f"{tensors}_shape", old_models.ShapeOf(tensors))
     # The class that defines it: Keras recognizes a program's own `compile` by comparing with that.
