@@ -1,7 +1,8 @@
 """Training loops that signals interrupt at random moments, and what must hold after each.
 
-`UNISON_CPU_DEVICES=2 python tests/interruption_program.py SIGNALS SEED [LOOP ...]` interrupts
-loops, again and again, by an alarm whose handler raises. Each time all variables must be readable
+`UNISON_CPU_DEVICES=2 python tests/interruption_program.py FORM SIGNALS SEED [LOOP ...]` interrupts
+loops, again and again, by an alarm whose handler raises. The form is how Keras comes to the program
+(see `keras_forms`). Each time all variables must be readable
 and hold what an undisturbed training has after as many steps as they say; the loop then resumes
 from there. It prints for each loop how many interruptions came in which function of Unison.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import importlib
 import os
 import pathlib
 import random
@@ -23,7 +26,6 @@ from typing import Any
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 import unison
@@ -39,6 +41,15 @@ ROUNDS = 12
 #: step would show as the difference of a whole update.
 TOLERANCE = 2e-4
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
+
+
+#: One of `keras_forms.FORMS`.
+FORM = sys.argv[1] if __name__ == "__main__" else "keras"
+
+
+def keras_of_the_form() -> Any:
+    """Returns Keras; first before all scopes, or in one, by the form."""
+    return tf.keras if FORM == "tf" else importlib.import_module("keras")
 
 
 class Interrupted(BaseException):
@@ -139,7 +150,6 @@ class Keras(Loop):
         all_rows_alike: bool = False,
         **compiled: Any,
     ):
-        keras.utils.set_random_seed(1)
         rng = np.random.default_rng(0)
         self.x = rng.uniform(0.1, 1.0, (8 * self.steps_per_epoch, 6)).astype(np.float32)
         self.x[8:] = np.tile(self.x[:8], (self.steps_per_epoch - 1, 1))  # all batches alike
@@ -148,14 +158,16 @@ class Keras(Loop):
         self.y = np.zeros((len(self.x), 1), np.float32)
         dataset = Dataset.from_tensor_slices((self.x, self.y)).batch(8).prefetch(2)
         self.data = {"x": dataset} if as_dataset else {"x": self.x, "y": self.y, "batch_size": 8}
-        # A callback that looks at every step: steps then run one by one.
-        self.callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)] * callback
         with strategy.scope():
+            keras = keras_of_the_form()
+            keras.utils.set_random_seed(1)
             inputs = keras.Input((6,))
             outputs = keras.layers.Dense(1)(keras.layers.Dense(256, name="hidden")(inputs))
-            self.model = (Taped if own_step else keras.Model)(inputs, outputs)
+            self.model = (taped_model() if own_step else keras.Model)(inputs, outputs)
             metrics = [] if own_step else ["mae"]
             self.model.compile(keras.optimizers.Adam(0.01), linear, metrics=metrics, **compiled)
+        # A callback that looks at every step: steps then run one by one.
+        self.callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)] * callback
 
     def run(self, steps: int) -> None:
         epochs = max(1, steps // self.steps_per_epoch)
@@ -204,7 +216,7 @@ def look(batch: int, logs: Any) -> None:
 
 
 def linear(y_true: Any, y_pred: Any) -> Any:
-    return keras.ops.mean(y_pred - y_true, axis=-1)
+    return keras_of_the_form().ops.mean(y_pred - y_true, axis=-1)
 
 
 class Scheduled(Loop):
@@ -292,16 +304,20 @@ class OnServers(Keras):
 SERVERS = {"workers": 1, "servers": 2, "partitioner": FixedShardsPartitioner(2)}
 
 
-class Taped(keras.Model):
-    """A model with a step of its own, which assigns."""
+@functools.cache
+def taped_model() -> Any:
+    """A class of models with a step of its own, which assigns."""
 
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"part": loss}
+    class Taped(keras_of_the_form().Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"part": loss}
+
+    return Taped
 
 
 LOOPS: dict[str, Callable[[], Loop]] = {
@@ -444,7 +460,9 @@ def interrupted(name: str, signals: int, seed: int) -> dict[str, int]:
 
 
 def main() -> None:
-    signals, seed, *names = sys.argv[1:]
+    signals, seed, *names = sys.argv[2:]
+    if FORM == "keras":
+        keras_of_the_form()
     for name in names or LOOPS:
         print(f"seed {seed}, {name}:", interrupted(name, int(signals), int(seed)), flush=True)
 

@@ -21,7 +21,6 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 import unison
@@ -30,6 +29,13 @@ from unison.data import Dataset
 FOLDER = pathlib.Path(sys.argv[1])
 KIND = sys.argv[2]
 GIVEN = dict(pair.split("=", 1) for pair in sys.argv[3:])
+#: How Keras comes to the program: "keras", imported here; or "tf", as TensorFlow's guide writes it:
+#: by the first `tf.keras`, inside the scope.
+FORM = GIVEN.get("form", "keras")
+if FORM == "tf":
+    import unison.tf as tf
+else:
+    import keras
 KILLS = [tuple(map(int, pair.split(":"))) for pair in GIVEN.get("kills", "").split(",") if pair]
 EPOCHS = int(GIVEN.get("epochs", 3))
 LOOPS = int(GIVEN.get("loops", 1))
@@ -55,11 +61,17 @@ else:
         communication_options=unison.CommunicationOptions(timeout_seconds=TIMEOUT)
     )
 own = jax.process_index()
-keras.utils.set_random_seed(7)
 numbers = np.random.default_rng(3)
 features = numbers.standard_normal((EXAMPLES, 6)).astype(np.float32)
 labels = (features.sum(axis=1, keepdims=True) > 0).astype(np.float32)
 begun = time.time()
+
+
+def keras_of_the_form():
+    """Returns Keras; in a scope."""
+    found = tf.keras if FORM == "tf" else keras
+    found.utils.set_random_seed(7)
+    return found
 
 
 def stepped(step):
@@ -88,6 +100,7 @@ def report(weights, **told):
 
 def fit():
     with strategy.scope():
+        keras = keras_of_the_form()
         inputs = keras.Input((6,))
         hidden = keras.layers.Dense(64, activation="tanh")(inputs)
         hidden = keras.layers.Dense(64, activation="tanh")(hidden)
@@ -127,6 +140,7 @@ def fit():
 def loop():
     on_read = unison.VariableSynchronization.ON_READ
     with strategy.scope():
+        keras_of_the_form()
         weights = unison.Variable(np.full((6, 1), 0.1, np.float32))
         seen = unison.Variable(
             np.zeros(EXAMPLES, np.float32),

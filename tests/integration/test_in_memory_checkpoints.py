@@ -45,12 +45,22 @@ def soaked(*parameters):
         pytest.param(TWO_WORKERS, ("loop",), "30:1", marks=pytest.mark.smoke),
         soaked(TWO_WORKERS, ("loop",), "25:0,40:1,50:0"),
         soaked(TWO_WORKERS, ("fit",), "30:1"),
-        (TWO_WORKERS, ("fit",), "3:1,30:1,45:0"),
+        (TWO_WORKERS, ("fit", "form=tf"), "3:1,30:1,45:0"),
+        soaked(TWO_WORKERS, ("loop", "form=tf"), "30:1"),
         soaked(TWO_WORKERS, ("fit", "loops=3", "epochs=2"), "30:1,60:0,100:1"),
         (("-n", "1", "--devices-per-worker", "2"), ("fit", "zero=3"), "30:0"),
         (TWO_WORKERS, ("fit", "model=2"), "30:1"),
     ],
-    ids=["loop", "loop thrice", "fit", "fit thrice", "several fits", "ZeRO 3", "one replica"],
+    ids=[
+        "loop",
+        "loop thrice",
+        "fit",
+        "fit thrice of tf.keras",
+        "loop of tf",
+        "several fits",
+        "ZeRO 3",
+        "one replica",
+    ],
 )
 def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path, options, given, kills):
     output = run(*options, *KEEPING, PROGRAM, tmp_path, *given, f"kills={kills}")

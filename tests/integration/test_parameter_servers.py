@@ -29,6 +29,7 @@ from unison.runtime.cluster_resolvers import SimpleClusterResolver
 from warm_processes import start_program
 
 KEY = "cd" * 32
+TESTS = os.path.dirname(os.path.dirname(__file__))
 SECONDS = 120
 
 
@@ -369,14 +370,14 @@ if len(sys.argv) > 1:
 COMMAND = [sys.executable, "-c", "from unison.cli import main; raise SystemExit(main())"]
 
 
-def run(folder, workers, servers, *arguments):
-    write_program(folder, EXITING)
+def run(folder, workers, servers, *arguments, at_the_end=EXITING):
+    write_program(folder, at_the_end)
     return subprocess.run(
         [
             *(*COMMAND, "run", f"--workers={workers}", f"--ps={servers}"),
             *(str(folder / "program.py"), *arguments),
         ],
-        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([PYTHON_PATH, TESTS])},
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -395,6 +396,38 @@ def test_unison_run_ends_as_its_program(tmp_path):
     finished = run(tmp_path, 1, 1, "3")
     assert finished.returncode == 3
     assert "exit code 3" in finished.stderr
+
+
+#: Keras comes to a strategy whose servers have variables already.
+FITTING = """
+import numpy as np
+from keras_forms import scope_with_keras
+
+x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+
+
+def losses(strategy, form):
+    with scope_with_keras(strategy, form) as keras:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    y = x.sum(1, keepdims=True)
+    fitted = model.fit(x, y, 16, epochs=2, steps_per_epoch=3, shuffle=False, verbose=0)
+    return [*fitted.history["loss"], model.evaluate(x, y, verbose=0)]
+
+
+for of in (strategy, unison.OneDeviceStrategy("CPU:0")):
+    print("losses", *losses(of, sys.argv[1] if of is strategy else "keras"))
+"""
+
+
+@pytest.mark.parametrize("form", [pytest.param("keras", marks=pytest.mark.soak), "tf"])
+def test_fit_in_a_job_of_workers_and_servers_equals_fit_on_one_device(form, tmp_path):
+    finished = run(tmp_path, 1, 2, form, at_the_end=FITTING)
+    assert finished.returncode == 0, finished.stderr
+    lines = [line.split() for line in finished.stdout.splitlines() if "losses" in line]
+    together, alone = ([float(word) for word in line[-3:]] for line in lines)
+    np.testing.assert_allclose(together, alone, rtol=1e-4)
 
 
 INTERRUPTED = """

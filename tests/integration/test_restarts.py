@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keras_forms import FORMS
 from parameter_server_threads import free_addresses
 from subprocess_program import environment_of_program, kill_group, unison_run
 
@@ -235,14 +236,19 @@ def on_two_machines(*options, seconds):
 
 TRAINING = """
 import os, pathlib, sys
-import keras
 import numpy as np
 import unison
-folder = pathlib.Path(sys.argv[1])
+folder, form = pathlib.Path(sys.argv[1]), sys.argv[3]
+if form == "keras":
+    import keras
+else:
+    import unison.tf as tf
 strategy = unison.MultiWorkerMirroredStrategy()
 index = strategy.cluster_resolver.task_id
-keras.utils.set_random_seed(5)
 with strategy.scope():
+    if form == "tf":
+        keras = tf.keras
+    keras.utils.set_random_seed(5)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse")
 
@@ -271,7 +277,7 @@ def undisturbed(tmp_path):
     folder = tmp_path / "undisturbed"
     folder.mkdir()
     (tmp_path / "training.py").write_text(TRAINING)
-    done = run("-n", 2, tmp_path / "training.py", folder, "not", seconds=120)
+    done = run("-n", 2, tmp_path / "training.py", folder, "not", "keras", seconds=120)
     assert done.returncode == 0, done.stderr
     return weights(folder)
 
@@ -282,8 +288,10 @@ def weights(folder: Path):
 
 
 @pytest.mark.timeout(300)
-def test_a_job_that_starts_again_trains_as_if_nothing_had_happened(tmp_path, undisturbed):
-    done = run("-n", 2, "--restarts", 1, tmp_path / "training.py", tmp_path, "killed", seconds=200)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_job_that_starts_again_trains_as_if_nothing_had_happened(form, tmp_path, undisturbed):
+    training = [tmp_path / "training.py", tmp_path, "killed", form]
+    done = run("-n", 2, "--restarts", 1, *training, seconds=200)
     assert done.returncode == 0, done.stderr
     assert "worker 1 was ended by SIGKILL" in done.stderr
     assert "all workers are started again" in done.stderr
@@ -293,7 +301,7 @@ def test_a_job_that_starts_again_trains_as_if_nothing_had_happened(tmp_path, und
 
 @pytest.mark.timeout(300)
 def test_the_machines_of_a_job_start_again_together(tmp_path, undisturbed):
-    training = [tmp_path / "training.py", tmp_path, "killed"]
+    training = [tmp_path / "training.py", tmp_path, "killed", "keras"]
     codes, printed = on_two_machines("--restarts", 1, *training, seconds=250)
     assert codes == [0, 0], printed
     assert all("all workers are started again" in text for text in printed), printed

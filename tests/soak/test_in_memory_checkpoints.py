@@ -12,6 +12,7 @@ import re
 import pytest
 
 from in_memory_training import LIMIT, PROGRAM, keeping, report, resumed_steps, run, undisturbed
+from keras_forms import FORMS
 
 FIRST = int(os.environ.get("UNISON_SOAK_FIRST", "0"))
 COUNT = int(os.environ.get("UNISON_SOAK_SCHEDULES", "40"))
@@ -45,6 +46,7 @@ def test_a_training_ends_as_if_nothing_had_happened(seed, tmp_path):
         for step in at
     ]
     overhead = numbers.choice((100, 100, 20))
+    given += (f"form={FORMS[seed // len(TRAININGS) % 2]}",)
     print(f"seed {seed}: {options} {given}, overhead {overhead} %, kills {kills}")
     output = run(
         *(*options, *keeping(len(kills), overhead), PROGRAM, tmp_path, *given),

@@ -9,6 +9,7 @@ import pathlib
 import pytest
 
 from elastic_training import require_the_same_training, train, train_alone
+from keras_forms import FORMS
 from subprocess_program import PYTHON_PATH, run_program
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -21,9 +22,10 @@ LIMIT = 600 + 120 * SIGNALS  # seconds
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(LIMIT + 30)]
 
 
-def test_every_loop_that_is_interrupted_is_after_a_whole_step():
+@pytest.mark.parametrize("form", FORMS)
+def test_every_loop_that_is_interrupted_is_after_a_whole_step(form):
     env = {"UNISON_CPU_DEVICES": "2", "PYTHONPATH": PATH}
-    done = run_program(PROGRAM, SIGNALS, SEED, env=env, timeout=LIMIT)
+    done = run_program(PROGRAM, form, SIGNALS, SEED, env=env, timeout=LIMIT)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-3000:]
 
