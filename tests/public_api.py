@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unison.unsupported import UnsupportedMember
+
 FILE = Path(__file__).with_suffix(".txt")
 COMMAND = "python tests/public_api.py"
 
@@ -148,7 +150,7 @@ def _members(of: type) -> Iterator[tuple[str, type, str]]:
         owner = next((each for each in of.__mro__ if name in vars(each)), object)
         member = vars(owner).get(name)
         is_ours = owner.__module__.split(".")[0] == "unison"
-        if name.startswith("_") or not is_ours or isinstance(member, enum.Enum):
+        if name.startswith("_") or not is_ours or isinstance(member, enum.Enum | UnsupportedMember):
             continue
         yield name, owner, _member_kind(member)
 

@@ -47,6 +47,11 @@ class OpError(Exception):
         self.message = message
         self.error_code = self.CODE if error_code is None else error_code
 
+    @property
+    def experimental_payloads(self) -> dict[bytes, bytes]:
+        """The data that TensorFlow's runtime attaches to errors: none here."""
+        return {}
+
     def __str__(self) -> str:
         return self.message
 

@@ -15,6 +15,7 @@ from jax import lax
 
 from unison.errors import InvalidArgumentError
 from unison.runtime.private_jax import constant_value
+from unison.unsupported import UnsupportedMember
 
 
 @jax.tree_util.register_pytree_node_class
@@ -36,6 +37,12 @@ class IndexedSlices:
     """
 
     __slots__ = ("_dense_shape", "_indices", "_values")
+
+    consumers = UnsupportedMember("there are no graphs: values do not know what uses them")
+    device = UnsupportedMember("use slices.values.devices()")
+    graph = UnsupportedMember("there are no graphs")
+    name = UnsupportedMember("arrays have no names")
+    op = UnsupportedMember("there are no graphs: values do not know what made them")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None):
         self._values = values

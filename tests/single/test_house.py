@@ -17,6 +17,7 @@ FLOORS = (
     "lazy_loader",
     "fingerprint",
     "errors",
+    "unsupported",
     "tracebacks",
     "thread_local",
     "names",

@@ -6,11 +6,14 @@ import re
 import types
 from pathlib import Path
 
+import jax
 import pytest
 
+import surface_members
 import unison.tf as tf
 from unison.tf.advice import ADVICE
 from unison.tf.missing import _all_names, names_missing_from, public_names
+from unison.unsupported import UnsupportedMember
 
 #: The modules whose names other files answer for.
 ELSEWHERE = ("tf.compat", "tf.keras", "tf.losses", "tf.metrics", "tf.optimizers", "tf.initializers")
@@ -116,6 +119,82 @@ def test_keras_modules_have_their_second_names():
     assert tf.losses is tf.keras.losses
     assert tf.initializers is tf.keras.initializers
     assert tf.optimizers.Adam is tf.keras.optimizers.Adam
+
+
+#: Instances of the classes whose instances set attributes when they are made, if `cls()` does not.
+INSTANCES = {
+    "tf.DType": lambda: tf.float32,
+    "tf.Tensor": lambda: tf.constant(1.0),
+    "tf.TensorArray": lambda: tf.TensorArray(tf.float32, 1),
+    "tf.Variable": lambda: tf.Variable(1.0),
+    "tf.data.DatasetSpec": lambda: tf.data.DatasetSpec(tf.TensorSpec([])),
+    "tf.distribute.Strategy": tf.distribute.get_strategy,
+    "tf.distribute.InputContext": tf.distribute.InputContext,
+    "tf.lookup.StaticHashTable": lambda: tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer([1], [2]), 0
+    ),
+    "tf.lookup.experimental.MutableHashTable": lambda: tf.lookup.experimental.MutableHashTable(
+        tf.int64, tf.int64, 0
+    ),
+    "tf.tpu.experimental.DeviceAssignment": lambda: tf.tpu.experimental.DeviceAssignment.build(
+        tf.tpu.experimental.Topology([1, 1, 1, 1], [[[0, 0, 0, 0]]])
+    ),
+    "tf.tpu.experimental.Topology": lambda: tf.tpu.experimental.Topology(
+        [1, 1, 1, 1], [[[0, 0, 0, 0]]]
+    ),
+}
+
+MEMBERS = surface_members.recorded()
+
+#: Members of classes that are not Unison's.
+NOT_OURS = {"tf.Tensor": ["OVERLOADABLE_OPERATORS"]}
+
+
+def instance_of(path: str, owner: object) -> object:
+    """An instance of a class, or the class itself if it needs arguments."""
+    if path in INSTANCES:
+        return INSTANCES[path]()
+    try:
+        return owner()
+    except (TypeError, ValueError, NotImplementedError, RuntimeError):
+        return owner
+
+
+@pytest.mark.parametrize(("path", "names"), MEMBERS.items(), ids=list(MEMBERS))
+def test_a_public_member_of_a_class_is_there_or_says_what_to_use_instead(path, names):
+    owner = found(path)
+    if owner is None or not (inspect.isclass(owner) or path in INSTANCES):
+        return
+    value = instance_of(path, owner)
+    absent = {name for name in names if not hasattr(owner, name) and not hasattr(value, name)}
+    without_advice = {name for name in absent if not is_unsupported(value, name)}
+    assert without_advice - {*NOT_OURS.get(path, ())} == set()
+
+
+def is_unsupported(value: object, name: str) -> bool:
+    owners = value.__mro__ if inspect.isclass(value) else type(value).__mro__
+    is_array = isinstance(value, jax.Array)  # of a class that `jax.Array` only describes
+    declared = [vars(owner).get(name) for owner in (*owners, *(jax.Array,) * is_array)]
+    return any(isinstance(member, UnsupportedMember) for member in declared)
+
+
+@pytest.mark.parametrize(
+    ("expression", "advice"),
+    [
+        ("tf.Variable(1.0).eval", "Variable.eval is not supported by Unison: .*numpy"),
+        ("tf.Variable.from_proto", "Variable.from_proto is not supported .*Checkpoint"),
+        ("tf.distribute.Server.create_local_server", "cluster of one task"),
+        ("tf.distribute.get_strategy().configure", "cluster_resolver="),
+        ("tf.data.Dataset.range(2).fingerprint", "plan.description"),
+        ("tf.TensorArray(tf.int32, 1).grad", "tf.GradientTape"),
+        ("tf.TensorSpec([2]).experimental_as_proto", "pickle"),
+        ("tf.keras.Sequential().save_spec", "input_shape"),
+        ("tf.constant(1.0).eval", "numpy"),
+    ],
+)
+def test_a_member_that_is_not_there_says_what_to_use_instead(expression, advice):
+    with pytest.raises(AttributeError, match=advice):
+        eval(expression, {"tf": tf})
 
 
 def parameters_of(function: object) -> str:

@@ -40,6 +40,7 @@ from unison.runtime.cluster import ClusterSpec
 from unison.runtime.exit_codes import LOST_ANOTHER
 from unison.runtime.memory import keep_freed_memory
 from unison.thread_local import ThreadLocal
+from unison.unsupported import UnsupportedMember
 
 logger = logging.getLogger("unison")
 
@@ -84,6 +85,10 @@ class Server:
 
     TF: `tf.distribute.Server`.
     """
+
+    create_local_server = UnsupportedMember(
+        'pass a cluster of one task: Server({"worker": ["localhost:PORT"]}, "worker", 0)'
+    )
 
     def __init__(
         self,

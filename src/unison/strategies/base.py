@@ -50,6 +50,7 @@ from unison.strategies.extended import StrategyExtended
 from unison.strategies.scope_observers import observed_scope
 from unison.strategies.tuning import Tuning, arrays_of_run, key_of_run
 from unison.tracebacks import filter_traceback, shorten
+from unison.unsupported import UnsupportedMember
 from unison.values import PerReplica, is_distributed, is_numeric
 
 
@@ -87,6 +88,13 @@ class Strategy:
     equal_copies: EqualCopies | None = None
     #: Chooses how gradients are communicated, by measuring the first steps, if requested.
     tuning: Tuning | None = None
+
+    colocate_vars_with = UnsupportedMember("use strategy.extended.colocate_vars_with")
+    configure = UnsupportedMember(
+        "there are no sessions: pass cluster_resolver= to a multi-worker strategy, or set TF_CONFIG"
+    )
+    experimental_run = UnsupportedMember("use strategy.run(fn, args=(next(iterator),))")
+    update_config_proto = UnsupportedMember("there are no sessions: set tf.config.threading, ...")
 
     def __init__(
         self,

@@ -15,11 +15,13 @@ import ml_dtypes
 import numpy as np
 
 from unison.tf.missing import names_missing_from
+from unison.tf.trace_types import TraceTypeMembers
+from unison.unsupported import UnsupportedMember
 
 __getattr__ = names_missing_from(__name__)
 
 
-class DType:
+class DType(TraceTypeMembers):
     """A dtype under TensorFlow's name.
 
     Attributes:
@@ -37,9 +39,15 @@ class DType:
 
     __slots__ = ("dtype", "name")
 
+    as_datatype_enum = UnsupportedMember("there are no protocol buffers of dtypes: use dtype.name")
+
     def __init__(self, name: str, dtype: Any):
         self.name = name
         self.dtype = np.dtype(dtype)
+
+    def is_subtype_of(self, other: Any) -> builtins.bool:
+        """Whether `other` is the same dtype."""
+        return self == other
 
     @property
     def as_numpy_dtype(self) -> type:

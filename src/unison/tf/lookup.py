@@ -17,6 +17,7 @@ from unison.tf.dtypes import DType, as_dtype
 from unison.tf.missing import names_missing_from, namespace
 from unison.tf.tensors import convert_to_tensor, tensor_dtype
 from unison.tf.text import StringTensor
+from unison.unsupported import UnsupportedMember
 
 __getattr__ = names_missing_from(__name__)
 
@@ -33,6 +34,8 @@ class KeyValueTensorInitializer:
 
     TF: `tf.lookup.KeyValueTensorInitializer`.
     """
+
+    initialize = UnsupportedMember("there are no graphs: tables are filled when they are made")
 
     def __init__(
         self,
@@ -66,11 +69,18 @@ def _items(tensor: Any) -> list[Any]:
 class _Table:
     """The common part of the tables: a dictionary, and the dtypes of keys and values."""
 
+    name = UnsupportedMember("there are no graphs, and tables have no names")
+
     def __init__(self, key_dtype: Any, value_dtype: Any, default_value: Any):
         self.key_dtype = as_dtype(key_dtype)
         self.value_dtype = as_dtype(value_dtype)
         self._entries: dict[Any, Any] = {}
         self._default = convert_to_tensor(default_value, self.value_dtype)
+
+    @property
+    def default_value(self) -> Any:
+        """The value of keys that are not there."""
+        return self._default
 
     def size(self, name: str | None = None) -> jax.Array:
         """Returns the number of keys, as int64."""

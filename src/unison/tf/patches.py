@@ -19,6 +19,7 @@ import numpy as np
 from unison.identity_key import Reference
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.variable_slices import assign_of
+from unison.unsupported import UnsupportedMember
 
 
 def _numpy(self: Any) -> np.ndarray | np.generic:
@@ -49,6 +50,14 @@ def _ref(self: Any) -> Reference:
     """
     return Reference(self)
 
+
+#: The members of graphs' tensors, and their replacements.
+_UNSUPPORTED = {
+    "eval": "there are no sessions: use tensor.numpy()",
+    "graph": "there are no graphs",
+    "name": "tensors have no names",
+    "op": "there are no graphs: tensors do not know what made them",
+}
 
 #: The errors of `if`, `int()`, `range()` and their kin on a value that is being traced.
 _NOTED: tuple[Any, ...] = (
@@ -103,7 +112,12 @@ def patch_jax() -> None:
         kind.get_shape = _get_shape
         kind.set_shape = _set_shape
         kind.ref = _ref
+        kind.experimental_ref = _ref
         kind.assign = property(assign_of)
+    for name, instead in _UNSUPPORTED.items():
+        member = UnsupportedMember(instead)
+        member.__set_name__(jax.Array, name)
+        setattr(jax.Array, name, member)
     arrays: Any = jax.Array
     arrays.__array_function__ = _array_function
     for error in _NOTED:

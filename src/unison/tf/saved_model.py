@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unison import saving
@@ -54,34 +54,79 @@ class SaveOptions:
     """Options of `save`.
 
     Args:
+        namespace_whitelist: Without effect: there are no graphs, and no namespaces of operations.
+        save_debug_info: Without effect, likewise.
+        function_aliases: Refused.
+        experimental_debug_stripper: Without effect.
         experimental_io_device: The device through which TensorFlow writes files; without effect.
         experimental_variable_policy: A `VariablePolicy` or its value.
+        experimental_custom_gradients: Without effect: saved functions have their gradients.
+        experimental_image_format: Without effect: models of any size can be saved.
+        experimental_skip_saver: Without effect: there is no graph that saves.
+        experimental_sharding_callback: Refused.
+        extra_tags: Refused.
 
     Raises:
-        ValueError: The policy is another one than `NONE`.
+        ValueError: The policy is another one than `NONE`, or an option is refused.
 
     TF: `tf.saved_model.SaveOptions`.
     """
 
+    namespace_whitelist: Sequence[str] | None = None
+    save_debug_info: bool = False
+    function_aliases: Mapping[str, Any] | None = None
+    experimental_debug_stripper: bool = False
     experimental_io_device: str | None = None
     experimental_variable_policy: VariablePolicy | str | None = None
+    experimental_custom_gradients: bool = True
+    experimental_image_format: bool = False
+    experimental_skip_saver: bool = False
+    experimental_sharding_callback: Any = None
+    extra_tags: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         _require_one_value(self.experimental_variable_policy)
+        _refuse("function_aliases", self.function_aliases, "name functions by signatures=")
+        _refuse("experimental_sharding_callback", self.experimental_sharding_callback, _SHARDS)
+        _refuse("extra_tags", self.extra_tags, f"a saved model has the tag {SERVING!r} only")
 
 
 @dataclasses.dataclass
 class LoadOptions:
     """Options of `load`; see `SaveOptions`.
 
+    Raises:
+        ValueError: An option asks for what `load` does not do.
+
     TF: `tf.saved_model.LoadOptions`.
     """
 
+    allow_partial_checkpoint: bool = False
     experimental_io_device: str | None = None
+    experimental_skip_checkpoint: bool = False
     experimental_variable_policy: VariablePolicy | str | None = None
+    experimental_load_function_aliases: bool = False
 
     def __post_init__(self) -> None:
         _require_one_value(self.experimental_variable_policy)
+        is_partial = self.allow_partial_checkpoint
+        _refuse("allow_partial_checkpoint", is_partial, "all variables are saved, and restored")
+        _refuse(
+            "experimental_skip_checkpoint",
+            self.experimental_skip_checkpoint,
+            "load the variables, and assign them other values",
+        )
+        aliases = self.experimental_load_function_aliases
+        _refuse("experimental_load_function_aliases", aliases, "use the signatures")
+
+
+_SHARDS = "the variables are saved as a checkpoint, each worker's shards in a file of its own"
+
+
+def _refuse(option: str, value: Any, remedy: str) -> None:
+    """Raises a ValueError if an option is set that `save` and `load` do not have."""
+    if value:
+        raise ValueError(f"{option} is not supported by Unison: {remedy}. Received: {value!r}")
 
 
 def _require_one_value(policy: VariablePolicy | str | None) -> None:

@@ -15,6 +15,7 @@ from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.tensors import convert_to_tensor
 from unison.tf.text import StringTensor
+from unison.unsupported import UnsupportedMember
 
 __getattr__ = names_missing_from(__name__)
 
@@ -45,6 +46,12 @@ class SparseTensor(_Parts):
 
     __slots__ = ()
 
+    consumers = UnsupportedMember("there are no graphs: values do not know what uses them")
+    graph = UnsupportedMember("there are no graphs")
+    op = UnsupportedMember("there are no graphs: values do not know what made them")
+    eval = UnsupportedMember("use tf.sparse.to_dense(tensor).numpy()")
+    set_shape = UnsupportedMember("the shape is that of dense_shape: pass it to SparseTensor")
+
     def __new__(cls, indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
         # Traced values, and placeholders of tensors (a spec, JAX's placeholders), are unchanged.
         if isinstance(indices, list | tuple | np.ndarray):
@@ -69,6 +76,22 @@ class SparseTensor(_Parts):
 
     def get_shape(self) -> TensorShape:
         return self.shape
+
+    def with_values(self, new_values: Any) -> SparseTensor:
+        """Returns the tensor with other values at the same indices.
+
+        TF: `tf.sparse.SparseTensor.with_values`.
+        """
+        return SparseTensor(self.indices, new_values, self.dense_shape)
+
+    @classmethod
+    def from_value(cls, sparse_tensor_value: Any) -> SparseTensor:
+        """Returns a sparse tensor of anything with its three attributes.
+
+        TF: `tf.sparse.SparseTensor.from_value`.
+        """
+        given = sparse_tensor_value
+        return cls(given.indices, given.values, given.dense_shape)
 
 
 def to_dense(

@@ -18,6 +18,7 @@ from unison.tf.missing import names_missing_from
 from unison.tf.tensor_spec import TensorShape, TypeSpec
 from unison.tf.tensors import convert_to_tensor, known_value, sizes, tensor_dtype
 from unison.tracebacks import users_line
+from unison.unsupported import UnsupportedMember
 
 __getattr__ = names_missing_from(__name__)
 
@@ -50,6 +51,11 @@ class TensorArray:
 
     TF: `tf.TensorArray`.
     """
+
+    close = UnsupportedMember("there is nothing to close: its memory is released with it")
+    grad = UnsupportedMember("use tf.GradientTape: reads and writes have gradients")
+    flow = UnsupportedMember("there are no graphs: the array is a pytree of its elements")
+    handle = UnsupportedMember("there are no graphs: the array is a pytree of its elements")
 
     def __init__(
         self,
@@ -214,6 +220,17 @@ class TensorArraySpec(TypeSpec):
         self.element_shape = TensorShape(element_shape)
         self.dtype = as_dtype(dtype)
         self.dynamic_size = dynamic_size
+
+    @classmethod
+    def from_value(cls, value: TensorArray) -> TensorArraySpec:
+        """Returns the specification of a `TensorArray`."""
+        return cls(value.element_shape, value.dtype, value.dynamic_size)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorArraySpec) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.element_shape, self.dtype, self.dynamic_size))
 
     def is_compatible_with(self, spec_or_value: Any) -> bool:
         return (

@@ -15,11 +15,13 @@ import numpy as np
 from unison.tf import dtypes
 from unison.tf.dtypes import DType, as_dtype
 from unison.tf.missing import names_missing_from
+from unison.tf.trace_types import TraceTypeMembers
+from unison.unsupported import UnsupportedMember
 
 __getattr__ = names_missing_from(__name__)
 
 
-class TensorShape:
+class TensorShape(TraceTypeMembers):
     """A shape some of whose sizes, or all, may be unknown.
 
     Args:
@@ -35,6 +37,9 @@ class TensorShape:
     """
 
     __slots__ = ("_dims",)
+
+    as_proto = UnsupportedMember("there are no protocol buffers of shapes: use shape.as_list()")
+    most_specific_common_supertype = UnsupportedMember("use most_specific_compatible_shape")
 
     def __init__(self, dims: Any = None):
         self._dims: tuple[int | None, ...] | None
@@ -247,12 +252,24 @@ def _broadcast(a: int | None, b: int | None, one: TensorShape, another: TensorSh
     raise ValueError(f"Incompatible shapes for broadcasting: {one} and {another}")
 
 
-class TypeSpec:
+class TypeSpec(TraceTypeMembers):
     """Base of the specifications. TF: `tf.TypeSpec`."""
+
+    value_type = UnsupportedMember("use isinstance(value, tf.Tensor), or spec.is_compatible_with")
 
     def is_compatible_with(self, spec_or_value: Any) -> bool:
         """Whether a value, or all that another specification describes, is described by this."""
         raise NotImplementedError
+
+    def most_specific_compatible_type(self, other: Any) -> Any:
+        """Returns the narrowest specification that describes both.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self != other:
+            raise ValueError(f"No {type(self).__name__} describes both {self} and {other}")
+        return self
 
 
 class TensorSpec(TypeSpec):
@@ -332,6 +349,17 @@ class TensorSpec(TypeSpec):
 
 class NoneTensorSpec(TypeSpec):
     """The specification of None. TF: `tf.NoneTensorSpec`."""
+
+    most_specific_compatible_shape = UnsupportedMember("None has no shape")
+
+    @classmethod
+    def from_value(cls, value: None) -> NoneTensorSpec:
+        """Returns the specification of None."""
+        return cls()
+
+    def is_subtype_of(self, other: Any) -> bool:
+        """Whether `other` describes None, too."""
+        return self == other
 
     def is_compatible_with(self, spec_or_value: Any) -> bool:
         return spec_or_value is None or isinstance(spec_or_value, NoneTensorSpec)

@@ -21,6 +21,10 @@ from unison.strategies.context import strategy_in_scope
 from unison.tf.dtypes import as_dtype
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.variable_slices import assignable
+from unison.unsupported import UnsupportedMember
+
+_GRAPH = "there are no graphs: a variable has its value when it is made"
+_PROTO = "there are no protocol buffers of variables: save them with tf.train.Checkpoint"
 
 
 class Variable(variables.Variable):
@@ -50,6 +54,17 @@ class Variable(variables.Variable):
 
     TF: `tf.Variable`.
     """
+
+    SaveSliceInfo = UnsupportedMember(_PROTO)
+    count_up_to = UnsupportedMember("use assign_add and an `if`, or tf.data.Dataset.range(limit)")
+    eval = UnsupportedMember("there are no sessions: use variable.numpy()")
+    from_proto = UnsupportedMember(_PROTO)
+    graph = UnsupportedMember(_GRAPH)
+    initial_value = UnsupportedMember(_GRAPH)
+    load = UnsupportedMember("there are no sessions: use variable.assign(value)")
+    op = UnsupportedMember(_GRAPH)
+    set_shape = UnsupportedMember("pass shape= to tf.Variable")
+    to_proto = UnsupportedMember(_PROTO)
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import jax
 
 from unison.cells import VariableAggregation, has_cell
 from unison.module import Module
+from unison.unsupported import UnsupportedMember
 from unison.variables import Variable
 
 
@@ -38,6 +39,10 @@ class ExponentialMovingAverage(Module):
 
     TF: `tf.train.ExponentialMovingAverage`.
     """
+
+    variables_to_restore = UnsupportedMember(
+        "restore a tf.train.Checkpoint(averages=...), and assign average(v) to each variable v"
+    )
 
     def __init__(self, decay: Any, num_updates: Any = None, name: str = "ExponentialMovingAverage"):
         super().__init__(name=name)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from unison.unsupported import UnsupportedMember
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions:
@@ -28,6 +30,11 @@ class CheckpointOptions:
     experimental_enable_async_checkpoint: bool = False
     experimental_write_callbacks: Sequence[Callable[[str], Any]] = ()
     enable_async: bool = False
+
+    experimental_sharding_callback = UnsupportedMember("each worker writes the shards that it has")
+    experimental_skip_slot_variables = UnsupportedMember(
+        "leave the optimizer out of the checkpoint: tf.train.Checkpoint(model=model)"
+    )
 
     @property
     def is_async(self) -> bool:

@@ -10,6 +10,7 @@ from unison.runtime.cluster import ClusterSpec
 from unison.runtime.cluster_resolvers.cloud_tpu import CloudTPUClusterResolver
 from unison.runtime.cluster_resolvers.resolver import ClusterResolver
 from unison.runtime.private_jax import backend_is_started
+from unison.unsupported import UnsupportedMember
 
 
 class TPUClusterResolver(ClusterResolver):
@@ -45,6 +46,11 @@ class TPUClusterResolver(ClusterResolver):
     environment = "google"
     task_type: str | None = "worker"
     task_id: int | None = 0
+
+    get_coordination_service_leader = UnsupportedMember("JAX finds it: jax.distributed.initialize")
+    get_tpu_system_metadata = UnsupportedMember("use jax.devices(), and each device's attributes")
+    set_tpu_topology = UnsupportedMember("tf.tpu.experimental.initialize_tpu_system returns it")
+    tpu_hardware_feature = UnsupportedMember("use jax.devices()[0].device_kind")
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from unison.runtime.tpu.slices import description_of
+from unison.unsupported import UnsupportedMember
 
 #: The axes of a slice's mesh: three of chips, and the cores of a chip.
 RANK = 4
@@ -32,6 +33,8 @@ class Topology:
         >>> pair.tpu_device_name_at_coordinates([1, 0, 0, 0])
         '/task:0/device:TPU:1'
     """
+
+    serialized = UnsupportedMember("pickle it, or its mesh_shape and device_coordinates")
 
     def __init__(self, mesh_shape: Sequence[int], device_coordinates: Any):
         self.mesh_shape = np.array(mesh_shape, np.int32)

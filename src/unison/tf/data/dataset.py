@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ from unison.tf.random_keys import next_key
 from unison.tf.tensor_spec import TensorShape, TensorSpec, TypeSpec, type_spec_from_value
 from unison.tf.tensors import convert_to_tensor, identity, start_devices
 from unison.tf.text import StringTensor
+from unison.unsupported import UnsupportedMember
 from unison.values import PerReplica
 
 #: Arguments of TensorFlow's that make no difference, by method; `name` is one of every method's.
@@ -36,12 +37,6 @@ _WITHOUT_EFFECT = {
     "batch": {"num_parallel_calls", "deterministic"},
     "map": {"synchronous", "use_unbounded_threadpool"},
     "sample_from_datasets": {"rerandomize_each_iteration"},
-}
-
-#: Replacements for methods of TensorFlow that do not exist here.
-_INSTEAD_OF = {
-    "fingerprint": "use dataset.plan.description, and what the files say (size, date)",
-    "sparse_batch": "use padded_batch",
 }
 
 
@@ -113,6 +108,11 @@ class DatasetSpec(TypeSpec):
         self.element_spec = element_spec
         self.dataset_shape = TensorShape(dataset_shape)
 
+    @classmethod
+    def from_value(cls, value: Dataset) -> DatasetSpec:
+        """Returns the spec of a dataset."""
+        return cls(value.element_spec)
+
     def is_compatible_with(self, spec_or_value: Any) -> bool:
         """Whether it is a dataset of such elements, or its spec."""
         other = spec_or_value
@@ -151,6 +151,9 @@ class Iterator(ElementIterator):
 class NumpyIterator(ElementIterator):
     """TF: `tf.data.NumpyIterator`."""
 
+    save = UnsupportedMember("use tf.train.Checkpoint(iterator=iterator).save, or get_state()")
+    restore = UnsupportedMember("use tf.train.Checkpoint(iterator=iterator).restore, or set_state")
+
     def next(self) -> Any:
         """Returns the next element; raises StopIteration at the end."""
         return next(self)
@@ -172,10 +175,8 @@ class Dataset(core.Dataset):
 
     optional = Optional
 
-    def __getattr__(self, name: str) -> NoReturn:
-        advice = _INSTEAD_OF.get(name)
-        reason = f"is not supported by Unison: {advice}" if advice else "does not exist"
-        raise AttributeError(f"tf.data.Dataset.{name} {reason}", name=name, obj=self)
+    fingerprint = UnsupportedMember("use dataset.plan.description, and the files' sizes and dates")
+    sparse_batch = UnsupportedMember("use padded_batch")
 
     @staticmethod
     def _of(plan: Plan) -> Dataset:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from unison.data import options as core
 from unison.data.options import AutoShardPolicy
+from unison.unsupported import UnsupportedMember
 
 
 class _Group:
@@ -96,6 +97,10 @@ class Options(_Group):
     experimental_distribute: DistributeOptions
     experimental_threading: ThreadingOptions
     threading: ThreadingOptions
+
+    experimental_service = UnsupportedMember(
+        "start workers of tf.data.experimental.service, and apply distribute to the dataset"
+    )
 
     _NAMES: ClassVar = {
         "autotune": AutotuneOptions,

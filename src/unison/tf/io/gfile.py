@@ -330,6 +330,8 @@ class GFile:
     def __next__(self) -> Any:
         return next(self._file)
 
+    next = __next__
+
     def __enter__(self) -> GFile:
         return self
 

@@ -7,6 +7,7 @@ from typing import Any
 from unison.data.files import TFRecordOptions as CoreOptions
 from unison.data.files import TFRecordWriter as CoreWriter
 from unison.tf.text import as_bytes, text_of
+from unison.unsupported import UnsupportedMember
 
 
 class TFRecordOptions:
@@ -28,6 +29,8 @@ class TFRecordOptions:
 
     TF: `tf.io.TFRecordOptions`.
     """
+
+    compression_type_map = UnsupportedMember('use the names of compressions: "", "GZIP", "ZLIB"')
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from unison.strategies import get_strategy
 from unison.tf.keras.masks import in_keras_step
 from unison.tf.keras.utils import DatasetCreator
 from unison.tf.tensors import start_devices
+from unison.unsupported import UnsupportedMember
 
 #: The arguments by which `fit` of Keras 2 configures its queue; Keras 3 asks `PyDataset` instead.
 _QUEUE_ARGUMENTS = ("max_queue_size", "workers", "use_multiprocessing")
@@ -35,6 +36,8 @@ _READING = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 
 class ModelMethods:
     """For `keras.Model`."""
+
+    save_spec = UnsupportedMember("use model.input_shape, or model.export(path)")
 
     @property
     def distribute_strategy(self: Any) -> Any:

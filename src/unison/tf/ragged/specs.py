@@ -112,6 +112,14 @@ class RaggedTensorSpec(TypeSpec, Ragged):
             and self._shape.is_compatible_with(other._shape)
         )
 
+    def is_subtype_of(self, other: Any) -> bool:
+        """Whether `other` describes every ragged tensor that this does."""
+        return (
+            isinstance(other, RaggedTensorSpec)
+            and self._key()[1:] == other._key()[1:]
+            and self._shape.is_subtype_of(other._shape)
+        )
+
     def most_specific_compatible_type(self, other: RaggedTensorSpec) -> RaggedTensorSpec:
         """Returns the narrowest specification that describes both.
 

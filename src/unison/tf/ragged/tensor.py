@@ -27,6 +27,7 @@ from unison.tf.ragged.partitions import (
 from unison.tf.tensor_spec import TensorShape
 from unison.tf.tensors import convert_to_tensor, known_value, tensor_dtype
 from unison.tf.text import StringTensor
+from unison.unsupported import UnsupportedMember
 
 
 @jax.tree_util.register_pytree_node_class
@@ -65,6 +66,8 @@ class RaggedTensor(Constructors):
     #: Whether the values have padding at their end, as those of distributed batches do.
     _is_padded: bool
     _exact: tuple[Any, tuple[Splits, ...]] | None
+
+    consumers = UnsupportedMember("there are no graphs: values do not know what uses them")
 
     def __init__(self, *args: Any, **kwargs: Any):
         del args, kwargs
