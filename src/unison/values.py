@@ -15,6 +15,7 @@ from unison.runtime.placement import REPLICA_AXIS, Placement
 from unison.runtime.precision import device_array, device_dtype
 from unison.runtime.process_group import all_gather_json
 from unison.runtime.transfers import host_view
+from unison.unsupported import UnsupportedMember
 
 
 class DistributedValues:
@@ -25,6 +26,11 @@ class DistributedValues:
 
     __slots__ = ("_components", "_values")
     _components: tuple[Any, ...] | None
+
+    numpy = UnsupportedMember(
+        "it has one value for each replica: use strategy.experimental_local_results(value), or "
+        "strategy.reduce(...)"
+    )
 
     def __init__(self, values: Sequence[Any]):
         components = tuple(values)
@@ -64,19 +70,26 @@ _OPERATORS = (
 )
 
 
-def _refusing(operator: str) -> Callable[..., Any]:
-    def refuse(self: DistributedValues, *others: Any) -> Any:
-        raise TypeError(
-            f"{operator} of a {type(self).__name__}: it has one value for each replica. Combine "
-            "them by strategy.reduce(), get them by strategy.experimental_local_results(), or "
-            "compute with them in a function that strategy.run calls."
-        )
+def no_common_value(use: str, value: DistributedValues) -> str:
+    """Returns the message of the error that a value is used as if the replicas had a common one."""
+    return (
+        f"{use} of a {type(value).__name__}: it has one value for each replica. Combine them by "
+        "strategy.reduce(), get them by strategy.experimental_local_results(), or compute with "
+        "them in a function that strategy.run calls."
+    )
+
+
+def _refusing(use: str) -> Callable[..., Any]:
+    def refuse(self: DistributedValues, *others: Any, **options: Any) -> Any:
+        raise TypeError(no_common_value(use, self))
 
     return refuse
 
 
-for _operator in _OPERATORS:
+for _operator in (*_OPERATORS, "__getitem__", "__float__", "__int__"):
     setattr(DistributedValues, _operator, _refusing(_operator))
+DistributedValues.__array__ = _refusing("A function of NumPy")  # type: ignore[attr-defined]
+DistributedValues.__jax_array__ = _refusing("A function of JAX")  # type: ignore[attr-defined]
 
 
 @jax.tree_util.register_pytree_node_class

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unison
+import unison.tf as tf
 
 
 @pytest.mark.parametrize("kind", [unison.PerReplica, unison.Mirrored])
@@ -30,6 +31,40 @@ def test_an_operator_says_how_to_compute_with_the_components(compute):
     value = unison.PerReplica([jnp.ones(2), jnp.ones(2)])
     with pytest.raises(TypeError, match=r"PerReplica: .*strategy\.reduce\(\)"):
         compute(value)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        jnp.sum,
+        np.sum,
+        np.asarray,
+        tf.reduce_sum,
+        tf.convert_to_tensor,
+        tf.Variable,
+        tf.function(lambda x: tf.reduce_sum(x)),
+        float,
+        list,
+        lambda value: value[0],
+        lambda value: value.numpy(),
+    ],
+)
+def test_a_function_of_arrays_says_how_to_compute_with_the_components(use):
+    value = unison.PerReplica([1.0, 2.0])
+    with pytest.raises(
+        (TypeError, ValueError, AttributeError), match="experimental_local_results"
+    ) as raised:
+        use(value)
+    assert "one value for each replica" in str(raised.value)
+
+
+def test_tensors_of_a_distributed_value_are_not_made_as_in_tensorflow():
+    with pytest.raises(ValueError, match="Conversion to a tensor of a PerReplica"):
+        tf.convert_to_tensor(unison.PerReplica([1.0, 2.0]))
+
+
+def test_components_are_printed():
+    assert "0: 1.0" in f"{unison.PerReplica([1.0, 2.0])}"
 
 
 @OPERATORS

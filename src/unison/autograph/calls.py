@@ -24,7 +24,7 @@ from malt.operators import py_builtins
 from unison import conversion
 from unison.autograph.operators import OPERATORS, FunctionScope, and_, or_
 from unison.autograph.rows import counted_range, enumerated, rows_of, zipped
-from unison.autograph.source import Transpiler
+from unison.autograph.source import WHY_SUSPENDED, Transpiler
 from unison.autograph.staging import is_staging, truth
 from unison.autograph.symbols import is_array, not_staged
 from unison.cells import has_cell
@@ -86,9 +86,11 @@ def _converted(function: types.FunctionType) -> types.FunctionType | None:
     if (
         is_autograph_artifact(function)
         or code in conversion.refused
-        or code.co_flags & _SUSPENDED
         or conversion.is_of_a_library(function.__globals__.get("__name__"))
     ):
+        return None
+    if code.co_flags & _SUSPENDED:
+        conversion.refused[code] = WHY_SUSPENDED
         return None
     try:
         return _transpiler().convert(function)

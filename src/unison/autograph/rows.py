@@ -52,7 +52,7 @@ class Counted:
         raise ControlFlowError(
             f"{users_line()}: A range with an end that is known only when the program runs has no "
             "fixed size, which arrays of programs need. `for` goes through it, and `enumerate` and "
-            "`zip` do."
+            "`zip` do. For a tensor, take the largest size and mask: tf.range(largest) < n."
         )
 
     __iter__ = __len__ = __getitem__ = __array__ = __jax_array__ = _refuse

@@ -115,8 +115,8 @@ class Transpiler(api.PyToPy):
         return _Factory(function, rewritten, context, {"ag__": self._operators})
 
     def transform_ast(self, node: Any, ctx: Any) -> Any:
-        unsupported_features_checker.verify(node)
         _Checker().visit(node)
+        unsupported_features_checker.verify(node)
         node = functions.transform(self.initial_analysis(node, ctx), ctx)
         node = _Directives(ctx).visit(node)
         for module in _CONVERTERS:
@@ -159,8 +159,26 @@ def _words(code: types.CodeType) -> set[str]:
     return words
 
 
+#: The reason for which generators and coroutines are not rewritten.
+WHY_SUSPENDED = (
+    "a branch or a loop of the compiled program cannot stop at a `yield` or an `await`. Return a "
+    "list or a tensor instead, or use tf.where there"
+)
+
+
 class _Checker(ast.NodeVisitor):
     """Raises for what the rewritten code would not do as Python does."""
+
+    def visit_Yield(self, node: ast.expr) -> None:
+        raise errors.UnsupportedLanguageElementError(f"line {node.lineno} of it: {WHY_SUSPENDED}")
+
+    visit_YieldFrom = visit_Await = visit_Yield  # noqa: N815
+
+    def visit_Match(self, node: ast.Match) -> None:
+        raise errors.UnsupportedLanguageElementError(
+            f"line {node.lineno} of it has a `match` statement: use `if` and `elif`, or put the "
+            "control flow over tensors into a function of its own, and call that"
+        )
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         names = [n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)] if node.type else []
@@ -219,10 +237,20 @@ def _always_returns(body: list[ast.stmt]) -> bool:
             return bool(other) and _always_returns(one) and _always_returns(other)
         case ast.With(body=inner):
             return _always_returns(inner)
+        case ast.While(test=ast.Constant(value=endless)) if endless:
+            return not any(isinstance(each, ast.Break) for each in _nodes_of_loop(body[-1]))
         case ast.Try(body=inner, orelse=orelse, handlers=handlers):
             ends = [orelse or inner, *(handler.body for handler in handlers)]
             return all(map(_always_returns, ends))
     return False
+
+
+def _nodes_of_loop(loop: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes of a loop without those of the loops and the functions in it."""
+    for child in ast.iter_child_nodes(loop):
+        if not isinstance(child, ast.For | ast.While | ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from _nodes_of_loop(child)
 
 
 class _Directives(DirectivesTransformer):

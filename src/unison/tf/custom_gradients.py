@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from unison.conversion import called
+from unison.program.control_flow import converted_if_needed
 from unison.runtime.private_jax import is_recording, nothing_is_traced, with_gradient
 from unison.tf import nest
 from unison.tf.tape import as_tensor, conjugate, has_gradient
@@ -57,7 +59,7 @@ def _called_with_gradient(f: Callable[..., Any], args: tuple, kwargs: dict[str, 
     """Calls `f` directly, and passes the gradient function of its result to the tapes."""
     leaves = nest.flatten(args)
     with _trainable_reads() as read:
-        result, grad_fn = f(*args, **kwargs)
+        result, grad_fn = called(f, *args, **kwargs)
     variables = [v for v in read.values() if not any(v is leaf for leaf in leaves)]
     _check_takes_variables(grad_fn, variables)
     results = [as_tensor(leaf) for leaf in nest.flatten(result)]
@@ -88,7 +90,7 @@ def _traced_with_gradient(f: Callable[..., Any], args: tuple, kwargs: dict[str, 
     leaves = [convert_to_tensor(leaf) for leaf in nest.flatten(args)]
 
     def result_and_gradient(*arrays: jax.Array) -> tuple[Any, Callable[..., Any]]:
-        return f(*nest.pack_sequence_as(args, list(arrays)), **kwargs)
+        return called(f, *nest.pack_sequence_as(args, list(arrays)), **kwargs)
 
     with _trainable_reads() as read:
         jax.eval_shape(lambda *arrays: nest.flatten(result_and_gradient(*arrays)[0]), *leaves)
@@ -149,9 +151,9 @@ def _pulled(
     """Returns the gradients of `arrays` and of the variables' `values`, as `grad_fn` has them."""
     upstream = [conjugate(one) for one in upstream]
     if variables:
-        gradients, of_variables = grad_fn(*upstream, variables=list(variables))
+        gradients, of_variables = called(grad_fn, *upstream, variables=list(variables))
     else:
-        gradients, of_variables = grad_fn(*upstream), []
+        gradients, of_variables = called(grad_fn, *upstream), []
     return _like(gradients, arrays), _like(of_variables, values)
 
 
@@ -184,7 +186,7 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
             gradients = upstream[0] if len(upstream) == 1 else list(upstream)
             return (gradients, [None for _ in variables]) if variables else gradients
 
-        return f(*args, **kwargs), passed
+        return called(f, *args, **kwargs), passed
 
     return identity_in_gradients
 
@@ -197,6 +199,10 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        return jax.checkpoint(lambda *arrays: f(*arrays, **kwargs))(*args)
+        def traced() -> Any:
+            return jax.checkpoint(lambda *arrays: called(f, *arrays, **kwargs))(*args)
+
+        is_outside = is_recording() or nothing_is_traced()
+        return converted_if_needed(traced) if is_outside else traced()
 
     return recomputed

@@ -38,6 +38,7 @@ from unison.tf.patches import patch_operators
 from unison.tf.pending import PendingText
 from unison.tf.tensor_spec import TensorShape, broadcast_shapes, is_symbolic_size
 from unison.tf.text import StringTensor, is_text
+from unison.values import DistributedValues, Mirrored, no_common_value
 
 #: The classes of `isinstance(x, tf.Tensor)`.
 Tensor = jax.Array | HostTensor | PendingText
@@ -97,7 +98,9 @@ def is_variable(value: Any) -> builtins.bool:
     """Whether `value` is a variable, Unison's or Keras'."""
     # Tracers have the name, too, as None.
     has_an_array = callable(getattr(value, "__jax_array__", None))
-    return has_an_array and not isinstance(value, ShapeTensor) and not is_symbolic_size(value)
+    has_several = isinstance(value, DistributedValues) and not isinstance(value, Mirrored)
+    is_size = isinstance(value, ShapeTensor) or is_symbolic_size(value)
+    return has_an_array and not has_several and not is_size
 
 
 def axes(axis: Any) -> Any:
@@ -295,6 +298,8 @@ def _host_array(value: Any) -> np.ndarray:
             "A RaggedTensor is not converted to a tensor. Use x.to_tensor(), which pads the rows, "
             f"or x.flat_values. Received: {value!r}"
         )
+    if isinstance(value, DistributedValues):
+        raise ValueError(no_common_value("Conversion to a tensor", value))
     if value is None:
         raise ValueError("Attempt to convert None to a tensor. Expected a number, text or array.")
     try:
